@@ -1,0 +1,37 @@
+"""Distributed training for PyTorch, TensorFlow and Keras.
+
+Scripts use a framework's module, such as ``import horovodlike.torch as hvd``; ``hvdrun`` starts them. This package
+holds what does not depend on a framework:
+
+* :mod:`horovodlike.basics`: ``init``, ``rank``, ``size`` and so on; :mod:`horovodlike.ops`: collectives on memory
+* :mod:`horovodlike.config`: every setting; :mod:`horovodlike.errors`: every exception
+* :mod:`horovodlike.rendezvous`: how ranks find each other
+* :func:`run`: a function on several processes, without ``hvdrun``
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+try:
+    from horovodlike._native import ffi, lib
+except ModuleNotFoundError as missing:
+    raise ImportError(
+        "horovodlike is not built here: this is its source folder, and it hides an installed package. Start Python in "
+        "another folder, or with -P, or install with 'pip install .'"
+    ) from missing
+
+if TYPE_CHECKING:
+    from horovodlike.launcher.run_function import run as run
+
+__version__: str = ffi.string(lib.hvl_version()).decode()
+
+__all__ = ["__version__", "run"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "run":
+        from horovodlike.launcher.run_function import run
+
+        return run
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

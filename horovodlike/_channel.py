@@ -1,0 +1,331 @@
+"""The authenticated channel of the rendezvous: challenge, hello, and frames that each carry a MAC.
+
+Both sides hold the job's 256-bit key. All numbers are big-endian; ``MAC(key; a, b ...)`` is HMAC-SHA256 of the parts
+one after the other, every part but the last one having a fixed length.
+
+1. The server sends a *challenge*: magic, protocol version, its nonce.
+2. The client answers with a *hello*: body = its nonce, rank, size, digest of the job's name; then
+   ``MAC(key; "hello", version, "client", server nonce, body)``. The server reads exactly that many bytes, and looks at
+   none of them before the MAC is verified.
+3. Each direction has its own session key, ``MAC(key; "session", version, direction, server nonce, body)``. The server's
+   first frame is the proof that it holds the key too, because the key of that frame depends on the client's nonce.
+4. A *frame* is: length of the payload (4 bytes), payload, ``MAC(session key; sequence number, direction, payload)``. A
+   frame that is replayed, dropped, reordered, reflected or changed fails.
+
+Everything here is pure but :class:`Link`, the client's end.
+"""
+
+import hashlib
+import hmac
+import os
+import secrets
+import socket
+import struct
+import time
+import weakref
+from dataclasses import dataclass
+
+from horovodlike.errors import RendezvousError
+
+PROTOCOL_VERSION = 1
+FRAME_LIMIT = 1 << 20
+"""The longest payload of a frame, in bytes."""
+
+MAC_BYTES = 32
+NONCE_BYTES = 32
+KEY_BYTES = 32
+
+_MAGIC = b"HVLR"
+_CHALLENGE = struct.Struct(">4sH32s")
+_HELLO = struct.Struct(">32sII32s")
+_LENGTH = struct.Struct(">I")
+_SEQUENCE = struct.Struct(">Q")
+CHALLENGE_BYTES = _CHALLENGE.size
+HELLO_BYTES = _HELLO.size + MAC_BYTES
+
+TO_SERVER = b">"
+TO_CLIENT = b"<"
+HANDSHAKE_TIMEOUT = 5.0
+"""Seconds that a connection may take to authenticate itself."""
+
+
+class AuthenticationError(RendezvousError):
+    """The other side does not hold this job's key."""
+
+
+class FrameError(RendezvousError):
+    """A frame is too long, or its MAC is wrong."""
+
+
+class VersionError(RendezvousError):
+    """The other side speaks another version of the protocol, or is something else altogether."""
+
+
+class JobKey:
+    """The secret of a job. Shows itself nowhere: not in ``repr``, not in a traceback that prints local variables."""
+
+    __slots__ = ("_key",)
+
+    def __init__(self, key: bytes) -> None:
+        """Takes the 32 bytes of the key."""
+        if len(key) != KEY_BYTES:
+            raise ValueError(f"the job's key must have {KEY_BYTES} bytes; it has {len(key)}")
+        self._key = bytes(key)
+
+    @classmethod
+    def random(cls) -> "JobKey":
+        """A new key."""
+        return cls(secrets.token_bytes(KEY_BYTES))
+
+    def hex(self) -> str:
+        """The key in hexadecimal digits, to hand it to another rank."""
+        return self._key.hex()
+
+    def mac(self, *parts: bytes) -> bytes:
+        """HMAC-SHA256 of the parts, one after the other."""
+        return hmac.digest(self._key, b"".join(parts), "sha256")
+
+    def derive(self, *parts: bytes) -> "JobKey":
+        """Another key, which the parts name."""
+        return JobKey(self.mac(*parts))
+
+    def __repr__(self) -> str:
+        """Hides the key."""
+        return "JobKey(hidden)"
+
+    def __reduce__(self) -> str:
+        """Refuses to be pickled or copied."""
+        raise TypeError("a job's key cannot be pickled")
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who a client says it is.
+
+    Attributes:
+        rank: Its rank.
+        size: The size of its job.
+        job: SHA-256 of the job's name.
+    """
+
+    rank: int
+    size: int
+    job: bytes
+
+
+def job_digest(job: str) -> bytes:
+    """The fixed-length form of a job's name."""
+    return hashlib.sha256(b"horovodlike job\0" + job.encode(errors="surrogateescape")).digest()
+
+
+class Sealer:
+    """Makes the frames of one direction."""
+
+    def __init__(self, key: JobKey, direction: bytes) -> None:
+        """Starts with sequence number 0."""
+        self._key = key
+        self._direction = direction
+        self._sequence = 0
+
+    def seal(self, payload: bytes) -> bytes:
+        """The next frame."""
+        if len(payload) > FRAME_LIMIT:
+            raise FrameError(f"a message of {len(payload)} bytes is over the limit of {FRAME_LIMIT} bytes")
+        mac = self._key.mac(_SEQUENCE.pack(self._sequence), self._direction, payload)
+        self._sequence += 1
+        return _LENGTH.pack(len(payload)) + payload + mac
+
+
+class Opener:
+    """Takes the byte stream of one direction apart into payloads. After an error it stays unusable."""
+
+    def __init__(self, key: JobKey, direction: bytes) -> None:
+        """Starts with sequence number 0."""
+        self._key = key
+        self._direction = direction
+        self._sequence = 0
+        self._buffer = bytearray()
+        self._broken = False
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Takes some bytes of the stream.
+
+        Returns:
+            The payloads that are complete now, each verified.
+
+        Raises:
+            FrameError: A frame is too long or its MAC is wrong. Payloads before it in ``data`` are lost with it.
+        """
+        if self._broken:
+            raise FrameError("the stream is broken")
+        self._buffer += data
+        payloads = []
+        try:
+            while (payload := self._next()) is not None:
+                payloads.append(payload)
+        except FrameError:
+            self._broken = True
+            self._buffer.clear()
+            raise
+        return payloads
+
+    def _next(self) -> bytes | None:
+        if len(self._buffer) < _LENGTH.size:
+            return None
+        (length,) = _LENGTH.unpack_from(self._buffer)
+        if length > FRAME_LIMIT:
+            raise FrameError(f"a frame of {length} bytes is over the limit of {FRAME_LIMIT} bytes")
+        end = _LENGTH.size + length
+        if len(self._buffer) < end + MAC_BYTES:
+            return None
+        payload = bytes(self._buffer[_LENGTH.size : end])
+        expected = self._key.mac(_SEQUENCE.pack(self._sequence), self._direction, payload)
+        if not hmac.compare_digest(expected, bytes(self._buffer[end : end + MAC_BYTES])):
+            raise FrameError("the MAC of a frame is wrong")
+        del self._buffer[: end + MAC_BYTES]
+        self._sequence += 1
+        return payload
+
+
+def _session(key: JobKey, nonce: bytes, body: bytes, direction: bytes) -> JobKey:
+    return key.derive(b"horovodlike session", _SEQUENCE.pack(PROTOCOL_VERSION), direction, nonce, body)
+
+
+def _hello_mac(key: JobKey, nonce: bytes, body: bytes) -> bytes:
+    return key.mac(b"horovodlike hello", _SEQUENCE.pack(PROTOCOL_VERSION), TO_SERVER, nonce, body)
+
+
+def make_challenge(nonce: bytes) -> bytes:
+    """The server's first bytes."""
+    return _CHALLENGE.pack(_MAGIC, PROTOCOL_VERSION, nonce)
+
+
+def answer_challenge(key: JobKey, identity: Identity, challenge: bytes) -> tuple[bytes, Sealer, Opener]:
+    """The client's part of the handshake.
+
+    Returns:
+        The hello to send, and the two directions of the session.
+
+    Raises:
+        VersionError: The challenge is not one of this protocol's version.
+    """
+    magic, version, server_nonce = _CHALLENGE.unpack(challenge)
+    if magic != _MAGIC:
+        raise VersionError("what listens there is not a horovodlike rendezvous")
+    if version != PROTOCOL_VERSION:
+        raise VersionError(
+            f"it speaks version {version} of the protocol and this rank version {PROTOCOL_VERSION}: "
+            "install the same horovodlike for all ranks and for hvdrun"
+        )
+    body = _HELLO.pack(secrets.token_bytes(NONCE_BYTES), identity.rank, identity.size, identity.job)
+    hello = body + _hello_mac(key, server_nonce, body)
+    to_server, to_client = (_session(key, server_nonce, body, direction) for direction in (TO_SERVER, TO_CLIENT))
+    return hello, Sealer(to_server, TO_SERVER), Opener(to_client, TO_CLIENT)
+
+
+def accept_hello(key: JobKey, nonce: bytes, hello: bytes) -> tuple[Identity, Sealer, Opener]:
+    """The server's part of the handshake.
+
+    Args:
+        key: The job's key.
+        nonce: The nonce of the challenge that was sent.
+        hello: The client's :data:`HELLO_BYTES` bytes.
+
+    Returns:
+        Who the client is, and the two directions of the session.
+
+    Raises:
+        AuthenticationError: The client does not hold the key.
+    """
+    body, mac = hello[: _HELLO.size], hello[_HELLO.size :]
+    if not hmac.compare_digest(_hello_mac(key, nonce, body), mac):
+        raise AuthenticationError("the client does not hold the job's key")
+    _, rank, size, job = _HELLO.unpack(body)
+    to_server, to_client = (_session(key, nonce, body, direction) for direction in (TO_SERVER, TO_CLIENT))
+    return Identity(rank, size, job), Sealer(to_client, TO_CLIENT), Opener(to_server, TO_SERVER)
+
+
+_links: "weakref.WeakSet[Link]" = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    """A forked child must neither speak for this rank nor keep its connection open when it dies."""
+    for link in _links:
+        link.close()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+
+
+class Link:
+    """The client's end of a channel: a blocking socket on which every call has a deadline (``time.monotonic()``)."""
+
+    def __init__(self, host: str, port: int, key: JobKey, identity: Identity, deadline: float) -> None:
+        """Connects and authenticates both sides; the server's first message is left to :meth:`receive`.
+
+        Raises:
+            AuthenticationError: The server hung up on the hello.
+            VersionError: The server speaks something else.
+            OSError: It could not be reached, or did not answer in time (``TimeoutError``).
+        """
+        self._payloads: list[bytes] = []
+        self._proven = False
+        self.socket = socket.create_connection((host, port), timeout=_left(deadline))
+        _links.add(self)
+        try:
+            self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            challenge = b""
+            while len(challenge) < CHALLENGE_BYTES:
+                challenge += self._receive_some(CHALLENGE_BYTES - len(challenge), deadline)
+            hello, self._sealer, self._opener = answer_challenge(key, identity, challenge)
+            self.socket.settimeout(_left(deadline))
+            self.socket.sendall(hello)
+        except BaseException:
+            self.socket.close()
+            raise
+
+    def _receive_some(self, most: int, deadline: float) -> bytes:
+        self.socket.settimeout(_left(deadline))
+        data = self.socket.recv(most)
+        if not data:
+            raise ConnectionResetError("the server closed the connection")
+        return data
+
+    def send(self, payload: bytes, deadline: float) -> None:
+        """Sends one frame.
+
+        Raises:
+            OSError: The connection is lost, or nobody read it in time.
+        """
+        frame = self._sealer.seal(payload)
+        self.socket.settimeout(_left(deadline))
+        self.socket.sendall(frame)
+
+    def receive(self, deadline: float) -> bytes:
+        """Waits for the next payload.
+
+        Raises:
+            AuthenticationError: The first frame never came or is wrong: one of the two does not hold the key.
+            FrameError: A later frame is wrong.
+            OSError: The connection is lost (``ConnectionError``) or the time is over (``TimeoutError``).
+        """
+        try:
+            while not self._payloads:
+                self._payloads += self._opener.feed(self._receive_some(1 << 16, deadline))
+        except (FrameError, ConnectionError) as error:
+            if not self._proven:
+                raise AuthenticationError(str(error)) from None
+            raise
+        self._proven = True
+        return self._payloads.pop(0)
+
+    def close(self) -> None:
+        """Closes the connection; does nothing if it is closed."""
+        self.socket.close()
+
+
+def _left(deadline: float) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("timed out")
+    return left

@@ -1,0 +1,174 @@
+"""Which ranks have arrived at which topic, and what each of them is to be told: the rendezvous' decisions, pure.
+
+A *topic* is one all-gather: it is over when every rank has arrived, or when it is certain that one will not. Topics
+are named ``group/name``; the group is a generation (one ``init()`` of all ranks), and a failure of one topic fails all
+later ones of its group, so that a rank that is late learns the reason at once. The group ``join`` is where a generation
+starts; its failures are not remembered, so that ``init()`` may be tried again.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+JOIN = "join"
+_REMEMBERED_GROUPS = 8
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a rank is told.
+
+    Attributes:
+        rank: Whom it is for.
+        topic: What it waits for.
+        result: The payloads by rank, if all is well.
+        error: The reason, if not.
+    """
+
+    rank: int
+    topic: str
+    result: list[Any] | None = None
+    error: str | None = None
+
+
+@dataclass
+class _Topic:
+    name: str
+    since: float
+    deadline: float
+    payloads: dict[int, Any] = field(default_factory=dict)
+
+
+def name_ranks(ranks: Iterable[int]) -> str:
+    """The ranks in words: ``rank 2``, ``ranks 2, 3``; from the 17th on only their number."""
+    found = sorted(ranks)
+    shown = ", ".join(str(rank) for rank in found[:16])
+    if len(found) > 16:
+        shown += f" and {len(found) - 16} more"
+    return f"{'rank' if len(found) == 1 else 'ranks'} {shown}"
+
+
+class RollCall:
+    """The state of all topics. Times are ``time.monotonic()`` of whoever calls; nothing here looks at a clock."""
+
+    def __init__(self, size: int) -> None:
+        """Expects ranks 0 to ``size - 1``."""
+        self.size = size
+        self.generation = 0  # how often all ranks have joined
+        self._topics: dict[str, _Topic] = {}
+        self._waiting: dict[int, str] = {}
+        self._failed_groups: dict[str, str] = {}
+        self._lost: dict[int, str] = {}
+        self._seen: set[int] = set()
+
+    def connected(self, rank: int) -> None:
+        """A rank has authenticated itself, for the first time or again."""
+        self._seen.add(rank)
+        self._lost.pop(rank, None)
+
+    def arrive(self, rank: int, name: str, payload: Any, now: float, timeout: float) -> list[Reply]:  # noqa: ANN401
+        """A rank has arrived at a topic. Returns what is to be said to whom."""
+        if rank in self._waiting:
+            return self._fail_all(f"rank {rank} came to {name!r} while it waited for {self._waiting[rank]!r}")
+        failure = self._failed_groups.get(_group(name))
+        if failure is not None:
+            return [Reply(rank, name, error=failure)]
+        topic = self._topics.setdefault(name, _Topic(name, now, now + timeout))
+        topic.payloads[rank] = payload
+        self._waiting[rank] = name
+        missing = self._missing(topic)
+        if not missing:
+            return self._complete(topic)
+        gone = [other for other in missing if other in self._lost]
+        if gone:
+            return self._fail(topic, self._lost[gone[0]])
+        if len(self._waiting) == self.size:
+            where = "; ".join(f"{name_ranks(each.payloads)}: {each.name!r}" for each in self._topics.values())
+            return self._fail_all(f"the ranks disagree about what comes next: {where}")
+        return []
+
+    def abort(self, rank: int, group: str, reason: str) -> list[Reply]:
+        """A rank gives up a generation, and says why."""
+        reason = f"rank {rank} failed: {reason}"
+        self._remember(group, reason)
+        return [
+            reply
+            for topic in list(self._topics.values())
+            if _group(topic.name) == group
+            for reply in self._fail(topic, reason)
+        ]
+
+    def left(self, rank: int) -> list[Reply]:
+        """A rank has closed its connection in order; it may come back for another generation."""
+        return self._forget(rank, f"rank {rank} left")
+
+    def lost(self, rank: int, reason: str) -> list[Reply]:
+        """A rank's connection has broken: whatever anybody waits for with it fails."""
+        self._lost[rank] = reason
+        return [*self._forget(rank, reason), *self._fail_all(reason)]
+
+    def fail_all(self, reason: str) -> list[Reply]:
+        """Fails every topic that somebody waits for."""
+        return self._fail_all(reason)
+
+    def expire(self, now: float) -> list[Reply]:
+        """Fails the topics whose time is over."""
+        replies = []
+        for topic in [each for each in self._topics.values() if each.deadline <= now]:
+            missing = self._missing(topic)
+            unseen = [rank for rank in missing if rank not in self._seen]
+            detail = f" ({name_ranks(unseen)} never connected)" if unseen else ""
+            replies += self._fail(
+                topic,
+                f"after {topic.deadline - topic.since:g} s {name_ranks(missing)} of {self.size} had not "
+                f"arrived{detail}; see whether they run and what they print. If they only need longer, raise "
+                "--start-timeout (HOROVODLIKE_START_TIMEOUT)",
+            )
+        return replies
+
+    def next_deadline(self) -> float | None:
+        """When :meth:`expire` will have something to do."""
+        return min((topic.deadline for topic in self._topics.values()), default=None)
+
+    def _missing(self, topic: _Topic) -> list[int]:
+        return [rank for rank in range(self.size) if rank not in topic.payloads]
+
+    def _complete(self, topic: _Topic) -> list[Reply]:
+        result = [topic.payloads[rank] for rank in range(self.size)]
+        self._drop(topic)
+        if _group(topic.name) == JOIN:
+            self.generation += 1
+        return [Reply(rank, topic.name, result=result) for rank in range(self.size)]
+
+    def _fail(self, topic: _Topic, reason: str) -> list[Reply]:
+        self._drop(topic)
+        self._remember(_group(topic.name), reason)
+        return [Reply(rank, topic.name, error=reason) for rank in sorted(topic.payloads)]
+
+    def _fail_all(self, reason: str) -> list[Reply]:
+        return [reply for topic in list(self._topics.values()) for reply in self._fail(topic, reason)]
+
+    def _drop(self, topic: _Topic) -> None:
+        del self._topics[topic.name]
+        for rank in topic.payloads:
+            self._waiting.pop(rank, None)
+
+    def _forget(self, rank: int, reason: str) -> list[Reply]:
+        """A rank that waits no longer cannot be told a result, so its topic cannot end well."""
+        name = self._waiting.pop(rank, None)
+        if name is None:
+            return []
+        topic = self._topics[name]
+        del topic.payloads[rank]
+        return self._fail(topic, reason)
+
+    def _remember(self, group: str, reason: str) -> None:
+        if group == JOIN:
+            return
+        self._failed_groups.setdefault(group, reason)
+        while len(self._failed_groups) > _REMEMBERED_GROUPS:
+            del self._failed_groups[next(iter(self._failed_groups))]
+
+
+def _group(name: str) -> str:
+    return name.partition("/")[0]

@@ -1,0 +1,196 @@
+"""Starting and ending a job, and this process's place in it. The same functions stand in every framework's module."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from horovodlike import config as config_module
+from horovodlike import ops
+from horovodlike._native import ffi, lib
+from horovodlike.errors import NotInitializedError
+from horovodlike.ops import ReduceOp
+
+if TYPE_CHECKING:
+    from horovodlike.config import Config
+    from horovodlike.place import Place
+    from horovodlike.rendezvous import Membership
+
+Average = int(ReduceOp.AVERAGE)
+Sum = int(ReduceOp.SUM)
+Adasum = int(ReduceOp.ADASUM)
+Min = int(ReduceOp.MIN)
+Max = int(ReduceOp.MAX)
+Product = int(ReduceOp.PRODUCT)
+
+__all__ = [
+    "Adasum",
+    "Average",
+    "Max",
+    "Min",
+    "Product",
+    "Sum",
+    "cross_rank",
+    "cross_size",
+    "init",
+    "is_homogeneous",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "rank",
+    "shutdown",
+    "size",
+]
+
+_lock = threading.Lock()  # serialises init() and shutdown()
+_place: Place | None = None
+_pid = 0  # the process that called init()
+_at_init: list[Callable[[Place], None]] = []
+
+
+def init(comm: Any = None, process_sets: Sequence[Any] | str | None = None) -> None:
+    """Join the job that this process was started for, or become a job of one. Blocks until all ranks have joined.
+
+    A second call does nothing. After :func:`shutdown` it starts anew, any number of times. May be called from any
+    thread.
+
+    Args:
+        comm: Only None, the job's ranks, is supported in this release.
+        process_sets: Only None or an empty sequence is supported in this release.
+
+    Raises:
+        NotImplementedError: ``comm`` or ``process_sets`` were given.
+        ConfigError: A setting or an environment variable has a bad value.
+        RendezvousError: The ranks could not find or trust each other in time.
+    """
+    if comm is not None:
+        raise NotImplementedError("init(comm=...) is not supported yet; start the job with hvdrun or mpirun and leave it out")
+    if process_sets:
+        raise NotImplementedError("init(process_sets=...) is not supported yet; every collective runs on all ranks")
+    global _place, _pid
+    with _lock:
+        if is_initialized():
+            return
+        from horovodlike import rendezvous
+
+        settings = config_module.load(os.environ)
+        with rendezvous.establish(settings, lambda place: _segment_bytes(settings, place)) as joined:
+            _start_engine(_native_config(settings, joined.place), joined)
+            try:
+                joined.confirm()
+            except BaseException:
+                lib.hvl_shutdown()
+                raise
+        if _pid != os.getpid():
+            atexit.register(shutdown)
+        _place, _pid = joined.place, os.getpid()
+        for notify in _at_init:
+            notify(joined.place)
+
+
+def _segment_bytes(settings: Config, place: Place) -> int:
+    return int(lib.hvl_segment_bytes(_native_config(settings, place)))
+
+
+def _start_engine(native: Any, joined: Membership) -> None:
+    pids = ffi.new("int32_t[]", joined.pids)
+    native.local_pids = pids if joined.place.local_size > 1 else ffi.NULL
+    native.segment_fd = joined.segment_fd
+    ops.check(lib.hvl_init(native))
+
+
+def _native_config(settings: Config, place: Place) -> Any:
+    warning_time = 0.0 if settings.stall_check_disable else settings.stall_check_time_seconds
+    return ffi.new(
+        "hvl_config *",
+        {
+            "abi_version": lib.HVL_ABI_VERSION,
+            "rank": place.rank,
+            "size": place.size,
+            "local_rank": place.local_rank,
+            "local_size": place.local_size,
+            "cross_rank": place.cross_rank,
+            "cross_size": place.cross_size,
+            "segment_fd": -1,
+            "slot_bytes": settings.slot_bytes,
+            "slot_depth": settings.slot_depth,
+            "fusion_threshold": settings.fusion_threshold,
+            "cycle_time": settings.cycle_time / 1000.0,
+            "cache_capacity": settings.cache_capacity,
+            "stall_warning_time": warning_time,
+            "stall_shutdown_time": settings.stall_shutdown_time_seconds,
+            "log_level": config_module.LOG_LEVELS.index(settings.log_level),
+        },
+    )
+
+
+def shutdown() -> None:
+    """End the job on all ranks: what they still wait for fails with :class:`ShutDownError`. Runs at exit by itself.
+
+    Does nothing if not initialised, and in a process forked after ``init()``.
+    """
+    global _place
+    if _pid != os.getpid():
+        return
+    with _lock:
+        ops.check(lib.hvl_shutdown())
+        _place = None
+
+
+def is_initialized() -> bool:
+    """True between :func:`init` and :func:`shutdown`."""
+    return bool(lib.hvl_is_initialized())
+
+
+def on_init(notify: Callable[[Place], None]) -> None:
+    """Have ``notify`` called with this process's place at the end of every :func:`init`; for bindings."""
+    _at_init.append(notify)
+
+
+def _current() -> Place:
+    if _place is None or _pid != os.getpid():
+        raise NotInitializedError("horovodlike has not been initialized; use hvd.init().")
+    return _place
+
+
+def rank() -> int:
+    """This process's number, 0 to ``size() - 1``.
+
+    Raises:
+        ValueError: Not initialised; so do all that follow.
+    """
+    return _current().rank
+
+
+def size() -> int:
+    """How many processes the job has."""
+    return _current().size
+
+
+def local_rank() -> int:
+    """This process's number among those of its host, 0 to ``local_size() - 1``."""
+    return _current().local_rank
+
+
+def local_size() -> int:
+    """How many processes of the job this host has."""
+    return _current().local_size
+
+
+def cross_rank() -> int:
+    """The number of this process's host among the hosts that have a process of this local rank."""
+    return _current().cross_rank
+
+
+def cross_size() -> int:
+    """How many hosts have a process of this local rank."""
+    return _current().cross_size
+
+
+def is_homogeneous() -> bool:
+    """True if every host has the same number of processes."""
+    place = _current()
+    return place.local_size * place.cross_size == place.size

@@ -1,0 +1,278 @@
+"""Every setting, once: name, type, default, unit and help.
+
+The fields of :class:`Config` are the table. The command line, the documentation and the native side take everything
+from :data:`SETTINGS`, which is made from those fields. A setting ``x`` is read from ``HOROVODLIKE_X`` and, where
+Horovod has the same one, from ``HOROVOD_X``, so that job scripts keep working; the first one wins. A variable that is
+set to the empty string counts as not set.
+"""
+
+import dataclasses
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from horovodlike.errors import ConfigError
+
+__all__ = ["LOG_LEVELS", "SETTINGS", "Config", "Setting", "Value", "load", "parse", "render_markdown"]
+
+Value = int | float | bool | str
+
+LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
+"""In the order of the native side's numbers: ``LOG_LEVELS.index(config.log_level)``."""
+
+_TRUE = frozenset({"1", "true", "yes", "on"})
+_FALSE = frozenset({"0", "false", "no", "off"})
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One row of the table of settings.
+
+    Attributes:
+        name: The attribute of :class:`Config`.
+        type: ``int``, ``float``, ``bool`` or ``str``.
+        default: The value when no variable is set.
+        help: One sentence or two, for ``--help`` and for the documentation.
+        unit: ``bytes``, ``s``, ``ms`` or an empty string.
+        horovod_name: Horovod's variable of the same meaning, or None.
+        minimum: The smallest value that is accepted, or None.
+        maximum: The largest value that is accepted, or None.
+        above: A value that must be exceeded, or None.
+        multiple_of: The value must be a multiple of this.
+        choices: The values that are accepted (compared without regard to case), or an empty tuple for any.
+        same_on_all_ranks: ``init()`` refuses to start if the ranks have different values.
+    """
+
+    name: str
+    type: type
+    default: Value
+    help: str
+    unit: str = ""
+    horovod_name: str | None = None
+    minimum: float | None = None
+    maximum: float | None = None
+    above: float | None = None
+    multiple_of: int = 1
+    choices: tuple[str, ...] = ()
+    same_on_all_ranks: bool = False
+
+    @property
+    def variable(self) -> str:
+        """The environment variable of this setting."""
+        return f"HOROVODLIKE_{self.name.upper()}"
+
+    @property
+    def variables(self) -> tuple[str, ...]:
+        """Every environment variable that this setting is read from; the first one that is set wins."""
+        return (self.variable,) if self.horovod_name is None else (self.variable, self.horovod_name)
+
+    @property
+    def accepts(self) -> str:
+        """What is accepted, in words."""
+        if self.choices:
+            return "one of " + ", ".join(self.choices)
+        if self.type is bool:
+            return "1/true/yes/on or 0/false/no/off"
+        if self.type is str:
+            return "any text"
+        words = "an integer" if self.type is int else "a number"
+        if self.minimum is not None:
+            words += f" of at least {self.minimum}"
+        if self.maximum is not None:
+            words += f" and at most {self.maximum}"
+        if self.above is not None:
+            words += f" greater than {self.above:g}"
+        if self.multiple_of != 1:
+            words += f" that is a multiple of {self.multiple_of}"
+        return f"{words} ({self.unit})" if self.unit else words
+
+
+def _row(default: Value, help: str, *, horovod: bool = False, **more: Any) -> Any:  # noqa: ANN401 - a dataclass field
+    return dataclasses.field(default=default, metadata={"help": help, "horovod": horovod, **more})
+
+
+@dataclass(frozen=True)
+class Config:
+    """The values of all settings. ``Config()`` holds the defaults; :func:`load` reads an environment."""
+
+    fusion_threshold: int = _row(
+        128 * 1024 * 1024,
+        "The most bytes that are reduced together as one batch; 0 turns fusion off. It bounds a batch and costs no "
+        "memory: there is no fusion buffer.",
+        unit="bytes",
+        horovod=True,
+        minimum=0,
+        maximum=2**62,
+        same_on_all_ranks=True,
+    )
+    cycle_time: float = _row(
+        0.0,
+        "How long an idle engine waits for more tensors before it starts a batch that nobody is waiting for.",
+        unit="ms",
+        horovod=True,
+        minimum=0,
+    )
+    cache_capacity: int = _row(
+        1024,
+        "How many tensors the ranks remember, so that they name them by a number; 0 sends every request in full.",
+        horovod=True,
+        minimum=0,
+        maximum=2**20,
+        same_on_all_ranks=True,
+    )
+    slot_bytes: int = _row(
+        256 * 1024,
+        "The size of one slot of shared memory, through which the tensors' bytes flow. It should fit into a core's "
+        "level 2 cache a few times.",
+        unit="bytes",
+        minimum=4096,
+        maximum=2**30,
+        multiple_of=64,
+        same_on_all_ranks=True,
+    )
+    slot_depth: int = _row(
+        4, "How many slots of shared memory each rank has.", minimum=2, maximum=64, same_on_all_ranks=True
+    )
+    stall_check_disable: bool = _row(
+        False, "Turns off the warning about ranks that others have been waiting for.", horovod=True
+    )
+    stall_check_time_seconds: float = _row(
+        60.0,
+        "After how long a warning names the tensors that some ranks have not submitted, and those ranks.",
+        unit="s",
+        horovod=True,
+        minimum=0,
+    )
+    stall_shutdown_time_seconds: float = _row(
+        0.0,
+        "After how long a tensor that some ranks have not submitted, or a rank that has stopped, breaks the job; 0 "
+        "means never.",
+        unit="s",
+        horovod=True,
+        minimum=0,
+    )
+    start_timeout: float = _row(30.0, "How long init() waits for the other ranks.", unit="s", horovod=True, above=0)
+    log_level: str = _row("warning", "The least severe messages that are logged.", horovod=True, choices=LOG_LEVELS)
+    hostid: str = _row(
+        "",
+        "Replaces the identity of the host: ranks that have different values are on different hosts even where shared "
+        "memory would reach. Empty: the launcher's node.",
+    )
+    elastic: bool = _row(False, "The number of ranks may change while the job runs.", horovod=True)
+    disable_group_fusion: bool = _row(
+        False,
+        "Keeps the tensors of a group from being reduced in one batch with tensors outside of it.",
+        horovod=True,
+        same_on_all_ranks=True,
+    )
+
+
+def _settings() -> dict[str, Setting]:
+    table = {}
+    defaults = Config()
+    for field in dataclasses.fields(Config):
+        more = dict(field.metadata)
+        horovod_name = f"HOROVOD_{field.name.upper()}" if more.pop("horovod") else None
+        assert isinstance(field.type, type)
+        table[field.name] = Setting(
+            name=field.name, type=field.type, default=getattr(defaults, field.name), horovod_name=horovod_name, **more
+        )
+    return table
+
+
+SETTINGS: dict[str, Setting] = _settings()
+"""The table of settings by name."""
+
+
+def _fits(setting: Setting, value: Value) -> bool:
+    if isinstance(value, str | bool):
+        return True
+    return (
+        math.isfinite(value)
+        and (setting.minimum is None or value >= setting.minimum)
+        and (setting.maximum is None or value <= setting.maximum)
+        and (setting.above is None or value > setting.above)
+        and (setting.multiple_of == 1 or value % setting.multiple_of == 0)
+    )
+
+
+def _convert(setting: Setting, text: str) -> Value:
+    text = text.strip()
+    if setting.type is bool:
+        if text.lower() in _TRUE:
+            return True
+        if text.lower() in _FALSE:
+            return False
+        raise ValueError(text)
+    if setting.choices:
+        if text.lower() in setting.choices:
+            return text.lower()
+        raise ValueError(text)
+    value: Value = setting.type(text)
+    return value
+
+
+def parse(setting: Setting, text: str, source: str | None = None) -> Value:
+    """Converts the text of one setting and checks it.
+
+    Args:
+        setting: The row of the table.
+        text: The value as it stands in the environment or on the command line.
+        source: What the user knows the setting by, for the error; the environment variable if None.
+
+    Returns:
+        The value, of ``setting.type``.
+
+    Raises:
+        ConfigError: The value is not accepted; the message names the source, the value and what is accepted.
+    """
+    try:
+        value = _convert(setting, text)
+        fits = _fits(setting, value)
+    except (ValueError, OverflowError):
+        fits = False
+    if not fits:
+        raise ConfigError(
+            f"{source or setting.variable}={text!r} cannot be used: it must be {setting.accepts}"
+        ) from None
+    return value
+
+
+def load(environ: Mapping[str, str] | None = None) -> Config:
+    """Reads every setting.
+
+    Args:
+        environ: The variables; ``os.environ`` if None.
+
+    Returns:
+        The values, the default where no variable is set or where it is empty.
+
+    Raises:
+        ConfigError: A value is not accepted.
+    """
+    source = os.environ if environ is None else environ
+    values: dict[str, Any] = {}
+    for setting in SETTINGS.values():
+        for variable in setting.variables:
+            text = source.get(variable, "")
+            if text.strip():
+                values[setting.name] = parse(setting, text, variable)
+                break
+    return Config(**values)
+
+
+def _shown(setting: Setting) -> str:
+    if setting.type is bool:
+        return "1" if setting.default else "0"
+    return f"{setting.default:g}" if isinstance(setting.default, float) else str(setting.default) or "(empty)"
+
+
+def render_markdown() -> str:
+    """The table of settings for the documentation, as Markdown."""
+    lines = ["| variable | also read from | default | accepted | meaning |", "|---|---|---|---|---|"]
+    for setting in SETTINGS.values():
+        also = f"`{setting.horovod_name}`" if setting.horovod_name else ""
+        lines.append(f"| `{setting.variable}` | {also} | {_shown(setting)} | {setting.accepts} | {setting.help} |")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,95 @@
+"""Every exception that horovodlike raises.
+
+Two families matter to a training script: *the job is broken* (nothing works until the next ``init()``; what elastic
+training catches) and *this call is wrong* (only that tensor failed, the job goes on)::
+
+    RuntimeError
+     +-- HorovodInternalError                   a collective failed
+     |    +-- MismatchError                     the ranks disagree about this tensor; the job goes on
+     |    +-- JobBrokenError                    a peer is lost or stalled
+     |    +-- ShutDownError                     a rank has shut the job down
+     +-- HostsUpdatedInterrupt                  elastic: the set of hosts has changed
+     +-- RendezvousError                        init(): the ranks could not find or trust each other
+    ValueError
+     +-- NotInitializedError                    used before init()
+     +-- ConfigError                            a setting or an environment variable has a bad value
+    ImportError
+     +-- HorovodVersionMismatchError            built for another version of the framework
+"""
+
+
+class HorovodInternalError(RuntimeError):
+    """A collective failed. Elastic training catches this family, restores its state and starts again."""
+
+
+class MismatchError(HorovodInternalError):
+    """The ranks do not agree about one tensor (shape, dtype, operation, root ...).
+
+    Only that tensor failed, on every rank that takes part in it; the job goes on.
+    """
+
+
+class JobBrokenError(HorovodInternalError):
+    """A peer is lost or stalled: nothing works until the next ``init()``."""
+
+
+class ShutDownError(HorovodInternalError):
+    """A rank has shut the job down while this operation was pending."""
+
+
+class HostsUpdatedInterrupt(RuntimeError):
+    """Elastic training: the set of hosts has changed, and the state is to be kept.
+
+    Attributes:
+        skip_sync: True if no rank has joined, so that the state need not be sent to anybody.
+    """
+
+    def __init__(self, skip_sync: bool = False) -> None:
+        """Remembers whether the state has to be synchronised."""
+        super().__init__("the set of hosts has changed")
+        self.skip_sync = skip_sync
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        """Pickles by constructor arguments; the default would pass the message."""
+        return type(self), (self.skip_sync,)
+
+
+class RendezvousError(RuntimeError):
+    """``init()`` failed because the ranks could not find, reach, trust or agree with each other."""
+
+
+class NotInitializedError(ValueError):
+    """A function that needs ``init()`` was called before it, or after ``shutdown()``."""
+
+    def __init__(self, message: str = "horovodlike has not been initialized; use hvd.init().") -> None:
+        """Uses the message that scripts know unless another is given."""
+        super().__init__(message)
+
+
+class ConfigError(ValueError):
+    """A setting or an environment variable has a value that cannot be used; the message names it and the remedy."""
+
+
+class HorovodVersionMismatchError(ImportError):
+    """A framework is installed in another version than the one horovodlike was built for.
+
+    Attributes:
+        name: The framework, for instance ``torch``.
+        version: The version that was built for.
+        installed_version: The version that is installed.
+    """
+
+    def __init__(self, name: str, version: str, installed_version: str) -> None:
+        """Builds the message from the three facts."""
+        super().__init__(
+            f"Framework {name} is installed with version {installed_version} but horovodlike was built for version "
+            f"{version}. This can result in unexpected behavior including runtime errors. Reinstall horovodlike with "
+            "`pip install --no-cache-dir` to build for the new version."
+        )
+        self.name = name
+        self.version = version
+        self.installed_version = installed_version
+
+    def __reduce__(self) -> tuple[type, tuple[object, ...]]:
+        """Pickles by constructor arguments; the default would pass the message."""
+        return type(self), (self.name, self.version, self.installed_version)

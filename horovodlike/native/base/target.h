@@ -1,0 +1,47 @@
+// What depends on the compiler and the processor, in one place: run-time dispatch to wider vector instructions.
+//
+// A translation unit that begins its code with HVL_TARGET_AVX2 or HVL_TARGET_AVX512 is compiled for that level,
+// whatever the flags of the build; it may run only where cpu_level() says so. Everything inline that such a unit emits
+// must be its own (templates over a type of an unnamed namespace), or the linker could hand its code to an older
+// processor. No ifunc: its resolvers run before a sanitizer is ready. HVL_NO_DISPATCH leaves the baseline alone.
+#pragma once
+
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(HVL_NO_DISPATCH)
+#define HVL_X86_DISPATCH 1
+#include <immintrin.h>
+#define HVL_TARGET_AVX2 _Pragma("GCC target(\"avx2,f16c\")")
+#define HVL_TARGET_AVX512 \
+  _Pragma("GCC target(\"avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512\")")
+#else
+#define HVL_X86_DISPATCH 0
+#define HVL_TARGET_AVX2
+#define HVL_TARGET_AVX512
+#endif
+
+#if defined(__GNUC__) && !defined(__clang__)
+// Vectors wider than the baseline's registers are passed only to HVL_ALWAYS_INLINE functions, so how does not matter.
+#pragma GCC diagnostic ignored "-Wpsabi"
+#endif
+
+#define HVL_ALWAYS_INLINE inline __attribute__((always_inline))
+
+namespace hvl {
+
+enum class CpuLevel { kBaseline = 0, kAvx2 = 1, kAvx512 = 2 };
+
+constexpr bool kDispatch = HVL_X86_DISPATCH != 0;
+
+// The best level of this processor that this build has code for.
+inline CpuLevel cpu_level() {
+#if HVL_X86_DISPATCH
+  __builtin_cpu_init();
+  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("f16c")) return CpuLevel::kBaseline;
+  const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  return avx512 ? CpuLevel::kAvx512 : CpuLevel::kAvx2;
+#else
+  return CpuLevel::kBaseline;
+#endif
+}
+
+}  // namespace hvl

@@ -1,0 +1,50 @@
+// The engine's own names for the enumerations of hvl.h, and what is known about each.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "hvl.h"
+
+namespace hvl {
+
+using Kind = hvl_kind;
+using ReduceOp = hvl_reduce_op;
+using DataType = hvl_dtype;
+using Device = hvl_device;
+using Shape = std::vector<int64_t>;
+
+constexpr int kNumDataTypes = HVL_BFLOAT16 + 1;
+
+constexpr size_t size_of(DataType dtype) {
+  constexpr size_t kSizes[kNumDataTypes] = {1, 1, 2, 2, 4, 8, 2, 4, 8, 1, 2};
+  return kSizes[dtype];
+}
+
+constexpr const char* name_of(DataType dtype) {
+  constexpr const char* kNames[kNumDataTypes] = {"uint8",   "int8",    "uint16",  "int16", "int32",   "int64",
+                                                 "float16", "float32", "float64", "bool",  "bfloat16"};
+  return kNames[dtype];
+}
+
+constexpr const char* name_of(Kind kind) {
+  constexpr const char* kNames[] = {"allreduce", "allgather", "broadcast", "barrier"};
+  return kNames[kind];
+}
+
+constexpr const char* name_of(ReduceOp op) {
+  constexpr const char* kNames[] = {"Average", "Sum", "Adasum", "Min", "Max", "Product"};
+  return kNames[op];
+}
+
+constexpr const char* name_of(Device device) { return device == HVL_CPU ? "CPU" : "GPU"; }
+
+inline int64_t num_elements(const Shape& shape) {
+  int64_t count = 1;
+  for (int64_t extent : shape) count *= extent;
+  return count;
+}
+
+}  // namespace hvl

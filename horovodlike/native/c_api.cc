@@ -1,0 +1,361 @@
+// hvl.h in terms of the engine.
+
+#include <pthread.h>
+
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "base/log.h"
+#include "collective/reduce.h"
+#include "engine.h"
+
+struct hvl_prepared {
+  std::shared_ptr<hvl::Operation> operation;
+};
+
+namespace hvl {
+namespace {
+
+thread_local std::string last_error;
+
+std::mutex engine_mutex;  // guards the pointer; taken before any other lock of the engine
+std::shared_ptr<Engine> current_engine;
+bool is_forked_child = false;
+
+// Never destroyed: a thread may still wait for a handle while the process exits.
+HandleTable& handle_table() {
+  static HandleTable* table = new HandleTable;
+  return *table;
+}
+
+int32_t report(const Status& status) {
+  if (!status.ok()) last_error = status.message();
+  return status.code();
+}
+
+std::shared_ptr<Engine> engine() {
+  std::lock_guard<std::mutex> lock(engine_mutex);
+  return current_engine;
+}
+
+// Turns every exception into a status: none crosses the C API.
+template <typename Function>
+int32_t guarded(Function&& function) {
+  try {
+    return report(function());
+  } catch (const std::exception& error) {
+    return report(Status(HVL_RESOURCES, error.what()));
+  }
+}
+
+Status not_initialized() {
+  if (is_forked_child) {
+    return Status(HVL_NOT_INITIALIZED,
+                  "init() was called in the parent process and its engine did not come along with fork(); call init() "
+                  "in each process by itself, or start worker processes before init() or with the 'spawn' method");
+  }
+  return Status(HVL_NOT_INITIALIZED, "horovodlike has not been initialized; use hvd.init().");
+}
+
+// The engine's thread lives in the parent only; its memory must not be touched from here.
+void after_fork_in_child() {
+  new std::shared_ptr<Engine>(current_engine);  // never destroyed
+  current_engine.reset();
+  is_forked_child = true;
+  new (&engine_mutex) std::mutex;
+}
+
+Status check_tensor(const hvl_request& request, int index) {
+  const hvl_tensor& tensor = request.tensors[index];
+  std::string where = "tensor " + std::to_string(index) + " of '" + request.name + "'";
+  if (tensor.dtype < 0 || tensor.dtype >= kNumDataTypes) {
+    return Status(HVL_INVALID_ARGUMENT, where + " has the unknown dtype " + std::to_string(tensor.dtype));
+  }
+  if (tensor.ndim < 0 || tensor.ndim > kMaxDimensions) {
+    return Status(HVL_INVALID_ARGUMENT, where + " has " + std::to_string(tensor.ndim) + " dimensions; at most " +
+                                            std::to_string(kMaxDimensions) + " are supported: reshape it first");
+  }
+  for (int d = 0; d < tensor.ndim; ++d) {
+    if (tensor.shape[d] < 0) return Status(HVL_INVALID_ARGUMENT, where + " has a negative dimension");
+  }
+  if (request.kind == HVL_ALLGATHER && tensor.ndim == 0) {
+    return Status(HVL_INVALID_ARGUMENT, where + " is a scalar; an allgather needs at least one dimension");
+  }
+  if (request.kind != HVL_ALLREDUCE) return Status();
+  const char* why_not = why_not_reducible(static_cast<DataType>(tensor.dtype), static_cast<ReduceOp>(request.reduce_op));
+  return why_not == nullptr ? Status() : Status(HVL_INVALID_ARGUMENT, where + ": " + why_not);
+}
+
+Status check_request(const hvl_request& request) {
+  if (request.name == nullptr || request.name[0] == '\0' || strlen(request.name) > kMaxNameBytes) {
+    return Status(HVL_INVALID_ARGUMENT, "a request's name has 1 to " + std::to_string(kMaxNameBytes) + " bytes");
+  }
+  std::string name = std::string("'") + request.name + "'";
+  if (request.kind < HVL_ALLREDUCE || request.kind > HVL_BARRIER) {
+    return Status(HVL_INVALID_ARGUMENT, "unknown operation " + std::to_string(request.kind) + " for " + name);
+  }
+  if (request.reduce_op < HVL_AVERAGE || request.reduce_op > HVL_PRODUCT || request.reduce_op == HVL_ADASUM) {
+    return Status(HVL_INVALID_ARGUMENT, "reduction operation " + std::to_string(request.reduce_op) + " for " + name +
+                                            " is not one of Average, Sum, Min, Max, Product");
+  }
+  if (request.process_set != 0) {
+    return Status(HVL_INVALID_ARGUMENT, "process set " + std::to_string(request.process_set) + " for " + name +
+                                            " does not exist, or has not been registered");
+  }
+  if (request.device != HVL_CPU) {
+    return Status(HVL_INVALID_ARGUMENT, name + " is on a device that the engine cannot reach yet: copy it to the CPU");
+  }
+  bool has_tensors = request.num_tensors > 0 && request.tensors != nullptr;
+  if (has_tensors == (request.kind == HVL_BARRIER) || static_cast<size_t>(request.num_tensors) > kMaxGroup) {
+    return Status(HVL_INVALID_ARGUMENT, std::to_string(request.num_tensors) + " tensors for " +
+                                            name_of(static_cast<Kind>(request.kind)) + " " + name);
+  }
+  Status status;
+  for (int t = 0; status.ok() && t < request.num_tensors; ++t) status = check_tensor(request, t);
+  return status;
+}
+
+std::shared_ptr<Operation> make_operation(const hvl_request& request) {
+  auto operation = std::make_shared<Operation>();
+  Signature& signature = operation->signature;
+  signature.name = request.name;
+  signature.kind = static_cast<Kind>(request.kind);
+  signature.op = static_cast<ReduceOp>(request.reduce_op);
+  signature.device = static_cast<Device>(request.device);
+  signature.root = request.root_rank;
+  signature.process_set = request.process_set;
+  signature.prescale = request.prescale;
+  signature.postscale = request.postscale;
+  for (int t = 0; t < request.num_tensors; ++t) {
+    const hvl_tensor& tensor = request.tensors[t];
+    TensorSignature described;
+    described.dtype = static_cast<DataType>(tensor.dtype);
+    described.shape.assign(tensor.shape, tensor.shape + tensor.ndim);
+    operation->num_bytes.push_back(described.num_bytes());
+    operation->total_bytes += described.num_bytes();
+    signature.tensors.push_back(std::move(described));
+  }
+  return operation;
+}
+
+Status check_against_job(const Signature& signature, const EngineOptions& options) {
+  if (signature.kind != HVL_BROADCAST || (signature.root >= 0 && signature.root < options.size)) return Status();
+  return Status(HVL_INVALID_ARGUMENT, "broadcast of '" + signature.name + "' has the root rank " +
+                                          std::to_string(signature.root) + ", but the ranks of this job are 0 to " +
+                                          std::to_string(options.size - 1));
+}
+
+// `memory(t)` gives the memory of tensor t.
+template <typename MemoryOf>
+int64_t enqueue(hvl_prepared* prepared, DoneFunction done, void* context, MemoryOf&& memory) {
+  int64_t handle = 0;
+  int32_t status = guarded([&]() -> Status {
+    std::shared_ptr<Engine> running = engine();
+    if (running == nullptr) return not_initialized();
+    const Signature& signature = prepared->operation->signature;
+    Status fits = check_against_job(signature, running->options());
+    if (!fits.ok()) return fits;
+    auto entry = std::make_unique<Entry>();
+    entry->operation = prepared->operation;
+    entry->done = done;
+    entry->done_context = context;
+    if (!signature.tensors.empty()) entry->memory = memory(0);
+    for (size_t t = 1; t < signature.tensors.size(); ++t) entry->more.push_back(memory(t));
+    return running->enqueue(std::move(entry), &handle);
+  });
+  return status == HVL_OK ? handle : -status;
+}
+
+Status start(const hvl_config& config) {
+  if (config.abi_version != HVL_ABI_VERSION) {
+    return Status(HVL_INVALID_ARGUMENT, "the Python package and libhorovodlike.so are of different versions: reinstall");
+  }
+  std::lock_guard<std::mutex> lock(engine_mutex);
+  if (current_engine != nullptr) return Status(HVL_INVALID_ARGUMENT, "the engine is running already");
+  EngineOptions options;
+  options.rank = config.rank;
+  options.size = config.size;
+  options.local_rank = config.local_rank;
+  options.fusion_threshold = config.fusion_threshold;
+  options.cycle_time = config.cycle_time;
+  options.cache_capacity = config.cache_capacity;
+  options.stall_warning = config.stall_warning_time;
+  options.stall_shutdown = config.stall_shutdown_time;
+  if (config.local_pids != nullptr) options.local_pids.assign(config.local_pids, config.local_pids + config.local_size);
+  set_log_level(static_cast<LogLevel>(config.log_level));
+  HostShape shape{config.local_size, config.slot_bytes, config.slot_depth};
+  std::shared_ptr<HostMemory> memory;
+  Status status;
+  if (config.segment_fd >= 0) {
+    status = HostMemory::map(config.segment_fd, shape, &memory);
+  } else {
+    memory = HostMemory::anonymous(shape);
+    if (memory == nullptr) status = Status(HVL_RESOURCES, "no memory for the engine");
+  }
+  if (!status.ok()) return status;
+  static int once = pthread_atfork(nullptr, nullptr, after_fork_in_child);
+  (void)once;
+  is_forked_child = false;
+  current_engine = std::make_shared<Engine>(options, std::move(memory), &handle_table());
+  return Status();
+}
+
+Status hand_over(const std::vector<hvl_output>& results, hvl_output** outputs, int32_t* num_outputs) {
+  if (results.empty()) return Status();
+  size_t num_bytes = results.size() * sizeof(hvl_output);
+  *outputs = static_cast<hvl_output*>(malloc(num_bytes));
+  if (*outputs == nullptr) {
+    for (const hvl_output& result : results) free(result.data);
+    return Status(HVL_RESOURCES, "no memory to hand over the results");
+  }
+  memcpy(*outputs, results.data(), num_bytes);
+  *num_outputs = static_cast<int32_t>(results.size());
+  return Status();
+}
+
+// While this lives, the engine knows that a thread of this process waits.
+class WaitingThread {
+ public:
+  WaitingThread() : engine_(engine()) {
+    if (engine_ != nullptr) engine_->begin_wait();
+  }
+  ~WaitingThread() {
+    if (engine_ != nullptr) engine_->end_wait();
+  }
+  WaitingThread(const WaitingThread&) = delete;
+  WaitingThread& operator=(const WaitingThread&) = delete;
+
+ private:
+  std::shared_ptr<Engine> engine_;
+};
+
+Status unfinished() { return Status(HVL_IN_PROGRESS, "not complete yet"); }
+Status unknown() { return Status(HVL_UNKNOWN_HANDLE, "the handle is unknown or was waited for already"); }
+
+}  // namespace
+}  // namespace hvl
+
+extern "C" {
+
+int64_t hvl_segment_bytes(const hvl_config* config) {
+  hvl::HostShape shape{config->local_size, config->slot_bytes, config->slot_depth};
+  return static_cast<int64_t>(hvl::HostMemory::bytes_needed(shape));
+}
+
+int32_t hvl_init(const hvl_config* config) {
+  return hvl::guarded([&] { return hvl::start(*config); });
+}
+
+int32_t hvl_shutdown(void) {
+  return hvl::guarded([&] {
+    std::shared_ptr<hvl::Engine> ending;
+    {
+      std::lock_guard<std::mutex> lock(hvl::engine_mutex);
+      ending = std::move(hvl::current_engine);
+      hvl::current_engine = nullptr;
+    }
+    if (ending != nullptr) ending->shut_down();
+    return hvl::Status();
+  });
+}
+
+int32_t hvl_is_initialized(void) { return hvl::engine() != nullptr ? 1 : 0; }
+
+hvl_prepared* hvl_prepare(const hvl_request* request) {
+  hvl_prepared* prepared = nullptr;
+  hvl::guarded([&] {
+    hvl::Status status = hvl::check_request(*request);
+    if (status.ok()) prepared = new hvl_prepared{hvl::make_operation(*request)};
+    return status;
+  });
+  return prepared;
+}
+
+void hvl_release(hvl_prepared* prepared) { delete prepared; }
+
+int64_t hvl_enqueue(hvl_prepared* prepared, const uintptr_t* inputs, const uintptr_t* outputs,
+                    void (*done)(void* context, int32_t status, const char* message), void* context) {
+  const bool has_outputs = prepared->operation->signature.kind != HVL_ALLGATHER;
+  return hvl::enqueue(prepared, done, context, [&](size_t t) {
+    return hvl::Memory{reinterpret_cast<const char*>(inputs[t]),
+                       has_outputs ? reinterpret_cast<char*>(outputs[t]) : nullptr};
+  });
+}
+
+int64_t hvl_enqueue_inplace(hvl_prepared* prepared, uintptr_t data) {
+  return hvl::enqueue(prepared, nullptr, nullptr, [data](size_t) {
+    return hvl::Memory{reinterpret_cast<const char*>(data), reinterpret_cast<char*>(data)};
+  });
+}
+
+int32_t hvl_poll(int64_t handle) {
+  hvl_status status = hvl::handle_table().poll(handle);
+  if (status == HVL_UNKNOWN_HANDLE) return -hvl::report(hvl::unknown());
+  return status == HVL_OK ? 1 : 0;
+}
+
+int32_t hvl_wait(int64_t handle, double timeout, hvl_output** outputs, int32_t* num_outputs) {
+  return hvl::guarded([&]() -> hvl::Status {
+    *outputs = nullptr;
+    *num_outputs = 0;
+    hvl_status waited;
+    {
+      hvl::WaitingThread waiting;
+      waited = hvl::handle_table().wait(handle, hvl::now_ns() + hvl::to_ns(timeout));
+    }
+    if (waited == HVL_UNKNOWN_HANDLE) return hvl::unknown();
+    if (waited == HVL_IN_PROGRESS) return hvl::unfinished();
+    std::vector<hvl_output> results;
+    hvl::Status status = hvl::handle_table().consume(handle, &results);
+    return status.ok() ? hvl::hand_over(results, outputs, num_outputs) : status;
+  });
+}
+
+int32_t hvl_wait_all(int64_t* handles, int32_t count, double timeout) {
+  return hvl::guarded([&]() -> hvl::Status {
+    hvl::WaitingThread waiting;
+    uint64_t deadline = hvl::now_ns() + hvl::to_ns(timeout);
+    // The last one first: what was enqueued before is most often complete when it is, so one sleep is enough.
+    for (int32_t index = count; index-- > 0;) {
+      if (handles[index] == 0) continue;
+      hvl_status waited = hvl::handle_table().wait(handles[index], deadline);
+      if (waited == HVL_IN_PROGRESS) return hvl::unfinished();
+    }
+    hvl::Status first;
+    for (int32_t index = 0; index < count; ++index) {
+      if (handles[index] == 0) continue;
+      std::vector<hvl_output> results;
+      hvl::Status status = hvl::handle_table().consume(handles[index], &results);
+      for (const hvl_output& result : results) free(result.data);
+      handles[index] = 0;
+      if (first.ok()) first = status;
+    }
+    return first;
+  });
+}
+
+void hvl_free(void* data) { free(data); }
+
+const char* hvl_last_error(void) { return hvl::last_error.c_str(); }
+
+void hvl_get_counters(hvl_counters* counters) {
+  memset(counters, 0, sizeof *counters);
+  std::shared_ptr<hvl::Engine> running = hvl::engine();
+  if (running == nullptr) return;
+  const hvl::EngineCounters& counted = running->counters();
+  const hvl::HostShape& shape = running->memory().shape();
+  counters->batches = counted.batches.load();
+  counters->requests = counted.requests.load();
+  counters->bytes = counted.bytes.load();
+  counters->negotiated_in_full = counted.negotiated_in_full.load();
+  counters->segment_bytes = static_cast<int64_t>(hvl::HostMemory::bytes_needed(shape)) / shape.ranks;
+}
+
+const char* hvl_version(void) { return HVL_VERSION; }
+
+}  // extern "C"

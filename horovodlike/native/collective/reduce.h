@@ -1,0 +1,32 @@
+// Element-wise reduction of several arrays into one: the arithmetic of every reducing collective.
+//
+// Sources are combined in the order given, element by element, so a result does not depend on how a batch was cut
+// into chunks. float16 and bfloat16 are accumulated in float32 and rounded once; integers are accumulated in a wider
+// type (int32 for 8 and 16 bits, else int64), so an Average of int8 does not overflow on the way.
+#pragma once
+
+#include <cstddef>
+
+#include "base/types.h"
+
+namespace hvl {
+
+struct Reduction {
+  DataType dtype = HVL_FLOAT32;
+  ReduceOp op = HVL_SUM;
+  double prescale = 1.0;   // applied to every source
+  double postscale = 1.0;  // applied to the result
+  int divisor = 1;         // Average: the number of ranks; integers are divided exactly and truncated toward zero
+};
+
+// dst[i] = postscale * (op over s of prescale * sources[s][i]) / divisor. `dst` may be one of the sources; no other
+// overlap. num_sources >= 1. Adasum is not element-wise and not accepted.
+void reduce(const Reduction& reduction, const void* const* sources, int num_sources, void* dst, size_t count);
+
+// The same, element by element without vector instructions: the oracle that tests hold reduce() against.
+void reduce_scalar(const Reduction& reduction, const void* const* sources, int num_sources, void* dst, size_t count);
+
+// Null if the operation is defined for the dtype, else why not (for the message of an invalid argument).
+const char* why_not_reducible(DataType dtype, ReduceOp op);
+
+}  // namespace hvl

@@ -1,0 +1,296 @@
+#include "engine.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <sys/prctl.h>
+
+#include <exception>
+#include <utility>
+
+#include "base/log.h"
+#include "transport/loopback/loopback.h"
+#include "transport/loopback/loopback_control.h"
+#include "transport/shm/shm_control.h"
+#include "transport/shm/shm_data_plane.h"
+
+namespace hvl {
+
+namespace {
+
+constexpr uint64_t kWatchInterval = 50 * kMillisecond;  // while requests are in flight
+constexpr uint64_t kIdleInterval = 500 * kMillisecond;
+constexpr uint64_t kStallCheckInterval = kSecond;
+constexpr int64_t kWorthSending = 1 << 20;  // bytes
+constexpr uint64_t kLeaveTimeout = 5 * kSecond;
+
+std::atomic<uint64_t> engines_started{0};
+
+WaiterOptions waiter_options(const EngineOptions& options) {
+  WaiterOptions waiter;
+  waiter.local_rank = options.local_rank;
+  for (int rank = 0; rank < options.size; ++rank) waiter.ranks.push_back(rank);
+  waiter.pids = options.local_pids;
+  waiter.stall_warning = options.stall_warning;
+  waiter.stall_shutdown = options.stall_shutdown;
+  return waiter;
+}
+
+SeatOptions seat_options(const EngineOptions& options) {
+  SeatOptions seat;
+  seat.coordinator.size = options.size;
+  seat.coordinator.fusion_threshold = options.fusion_threshold;
+  seat.coordinator.cache_capacity = options.cache_capacity;
+  seat.stall_warning = options.stall_warning;
+  seat.stall_shutdown = options.stall_shutdown;
+  return seat;
+}
+
+std::unique_ptr<ControlPlane> make_control(const EngineOptions& options, const std::shared_ptr<HostMemory>& memory) {
+  if (options.size == 1) return std::make_unique<LoopbackControlPlane>(seat_options(options));
+  if (options.local_rank == 0) return std::make_unique<ShmCoordinator>(memory, seat_options(options));
+  return std::make_unique<ShmWorker>(memory, options.local_rank);
+}
+
+std::unique_ptr<DataPlane> make_data_plane(const EngineOptions& options, const std::shared_ptr<HostMemory>& memory,
+                                           Waiter* waiter) {
+  if (options.size == 1) return std::make_unique<LoopbackDataPlane>();
+  return std::make_unique<ShmDataPlane>(memory, options.local_rank, waiter);
+}
+
+// Signals are for the framework's threads; time-outs of microseconds are to be kept.
+void prepare_engine_thread() {
+  pthread_setname_np(pthread_self(), "hvl-engine");
+  prctl(PR_SET_TIMERSLACK, 1000UL, 0, 0, 0);
+}
+
+}  // namespace
+
+Engine::Engine(const EngineOptions& options, std::shared_ptr<HostMemory> memory, HandleTable* handles)
+    : options_(options), memory_(std::move(memory)), handles_(handles), queue_(++engines_started),
+      waiter_(memory_, waiter_options(options)), control_(make_control(options_, memory_)),
+      data_plane_(make_data_plane(options_, memory_, &waiter_)) {
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  thread_ = std::thread([this] { run(); });
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
+Engine::~Engine() { shut_down(); }
+
+void Engine::shut_down() {
+  stop_requested_.store(true);
+  memory_->rank(options_.local_rank).doorbell.ring();
+  if (thread_.joinable()) thread_.join();
+}
+
+Status Engine::enqueue(std::unique_ptr<Entry> entry, int64_t* handle) {
+  const bool with_handle = entry->done == nullptr;
+  entry->enqueued_at = now_ns();
+  entry->handle = with_handle ? handles_->create() : 0;
+  *handle = entry->handle;
+  Status status = queue_.push(std::move(entry));
+  if (!status.ok()) {
+    if (with_handle) handles_->discard(*handle);
+    return status;
+  }
+  if (!holding_back_.load() || is_worth_sending()) memory_->rank(options_.local_rank).doorbell.ring();
+  return status;
+}
+
+void Engine::begin_wait() {
+  waiting_threads_.fetch_add(1);
+  if (holding_back_.load()) memory_->rank(options_.local_rank).doorbell.ring();
+}
+
+void Engine::run() {
+  prepare_engine_thread();
+  last_record_ = now_ns();
+  Status status;
+  try {
+    while (status.ok() && !ended_) {
+      bool progressed = false;
+      waiter_.set_urgent(waiting_threads_.load(std::memory_order_relaxed) > 0);
+      status = step(&progressed);
+      if (status.ok() && !progressed && !ended_) {
+        idle();
+        status = watch();
+      }
+    }
+  } catch (const std::exception& error) {
+    status = Status(HVL_JOB_BROKEN, std::string("the engine of ") + waiter_.describe(options_.local_rank) +
+                                        " failed: " + error.what());
+  }
+  if (status.ok()) return;
+  memory_->break_job(status.message());  // unless it is broken already
+  end(Status(HVL_JOB_BROKEN, memory_->broken_text()));
+}
+
+Status Engine::step(bool* progressed) {
+  Status status = submit(progressed);
+  if (status.ok()) status = control_->pump(progressed);
+  Record record;
+  bool found = true;
+  while (status.ok() && !ended_) {
+    status = control_->next(&record, &found);
+    if (!status.ok() || !found) break;
+    *progressed = true;
+    last_record_ = now_ns();
+    status = apply(record);
+  }
+  return status;
+}
+
+void Engine::idle() {
+  const bool holding = holding_back_.load();
+  auto has_work = [&] {
+    return (holding ? is_worth_sending() : !queue_.empty()) || control_->has_news() || memory_->is_broken() ||
+           (stop_requested_.load() && !stop_announced_);
+  };
+  uint64_t timeout = num_in_flight_ > 0 ? kWatchInterval : kIdleInterval;
+  if (holding) {
+    uint64_t held = now_ns() - held_since_;
+    uint64_t limit = to_ns(options_.cycle_time);
+    timeout = held < limit ? limit - held : 0;
+  }
+  waiter_.idle(has_work, timeout);
+}
+
+bool Engine::is_worth_sending() const {
+  return waiting_threads_.load() > 0 || queue_.queued_bytes() >= kWorthSending || stop_requested_.load();
+}
+
+// An idle engine does not start on a few bytes that nobody waits for: each start costs the computing threads two
+// changes of context, and soon there will be more.
+bool Engine::holds_back() {
+  bool hold = options_.cycle_time > 0 && !queue_.empty() && !is_worth_sending();
+  if (hold && held_since_ == 0) held_since_ = now_ns();
+  hold = hold && now_ns() - held_since_ < to_ns(options_.cycle_time);
+  if (!hold) held_since_ = 0;
+  holding_back_.store(hold);
+  return hold;
+}
+
+Status Engine::watch() {
+  if (memory_->is_broken()) return Status(HVL_JOB_BROKEN, memory_->broken_text());
+  waiter_.check_peers();
+  uint64_t now = now_ns();
+  if (now - last_watch_ < kStallCheckInterval) return Status();
+  last_watch_ = now;
+  Status status = control_->check_stalls();
+  if (!status.ok() || num_in_flight_ == 0 || options_.stall_shutdown <= 0) return status;
+  // The coordinator ends a stalled job. If it says nothing for much longer, it is itself what is stuck.
+  uint64_t patience = to_ns(options_.stall_shutdown) + 2 * kStallCheckInterval;
+  if (now - last_record_ < patience || options_.rank == 0) return status;
+  for (const auto& entry : known_) {
+    const NamedTensor* tensor = entry.second.tensor.get();
+    if (tensor != nullptr && tensor->entry != nullptr && now - tensor->entry->enqueued_at < patience) return status;
+  }
+  return Status(HVL_JOB_BROKEN, "stalled: the coordinator, " + waiter_.describe(0) + ", has said nothing for " +
+                                    std::to_string((now - last_record_) / kSecond) + " s: it is stopped or stuck");
+}
+
+Status Engine::submit(bool* progressed) {
+  if (stop_requested_.load() && !stop_announced_) {
+    stop_announced_ = true;
+    *progressed = true;
+    Message message;
+    message.type = Message::Type::kShutdown;
+    Status status = control_->send(message);
+    if (!status.ok()) return status;
+  }
+  if (queue_.empty() || holds_back()) return Status();
+  queue_.take(&new_entries_);
+  *progressed = true;
+  Status status;
+  ready_.ids.clear();
+  for (std::unique_ptr<Entry>& entry : new_entries_) {
+    NamedTensor* tensor = entry->tensor.get();
+    tensor->entry = std::move(entry);
+    ++num_in_flight_;
+    if (status.ok()) status = announce(tensor, &ready_);
+  }
+  new_entries_.clear();
+  if (status.ok() && !ready_.ids.empty()) status = control_->send(ready_);
+  return status;
+}
+
+Status Engine::announce(NamedTensor* tensor, Message* ready) {
+  if (is_agreed(tensor)) {
+    ready->ids.push_back(tensor->id);
+    return Status();
+  }
+  if (!ready->ids.empty()) {  // keep the order in which the framework enqueued
+    Status status = control_->send(*ready);
+    ready->ids.clear();
+    if (!status.ok()) return status;
+  }
+  counters_.negotiated_in_full.fetch_add(1, std::memory_order_relaxed);
+  in_full_[tensor->key] = tensor->entry->tensor;
+  Message request;
+  request.type = Message::Type::kRequest;
+  request.signature = tensor->entry->signature();
+  return control_->send(request);
+}
+
+bool Engine::is_agreed(NamedTensor* tensor) {
+  const std::shared_ptr<Operation>& operation = tensor->entry->operation;
+  if (tensor->id == NamedTensor::kNoId) return false;
+  if (tensor->agreed == operation) return true;
+  const Known& known = known_.at(tensor->id);
+  Signature expected = known.signature;
+  for (size_t t = 0; t < expected.tensors.size() && !known.first_dims.empty(); ++t) {
+    size_t mine = t * static_cast<size_t>(options_.size) + static_cast<size_t>(options_.rank);
+    expected.tensors[t].shape[0] = known.first_dims[mine];
+  }
+  if (expected != operation->signature) return false;
+  tensor->agreed = operation;
+  return true;
+}
+
+void Engine::complete(NamedTensor* tensor, const Status& status, std::vector<hvl_output> outputs) {
+  std::unique_ptr<Entry> entry = std::move(tensor->entry);
+  --num_in_flight_;
+  counters_.requests.fetch_add(1, std::memory_order_relaxed);
+  counters_.bytes.fetch_add(entry->operation->total_bytes, std::memory_order_relaxed);
+  queue_.finish(*entry);  // first: who sees the result may use the name again
+  if (entry->done != nullptr) {
+    entry->done(entry->done_context, status.code(), status.message().c_str());
+  } else {
+    handles_->complete(entry->handle, status, std::move(outputs));
+  }
+}
+
+void Engine::end(const Status& status) {
+  ended_ = true;
+  queue_.close(status);
+  queue_.take(&new_entries_);
+  for (std::unique_ptr<Entry>& entry : new_entries_) {
+    NamedTensor* tensor = entry->tensor.get();
+    tensor->entry = std::move(entry);
+    ++num_in_flight_;
+    in_full_[tensor->key] = tensor->entry->tensor;
+  }
+  new_entries_.clear();
+  for (auto& waiting : in_full_) {
+    if (waiting.second->entry != nullptr) complete(waiting.second.get(), status);
+  }
+  for (auto& known : known_) {
+    NamedTensor* tensor = known.second.tensor.get();
+    if (tensor != nullptr && tensor->entry != nullptr) complete(tensor, status);
+  }
+  in_full_.clear();
+}
+
+void Engine::flush_before_leaving() {
+  uint64_t deadline = now_ns() + kLeaveTimeout;
+  bool progressed = false;
+  while (!control_->is_flushed() && !memory_->is_broken() && now_ns() < deadline) {
+    if (!control_->pump(&progressed).ok()) break;
+    waiter_.idle([this] { return control_->has_news() || memory_->is_broken(); }, kWatchInterval);
+    waiter_.check_peers();
+  }
+  memory_->rank(options_.local_rank).left.store(1);
+}
+
+}  // namespace hvl

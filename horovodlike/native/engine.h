@@ -1,0 +1,117 @@
+// The engine: one thread that negotiates what this rank has ready, and runs the log.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "negotiate/control_plane.h"
+#include "queue/handle_table.h"
+#include "queue/tensor_queue.h"
+#include "transport/data_plane.h"
+#include "watch/waiter.h"
+
+namespace hvl {
+
+struct EngineOptions {
+  int rank = 0;
+  int size = 1;
+  int local_rank = 0;
+  std::vector<int> local_pids;  // empty: the ranks are threads of one process
+  int64_t fusion_threshold = 128 << 20;
+  double cycle_time = 0;
+  int cache_capacity = 1024;
+  double stall_warning = 60;
+  double stall_shutdown = 0;
+};
+
+struct EngineCounters {
+  std::atomic<int64_t> batches{0};
+  std::atomic<int64_t> requests{0};
+  std::atomic<int64_t> bytes{0};
+  std::atomic<int64_t> negotiated_in_full{0};
+};
+
+class Engine {
+ public:
+  // `memory` is shared with the other ranks of this host. `handles` outlives the engine.
+  Engine(const EngineOptions& options, std::shared_ptr<HostMemory> memory, HandleTable* handles);
+  ~Engine();
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  // Any thread. The entry's operation, addresses and completion function are set; gives it a handle unless it has a
+  // completion function.
+  Status enqueue(std::unique_ptr<Entry> entry, int64_t* handle);
+  // Any thread. Between these two a thread waits for a result, and nothing is held back to make larger batches.
+  void begin_wait();
+  void end_wait() { waiting_threads_.fetch_sub(1); }
+  // Ends the job on all ranks. Returns when the engine thread has ended.
+  void shut_down();
+
+  const EngineOptions& options() const { return options_; }
+  const EngineCounters& counters() const { return counters_; }
+  const HostMemory& memory() const { return *memory_; }
+
+ private:
+  // What an id of the log stands for.
+  struct Known {
+    Signature signature;
+    std::vector<int64_t> first_dims;
+    std::shared_ptr<NamedTensor> tensor;  // null: this rank has never asked for it
+  };
+
+  // All that follows runs on the engine thread.
+  void run();
+  Status step(bool* progressed);
+  void idle();
+  Status watch();
+  bool is_worth_sending() const;
+  bool holds_back();
+  Status submit(bool* progressed);
+  Status announce(NamedTensor* tensor, Message* ready);
+  bool is_agreed(NamedTensor* tensor);
+  Status apply(const Record& record);
+  Status define(const Record& record);
+  Status evict(const Record& record);
+  Status fail(const Record& record);
+  Status execute(const std::vector<TensorId>& ids);
+  Status execute_batch(Kind kind, const std::vector<NamedTensor*>& tensors);
+  Status execute_allgather(NamedTensor* tensor, const Known& known);
+  void complete(NamedTensor* tensor, const Status& status, std::vector<hvl_output> outputs = {});
+  void end(const Status& status);
+  void flush_before_leaving();
+
+  const EngineOptions options_;
+  const std::shared_ptr<HostMemory> memory_;
+  HandleTable* const handles_;
+  TensorQueue queue_;
+  EngineCounters counters_;
+  std::atomic<int> waiting_threads_{0};
+  std::atomic<bool> stop_requested_{false};
+  std::atomic<bool> holding_back_{false};  // new requests need not ring the doorbell
+
+  // Engine thread only.
+  Waiter waiter_;
+  std::unique_ptr<ControlPlane> control_;
+  std::unique_ptr<DataPlane> data_plane_;
+  std::unordered_map<TensorId, Known> known_;
+  std::unordered_map<std::string, std::shared_ptr<NamedTensor>> in_full_;  // announced without an id, by key
+  std::vector<std::unique_ptr<Entry>> new_entries_;
+  Message ready_;
+  Batch batch_;
+  std::vector<uint64_t> entry_ends_;  // where in the batch's stream each of its requests ends
+  size_t num_in_flight_ = 0;
+  bool stop_announced_ = false;
+  bool ended_ = false;
+  uint64_t last_watch_ = 0;
+  uint64_t last_record_ = 0;  // when the log last said something
+  uint64_t held_since_ = 0;   // when requests began to be held back; 0: none are
+
+  std::thread thread_;  // last: it uses all of the above
+};
+
+}  // namespace hvl

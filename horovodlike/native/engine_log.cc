@@ -1,0 +1,167 @@
+// The part of the engine that runs the log.
+
+#include <cstdlib>
+#include <utility>
+
+#include "engine.h"
+
+namespace hvl {
+
+Status Engine::apply(const Record& record) {
+  switch (record.type) {
+    case Record::Type::kDefine: return define(record);
+    case Record::Type::kExecute: return execute(record.ids);
+    case Record::Type::kError: return fail(record);
+    case Record::Type::kEvict: return evict(record);
+    case Record::Type::kShutdown: break;
+  }
+  if (record.status == HVL_JOB_BROKEN) return Status(HVL_JOB_BROKEN, record.text);
+  flush_before_leaving();
+  end(Status(HVL_SHUT_DOWN, record.text));
+  return Status();
+}
+
+Status Engine::define(const Record& record) {
+  Known& known = known_[record.id];
+  known.signature = record.signature;
+  known.first_dims = record.first_dims;
+  auto waiting = in_full_.find(key_of(record.signature.process_set, record.signature.name));
+  if (waiting != in_full_.end()) {
+    known.tensor = std::move(waiting->second);
+    in_full_.erase(waiting);
+  }
+  if (known.tensor != nullptr) {
+    known.tensor->id = record.id;
+    known.tensor->agreed = nullptr;
+  }
+  return Status();
+}
+
+Status Engine::evict(const Record& record) {
+  Status status;
+  ready_.ids.clear();
+  for (TensorId id : record.ids) {
+    auto known = known_.find(id);
+    if (known == known_.end()) continue;
+    std::shared_ptr<NamedTensor> tensor = std::move(known->second.tensor);
+    known_.erase(known);
+    if (tensor == nullptr || tensor->id != id) continue;
+    const bool in_flight = tensor->entry != nullptr;
+    const bool announced_by_id = in_flight && in_full_.count(tensor->key) == 0;
+    queue_.forget_id(tensor.get());
+    // The coordinator has dropped what was announced by this id: say it again in full.
+    if (announced_by_id && status.ok()) status = announce(tensor.get(), &ready_);
+  }
+  return status;
+}
+
+Status Engine::fail(const Record& record) {
+  std::string key = key_of(record.signature.process_set, record.signature.name);
+  std::shared_ptr<NamedTensor> tensor;
+  auto waiting = in_full_.find(key);
+  if (waiting != in_full_.end()) {
+    tensor = std::move(waiting->second);
+    in_full_.erase(waiting);
+  } else {
+    for (auto& known : known_) {
+      if (known.second.tensor != nullptr && known.second.tensor->key == key) tensor = known.second.tensor;
+    }
+  }
+  if (tensor != nullptr && tensor->entry != nullptr) complete(tensor.get(), Status(record.status, record.text));
+  return Status();
+}
+
+Status Engine::execute(const std::vector<TensorId>& ids) {
+  std::vector<NamedTensor*> tensors;
+  tensors.reserve(ids.size());
+  for (TensorId id : ids) {
+    auto known = known_.find(id);
+    if (known == known_.end() || known->second.tensor == nullptr || known->second.tensor->entry == nullptr) {
+      return Status(HVL_JOB_BROKEN, "the log asks for a tensor that this rank has not announced (id " +
+                                        std::to_string(id) + "): please report this as a defect of horovodlike");
+    }
+    tensors.push_back(known->second.tensor.get());
+  }
+  counters_.batches.fetch_add(1, std::memory_order_relaxed);
+  const Known& first = known_.at(ids.front());
+  const Kind kind = first.signature.kind;
+  if (kind == HVL_ALLGATHER) return execute_allgather(tensors.front(), first);
+  if (kind != HVL_BARRIER) return execute_batch(kind, tensors);
+  complete(tensors.front(), Status());  // that all ranks asked is all there is to a barrier
+  return Status();
+}
+
+Status Engine::execute_batch(Kind kind, const std::vector<NamedTensor*>& tensors) {
+  batch_.clear();
+  entry_ends_.clear();
+  for (const NamedTensor* tensor : tensors) {
+    const Entry& entry = *tensor->entry;
+    const Signature& signature = entry.signature();
+    Reduction reduction;
+    reduction.op = signature.op;
+    reduction.prescale = signature.prescale;
+    reduction.postscale = signature.postscale;
+    reduction.divisor = signature.op == HVL_AVERAGE ? options_.size : 1;
+    for (size_t t = 0; t < signature.tensors.size(); ++t) {
+      reduction.dtype = signature.tensors[t].dtype;
+      uint64_t num_bytes = static_cast<uint64_t>(entry.operation->num_bytes[t]);
+      batch_.add(entry.memory_of(t).input, entry.memory_of(t).output, num_bytes, reduction);
+    }
+    entry_ends_.push_back(batch_.num_bytes());
+  }
+  size_t completed = 0;
+  const FinalBytes final_bytes = [&](uint64_t num_bytes) {
+    for (; completed < tensors.size() && entry_ends_[completed] <= num_bytes; ++completed) {
+      complete(tensors[completed], Status());
+    }
+  };
+  Status status = kind == HVL_ALLREDUCE
+                      ? data_plane_->allreduce(batch_, final_bytes)
+                      : data_plane_->broadcast(batch_, tensors.front()->entry->signature().root, final_bytes);
+  if (status.ok()) final_bytes(batch_.num_bytes());  // also what has no bytes
+  return status;
+}
+
+Status Engine::execute_allgather(NamedTensor* tensor, const Known& known) {
+  const Entry& entry = *tensor->entry;
+  const size_t size = static_cast<size_t>(options_.size);
+  std::vector<hvl_output> outputs;
+  Status status;
+  for (size_t t = 0; status.ok() && t < entry.signature().tensors.size(); ++t) {
+    const TensorSignature& signature = entry.signature().tensors[t];
+    hvl_output output{};
+    output.ndim = static_cast<int32_t>(signature.shape.size());
+    output.dtype = signature.dtype;
+    int64_t row_bytes = static_cast<int64_t>(size_of(signature.dtype));
+    for (size_t d = 1; d < signature.shape.size(); ++d) {
+      output.shape[d] = signature.shape[d];
+      row_bytes *= signature.shape[d];
+    }
+    Gather gather;
+    gather.input = entry.memory_of(t).input;
+    for (size_t rank = 0; rank < size; ++rank) {
+      int64_t rows = known.first_dims[t * size + rank];
+      output.shape[0] += rows;
+      gather.block_bytes.push_back(static_cast<uint64_t>(rows * row_bytes));
+    }
+    output.num_bytes = output.shape[0] * row_bytes;
+    output.data = malloc(static_cast<size_t>(output.num_bytes) + 1);  // + 1: not null when empty
+    if (output.data == nullptr) {
+      status = Status(HVL_JOB_BROKEN, "no memory for " + std::to_string(output.num_bytes) + " bytes, the result of the "
+                                          "allgather of '" + entry.signature().name + "' on " +
+                                          waiter_.describe(options_.local_rank));
+      break;
+    }
+    gather.output = static_cast<char*>(output.data);
+    outputs.push_back(output);
+    status = data_plane_->allgather(gather);
+  }
+  if (status.ok()) {
+    complete(tensor, status, std::move(outputs));
+  } else {
+    for (hvl_output& output : outputs) free(output.data);
+  }
+  return status;
+}
+
+}  // namespace hvl

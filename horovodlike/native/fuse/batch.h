@@ -1,0 +1,59 @@
+// A batch: the tensors that are moved together, as one stream of bytes.
+//
+// Nothing is copied here: a batch is a list of segments, each one tensor's own memory at an offset of the stream.
+// Segments start at multiples of kAlignment, so wherever the stream is cut at such a multiple no element is cut.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "collective/reduce.h"
+
+namespace hvl {
+
+constexpr uint64_t kAlignment = 64;
+
+struct Segment {
+  const char* input;
+  char* output;
+  uint64_t offset;  // in the stream
+  uint64_t num_bytes;
+  Reduction reduction;
+};
+
+class Batch {
+ public:
+  void clear() {
+    segments_.clear();
+    num_bytes_ = 0;
+  }
+
+  void add(const char* input, char* output, uint64_t num_bytes, const Reduction& reduction) {
+    segments_.push_back(Segment{input, output, num_bytes_, num_bytes, reduction});
+    num_bytes_ += (num_bytes + kAlignment - 1) / kAlignment * kAlignment;
+  }
+
+  const std::vector<Segment>& segments() const { return segments_; }
+  // Length of the stream.
+  uint64_t num_bytes() const { return num_bytes_; }
+
+  // Calls visit(segment, offset in the segment, offset in the range, bytes) for what lies in [begin, end).
+  template <typename Visit>
+  void for_each_piece(uint64_t begin, uint64_t end, Visit&& visit) const {
+    auto segment = std::partition_point(segments_.begin(), segments_.end(), [begin](const Segment& candidate) {
+      return candidate.offset + candidate.num_bytes <= begin;
+    });
+    for (; segment != segments_.end() && segment->offset < end; ++segment) {
+      uint64_t from = std::max(segment->offset, begin);
+      uint64_t to = std::min(segment->offset + segment->num_bytes, end);
+      if (from < to) visit(*segment, from - segment->offset, from - begin, to - from);
+    }
+  }
+
+ private:
+  std::vector<Segment> segments_;
+  uint64_t num_bytes_ = 0;
+};
+
+}  // namespace hvl

@@ -1,0 +1,203 @@
+#include "negotiate/agreement.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <utility>
+
+#include "negotiate/rank_list.h"
+
+namespace hvl {
+namespace {
+
+constexpr size_t kMostValues = 4;  // of a message
+
+// The ranks that have one value of a field.
+struct Holders {
+  std::string value;
+  std::vector<int> ranks;
+};
+
+using ValueText = std::function<std::string(const Signature&)>;
+
+std::string text_of(double factor) {
+  char text[32];
+  for (int digits : {15, 17}) {
+    std::snprintf(text, sizeof text, "%.*g", digits, factor);
+    if (std::strtod(text, nullptr) == factor) break;
+  }
+  return text;
+}
+
+std::string text_of(const Shape& shape, bool any_first) {
+  std::string text = "[";
+  for (size_t d = 0; d < shape.size(); ++d) {
+    if (d > 0) text += ", ";
+    text += any_first && d == 0 ? "*" : std::to_string(shape[d]);
+  }
+  return text + "]";
+}
+
+std::string title_of(const Signature& signature) {
+  return std::string(name_of(signature.kind)) + " '" + signature.name + "'";
+}
+
+// The value of most ranks first, and of those equally common the one of the lowest rank.
+std::vector<Holders> holders_of(const std::vector<Proposal>& proposals, const ValueText& value_of) {
+  std::vector<Holders> all;
+  for (const Proposal& proposal : proposals) {
+    const std::string value = value_of(proposal.signature);
+    auto same = std::find_if(all.begin(), all.end(), [&](const Holders& holders) { return holders.value == value; });
+    if (same == all.end()) same = all.insert(all.end(), {value, {}});
+    same->ranks.insert(same->ranks.end(), proposal.ranks.begin(), proposal.ranks.end());
+  }
+  for (Holders& holders : all) std::sort(holders.ranks.begin(), holders.ranks.end());
+  std::sort(all.begin(), all.end(), [](const Holders& a, const Holders& b) {
+    return a.ranks.size() != b.ranks.size() ? a.ranks.size() > b.ranks.size() : a.ranks[0] < b.ranks[0];
+  });
+  return all;
+}
+
+std::string text_of(const std::vector<Holders>& all) {
+  std::string text;
+  size_t num_others = 0;
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (i >= kMostValues) {
+      num_others += all[i].ranks.size();
+      continue;
+    }
+    if (i > 0) text += ", ";
+    text += text_of_ranks(all[i].ranks) + (all[i].ranks.size() == 1 ? " has " : " have ") + all[i].value;
+  }
+  if (num_others == 1) text += ", 1 other rank has another value";
+  if (num_others > 1) text += ", " + std::to_string(num_others) + " other ranks have other values";
+  return text;
+}
+
+// Ok if all have the same value. `what`: the name of the values, a plural.
+Status compare(const std::vector<Proposal>& proposals, const char* what, const std::string& title,
+               const ValueText& value_of) {
+  const std::vector<Holders> all = holders_of(proposals, value_of);
+  if (all.size() == 1) return Status();
+  return Status(HVL_MISMATCH, std::string("Mismatched ") + what + " for " + title + ": " + text_of(all) + ".");
+}
+
+Status compare_tensor(const std::vector<Proposal>& proposals, size_t t) {
+  const Signature& first = proposals[0].signature;
+  const auto equal = [&](const Proposal& p) { return p.signature.tensors[t] == first.tensors[t]; };
+  if (std::all_of(proposals.begin(), proposals.end(), equal)) return Status();
+
+  std::string title = title_of(first);
+  if (first.tensors.size() > 1) title += ", tensor with index " + std::to_string(t) + " of the group";
+  Status status =
+      compare(proposals, "data types", title, [t](const Signature& s) { return name_of(s.tensors[t].dtype); });
+  if (!status.ok()) return status;
+  if (first.kind != HVL_ALLGATHER) {
+    return compare(proposals, "shapes", title, [t](const Signature& s) { return text_of(s.tensors[t].shape, false); });
+  }
+  status = compare(proposals, "numbers of dimensions", title,
+                   [t](const Signature& s) { return std::to_string(s.tensors[t].shape.size()); });
+  if (!status.ok()) return status;
+  return compare(proposals, "dimensions other than the first", title,
+                 [t](const Signature& s) { return text_of(s.tensors[t].shape, true); });
+}
+
+// What has no meaning for a kind, such as the root of an allreduce, is not compared.
+Status compare_all(const std::vector<Proposal>& proposals) {
+  if (proposals.size() == 1) return Status();
+  const Signature& first = proposals[0].signature;
+  Status status =
+      compare(proposals, "operations", "'" + first.name + "'", [](const Signature& s) { return name_of(s.kind); });
+  const auto then = [&](bool applies, const char* what, const ValueText& value_of) {
+    if (applies && status.ok()) status = compare(proposals, what, title_of(first), value_of);
+  };
+  const bool reduces = first.kind == HVL_ALLREDUCE;
+  then(true, "devices", [](const Signature& s) { return name_of(s.device); });
+  then(reduces, "reduction operations", [](const Signature& s) { return name_of(s.op); });
+  then(first.kind == HVL_BROADCAST, "root ranks", [](const Signature& s) { return std::to_string(s.root); });
+  then(reduces, "prescale factors", [](const Signature& s) { return text_of(s.prescale); });
+  then(reduces, "postscale factors", [](const Signature& s) { return text_of(s.postscale); });
+  then(true, "numbers of tensors", [](const Signature& s) { return std::to_string(s.tensors.size()); });
+  for (size_t t = 0; status.ok() && t < first.tensors.size(); ++t) status = compare_tensor(proposals, t);
+  return status;
+}
+
+Status check_arguments(const Signature& signature, int size) {
+  if (signature.kind == HVL_BROADCAST && (signature.root < 0 || signature.root >= size)) {
+    return Status(HVL_INVALID_ARGUMENT, "Root rank " + std::to_string(signature.root) + " of " + title_of(signature) +
+                                            " is not a rank of this job: its size is " + std::to_string(size) + ".");
+  }
+  const auto is_scalar = [](const TensorSignature& tensor) { return tensor.shape.empty(); };
+  if (signature.kind == HVL_ALLGATHER && std::any_of(signature.tensors.begin(), signature.tensors.end(), is_scalar)) {
+    return Status(HVL_INVALID_ARGUMENT,
+                  "allgather needs at least one dimension: " + title_of(signature) + " has a scalar tensor.");
+  }
+  return Status();
+}
+
+// False where the bytes of the output do not fit into int64.
+bool fits(const Signature& signature) {
+  int64_t total = 0;
+  for (const TensorSignature& tensor : signature.tensors) {
+    int64_t bytes = static_cast<int64_t>(size_of(tensor.dtype));
+    for (int64_t extent : tensor.shape) {
+      // As in decode(): zeros are left out, so that the product never overflows on the way.
+      if (extent > 0 && __builtin_mul_overflow(bytes, extent, &bytes)) return false;
+    }
+    if (__builtin_add_overflow(total, bytes, &total)) return false;
+  }
+  return true;
+}
+
+// Lays the first dimensions out by tensor and rank, and puts their sums into the signature. False on overflow.
+bool sum_first_dims(const std::vector<Proposal>& proposals, size_t size, Verdict* verdict) {
+  std::vector<TensorSignature>& tensors = verdict->signature.tensors;
+  verdict->first_dims.assign(tensors.size() * size, 0);
+  for (const Proposal& proposal : proposals) {
+    for (size_t i = 0; i < proposal.ranks.size(); ++i) {
+      for (size_t t = 0; t < tensors.size(); ++t) {
+        const int64_t extent = proposal.first_dims[i][t];
+        verdict->first_dims[t * size + static_cast<size_t>(proposal.ranks[i])] = extent;
+        if (__builtin_add_overflow(tensors[t].shape[0], extent, &tensors[t].shape[0])) return false;
+      }
+    }
+  }
+  return fits(verdict->signature);
+}
+
+}  // namespace
+
+void add_to_proposals(int rank, Signature signature, std::vector<Proposal>* proposals) {
+  std::vector<int64_t> first_dims;
+  if (signature.kind == HVL_ALLGATHER) {
+    for (TensorSignature& tensor : signature.tensors) {
+      first_dims.push_back(tensor.shape.empty() ? 0 : std::exchange(tensor.shape[0], 0));
+    }
+  }
+  auto same = std::find_if(proposals->begin(), proposals->end(),
+                           [&](const Proposal& proposal) { return proposal.signature == signature; });
+  if (same == proposals->end()) same = proposals->insert(same, Proposal{std::move(signature), {}, {}});
+  same->ranks.push_back(rank);
+  if (same->signature.kind == HVL_ALLGATHER) same->first_dims.push_back(std::move(first_dims));
+}
+
+Verdict agree(std::vector<Proposal> proposals, int size) {
+  Verdict verdict;
+  verdict.status = compare_all(proposals);
+  if (!verdict.status.ok()) return verdict;
+
+  // Where only meaningless values differ, those of the lowest rank stand, whoever came first.
+  const auto lowest = [](const Proposal& p) { return *std::min_element(p.ranks.begin(), p.ranks.end()); };
+  auto chosen = std::min_element(proposals.begin(), proposals.end(),
+                                 [&](const Proposal& a, const Proposal& b) { return lowest(a) < lowest(b); });
+  verdict.signature = chosen->signature;
+  verdict.status = check_arguments(verdict.signature, size);
+  if (!verdict.status.ok() || verdict.signature.kind != HVL_ALLGATHER) return verdict;
+  if (!sum_first_dims(proposals, static_cast<size_t>(size), &verdict)) {
+    verdict.status = Status(HVL_INVALID_ARGUMENT, "The output of " + title_of(verdict.signature) + " is too large.");
+  }
+  return verdict;
+}
+
+}  // namespace hvl

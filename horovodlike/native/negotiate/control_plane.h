@@ -1,0 +1,27 @@
+// The control plane as a rank's engine sees it: requests go up, the log comes down.
+#pragma once
+
+#include "negotiate/message.h"
+
+namespace hvl {
+
+// Engine thread only. An error means that the job is broken.
+class ControlPlane {
+ public:
+  virtual ~ControlPlane() = default;
+
+  // Queues a message for the coordinator.
+  virtual Status send(const Message& message) = 0;
+  // Moves what can be moved without waiting; sets *progressed if anything was.
+  virtual Status pump(bool* progressed) = 0;
+  // The next record of the log, if one is here.
+  virtual Status next(Record* record, bool* found) = 0;
+  // True if pump() or next() would find something: the condition under which an idle engine does not sleep.
+  virtual bool has_news() = 0;
+  // True if all that was sent has left this rank.
+  virtual bool is_flushed() = 0;
+  // Reports tensors that some ranks wait for; called about once a second.
+  virtual Status check_stalls() = 0;
+};
+
+}  // namespace hvl

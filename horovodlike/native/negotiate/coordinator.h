@@ -1,0 +1,70 @@
+// The coordinator: rank 0's part of the negotiation. It counts who has what ready and decides what all ranks do next.
+//
+// Pure: no clock, no thread, no I/O. Its input is the order in which messages arrived; its output is the log.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "negotiate/message.h"
+
+namespace hvl {
+
+struct CoordinatorOptions {
+  int size = 1;
+  int64_t fusion_threshold = 128 << 20;  // bytes of a batch at most; 0: every tensor on its own
+  int cache_capacity = 1024;             // ids defined at a time (more only while they are all in use)
+  int max_batch = 4096;                  // ids of a batch at most
+};
+
+// Why a record was made. Numbers, because most reasons are never read.
+struct Reason {
+  enum class Why : uint8_t { kAllReady, kNew, kChanged, kRefused, kCacheFull, kRankLeft };
+  Why why = Why::kAllReady;
+  int32_t count = 0;  // tensors (kAllReady, kNew, kChanged), ids defined (kCacheFull), ranks (kRefused, kRankLeft)
+  int64_t bytes = 0;
+
+  std::string text() const;  // e.g. "3 tensors, 12288 bytes, all ranks ready"
+};
+
+// One log record and why it was made.
+struct Decision {
+  Record record;
+  Reason reason;
+};
+
+// A tensor that some ranks have ready and others not.
+struct Pending {
+  std::string name;
+  Kind kind;
+  std::vector<int> ready;
+  std::vector<int> missing;
+  uint64_t since;  // the value of `now` passed with the first rank's message
+};
+
+class Coordinator {
+ public:
+  explicit Coordinator(const CoordinatorOptions& options);
+  ~Coordinator();
+
+  // `now` is only stored, for pending(). A message that no correct rank sends is an error, and the job is broken.
+  Status on_message(int rank, const Message& message, uint64_t now);
+  // The hot path of on_message for Type::kReady.
+  Status on_ready(int rank, TensorId id, uint64_t now);
+
+  // Appends what is decided since the last call, in log order.
+  void decide(std::vector<Decision>* decisions);
+
+  // What is waited for, oldest first.
+  std::vector<Pending> pending() const;
+  // Requests that came with a full signature, from all ranks together.
+  uint64_t negotiated_in_full() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace hvl

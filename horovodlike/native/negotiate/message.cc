@@ -1,0 +1,217 @@
+#include "negotiate/message.h"
+
+#include "negotiate/wire.h"
+
+namespace hvl {
+namespace {
+
+constexpr size_t kMinTensorBytes = 2;  // dtype and number of dimensions
+
+Status malformed(const char* what) { return Status(HVL_JOB_BROKEN, std::string("malformed control message: ") + what); }
+
+void write_ids(const std::vector<TensorId>& ids, Writer* out) {
+  out->put(static_cast<uint32_t>(ids.size()));
+  out->put_array(ids.data(), ids.size());
+}
+
+void write_text(const std::string& text, Writer* out) {
+  out->put(static_cast<uint32_t>(text.size()));
+  out->put_array(text.data(), text.size());
+}
+
+void write_name(const std::string& name, Writer* out) {
+  out->put(static_cast<uint16_t>(name.size()));
+  out->put_array(name.data(), name.size());
+}
+
+void write_signature(const Signature& signature, Writer* out) {
+  out->put(static_cast<uint8_t>(signature.kind));
+  out->put(static_cast<uint8_t>(signature.op));
+  out->put(static_cast<uint8_t>(signature.device));
+  out->put(signature.root);
+  out->put(signature.process_set);
+  out->put(signature.prescale);
+  out->put(signature.postscale);
+  write_name(signature.name, out);
+  out->put(static_cast<uint32_t>(signature.tensors.size()));
+  for (const TensorSignature& tensor : signature.tensors) {
+    out->put(static_cast<uint8_t>(tensor.dtype));
+    out->put(static_cast<uint8_t>(tensor.shape.size()));
+    out->put_array(tensor.shape.data(), tensor.shape.size());
+  }
+}
+
+const char* read_ids(Reader* in, std::vector<TensorId>* ids) {
+  uint32_t count = 0;
+  if (!in->get(&count) || !in->get_array(count, ids)) return "list of ids cut short";
+  return nullptr;
+}
+
+const char* read_text(Reader* in, std::string* text) {
+  uint32_t length = 0;
+  if (!in->get(&length) || !in->get_array(length, text)) return "text cut short";
+  return nullptr;
+}
+
+const char* read_name(Reader* in, std::string* name) {
+  uint16_t length = 0;
+  if (!in->get(&length)) return "name cut short";
+  if (length > kMaxNameBytes) return "name too long";
+  return in->get_array(length, name) ? nullptr : "name cut short";
+}
+
+// Adds the tensor's bytes to `*num_bytes`, which stays below 2^63 so that nobody has to check later sums.
+const char* read_tensor(Reader* in, TensorSignature* tensor, int64_t* num_bytes) {
+  uint8_t ndim = 0;
+  if (!in->get_enum(HVL_UINT8, HVL_BFLOAT16, &tensor->dtype)) return "data type";
+  if (!in->get(&ndim) || ndim > kMaxDimensions) return "number of dimensions";
+  if (!in->get_array(ndim, &tensor->shape)) return "shape cut short";
+  // Zero extents are left out of the product, so that no order of the extents can overflow num_elements().
+  int64_t bytes = static_cast<int64_t>(size_of(tensor->dtype));
+  bool empty = false;
+  for (int64_t extent : tensor->shape) {
+    if (extent < 0) return "negative extent";
+    if (extent == 0) empty = true;
+    if (extent > 0 && __builtin_mul_overflow(bytes, extent, &bytes)) return "tensor too large";
+  }
+  if (__builtin_add_overflow(*num_bytes, empty ? 0 : bytes, num_bytes)) return "tensors too large";
+  return nullptr;
+}
+
+const char* read_tensors(Reader* in, Signature* signature) {
+  uint32_t count = 0;
+  if (!in->get(&count)) return "number of tensors cut short";
+  if (count > kMaxGroup || count > in->remaining() / kMinTensorBytes) return "number of tensors";
+  if ((count == 0) != (signature->kind == HVL_BARRIER)) return "number of tensors";
+  signature->tensors.resize(count);
+  int64_t num_bytes = 0;
+  for (TensorSignature& tensor : signature->tensors) {
+    if (const char* error = read_tensor(in, &tensor, &num_bytes)) return error;
+  }
+  return nullptr;
+}
+
+const char* read_signature(Reader* in, Signature* signature) {
+  if (!in->get_enum(HVL_ALLREDUCE, HVL_BARRIER, &signature->kind)) return "kind";
+  if (!in->get_enum(HVL_AVERAGE, HVL_PRODUCT, &signature->op)) return "reduction operation";
+  if (!in->get_enum(HVL_CPU, HVL_CUDA, &signature->device)) return "device";
+  if (!in->get(&signature->root) || !in->get(&signature->process_set)) return "signature cut short";
+  if (!in->get(&signature->prescale) || !in->get(&signature->postscale)) return "signature cut short";
+  if (const char* error = read_name(in, &signature->name)) return error;
+  return read_tensors(in, signature);
+}
+
+// Whoever runs an allgather takes addresses from these, so they must add up to what the signature says.
+const char* check_first_dims(const Signature& signature, const std::vector<int64_t>& first_dims) {
+  if (signature.kind != HVL_ALLGATHER) return first_dims.empty() ? nullptr : "first dimensions without an allgather";
+  const size_t num_tensors = signature.tensors.size();
+  if (first_dims.empty() || first_dims.size() % num_tensors != 0) return "number of first dimensions";
+  const size_t num_ranks = first_dims.size() / num_tensors;
+  for (size_t t = 0; t < num_tensors; ++t) {
+    const Shape& shape = signature.tensors[t].shape;
+    int64_t sum = 0;
+    for (size_t r = 0; r < num_ranks; ++r) {
+      const int64_t extent = first_dims[t * num_ranks + r];
+      if (extent < 0 || __builtin_add_overflow(sum, extent, &sum)) return "first dimension";
+    }
+    if (shape.empty() || shape[0] != sum) return "sum of first dimensions";
+  }
+  return nullptr;
+}
+
+const char* read_definition(Reader* in, Record* record) {
+  uint32_t count = 0;
+  if (!in->get(&record->id)) return "id cut short";
+  if (const char* error = read_signature(in, &record->signature)) return error;
+  if (!in->get(&count) || !in->get_array(count, &record->first_dims)) return "first dimensions cut short";
+  return check_first_dims(record->signature, record->first_dims);
+}
+
+const char* read_error(Reader* in, Record* record) {
+  if (!in->get_enum(HVL_INVALID_ARGUMENT, HVL_UNKNOWN_HANDLE, &record->status)) return "status";
+  if (!in->get(&record->signature.process_set)) return "process set cut short";
+  if (const char* error = read_name(in, &record->signature.name)) return error;
+  return read_text(in, &record->text);
+}
+
+const char* read_shutdown(Reader* in, Record* record) {
+  if (!in->get_enum(HVL_JOB_BROKEN, HVL_SHUT_DOWN, &record->status)) return "status";
+  return read_text(in, &record->text);
+}
+
+const char* read_body(Reader* in, Message* message) {
+  switch (message->type) {
+    case Message::Type::kReady: return read_ids(in, &message->ids);
+    case Message::Type::kRequest: return read_signature(in, &message->signature);
+    case Message::Type::kShutdown: return read_text(in, &message->text);
+  }
+  return "type";
+}
+
+const char* read_body(Reader* in, Record* record) {
+  switch (record->type) {
+    case Record::Type::kDefine: return read_definition(in, record);
+    case Record::Type::kExecute:
+    case Record::Type::kEvict: return read_ids(in, &record->ids);
+    case Record::Type::kError: return read_error(in, record);
+    case Record::Type::kShutdown: return read_shutdown(in, record);
+  }
+  return "type";
+}
+
+template <typename T>
+Status decode_exactly(const void* bytes, size_t num_bytes, T* result) {
+  std::vector<TensorId> ids = std::move(result->ids);  // keeps its memory: lists of ids are the hot path
+  *result = T();
+  ids.clear();
+  result->ids = std::move(ids);
+
+  Reader in(bytes, num_bytes);
+  uint8_t type = 0;
+  if (!in.get(&type)) return malformed("empty");
+  result->type = static_cast<typename T::Type>(type);
+  if (const char* error = read_body(&in, result)) return malformed(error);
+  return in.remaining() == 0 ? Status() : malformed("bytes left over");
+}
+
+}  // namespace
+
+void encode(const Message& message, std::string* out) {
+  Writer writer(out);
+  writer.put(static_cast<uint8_t>(message.type));
+  switch (message.type) {
+    case Message::Type::kReady: return write_ids(message.ids, &writer);
+    case Message::Type::kRequest: return write_signature(message.signature, &writer);
+    case Message::Type::kShutdown: return write_text(message.text, &writer);
+  }
+}
+
+void encode(const Record& record, std::string* out) {
+  Writer writer(out);
+  writer.put(static_cast<uint8_t>(record.type));
+  switch (record.type) {
+    case Record::Type::kDefine:
+      writer.put(record.id);
+      write_signature(record.signature, &writer);
+      writer.put(static_cast<uint32_t>(record.first_dims.size()));
+      return writer.put_array(record.first_dims.data(), record.first_dims.size());
+    case Record::Type::kExecute:
+    case Record::Type::kEvict: return write_ids(record.ids, &writer);
+    case Record::Type::kError:
+      writer.put(static_cast<uint8_t>(record.status));
+      writer.put(record.signature.process_set);
+      write_name(record.signature.name, &writer);
+      return write_text(record.text, &writer);
+    case Record::Type::kShutdown:
+      writer.put(static_cast<uint8_t>(record.status));
+      return write_text(record.text, &writer);
+  }
+}
+
+Status decode(const void* bytes, size_t num_bytes, Message* message) {
+  return decode_exactly(bytes, num_bytes, message);
+}
+
+Status decode(const void* bytes, size_t num_bytes, Record* record) { return decode_exactly(bytes, num_bytes, record); }
+
+}  // namespace hvl

@@ -1,0 +1,66 @@
+// The wire format of the control plane: what ranks tell the coordinator, and the records of its log.
+//
+// Fixed little-endian binary. A decoder never trusts a length or an enumeration: bad input is an error, never a read
+// past the end, a large allocation or an exception.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "negotiate/signature.h"
+
+namespace hvl {
+
+// Given by the coordinator, never 0. Not used again for another name before 2^31 others were given, so nothing that is
+// still under way can be confused.
+using TensorId = uint32_t;
+
+constexpr int kMaxDimensions = 8;
+constexpr size_t kMaxNameBytes = 4096;
+constexpr size_t kMaxGroup = 65536;
+
+// Rank to coordinator.
+struct Message {
+  enum class Type : uint8_t {
+    kReady = 1,     // `ids`: tensors whose signature the log has defined and that this rank has ready
+    kRequest = 2,   // `signature`: ready, and not known by an id or different from what the id stands for
+    kShutdown = 3,  // `text`: why
+  };
+  Type type = Type::kReady;
+  std::vector<TensorId> ids;
+  Signature signature;
+  std::string text;
+};
+
+// Coordinator to all ranks: one record of the log.
+struct Record {
+  enum class Type : uint8_t {
+    kDefine = 1,    // from now on `id` stands for `signature`; `first_dims`: see below
+    kExecute = 2,   // run `ids` as one batch
+    kError = 3,     // the request `signature.name` of `signature.process_set` failed with `status` and `text`
+    kEvict = 4,     // `ids` stand for nothing any more
+    kShutdown = 5,  // the job ends; `status` is HVL_SHUT_DOWN or HVL_JOB_BROKEN, `text` says why
+  };
+  Type type = Type::kExecute;
+  TensorId id = 0;
+  Signature signature;
+  // Allgather: the extent of dimension 0 of tensor t on rank r stands at [t * size + r], and `signature` has their sum
+  // as dimension 0: the shape of the output. Empty otherwise.
+  std::vector<int64_t> first_dims;
+  std::vector<TensorId> ids;
+  hvl_status status = HVL_OK;
+  std::string text;
+};
+
+// Appends to `out`. What decode() would refuse (a longer name, more tensors or dimensions) must not be encoded. Only
+// the members that belong to the type are written; decode() leaves the others as they are in a new object.
+void encode(const Message& message, std::string* out);
+void encode(const Record& record, std::string* out);
+
+// `bytes` must hold exactly one message or record.
+Status decode(const void* bytes, size_t num_bytes, Message* message);
+Status decode(const void* bytes, size_t num_bytes, Record* record);
+
+}  // namespace hvl

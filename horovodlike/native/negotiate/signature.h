@@ -1,0 +1,35 @@
+// What all ranks must agree on for one operation, and how two of them differ.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "base/types.h"
+
+namespace hvl {
+
+struct TensorSignature {
+  DataType dtype = HVL_FLOAT32;
+  Shape shape;
+
+  int64_t num_bytes() const { return num_elements(shape) * static_cast<int64_t>(size_of(dtype)); }
+  bool operator==(const TensorSignature& other) const { return dtype == other.dtype && shape == other.shape; }
+};
+
+struct Signature {
+  std::string name;
+  Kind kind = HVL_ALLREDUCE;
+  ReduceOp op = HVL_SUM;
+  Device device = HVL_CPU;
+  int32_t root = -1;
+  int32_t process_set = 0;
+  double prescale = 1.0;
+  double postscale = 1.0;
+  std::vector<TensorSignature> tensors;  // more than one: a group, executed as a whole or not at all
+
+  bool operator==(const Signature& other) const;
+  bool operator!=(const Signature& other) const { return !(*this == other); }
+  int64_t num_bytes() const;
+};
+
+}  // namespace hvl

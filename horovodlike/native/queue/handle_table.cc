@@ -1,0 +1,103 @@
+#include "queue/handle_table.h"
+
+#include <utility>
+
+#include "base/futex.h"
+
+namespace hvl {
+
+namespace {
+
+constexpr int kIndexBits = 24;
+constexpr int64_t kIndexMask = (int64_t{1} << kIndexBits) - 1;
+
+uint32_t index_of(int64_t handle) { return static_cast<uint32_t>(handle & kIndexMask); }
+uint32_t generation_of(int64_t handle) { return static_cast<uint32_t>(handle >> kIndexBits); }
+
+}  // namespace
+
+int64_t HandleTable::create() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (free_.empty()) {
+    free_.push_back(static_cast<uint32_t>(slots_.size()));
+    slots_.emplace_back();
+  }
+  uint32_t index = free_.back();
+  free_.pop_back();
+  Slot& slot = slots_[index];
+  slot.used = true;
+  slot.generation = (slot.generation + 1) & 0x7fffffff;
+  if (slot.generation == 0) slot.generation = 1;  // a handle is > 0
+  slot.state.store(kPending);
+  return (static_cast<int64_t>(slot.generation) << kIndexBits) | index;
+}
+
+HandleTable::Slot* HandleTable::find(int64_t handle) {
+  if (handle <= 0 || index_of(handle) >= slots_.size()) return nullptr;
+  Slot& slot = slots_[index_of(handle)];
+  return slot.used && slot.generation == generation_of(handle) ? &slot : nullptr;
+}
+
+void HandleTable::release(int64_t handle, Slot* slot) {
+  slot->used = false;
+  slot->status = Status();
+  slot->outputs.clear();
+  free_.push_back(index_of(handle));
+}
+
+void HandleTable::complete(int64_t handle, Status status, std::vector<hvl_output> outputs) {
+  Slot* slot;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    slot = find(handle);
+    slot->status = std::move(status);
+    slot->outputs = std::move(outputs);
+  }
+  // The slot may be consumed and used again as soon as this is seen; an extra wake-up of its next user is harmless.
+  if (slot->state.exchange(kComplete) == kPendingWithWaiter) futex_wake(&slot->state, INT_MAX, FutexScope::kProcess);
+}
+
+hvl_status HandleTable::poll(int64_t handle) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Slot* slot = find(handle);
+  if (slot == nullptr) return HVL_UNKNOWN_HANDLE;
+  return slot->state.load() == kComplete ? HVL_OK : HVL_IN_PROGRESS;
+}
+
+hvl_status HandleTable::wait(int64_t handle, uint64_t deadline) {
+  Slot* slot;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    slot = find(handle);
+    if (slot == nullptr) return HVL_UNKNOWN_HANDLE;
+  }
+  while (slot->state.load() != kComplete) {
+    uint64_t now = now_ns();
+    if (now >= deadline) return HVL_IN_PROGRESS;
+    uint32_t pending = kPending;
+    if (!slot->state.compare_exchange_strong(pending, kPendingWithWaiter) && pending == kComplete) break;
+    if (futex_wait(&slot->state, kPendingWithWaiter, deadline - now, FutexScope::kProcess) == EINTR) {
+      return slot->state.load() == kComplete ? HVL_OK : HVL_IN_PROGRESS;
+    }
+  }
+  return HVL_OK;
+}
+
+Status HandleTable::consume(int64_t handle, std::vector<hvl_output>* outputs) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Slot* slot = find(handle);
+  if (slot == nullptr) return Status(HVL_UNKNOWN_HANDLE, "the handle is unknown or was waited for already");
+  Status status = std::move(slot->status);
+  *outputs = std::move(slot->outputs);
+  release(handle, slot);
+  return status;
+}
+
+void HandleTable::discard(int64_t handle) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Slot* slot = find(handle);
+  slot->state.store(kComplete);
+  release(handle, slot);
+}
+
+}  // namespace hvl

@@ -1,0 +1,52 @@
+// Handles: how a request's completion reaches the threads that wait for it.
+//
+// Life of a handle: pending -> (waited for) -> complete -> consumed. complete() is called once by the engine thread,
+// the other functions by any thread.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <mutex>
+#include <vector>
+
+#include "base/status.h"
+#include "hvl.h"
+
+namespace hvl {
+
+class HandleTable {
+ public:
+  int64_t create();
+  // Takes over `outputs`, to be freed with hvl_free by who consumes the handle.
+  void complete(int64_t handle, Status status, std::vector<hvl_output> outputs);
+
+  // HVL_OK: complete; HVL_IN_PROGRESS; HVL_UNKNOWN_HANDLE.
+  hvl_status poll(int64_t handle);
+  // Sleeps until completion, a signal or the deadline (now_ns() time). HVL_OK, HVL_IN_PROGRESS, HVL_UNKNOWN_HANDLE.
+  hvl_status wait(int64_t handle, uint64_t deadline);
+  // The result of a complete handle, which is then unknown.
+  Status consume(int64_t handle, std::vector<hvl_output>* outputs);
+  // Gives back a handle whose request was not accepted.
+  void discard(int64_t handle);
+
+ private:
+  enum State : uint32_t { kPending, kPendingWithWaiter, kComplete };
+
+  struct Slot {
+    std::atomic<uint32_t> state{kComplete};
+    uint32_t generation = 0;  // with the slot's index this makes the handle
+    bool used = false;
+    Status status;
+    std::vector<hvl_output> outputs;
+  };
+
+  Slot* find(int64_t handle);  // null if unknown; mutex_ is held
+  void release(int64_t handle, Slot* slot);
+
+  std::mutex mutex_;         // a leaf: no other lock is taken while it is held
+  std::deque<Slot> slots_;   // a deque: slots keep their address
+  std::vector<uint32_t> free_;
+};
+
+}  // namespace hvl

@@ -1,0 +1,67 @@
+// What is known of a named tensor, of an operation on it, and of one request for that operation.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "negotiate/message.h"
+
+namespace hvl {
+
+struct Entry;
+struct Operation;
+
+// A name of one process set, shared by all operations on it in this process.
+struct NamedTensor {
+  static constexpr TensorId kNoId = UINT32_MAX;
+
+  explicit NamedTensor(std::string key_text) : key(std::move(key_text)) {}
+
+  const std::string key;
+  std::atomic<bool> in_flight{false};
+  std::atomic<bool> forgotten{false};  // no longer in the table: look the name up again
+
+  // Engine thread only.
+  TensorId id = kNoId;                   // what the log calls it
+  std::shared_ptr<Operation> agreed;     // the operation last found to be what the id stands for
+  std::unique_ptr<Entry> entry;          // this rank's request in flight
+};
+
+// A request, checked and copied: immutable but for the cached look-up of its name.
+struct Operation {
+  Signature signature;
+  std::vector<int64_t> num_bytes;  // of each tensor
+  int64_t total_bytes = 0;
+
+  // The name's record in the engine number `engine`; guarded by the table's mutex.
+  std::shared_ptr<NamedTensor> tensor;
+  uint64_t engine = 0;
+};
+
+using DoneFunction = void (*)(void* context, int32_t status, const char* message);
+
+// Where a tensor's elements are read and written.
+struct Memory {
+  const char* input = nullptr;
+  char* output = nullptr;  // allgather: null, the engine allocates
+};
+
+// One accepted request of this rank, from enqueue to completion.
+struct Entry {
+  std::shared_ptr<Operation> operation;
+  std::shared_ptr<NamedTensor> tensor;
+  Memory memory;                  // of the first tensor
+  std::vector<Memory> more;       // of the others in a group
+  int64_t handle = 0;
+  uint64_t enqueued_at = 0;
+  DoneFunction done = nullptr;
+  void* done_context = nullptr;
+
+  const Signature& signature() const { return operation->signature; }
+  const Memory& memory_of(size_t tensor) const { return tensor == 0 ? memory : more[tensor - 1]; }
+};
+
+}  // namespace hvl

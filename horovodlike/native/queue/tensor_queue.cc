@@ -1,0 +1,65 @@
+#include "queue/tensor_queue.h"
+
+#include <utility>
+
+#include "base/clock.h"
+
+namespace hvl {
+
+std::string key_of(int32_t process_set, const std::string& name) { return std::to_string(process_set) + ':' + name; }
+
+std::shared_ptr<NamedTensor> TensorQueue::look_up(Operation* operation) {
+  if (operation->engine != engine_number_ || operation->tensor->forgotten.load()) {
+    std::string key = key_of(operation->signature.process_set, operation->signature.name);
+    std::shared_ptr<NamedTensor>& tensor = names_[key];
+    if (tensor == nullptr) tensor = std::make_shared<NamedTensor>(key);
+    operation->tensor = tensor;
+    operation->engine = engine_number_;
+  }
+  return operation->tensor;
+}
+
+Status TensorQueue::push(std::unique_ptr<Entry> entry) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!closed_.ok()) return closed_;
+  entry->tensor = look_up(entry->operation.get());
+  if (entry->tensor->in_flight.exchange(true)) {
+    return Status(HVL_INVALID_ARGUMENT,
+                  "'" + entry->signature().name +
+                      "' is already in flight on this rank; wait for its result first, or use another name");
+  }
+  queued_bytes_.fetch_add(entry->operation->total_bytes);
+  entries_.push_back(std::move(entry));
+  queued_.fetch_add(1);
+  return Status();
+}
+
+void TensorQueue::take(std::vector<std::unique_ptr<Entry>>* entries) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  entries->swap(entries_);
+  queued_.store(0);
+  queued_bytes_.store(0);
+}
+
+void TensorQueue::finish(const Entry& entry) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  entry.tensor->in_flight.store(false);
+  if (entry.tensor->id == NamedTensor::kNoId) erase(entry.tensor.get());
+}
+
+void TensorQueue::forget_id(NamedTensor* tensor) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  tensor->id = NamedTensor::kNoId;
+  if (!tensor->in_flight.load()) erase(tensor);
+}
+
+void TensorQueue::erase(NamedTensor* tensor) {
+  if (!tensor->forgotten.exchange(true)) names_.erase(tensor->key);
+}
+
+void TensorQueue::close(const Status& status) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (closed_.ok()) closed_ = status;
+}
+
+}  // namespace hvl

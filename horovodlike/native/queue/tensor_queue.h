@@ -1,0 +1,53 @@
+// The tensor queue: what framework threads hand to the engine thread.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "queue/operation.h"
+
+namespace hvl {
+
+class TensorQueue {
+ public:
+  explicit TensorQueue(uint64_t engine_number) : engine_number_(engine_number) {}
+
+  // Any thread. Fails if the name is in flight already or the queue is closed.
+  Status push(std::unique_ptr<Entry> entry);
+
+  // Engine thread: takes all that came since the last call; `entries` is empty.
+  void take(std::vector<std::unique_ptr<Entry>>* entries);
+  // Engine thread: the entry is complete; its name may be used again.
+  void finish(const Entry& entry);
+  // Engine thread: the coordinator has no id for the tensor any more.
+  void forget_id(NamedTensor* tensor);
+  // Engine thread: after this every push fails with `status`.
+  void close(const Status& status);
+
+  // Any thread: what waits to be taken.
+  int64_t queued_bytes() const { return queued_bytes_.load(); }
+  bool empty() const { return queued_.load() == 0; }
+
+ private:
+  std::shared_ptr<NamedTensor> look_up(Operation* operation);  // mutex_ is held
+  // A name without an id and not in flight is forgotten: jobs that make up new names do not grow. mutex_ is held.
+  void erase(NamedTensor* tensor);
+
+  const uint64_t engine_number_;
+  std::atomic<int64_t> queued_{0};  // requests; written under mutex_
+  std::atomic<int64_t> queued_bytes_{0};
+  std::mutex mutex_;  // a leaf
+  std::vector<std::unique_ptr<Entry>> entries_;
+  std::unordered_map<std::string, std::shared_ptr<NamedTensor>> names_;
+  Status closed_;
+};
+
+// The process set is part of a name's identity.
+std::string key_of(int32_t process_set, const std::string& name);
+
+}  // namespace hvl

@@ -1,0 +1,91 @@
+#include "transport/shm/host_memory.h"
+
+#include <sys/mman.h>
+#include <time.h>
+
+#include <algorithm>
+#include <cstring>
+
+namespace hvl {
+
+namespace {
+
+constexpr size_t kPage = 4096;
+
+size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+}  // namespace
+
+size_t HostMemory::rank_offset(int local_rank) {
+  return round_up(sizeof(HostHeader), kCacheLine) + static_cast<size_t>(local_rank) * sizeof(RankBlock);
+}
+
+std::atomic<uint64_t>& HostMemory::log_written() {
+  return *reinterpret_cast<std::atomic<uint64_t>*>(base_ + rank_offset(shape_.ranks));
+}
+
+char* HostMemory::log_ring() { return base_ + round_up(rank_offset(shape_.ranks) + kCacheLine, kPage); }
+
+char* HostMemory::request_ring(int local_rank) {
+  return log_ring() + kLogRingBytes + static_cast<size_t>(local_rank) * kRequestRingBytes;
+}
+
+char* HostMemory::slot(int local_rank, uint64_t chunk) {
+  size_t depth = static_cast<size_t>(shape_.slot_depth);
+  size_t index = static_cast<size_t>(local_rank) * depth + chunk % depth;
+  return request_ring(shape_.ranks) + index * static_cast<size_t>(shape_.slot_bytes);
+}
+
+size_t HostMemory::bytes_needed(const HostShape& shape) {
+  size_t slots = static_cast<size_t>(shape.ranks) * static_cast<size_t>(shape.slot_depth);
+  return round_up(rank_offset(shape.ranks) + kCacheLine, kPage) + kLogRingBytes +
+         static_cast<size_t>(shape.ranks) * kRequestRingBytes + slots * static_cast<size_t>(shape.slot_bytes);
+}
+
+Status HostMemory::map(int fd, const HostShape& shape, std::shared_ptr<HostMemory>* memory) {
+  size_t bytes = bytes_needed(shape);
+  void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (base == MAP_FAILED) {
+    return Status(HVL_RESOURCES, std::string("cannot map the shared memory of this host's ranks: ") + strerror(errno));
+  }
+  memory->reset(new HostMemory(static_cast<char*>(base), bytes, shape));
+  return Status();
+}
+
+std::shared_ptr<HostMemory> HostMemory::anonymous(const HostShape& shape) {
+  size_t bytes = bytes_needed(shape);
+  void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (base == MAP_FAILED) return nullptr;
+  return std::shared_ptr<HostMemory>(new HostMemory(static_cast<char*>(base), bytes, shape));
+}
+
+HostMemory::~HostMemory() { munmap(base_, bytes_); }
+
+void HostMemory::break_job(const std::string& text) {
+  uint32_t whole = 0;
+  if (header().broken.compare_exchange_strong(whole, 1)) {
+    size_t length = std::min(text.size(), sizeof(header().broken_text) - 1);
+    memcpy(header().broken_text, text.data(), length);
+    header().broken_text[length] = '\0';
+    header().broken.store(2);
+  }
+  ring_all_but(-1);
+}
+
+std::string HostMemory::broken_text() {
+  // The writer may have been killed between its two stores.
+  uint64_t deadline = now_ns() + 100 * kMillisecond;
+  while (header().broken.load() == 1 && now_ns() < deadline) {
+    timespec pause{0, static_cast<long>(kMillisecond)};
+    nanosleep(&pause, nullptr);
+  }
+  return header().broken.load() == 2 ? header().broken_text : "a rank was lost while it reported a lost rank";
+}
+
+void HostMemory::ring_all_but(int local_rank) {
+  for (int peer = 0; peer < shape_.ranks; ++peer) {
+    if (peer != local_rank) rank(peer).doorbell.ring();
+  }
+}
+
+}  // namespace hvl

@@ -1,0 +1,89 @@
+// The shared memory of one host: its layout, and a mapping of it.
+//
+//   header | one RankBlock per local rank | the log's ring | request rings, one per local rank | slots
+//
+// All words that more than one process touches are atomics, each on the cache line of the one rank that writes it.
+// Memory of zeros is a valid initial state.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "base/futex.h"
+#include "base/status.h"
+
+namespace hvl {
+
+constexpr size_t kCacheLine = 64;
+constexpr size_t kLogRingBytes = 256 << 10;
+constexpr size_t kRequestRingBytes = 64 << 10;
+
+struct alignas(kCacheLine) HostHeader {
+  char token[kCacheLine];  // used by the processes that make the segment known to each other, before hvl_init
+
+  // The job is broken: 0 no, 1 the text is being written, 2 the text is there. The first to break it writes.
+  alignas(kCacheLine) std::atomic<uint32_t> broken;
+  char broken_text[1024];
+};
+
+// How far a rank has come in the chunks of all batches since the start; see collective/chunk_pipeline.h.
+struct Progress {
+  alignas(kCacheLine) std::atomic<uint64_t> filled;   // chunks whose bytes stand in this rank's slots
+  alignas(kCacheLine) std::atomic<uint64_t> reduced;  // chunks of which this rank's part is reduced
+  alignas(kCacheLine) std::atomic<uint64_t> drained;  // chunks that this rank has finished with
+};
+
+struct alignas(kCacheLine) RankBlock {
+  Doorbell doorbell;
+  alignas(kCacheLine) std::atomic<uint32_t> left;  // 1: this rank has shut down in good order
+  alignas(kCacheLine) std::atomic<uint64_t> log_read;
+  alignas(kCacheLine) std::atomic<uint64_t> requests_written;
+  alignas(kCacheLine) std::atomic<uint64_t> requests_read;
+  Progress progress;
+};
+
+struct HostShape {
+  int ranks = 1;
+  int64_t slot_bytes = 0;
+  int slot_depth = 0;
+};
+
+class HostMemory {
+ public:
+  static size_t bytes_needed(const HostShape& shape);
+
+  // Maps `fd`, which the caller may close afterwards.
+  static Status map(int fd, const HostShape& shape, std::shared_ptr<HostMemory>* memory);
+  // Memory of this process alone, for ranks that are threads.
+  static std::shared_ptr<HostMemory> anonymous(const HostShape& shape);
+  ~HostMemory();
+  HostMemory(const HostMemory&) = delete;
+  HostMemory& operator=(const HostMemory&) = delete;
+
+  const HostShape& shape() const { return shape_; }
+  HostHeader& header() { return *reinterpret_cast<HostHeader*>(base_); }
+  RankBlock& rank(int local_rank) { return *reinterpret_cast<RankBlock*>(base_ + rank_offset(local_rank)); }
+  std::atomic<uint64_t>& log_written();
+  char* log_ring();
+  char* request_ring(int local_rank);
+  char* slot(int local_rank, uint64_t chunk);
+
+  // The first call wins; all sleepers wake.
+  void break_job(const std::string& text);
+  bool is_broken() { return header().broken.load() != 0; }
+  std::string broken_text();
+  void ring_all_but(int local_rank);
+
+ private:
+  HostMemory(char* base, size_t bytes, const HostShape& shape) : base_(base), bytes_(bytes), shape_(shape) {}
+  static size_t rank_offset(int local_rank);
+
+  char* base_;
+  size_t bytes_;
+  HostShape shape_;
+};
+
+}  // namespace hvl

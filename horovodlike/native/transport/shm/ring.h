@@ -1,0 +1,56 @@
+// Frames through a ring of bytes in shared memory: one writer, one or several readers that all read everything.
+//
+// The ring is a stream: a frame may be longer than the ring and is then passed on piece by piece.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace hvl {
+
+class RingWriter {
+ public:
+  // `capacity` is a power of two.
+  RingWriter(char* bytes, size_t capacity, std::atomic<uint64_t>* written, std::vector<std::atomic<uint64_t>*> readers)
+      : bytes_(bytes), capacity_(capacity), written_(written), readers_(std::move(readers)) {}
+
+  // Queues a frame: its length, then its bytes.
+  void send(const std::string& frame);
+  // Copies what fits to the ring. True if anything moved: then the readers' doorbells are to be rung.
+  bool pump();
+  bool is_flushed() const { return sent_ == outbox_.size(); }
+  // True if pump() would move something.
+  bool can_pump() const { return !is_flushed() && room() > 0; }
+
+ private:
+  size_t room() const;
+
+  char* bytes_;
+  size_t capacity_;
+  std::atomic<uint64_t>* written_;
+  std::vector<std::atomic<uint64_t>*> readers_;
+  std::string outbox_;
+  size_t sent_ = 0;  // bytes of outbox_ that are in the ring
+};
+
+class RingReader {
+ public:
+  RingReader(const char* bytes, size_t capacity, std::atomic<uint64_t>* written, std::atomic<uint64_t>* read)
+      : bytes_(bytes), capacity_(capacity), written_(written), read_(read) {}
+
+  bool has_bytes() const { return written_->load() != read_->load(); }
+  // True if a whole frame came. Sets *freed if it made room in the ring.
+  bool receive(std::string* frame, bool* freed);
+
+ private:
+  const char* bytes_;
+  size_t capacity_;
+  std::atomic<uint64_t>* written_;
+  std::atomic<uint64_t>* read_;
+  std::string inbox_;
+  size_t parsed_ = 0;  // bytes of inbox_ that were handed out
+};
+
+}  // namespace hvl

@@ -1,0 +1,52 @@
+// The control plane of the ranks of one host, through rings in shared memory. Local rank 0 holds the coordinator.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "negotiate/coordinator_seat.h"
+#include "transport/shm/host_memory.h"
+#include "transport/shm/ring.h"
+
+namespace hvl {
+
+class ShmCoordinator : public ControlPlane {
+ public:
+  ShmCoordinator(std::shared_ptr<HostMemory> memory, const SeatOptions& options);
+
+  Status send(const Message& message) override { return seat_.accept(0, message); }
+  Status pump(bool* progressed) override;
+  Status next(Record* record, bool* found) override;
+  bool has_news() override;
+  bool is_flushed() override { return log_.is_flushed(); }
+  Status check_stalls() override { return seat_.check_stalls(); }
+
+ private:
+  std::shared_ptr<HostMemory> memory_;
+  CoordinatorSeat seat_;
+  RingWriter log_;
+  std::vector<RingReader> requests_;  // of local ranks 1, 2, ...
+  std::string frame_;
+  Message message_;
+};
+
+class ShmWorker : public ControlPlane {
+ public:
+  ShmWorker(std::shared_ptr<HostMemory> memory, int local_rank);
+
+  Status send(const Message& message) override;
+  Status pump(bool* progressed) override;
+  Status next(Record* record, bool* found) override;
+  bool has_news() override { return log_.has_bytes() || requests_.can_pump(); }
+  bool is_flushed() override { return requests_.is_flushed(); }
+  Status check_stalls() override { return Status(); }
+
+ private:
+  std::shared_ptr<HostMemory> memory_;
+  RingWriter requests_;
+  RingReader log_;
+  std::string frame_;
+};
+
+}  // namespace hvl

@@ -1,0 +1,19 @@
+#include "transport/shm/shm_data_plane.h"
+
+#include "collective/allgather.h"
+#include "collective/allreduce.h"
+#include "collective/broadcast.h"
+
+namespace hvl {
+
+Status ShmDataPlane::allreduce(const Batch& batch, const FinalBytes& final_bytes) {
+  return hvl::allreduce(batch, &pipeline_, final_bytes);
+}
+
+Status ShmDataPlane::broadcast(const Batch& batch, int root, const FinalBytes& final_bytes) {
+  return hvl::broadcast(batch, root, &pipeline_, final_bytes);
+}
+
+Status ShmDataPlane::allgather(const Gather& gather) { return hvl::allgather(gather, &pipeline_); }
+
+}  // namespace hvl

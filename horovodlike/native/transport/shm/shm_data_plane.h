@@ -1,0 +1,22 @@
+// The data plane of the ranks of one host.
+#pragma once
+
+#include "collective/chunk_pipeline.h"
+#include "transport/data_plane.h"
+
+namespace hvl {
+
+class ShmDataPlane : public DataPlane {
+ public:
+  ShmDataPlane(std::shared_ptr<HostMemory> memory, int local_rank, Waiter* waiter)
+      : pipeline_(std::move(memory), local_rank, waiter) {}
+
+  Status allreduce(const Batch& batch, const FinalBytes& final_bytes) override;
+  Status broadcast(const Batch& batch, int root, const FinalBytes& final_bytes) override;
+  Status allgather(const Gather& gather) override;
+
+ private:
+  ChunkPipeline pipeline_;
+};
+
+}  // namespace hvl

@@ -1,0 +1,31 @@
+// The coordinator's verdict on tensors that some ranks have ready and others not.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "negotiate/coordinator.h"
+
+namespace hvl {
+
+struct StallVerdict {
+  std::string warning;   // empty: nothing new to say
+  bool shut_down = false;  // the job is to end, with `warning` as the reason
+};
+
+class StallInspector {
+ public:
+  // Seconds; 0 turns the warning off, or means that a stalled job is never ended.
+  StallInspector(double warning_time, double shutdown_time);
+
+  // `now` in nanoseconds, as `since` of the pending tensors. A stall is reported once, and again when it got worse.
+  StallVerdict inspect(const std::vector<Pending>& pending, uint64_t now);
+
+ private:
+  uint64_t warning_time_;
+  uint64_t shutdown_time_;
+  uint64_t last_warning_ = 0;
+};
+
+}  // namespace hvl

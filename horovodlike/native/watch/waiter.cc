@@ -1,0 +1,112 @@
+#include "watch/waiter.h"
+
+#include <poll.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <utility>
+
+#include "base/log.h"
+
+namespace hvl {
+
+namespace {
+
+constexpr uint64_t kCheckInterval = 50 * kMillisecond;
+constexpr uint64_t kUrgentSpin = 50 * kMicrosecond;
+constexpr uint64_t kLazySpin = 2 * kMicrosecond;
+
+int num_processors() {
+  cpu_set_t processors;
+  if (sched_getaffinity(0, sizeof processors, &processors) != 0) return 1;
+  return CPU_COUNT(&processors);
+}
+
+}  // namespace
+
+Waiter::Waiter(std::shared_ptr<HostMemory> memory, WaiterOptions options)
+    : memory_(std::move(memory)), options_(std::move(options)) {
+  bool crowded = memory_->shape().ranks > num_processors();
+  urgent_spin_ = crowded ? 0 : kUrgentSpin;
+  lazy_spin_ = crowded ? 0 : kLazySpin;
+  pidfds_.assign(static_cast<size_t>(memory_->shape().ranks), -1);
+  for (size_t peer = 0; peer < options_.pids.size(); ++peer) {
+    if (static_cast<int>(peer) == options_.local_rank) continue;
+    pidfds_[peer] = static_cast<int>(syscall(SYS_pidfd_open, options_.pids[peer], 0));
+    if (pidfds_[peer] == -1 && errno == ESRCH) memory_->break_job(describe(static_cast<int>(peer)) + " has ended");
+    if (pidfds_[peer] == -1 && errno != ESRCH) {
+      log(LogLevel::kWarning, "cannot watch " + describe(static_cast<int>(peer)) + ": if it is killed, only " +
+                                  "HOROVODLIKE_STALL_SHUTDOWN_TIME_SECONDS will end the job");
+    }
+  }
+}
+
+Waiter::~Waiter() {
+  for (int pidfd : pidfds_) {
+    if (pidfd != -1) close(pidfd);
+  }
+}
+
+void Waiter::pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+std::string Waiter::describe(int local_rank) const {
+  size_t index = static_cast<size_t>(local_rank);
+  std::string text = "rank " + std::to_string(options_.ranks[index]);
+  if (index < options_.pids.size()) text += " (pid " + std::to_string(options_.pids[index]) + ")";
+  return text;
+}
+
+void Waiter::check_peers() {
+  uint64_t now = now_ns();
+  if (now - last_check_ < kCheckInterval) return;
+  last_check_ = now;
+  for (size_t peer = 0; peer < pidfds_.size(); ++peer) {
+    if (pidfds_[peer] == -1) continue;
+    pollfd ended{pidfds_[peer], POLLIN, 0};
+    if (poll(&ended, 1, 0) != 1) continue;
+    close(pidfds_[peer]);
+    pidfds_[peer] = -1;
+    int local_rank = static_cast<int>(peer);
+    if (memory_->rank(local_rank).left.load() == 0) {
+      memory_->break_job(describe(local_rank) + " has ended without shutting down: it was killed, or it exited in a "
+                                                "way that runs no exit handlers");
+    }
+  }
+}
+
+void Waiter::check_stall(uint64_t waited, const std::function<bool(int)>& lags, bool* warned) {
+  bool warn = options_.stall_warning > 0 && waited > to_ns(options_.stall_warning) && !*warned;
+  bool end = options_.stall_shutdown > 0 && waited > to_ns(options_.stall_shutdown);
+  if (!warn && !end) return;
+  std::string text;
+  for (int peer = 0; peer < memory_->shape().ranks; ++peer) {
+    if (peer != options_.local_rank && lags(peer)) text += (text.empty() ? "" : ", ") + describe(peer);
+  }
+  text += " did not get on with a collective that has begun, for " + std::to_string(waited / kSecond) +
+          " s: stopped, swapped out, or its processor is taken";
+  if (warn) log(LogLevel::kWarning, text);
+  *warned |= warn;
+  if (end) memory_->break_job("stalled: " + text);
+}
+
+Status Waiter::sleep_until(const std::function<bool()>& condition, const std::function<bool(int)>& lags) {
+  Doorbell& doorbell = memory_->rank(options_.local_rank).doorbell;
+  uint64_t start = now_ns();
+  bool warned = false;
+  while (!condition()) {
+    if (memory_->is_broken()) return Status(HVL_JOB_BROKEN, memory_->broken_text());
+    doorbell.sleep_unless([&] { return condition() || memory_->is_broken(); }, kCheckInterval);
+    check_peers();
+    check_stall(now_ns() - start, lags, &warned);
+  }
+  return Status();
+}
+
+}  // namespace hvl

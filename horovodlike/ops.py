@@ -1,0 +1,264 @@
+"""Collective operations on memory: what the framework bindings are built on.
+
+A binding describes an operation once (:class:`Request`), enqueues it with addresses, and waits for the handle. All
+functions may be called from any thread. Memory that is handed to :meth:`Request.enqueue` is read and written by the
+engine thread until :func:`wait` returns: the caller keeps it alive and leaves it alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+from horovodlike._native import ffi, lib
+from horovodlike.errors import HorovodInternalError, JobBrokenError, MismatchError, NotInitializedError, ShutDownError
+
+__all__ = ["DType", "Kind", "Output", "ReduceOp", "Request", "counters", "poll", "wait", "wait_all"]
+
+# A wait without end still lets Python run its signal handlers this often.
+_WAIT_SLICE_SECONDS = 1.0
+
+
+class Kind(IntEnum):
+    """What a request does."""
+
+    ALLREDUCE = lib.HVL_ALLREDUCE
+    ALLGATHER = lib.HVL_ALLGATHER
+    BROADCAST = lib.HVL_BROADCAST
+    BARRIER = lib.HVL_BARRIER
+
+
+class ReduceOp(IntEnum):
+    """How an allreduce combines elements; the values are Horovod's."""
+
+    AVERAGE = lib.HVL_AVERAGE
+    SUM = lib.HVL_SUM
+    ADASUM = lib.HVL_ADASUM
+    MIN = lib.HVL_MIN
+    MAX = lib.HVL_MAX
+    PRODUCT = lib.HVL_PRODUCT
+
+
+class DType(IntEnum):
+    """Element types that the engine knows."""
+
+    UINT8 = lib.HVL_UINT8
+    INT8 = lib.HVL_INT8
+    UINT16 = lib.HVL_UINT16
+    INT16 = lib.HVL_INT16
+    INT32 = lib.HVL_INT32
+    INT64 = lib.HVL_INT64
+    FLOAT16 = lib.HVL_FLOAT16
+    FLOAT32 = lib.HVL_FLOAT32
+    FLOAT64 = lib.HVL_FLOAT64
+    BOOL = lib.HVL_BOOL
+    BFLOAT16 = lib.HVL_BFLOAT16
+
+
+@dataclass(frozen=True)
+class Output:
+    """A tensor that the engine allocated.
+
+    Attributes:
+        memory: An object with the buffer protocol, which keeps the memory alive.
+        shape: Extents by dimension.
+        dtype: The element type.
+    """
+
+    memory: Any
+    shape: tuple[int, ...]
+    dtype: DType
+
+
+_ERRORS: dict[int, type[Exception]] = {
+    lib.HVL_INVALID_ARGUMENT: ValueError,
+    lib.HVL_MISMATCH: MismatchError,
+    lib.HVL_NOT_INITIALIZED: NotInitializedError,
+    lib.HVL_JOB_BROKEN: JobBrokenError,
+    lib.HVL_SHUT_DOWN: ShutDownError,
+    lib.HVL_RESOURCES: MemoryError,
+    lib.HVL_UNKNOWN_HANDLE: KeyError,
+}
+
+
+def check(status: int) -> None:
+    """Raise the exception that stands for a status of the engine's, unless it is HVL_OK.
+
+    Raises:
+        ValueError: The call is wrong on this rank alone (also: not initialised).
+        MismatchError: The ranks do not agree; only this request failed.
+        JobBrokenError: A rank is lost or stalled.
+        ShutDownError: A rank has shut the job down.
+        KeyError: The handle is unknown.
+    """
+    if status != 0:
+        raise _ERRORS.get(status, HorovodInternalError)(ffi.string(lib.hvl_last_error()).decode(errors="replace"))
+
+
+class Request:
+    """One collective operation, described once and enqueued any number of times, one at a time in flight.
+
+    Args:
+        kind: What to do.
+        name: Equal on all ranks; unique among the requests in flight of this rank.
+        tensors: Element type and shape of each tensor. More than one make a group: it is executed as a whole or not
+            at all, and may mix types and shapes. A barrier has none. Allgather: dimension 0 may differ between ranks.
+        op: How an allreduce combines elements.
+        root_rank: The rank whose data a broadcast sends.
+        process_set: Id of the process set.
+        device: 0 for memory of the CPU.
+        prescale: Factor applied to each rank's elements before an allreduce.
+        postscale: Factor applied to the result of an allreduce.
+
+    Raises:
+        ValueError: What can be seen to be wrong without the other ranks.
+    """
+
+    __slots__ = ("_enqueue_inplace", "_native", "_num_tensors", "kind", "name")
+
+    def __init__(
+        self,
+        kind: Kind,
+        name: str,
+        tensors: Sequence[tuple[DType, Sequence[int]]],
+        *,
+        op: int = ReduceOp.SUM,
+        root_rank: int = -1,
+        process_set: int = 0,
+        device: int = 0,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+    ) -> None:
+        shapes = [ffi.new("int64_t[]", list(shape)) for _, shape in tensors]
+        described = ffi.new("hvl_tensor[]", len(tensors))
+        for native, (dtype, shape), extents in zip(described, tensors, shapes, strict=True):
+            native.shape, native.ndim, native.dtype = extents, len(shape), dtype
+        encoded = ffi.new("char[]", name.encode())
+        request = ffi.new(
+            "hvl_request *",
+            {
+                "name": encoded,
+                "tensors": described,
+                "num_tensors": len(tensors),
+                "kind": kind,
+                "reduce_op": op,
+                "root_rank": root_rank,
+                "process_set": process_set,
+                "device": device,
+                "prescale": prescale,
+                "postscale": postscale,
+            },
+        )
+        prepared = lib.hvl_prepare(request)
+        if prepared == ffi.NULL:
+            check(lib.HVL_INVALID_ARGUMENT)
+        self._native = ffi.gc(prepared, lib.hvl_release)
+        self._num_tensors = len(tensors)
+        self._enqueue_inplace = lib.hvl_enqueue_inplace
+        self.kind = kind
+        self.name = name
+
+    def enqueue(self, inputs: Sequence[int], outputs: Sequence[int]) -> int:
+        """Hand the tensors' memory to the engine and return at once.
+
+        Args:
+            inputs: Address of each tensor's memory.
+            outputs: Where each result goes; may equal the input. Empty for an allgather and a barrier.
+
+        Returns:
+            A handle for :func:`wait`, :func:`wait_all` and :func:`poll`.
+
+        Raises:
+            ValueError: The name is in flight, or an argument does not fit the job.
+            HorovodInternalError: The job is broken or shut down.
+        """
+        if len(inputs) != self._num_tensors:
+            raise ValueError(f"{self.name!r} has {self._num_tensors} tensors, not {len(inputs)}")
+        if outputs and len(outputs) != self._num_tensors:
+            raise ValueError(f"{self.name!r} has {self._num_tensors} tensors, not {len(outputs)} outputs")
+        if not outputs and self.kind not in (Kind.ALLGATHER, Kind.BARRIER):
+            raise ValueError(f"{self.name!r} needs an output for each of its {self._num_tensors} tensors")
+        addresses = ffi.new("uintptr_t[]", [*inputs, *outputs])
+        handle: int = lib.hvl_enqueue(self._native, addresses, addresses + self._num_tensors, ffi.NULL, ffi.NULL)
+        if handle < 0:
+            check(-handle)
+        return handle
+
+    def enqueue_inplace(self, address: int) -> int:
+        """As :meth:`enqueue`, for one tensor that is input and output: the quickest way in."""
+        handle: int = self._enqueue_inplace(self._native, address)
+        if handle < 0:
+            check(-handle)
+        return handle
+
+
+def poll(handle: int) -> bool:
+    """True if the request is complete; the handle stays valid.
+
+    Raises:
+        KeyError: The handle is unknown.
+    """
+    state: int = lib.hvl_poll(handle)
+    if state < 0:
+        check(-state)
+    return state == 1
+
+
+def wait(handle: int) -> list[Output]:
+    """Block until the request is complete, and consume the handle. Signal handlers run meanwhile.
+
+    Args:
+        handle: From :meth:`Request.enqueue`.
+
+    Returns:
+        What the engine allocated: one output per tensor of an allgather, else nothing.
+
+    Raises:
+        MismatchError: The ranks do not agree about the request.
+        HorovodInternalError: The job is broken or shut down.
+        KeyError: The handle is unknown.
+    """
+    outputs = ffi.new("hvl_output **")
+    count = ffi.new("int32_t *")
+    status = lib.HVL_IN_PROGRESS
+    while status == lib.HVL_IN_PROGRESS:
+        status = lib.hvl_wait(handle, _WAIT_SLICE_SECONDS, outputs, count)
+    check(status)
+    if count[0] == 0:
+        return []
+    array = ffi.gc(outputs[0], lib.hvl_free)
+    return [_adopt(array[index]) for index in range(count[0])]
+
+
+def _adopt(native: Any) -> Output:
+    memory = ffi.gc(native.data, lib.hvl_free, native.num_bytes)
+    shape = tuple(native.shape[dimension] for dimension in range(native.ndim))
+    return Output(ffi.buffer(memory, native.num_bytes), shape, DType(native.dtype))
+
+
+def wait_all(handles: Sequence[int]) -> None:
+    """Block until all requests (no allgathers) are complete, and consume their handles.
+
+    Raises:
+        MismatchError: The ranks do not agree about a request; the first failure, in the order given, is raised.
+        HorovodInternalError: The job is broken or shut down.
+    """
+    native = ffi.new("int64_t[]", handles)
+    status = lib.HVL_IN_PROGRESS
+    while status == lib.HVL_IN_PROGRESS:
+        status = lib.hvl_wait_all(native, len(handles), _WAIT_SLICE_SECONDS)
+    check(status)
+
+
+def counters() -> dict[str, int]:
+    """What this rank's engine has done since ``init()``; all zero if it does not run.
+
+    Returns:
+        ``batches``, ``requests``, ``bytes`` (of the requests), ``negotiated_in_full`` (requests that were not in the
+        response cache) and ``segment_bytes`` (shared memory of this host, per rank).
+    """
+    native = ffi.new("hvl_counters *")
+    lib.hvl_get_counters(native)
+    return {name: getattr(native, name) for name, _ in ffi.typeof("hvl_counters").fields}

@@ -1,0 +1,274 @@
+// Engines as the threads of one process, over memory that they share: negotiation and data plane from end to end.
+
+#include "engine.h"
+
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <random>
+
+#include "check.h"
+
+namespace hvl {
+namespace {
+
+constexpr uint64_t kPatience = 60 * kSecond;
+
+// A job whose ranks are engines of this process.
+class Job {
+ public:
+  explicit Job(int size, EngineOptions options = EngineOptions(), int64_t slot_bytes = 4096, int slot_depth = 4) {
+    auto memory = HostMemory::anonymous(HostShape{size, slot_bytes, slot_depth});
+    options.size = size;
+    for (int rank = 0; rank < size; ++rank) {
+      options.rank = options.local_rank = rank;
+      engines_.push_back(std::make_unique<Engine>(options, memory, &handles_));
+    }
+  }
+
+  // Engines leave together: each waits until the others have seen the end.
+  ~Job() { shut_down(); }
+
+  void shut_down() {
+    on_all([&](int rank) { engines_[static_cast<size_t>(rank)]->shut_down(); });
+  }
+
+  int size() const { return static_cast<int>(engines_.size()); }
+  Engine& engine(int rank) { return *engines_[static_cast<size_t>(rank)]; }
+
+  void on_all(const std::function<void(int)>& function) {
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < size(); ++rank) threads.emplace_back(function, rank);
+    for (auto& thread : threads) thread.join();
+  }
+
+  int64_t enqueue(int rank, const std::shared_ptr<Operation>& operation, const std::vector<const char*>& inputs,
+                  const std::vector<char*>& outputs, Status* status = nullptr) {
+    auto entry = std::make_unique<Entry>();
+    entry->operation = operation;
+    for (size_t t = 0; t < inputs.size(); ++t) {
+      Memory memory{inputs[t], outputs.empty() ? nullptr : outputs[t]};
+      if (t == 0) entry->memory = memory;
+      if (t > 0) entry->more.push_back(memory);
+    }
+    int64_t handle = 0;
+    Status result = engine(rank).enqueue(std::move(entry), &handle);
+    if (status != nullptr) {
+      *status = result;
+    } else {
+      CHECK_EQ(result.message(), "");
+    }
+    return handle;
+  }
+
+  Status wait(int rank, int64_t handle, std::vector<hvl_output>* outputs = nullptr) {
+    std::vector<hvl_output> ignored;
+    engine(rank).begin_wait();
+    hvl_status waited = handles_.wait(handle, now_ns() + kPatience);
+    engine(rank).end_wait();
+    CHECK_EQ(static_cast<int>(waited), static_cast<int>(HVL_OK));
+    return handles_.consume(handle, outputs != nullptr ? outputs : &ignored);
+  }
+
+  Status run(int rank, const std::shared_ptr<Operation>& operation, void* data) {
+    return wait(rank, enqueue(rank, operation, {static_cast<char*>(data)}, {static_cast<char*>(data)}));
+  }
+
+ private:
+  HandleTable handles_;
+  std::vector<std::unique_ptr<Engine>> engines_;
+};
+
+std::shared_ptr<Operation> make(const std::string& name, Kind kind, const std::vector<Shape>& shapes,
+                                ReduceOp op = HVL_SUM, int root = -1) {
+  auto operation = std::make_shared<Operation>();
+  operation->signature.name = name;
+  operation->signature.kind = kind;
+  operation->signature.op = op;
+  operation->signature.root = root;
+  for (const Shape& shape : shapes) {
+    TensorSignature tensor{HVL_FLOAT32, shape};
+    operation->num_bytes.push_back(tensor.num_bytes());
+    operation->total_bytes += tensor.num_bytes();
+    operation->signature.tensors.push_back(tensor);
+  }
+  return operation;
+}
+
+float value(int rank, size_t index) { return static_cast<float>((index * 31 + static_cast<size_t>(rank) * 7) % 97); }
+
+void check_allreduce(Job& job, const std::string& name, size_t count) {
+  job.on_all([&](int rank) {
+    auto operation = make(name, HVL_ALLREDUCE, {{static_cast<int64_t>(count)}});
+    for (int round = 0; round < 3; ++round) {
+      std::vector<float> data(count + 1);
+      for (size_t i = 0; i < count; ++i) data[i] = value(rank, i) + static_cast<float>(round);
+      CHECK_EQ(job.run(rank, operation, data.data()).message(), "");
+      for (size_t i = 0; i < count; ++i) {
+        float expected = 0;
+        for (int other = 0; other < job.size(); ++other) expected += value(other, i) + static_cast<float>(round);
+        CHECK_EQ(data[i], expected);
+      }
+    }
+  });
+}
+
+TEST(allreduce_of_all_sizes) {
+  for (int size : {1, 2, 3, 4, 7}) {
+    Job job(size);
+    for (size_t count : {0, 1, 17, 1009, 1024, 5003, 100003}) {
+      check_allreduce(job, "tensor." + std::to_string(count), count);
+    }
+  }
+}
+
+TEST(allreduce_in_different_orders_and_many_at_once) {
+  for (int size : {1, 2, 3, 4}) {
+    EngineOptions options;
+    options.fusion_threshold = 20000;
+    options.cache_capacity = 50;
+    Job job(size, options);
+    constexpr int kTensors = 120;
+    job.on_all([&](int rank) {
+      std::mt19937 random(static_cast<unsigned>(rank) + 1);
+      for (int round = 0; round < 4; ++round) {
+        std::vector<int> order;
+        for (int t = 0; t < kTensors; ++t) order.push_back(t);
+        std::shuffle(order.begin(), order.end(), random);
+        std::vector<std::vector<float>> data(kTensors);
+        std::vector<int64_t> handles(kTensors);
+        for (int t : order) {
+          auto& tensor = data[static_cast<size_t>(t)];
+          tensor.assign(static_cast<size_t>(t * 11 + 1), static_cast<float>(rank + t));
+          auto operation = make("t" + std::to_string(t), HVL_ALLREDUCE, {{t * 11 + 1}});
+          char* address = reinterpret_cast<char*>(tensor.data());
+          handles[static_cast<size_t>(t)] = job.enqueue(rank, operation, {address}, {address});
+        }
+        for (int t : order) CHECK_EQ(job.wait(rank, handles[static_cast<size_t>(t)]).message(), "");
+        for (int t = 0; t < kTensors; ++t) {
+          float expected = static_cast<float>(size * t + size * (size - 1) / 2);
+          for (float got : data[static_cast<size_t>(t)]) CHECK_EQ(got, expected);
+        }
+      }
+    });
+  }
+}
+
+TEST(broadcast_from_every_root) {
+  for (int size : {1, 2, 3, 4}) {
+    Job job(size);
+    for (int root = 0; root < size; ++root) {
+      job.on_all([&](int rank) {
+        std::vector<float> data(9001, static_cast<float>(rank));
+        auto operation = make("b", HVL_BROADCAST, {{9001}}, HVL_SUM, root);
+        CHECK_EQ(job.run(rank, operation, data.data()).message(), "");
+        for (float got : data) CHECK_EQ(got, static_cast<float>(root));
+      });
+    }
+  }
+}
+
+TEST(allgather_of_uneven_rows) {
+  for (int size : {1, 2, 3, 4}) {
+    Job job(size);
+    for (int round = 0; round < 4; ++round) {
+      job.on_all([&](int rank) {
+        int64_t rows = (rank * 700 + round * (rank % 2)) % 1500;
+        std::vector<float> data(static_cast<size_t>(rows * 3) + 1, static_cast<float>(rank));
+        auto operation = make("g", HVL_ALLGATHER, {{rows, 3}});
+        std::vector<hvl_output> outputs;
+        int64_t handle = job.enqueue(rank, operation, {reinterpret_cast<char*>(data.data())}, {});
+        CHECK_EQ(job.wait(rank, handle, &outputs).message(), "");
+        CHECK_EQ(outputs.size(), size_t{1});
+        const float* got = static_cast<float*>(outputs[0].data);
+        for (int other = 0; other < job.size(); ++other) {
+          int64_t their_rows = (other * 700 + round * (other % 2)) % 1500;
+          for (int64_t i = 0; i < their_rows * 3; ++i) CHECK_EQ(*got++, static_cast<float>(other));
+        }
+        CHECK_EQ(static_cast<int64_t>(reinterpret_cast<const char*>(got) - static_cast<char*>(outputs[0].data)),
+                 outputs[0].num_bytes);
+        free(outputs[0].data);
+      });
+    }
+  }
+}
+
+TEST(a_mismatch_fails_everywhere_and_the_job_goes_on) {
+  for (int size : {2, 3, 4}) {
+    Job job(size);
+    for (int round = 0; round < 2; ++round) {
+      job.on_all([&](int rank) {
+        std::vector<float> data(64);
+        auto odd = make("m", HVL_ALLREDUCE, {{rank == 1 ? 32 : 64}});
+        Status status = job.run(rank, odd, data.data());
+        CHECK_EQ(static_cast<int>(status.code()), static_cast<int>(HVL_MISMATCH));
+        CHECK(status.message().find("'m'") != std::string::npos);
+        CHECK_EQ(job.run(rank, make("m", HVL_ALLREDUCE, {{64}}), data.data()).message(), "");
+      });
+    }
+  }
+}
+
+TEST(a_name_in_flight_is_refused) {
+  Job job(2);
+  std::vector<float> data(4);
+  char* address = reinterpret_cast<char*>(data.data());
+  auto operation = make("d", HVL_ALLREDUCE, {{4}});
+  int64_t handle = job.enqueue(0, operation, {address}, {address});
+  Status status;
+  job.enqueue(0, operation, {address}, {address}, &status);
+  CHECK_EQ(static_cast<int>(status.code()), static_cast<int>(HVL_INVALID_ARGUMENT));
+  std::vector<float> other(4);
+  CHECK_EQ(job.run(1, operation, other.data()).message(), "");
+  CHECK_EQ(job.wait(0, handle).message(), "");
+}
+
+TEST(shutting_down_fails_what_is_pending) {
+  Job job(3);
+  std::vector<float> data(4);
+  char* address = reinterpret_cast<char*>(data.data());
+  int64_t handle = job.enqueue(0, make("s", HVL_ALLREDUCE, {{4}}), {address}, {address});
+  job.engine(2).shut_down();
+  Status status = job.wait(0, handle);
+  CHECK_EQ(static_cast<int>(status.code()), static_cast<int>(HVL_SHUT_DOWN));
+  CHECK(status.message().find("rank 2") != std::string::npos);
+  job.enqueue(1, make("s", HVL_ALLREDUCE, {{4}}), {address}, {address}, &status);
+  while (status.ok()) job.enqueue(1, make("late", HVL_ALLREDUCE, {{4}}), {address}, {address}, &status);
+}
+
+TEST(a_stall_ends_the_job_with_a_report) {
+  EngineOptions options;
+  options.stall_warning = 0;
+  options.stall_shutdown = 1;
+  Job job(2, options);
+  std::vector<float> data(4);
+  char* address = reinterpret_cast<char*>(data.data());
+  int64_t handle = job.enqueue(1, make("only.one", HVL_ALLREDUCE, {{4}}), {address}, {address});
+  Status status = job.wait(1, handle);
+  CHECK_EQ(static_cast<int>(status.code()), static_cast<int>(HVL_JOB_BROKEN));
+  CHECK(status.message().find("only.one") != std::string::npos);
+  CHECK(status.message().find("missing on ranks [0]") != std::string::npos);
+}
+
+TEST(groups_and_barriers_mixed) {
+  for (int size : {1, 2, 4}) {
+    Job job(size);
+    job.on_all([&](int rank) {
+      auto barrier = make("barrier", HVL_BARRIER, {});
+      auto group = make("group", HVL_ALLREDUCE, {{3}, {0}, {5000}}, HVL_MAX);
+      for (int round = 0; round < 5; ++round) {
+        std::vector<float> a(3, static_cast<float>(rank)), b, c(5000, static_cast<float>(-rank));
+        std::vector<char*> addresses{reinterpret_cast<char*>(a.data()), reinterpret_cast<char*>(b.data()),
+                                     reinterpret_cast<char*>(c.data())};
+        int64_t handle = job.enqueue(rank, group, {addresses.begin(), addresses.end()}, addresses);
+        CHECK_EQ(job.wait(rank, job.enqueue(rank, barrier, {}, {})).message(), "");
+        CHECK_EQ(job.wait(rank, handle).message(), "");
+        for (float got : a) CHECK_EQ(got, static_cast<float>(size - 1));
+        for (float got : c) CHECK_EQ(got, 0.0f);
+      }
+    });
+  }
+}
+
+}  // namespace
+}  // namespace hvl

@@ -1,0 +1,123 @@
+#include "negotiate/entry_table.h"
+
+#include <deque>
+#include <set>
+
+#include "check.h"
+
+using namespace hvl;
+
+namespace {
+
+Entry* add_defined(EntryTable* table) {
+  Entry* entry = table->add();
+  entry->defined = true;
+  table->touch(entry);
+  return entry;
+}
+
+std::vector<TensorId> by_last_use(EntryTable* table) {
+  std::vector<TensorId> ids;
+  for (Entry* entry = table->least_recent(); entry != nullptr; entry = table->more_recent(*entry)) {
+    ids.push_back(entry->id);
+  }
+  return ids;
+}
+
+}  // namespace
+
+TEST(an_id_stands_for_its_entry_until_removed) {
+  EntryTable table(2);
+  CHECK(table.find(kNoId) == nullptr);
+  CHECK(!table.was_given(1));
+  Entry* entry = add_defined(&table);
+  CHECK_EQ(entry->id, 1);
+  CHECK(table.find(1) == entry);
+  CHECK(table.find(1 + 256) == nullptr);  // the same place
+  table.remove(entry);
+  CHECK(table.find(1) == nullptr);
+  CHECK(table.was_given(1));
+  CHECK(!table.was_given(kNoId));
+}
+
+TEST(growing_keeps_everything) {
+  constexpr TensorId kCount = 5000;
+  EntryTable table(70);
+  for (TensorId id = 1; id <= kCount; ++id) {
+    Entry* entry = add_defined(&table);
+    REQUIRE(entry->id == id);
+    table.details(*entry).signature.name = std::to_string(id);
+    CHECK(table.add_ready(entry, static_cast<int>(id % 70)));
+  }
+  for (TensorId id = 1; id <= kCount; ++id) {
+    Entry* entry = table.find(id);
+    REQUIRE(entry != nullptr);
+    CHECK_EQ(table.details(*entry).signature.name, std::to_string(id));
+    for (int rank = 0; rank < 70; ++rank) CHECK_EQ(table.is_ready(*entry, rank), rank == static_cast<int>(id % 70));
+  }
+  CHECK_EQ(by_last_use(&table).size(), kCount);
+  CHECK_EQ(table.num_defined(), kCount);
+}
+
+TEST(memory_follows_the_living_entries) {
+  EntryTable table(2);
+  const TensorId old = add_defined(&table)->id;  // lives through all of it
+  std::deque<TensorId> living;
+  std::set<TensorId> seen;
+  for (int i = 0; i < 100000; ++i) {
+    living.push_back(add_defined(&table)->id);
+    CHECK(seen.insert(living.back()).second);
+    if (living.size() <= 100) continue;
+    table.remove(table.find(living.front()));
+    living.pop_front();
+  }
+  CHECK_EQ(table.num_places(), 256);
+  REQUIRE(table.find(old) != nullptr);
+  table.remove(table.find(old));
+  for (TensorId id : living) table.remove(table.find(id));
+  CHECK_EQ(table.num_defined(), 0);
+  CHECK(table.least_recent() == nullptr);
+}
+
+TEST(the_counter_goes_round_without_taking_a_living_id) {
+  EntryTable table(2, 0xfffffff0);
+  const TensorId kept = add_defined(&table)->id;
+  for (int i = 0; i < 100; ++i) {
+    Entry* entry = table.add();
+    CHECK(entry->id != kNoId);
+    CHECK(entry->id != kept);
+    table.remove(entry);
+  }
+  CHECK(table.find(kept) != nullptr);
+  CHECK(table.was_given(1));
+  CHECK(table.was_given(0xf0000000));  // may have been, in the last round
+}
+
+TEST(order_of_last_use) {
+  EntryTable table(2);
+  for (int i = 0; i < 4; ++i) add_defined(&table);
+  CHECK(by_last_use(&table) == std::vector<TensorId>({1, 2, 3, 4}));
+  table.touch(table.find(4));
+  table.touch(table.find(1));
+  table.touch(table.find(3));
+  CHECK(by_last_use(&table) == std::vector<TensorId>({2, 4, 1, 3}));
+  table.remove(table.find(4));
+  table.remove(table.find(2));
+  table.remove(table.find(3));
+  CHECK(by_last_use(&table) == std::vector<TensorId>({1}));
+  table.touch(table.find(1));
+  CHECK(by_last_use(&table) == std::vector<TensorId>({1}));
+  CHECK_EQ(table.num_defined(), 1);
+}
+
+TEST(a_rank_is_ready_once) {
+  EntryTable table(65);
+  Entry* entry = table.add();
+  CHECK(table.add_ready(entry, 64));
+  CHECK(!table.add_ready(entry, 64));
+  CHECK(table.add_ready(entry, 0));
+  CHECK_EQ(entry->num_ready, 2);
+  table.clear_ready(entry);
+  CHECK_EQ(entry->num_ready, 0);
+  CHECK(table.add_ready(entry, 64));
+}

@@ -1,0 +1,81 @@
+// Valid messages and records, one of each shape that the wire knows.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "negotiate/message.h"
+
+inline hvl::Signature seed_signature(hvl::Kind kind) {
+  hvl::Signature signature;
+  signature.name = "allreduce.layer1.0.weight";
+  signature.kind = kind;
+  signature.root = kind == HVL_BROADCAST ? 3 : -1;
+  signature.prescale = 0.5;
+  signature.postscale = 1.0 / 3;
+  if (kind != HVL_BARRIER) signature.tensors = {{HVL_FLOAT32, {5, 7}}, {HVL_BFLOAT16, {4}}};
+  return signature;
+}
+
+inline std::vector<hvl::Message> seed_messages() {
+  std::vector<hvl::Message> seeds;
+  hvl::Message message;
+  message.ids = {1, 2, 3, 0xfffffffe};
+  seeds.push_back(message);
+  seeds.push_back(hvl::Message());  // no ids
+  for (hvl::Kind kind : {HVL_ALLREDUCE, HVL_ALLGATHER, HVL_BROADCAST, HVL_BARRIER}) {
+    message = hvl::Message();
+    message.type = hvl::Message::Type::kRequest;
+    message.signature = seed_signature(kind);
+    seeds.push_back(message);
+  }
+  message.signature.kind = HVL_ALLREDUCE;
+  message.signature.op = HVL_MAX;
+  message.signature.device = HVL_CUDA;
+  message.signature.name = "";
+  message.signature.tensors = {{HVL_BOOL, {}}, {HVL_INT64, {0, 9}}, {HVL_UINT8, {1, 2, 3, 4, 5, 6, 7, 8}}};
+  seeds.push_back(message);
+  message = hvl::Message();
+  message.type = hvl::Message::Type::kShutdown;
+  message.text = "the script is at its end";
+  seeds.push_back(message);
+  return seeds;
+}
+
+inline std::vector<hvl::Record> seed_records() {
+  std::vector<hvl::Record> seeds;
+  for (hvl::Kind kind : {HVL_ALLREDUCE, HVL_ALLGATHER, HVL_BROADCAST, HVL_BARRIER}) {
+    hvl::Record record;
+    record.type = hvl::Record::Type::kDefine;
+    record.id = 77;
+    record.signature = seed_signature(kind);
+    if (kind == HVL_ALLGATHER) record.first_dims = {2, 0, 3, 1, 1, 2};
+    seeds.push_back(record);
+  }
+  hvl::Record record;
+  record.type = hvl::Record::Type::kExecute;
+  record.ids = {9, 8, 7};
+  seeds.push_back(record);
+  record.type = hvl::Record::Type::kEvict;
+  seeds.push_back(record);
+  record = hvl::Record();
+  record.type = hvl::Record::Type::kError;
+  record.signature.name = "grad.3";
+  record.signature.process_set = 2;
+  record.status = HVL_MISMATCH;
+  record.text = "Mismatched shapes for allreduce 'grad.3'";
+  seeds.push_back(record);
+  record = hvl::Record();
+  record.type = hvl::Record::Type::kShutdown;
+  record.status = HVL_JOB_BROKEN;
+  record.text = "rank 1 is lost";
+  seeds.push_back(record);
+  return seeds;
+}
+
+template <typename T>
+std::string encoded(const T& value) {
+  std::string bytes;
+  hvl::encode(value, &bytes);
+  return bytes;
+}

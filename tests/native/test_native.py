@@ -1,0 +1,51 @@
+"""Builds and runs the C++ tests of the core: as released, and under ThreadSanitizer and AddressSanitizer."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TESTS = ["engine_test", "message_test", "negotiate_test", "reduce_test"]
+BUILDS = {"release": "", "thread": "thread", "address": "address,undefined"}
+
+
+@pytest.fixture(scope="module", params=BUILDS)
+def build(request):
+    """The folder of one build; kept between runs, so that only what changed is compiled again."""
+    folder = ROOT / "build" / "native" / request.param
+    configure = [
+        "cmake",
+        "-S",
+        str(ROOT / "horovodlike" / "native"),
+        "-B",
+        str(folder),
+        "-G",
+        "Ninja",
+        "-DHVL_PYTHON=OFF",
+        "-DHVL_TESTS=ON",
+        f"-DHVL_SANITIZE={BUILDS[request.param]}",
+        f"-DCMAKE_BUILD_TYPE={'Release' if request.param == 'release' else 'RelWithDebInfo'}",
+    ]
+    environ = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    for command in (configure, ["cmake", "--build", str(folder)]):
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.xdist_group("native")
+def test_core(build):
+    for name in TESTS:
+        done = subprocess.run([build / "tests" / name], capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == 0, f"{name}:\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.xdist_group("native")
+def test_decoders_survive_mutated_messages(build):
+    done = subprocess.run([build / "tests" / "fuzz_message", "3"], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -180,11 +180,14 @@ class Rendezvous:
             raise ValueError(f"a value of {len(encoded)} bytes is over the limit of {most} bytes for {self.size} ranks")
         deadline = time.monotonic() + self._timeout + _SERVER_GRACE
         try:
-            self._link.send(encoded, deadline)
+            with contextlib.suppress(ConnectionError):  # what the server said before it went can still be read
+                self._link.send(encoded, deadline)
             while True:
                 answer = json.loads(self._link.receive(deadline))
                 if answer.get("topic") == topic:
                     break
+                if "closed" in answer:
+                    raise ConnectionResetError(answer["closed"] or "it was closed")
         except TimeoutError:
             self._hang_up()
             raise RendezvousError(
@@ -194,7 +197,7 @@ class Rendezvous:
         except (OSError, RendezvousError) as error:
             self._hang_up()
             raise RendezvousError(
-                f"rank {self.rank} lost {self._where} ({error}): {self._owner} has ended or was killed"
+                f"rank {self.rank} lost {self._where}, which {self._owner} ran and which has ended: {error}"
             ) from None
         except BaseException:
             self._hang_up()  # an interrupted exchange leaves the connection in an unknown state

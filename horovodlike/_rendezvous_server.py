@@ -37,6 +37,7 @@ from horovodlike._roll_call import Reply, RollCall
 from horovodlike.errors import RendezvousError
 
 _READ_BYTES = 1 << 16
+_BACKLOG = 4096  # the kernel lowers it to what it allows; a full one costs a client a second
 _MOST_STRANGERS = 128
 _FLUSH_SECONDS = 1.0
 LONGEST_TIMEOUT = 30 * 24 * 3600.0
@@ -72,7 +73,7 @@ os.register_at_fork(after_in_child=_close_in_child)
 class RendezvousServer:
     """Runs the all-gathers of a job's rendezvous. :meth:`start` and :meth:`close` may be called from any thread."""
 
-    def __init__(self, key: bytes, size: int, host: str = "127.0.0.1", job: str | None = None) -> None:
+    def __init__(self, key: bytes | JobKey, size: int, host: str = "127.0.0.1", job: str | None = None) -> None:
         """Prepares a server; it listens after :meth:`start`.
 
         Args:
@@ -88,7 +89,7 @@ class RendezvousServer:
             raise ValueError(f"the rendezvous listens on a loopback address only in this release, not on {host!r}")
         if size < 1:
             raise ValueError(f"a job must have at least one rank, not {size}")
-        self._key = JobKey(key)
+        self._key = key if isinstance(key, JobKey) else JobKey(key)
         self._size = size
         self._host = host
         self._job = None if job is None else job_digest(job)
@@ -118,7 +119,7 @@ class RendezvousServer:
         """
         family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
         try:
-            self._listener = socket.create_server((self._host, 0), family=family, backlog=min(4096, self._size + 128))
+            self._listener = socket.create_server((self._host, 0), family=family, backlog=_BACKLOG)
         except OSError as error:
             raise RendezvousError(f"the rendezvous cannot listen on {self._host}: {error}") from error
         self._listener.setblocking(False)
@@ -156,7 +157,7 @@ class RendezvousServer:
         try:
             while not self._stop:
                 self._turn(self._patience())
-            self._flush(time.monotonic() + _FLUSH_SECONDS)
+            self._bid_farewell(time.monotonic() + _FLUSH_SECONDS)
         finally:
             self._close_sockets()
 
@@ -177,9 +178,10 @@ class RendezvousServer:
             self._drop(stranger)
         self._tell(self._roll.expire(now))
 
-    def _flush(self, deadline: float) -> None:
-        """The last answers must not be lost because this rank is the first one to go on."""
+    def _bid_farewell(self, deadline: float) -> None:
+        """Sends the last answers, and to those that still wait or will come why nobody is here any more."""
         for connection in list(self._members.values()):
+            self._say(connection, {"closed": self._roll.last_failure()})
             with contextlib.suppress(OSError):
                 connection.socket.settimeout(max(0.001, deadline - time.monotonic()))
                 connection.socket.sendall(connection.unsent)

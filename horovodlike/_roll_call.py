@@ -107,6 +107,10 @@ class RollCall:
         self._lost[rank] = reason
         return [*self._forget(rank, reason), *self._fail_all(reason)]
 
+    def last_failure(self) -> str | None:
+        """Why the last generation that failed did so."""
+        return next(reversed(self._failed_groups.values()), None)
+
     def fail_all(self, reason: str) -> list[Reply]:
         """Fails every topic that somebody waits for."""
         return self._fail_all(reason)

@@ -164,7 +164,7 @@ def _host(membership: Membership, meeting_point: MeetingPoint, config: Config) -
     """Rank 0 runs the server, publishes where, and takes the file away again when everybody has come."""
     place = membership.place
     key = JobKey.random()
-    membership._server = RendezvousServer(bytes.fromhex(key.hex()), place.size, job=place.job)
+    membership._server = RendezvousServer(key, place.size, job=place.job)
     membership._server.start()
     port = membership._server.port
     try:

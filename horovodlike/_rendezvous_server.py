@@ -285,7 +285,7 @@ class RendezvousServer:
         return reason
 
     def _obey(self, connection: _Connection, payload: bytes) -> None:
-        if connection.closing:
+        if connection.closing or connection.socket.fileno() < 0:
             return
         if len(connection.unsent) > 2 * FRAME_LIMIT:
             raise _ProtocolError("it does not read its answers")

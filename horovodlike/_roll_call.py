@@ -108,8 +108,8 @@ class RollCall:
         return [*self._forget(rank, reason), *self._fail_all(reason)]
 
     def last_failure(self) -> str | None:
-        """Why the last generation that failed did so."""
-        return next(reversed(self._failed_groups.values()), None)
+        """Why the current generation has failed, if it has."""
+        return self._failed_groups.get(str(self.generation))
 
     def fail_all(self, reason: str) -> list[Reply]:
         """Fails every topic that somebody waits for."""

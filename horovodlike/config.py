@@ -115,7 +115,7 @@ class Config:
         minimum=0,
     )
     cache_capacity: int = _row(
-        1024,
+        8192,
         "How many tensors the ranks remember, so that they name them by a number; 0 sends every request in full.",
         horovod=True,
         minimum=0,

@@ -13,6 +13,8 @@ def _pools() -> Iterator[dict[int, RankPool]]:
     pools: dict[int, RankPool] = {}
     yield pools
     for pool in pools.values():
+        pool.stop()
+    for pool in pools.values():
         pool.close()
 
 

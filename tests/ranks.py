@@ -97,7 +97,9 @@ class RankPool:
         """
         return self.run_each(fn, [args] * self.size, timeout=timeout)
 
-    def run_each(self, fn: Callable[..., Any], arguments: Sequence[tuple[Any, ...]], timeout: float = 60.0) -> list[Any]:
+    def run_each(
+        self, fn: Callable[..., Any], arguments: Sequence[tuple[Any, ...]], timeout: float = 60.0
+    ) -> list[Any]:
         """As `run`, with arguments of its own for each rank."""
         self.start(fn, arguments)
         outcomes = self.collect(timeout, grace=GRACE_SECONDS)
@@ -191,15 +193,19 @@ class RankPool:
         for process in self.processes:
             process.wait(timeout=10)
 
+    def stop(self) -> None:
+        """Tell the ranks to shut down and exit when they are idle, and return at once."""
+        for connection in self._connections:
+            with contextlib.suppress(OSError):
+                connection.send_bytes(b"")
+
     def close(self, timeout: float = 20.0) -> None:
         """Let the ranks shut down and exit; check that nothing of them is left.
 
         Raises:
             RankFailure: A rank did not exit by itself, or something is left in /dev/shm.
         """
-        for connection in self._connections:
-            with contextlib.suppress(OSError):
-                connection.send_bytes(b"")
+        self.stop()
         deadline = time.monotonic() + timeout
         late = []
         for rank, process in enumerate(self.processes):

@@ -22,6 +22,10 @@ Status Engine::apply(const Record& record) {
 }
 
 Status Engine::define(const Record& record) {
+  const size_t gathered = record.signature.kind == HVL_ALLGATHER ? record.signature.tensors.size() : 0;
+  if (record.first_dims.size() != gathered * static_cast<size_t>(options_.size)) {
+    return Status(HVL_JOB_BROKEN, "the log defines '" + record.signature.name + "' for another number of ranks");
+  }
   Known& known = known_[record.id];
   known.signature = record.signature;
   known.first_dims = record.first_dims;

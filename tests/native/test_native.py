@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TESTS = ["engine_test", "message_test", "negotiate_test", "reduce_test"]
+TESTS = sorted(path.stem for path in Path(__file__).parent.glob("*_test.cc"))
 BUILDS = {"release": "", "thread": "thread", "address": "address,undefined"}
 
 

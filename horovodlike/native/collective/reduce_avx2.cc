@@ -9,7 +9,7 @@ namespace hvl {
 namespace {
 
 struct Avx2 {
-  static constexpr size_t kVectorBytes = 32;
+  [[maybe_unused]] static constexpr size_t kVectorBytes = 32;
 };
 
 // A template, so that nothing is made of it in a build without dispatch.

@@ -9,7 +9,7 @@ namespace hvl {
 namespace {
 
 struct Avx512 {
-  static constexpr size_t kVectorBytes = 64;
+  [[maybe_unused]] static constexpr size_t kVectorBytes = 64;
 };
 
 // A template, so that nothing is made of it in a build without dispatch.

@@ -111,14 +111,14 @@ struct AndOp {
 struct MinOp {
   template <class V>
   static HVL_ALWAYS_INLINE V apply(V a, V b) {
-    return (a < b) | (a != a) ? a : b;
+    return ((a < b) | (a != a)) ? a : b;
   }
 };
 
 struct MaxOp {
   template <class V>
   static HVL_ALWAYS_INLINE V apply(V a, V b) {
-    return (a > b) | (a != a) ? a : b;
+    return ((a > b) | (a != a)) ? a : b;
   }
 };
 

@@ -1,0 +1,64 @@
+# Each target sets up what it needs in $(VENV); a second call does only what has changed since.
+
+PYTHON ?= python3
+VENV ?= .venv
+# The version that development and its tests are pinned to; the package itself takes any torch >= 2.1.
+TORCH ?= torch==2.13.0
+# Further options of `pip install`, such as an index that holds small CPU-only builds of PyTorch.
+PIP_FLAGS ?=
+TEST_JOBS ?= 2
+TEST_FLAGS ?=
+BENCH_FLAGS ?=
+
+BIN := $(abspath $(VENV))/bin
+STAMPS := $(VENV)/stamps
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-compile $(PIP_FLAGS)
+# Folders are listed too, so that removing a file counts as a change.
+SOURCES := pyproject.toml $(shell find horovodlike bindings launcher -name __pycache__ -prune -o -print)
+CXX_SOURCES = $(shell find horovodlike bindings launcher tests \( -name '*.h' -o -name '*.cc' -o -name '*.c' \) -print)
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test bench lint docs clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(STAMPS)/package ## train on real data with 2 ranks and with 1, and compare
+	$(BIN)/python examples/demo.py
+
+test: $(STAMPS)/dev ## run every test
+	$(BIN)/pytest -n $(TEST_JOBS) $(TEST_FLAGS)
+
+bench: $(STAMPS)/dev ## measure against Gloo, MPI, memcpy and DDP: a quarter of an hour on a quiet machine
+	$(BIN)/python -m benchmarks $(BENCH_FLAGS)
+
+# mypy runs outside the checkout: what is checked is what is installed, not the source folder of the same name.
+lint: $(STAMPS)/dev ## ruff, mypy, clang-format
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	cd $(VENV) && $(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p horovodlike
+	$(BIN)/clang-format --dry-run -Werror $(CXX_SOURCES)
+
+docs: $(STAMPS)/dev ## write the pages that come from the source: docs/settings.md, docs/api.md
+	$(BIN)/python docs/generate.py
+
+clean: ## remove all that make made, except benchmarks/results
+	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# PyTorch goes in first and pinned: left to the package's own `torch>=2.1`, pip would take the newest there is.
+$(STAMPS)/torch:
+	$(PYTHON) -m venv $(VENV)
+	$(PIP_INSTALL) $(TORCH)
+	mkdir -p $(STAMPS)
+	touch $@
+
+$(STAMPS)/package: $(STAMPS)/torch $(SOURCES)
+	$(PIP_INSTALL) '.[torch,examples]'
+	touch $@
+
+# Holds all that the demo needs as well.
+$(STAMPS)/dev: $(STAMPS)/torch $(SOURCES)
+	$(PIP_INSTALL) '.[torch,dev]'
+	touch $(STAMPS)/package $@

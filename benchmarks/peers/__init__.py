@@ -1,0 +1,60 @@
+"""What a peer has to offer to be measured. Runs in the ranks; each module imports its library only when created."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from benchmarks.buffers import Buffer
+
+Step = Callable[[], None]
+
+
+class Peer(Protocol):
+    """One rank of one peer."""
+
+    rank: int
+    size: int
+
+    def expected(self, total: int) -> int:
+        """What a buffer that held rank + 1 holds after one step, if the sum over the ranks is `total`."""
+
+    def barrier(self) -> None:
+        """Returns when all ranks have called it; by the peer's own means."""
+
+    def allreduce(self, buffer: Buffer, dtype: str) -> Step:
+        """A function that sums `buffer` over the ranks, in place, and returns when that is done."""
+
+    def many(self, buffers: list[Buffer]) -> Step:
+        """A function that sums all float32 buffers in place, all of them in flight together where possible."""
+
+    def training_step(self, model: str) -> Step:
+        """A function that makes one whole training step of a model of `benchmarks.models`."""
+
+    def close(self) -> None:
+        """Leaves the job."""
+
+
+def create(name: str) -> Peer:
+    """Returns this rank's peer, ready to measure."""
+    if name == "horovodlike":
+        from benchmarks.peers.horovodlike_peer import HorovodlikePeer
+
+        return HorovodlikePeer()
+    if name == "gloo":
+        from benchmarks.peers.gloo import GlooPeer
+
+        return GlooPeer()
+    if name == "mpi":
+        from benchmarks.peers.mpi import MpiPeer
+
+        return MpiPeer()
+    if name == "memcpy":
+        from benchmarks.peers.memcpy import MemcpyPeer
+
+        return MemcpyPeer()
+    if name == "alone":
+        from benchmarks.peers.alone import AlonePeer
+
+        return AlonePeer()
+    raise ValueError(f"no such peer: {name}")

@@ -1,0 +1,169 @@
+"""The results as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from benchmarks.targets import MPI, Verdict
+
+KIB, MIB = 1 << 10, 1 << 20
+PEERS = {
+    "horovodlike": "horovodlike",
+    "gloo": "Gloo",
+    "openmpi": "Open MPI",
+    "mpich": "MPICH",
+    "memcpy": "memcpy",
+    "alone": "no communication",
+}
+MODELS = {
+    "mlp": "MLP, 12.6 M parameters",
+    "resnet18": "ResNet-18, 32x32",
+    "gpt": "GPT, 6.9 M parameters",
+    "tiny": "400 tiny layers",
+}
+
+
+def document(results: dict[str, Any], verdicts: Sequence[Verdict]) -> str:
+    """Returns all tables as one page."""
+    meta = results["meta"]
+    parts = [
+        "# Measurements",
+        f"{meta['date']}; {meta['cpu']}, {meta['cores']} cores; "
+        + ", ".join(f"{name} {version}" for name, version in meta["versions"].items())
+        + f"; median of {meta['rounds']} rounds, peers taking turns, one thread per rank."
+        + " How it is measured: `benchmarks/__init__.py`.",
+    ]
+    for size in sorted({row["np"] for row in results.get("allreduce", [])}):
+        for dtype in ("float32", "bfloat16"):
+            rows = [row for row in results["allreduce"] if (row["np"], row["dtype"]) == (size, dtype)]
+            if rows:
+                parts += [f"## In-place allreduce, {size} ranks, {dtype}", allreduce(rows)]
+    if results.get("many"):
+        parts += ["## 400 float32 tensors of 1 KiB, all in flight together", many(results["many"])]
+    if results.get("training"):
+        parts += ["## Training steps", training(results["training"])]
+    if results.get("memory"):
+        parts += ["## Memory of the engine, the largest of all ranks", memory(results["memory"]["engine"])]
+        parts.append(imports(results["memory"]["import"]))
+    parts += ["## Targets", targets(verdicts)]
+    return "\n\n".join(parts) + "\n"
+
+
+def allreduce(rows: Sequence[dict[str, Any]]) -> str:
+    """One line per size: time and bandwidth of each peer, and how much faster horovodlike is."""
+    by_place = {(row["nbytes"], row["peer"]): row for row in rows}
+    peers = [peer for peer in PEERS if any(row["peer"] == peer for row in rows)]
+    others = [peer for peer in peers if peer != "horovodlike"]
+    head = ["size", *(PEERS[peer] for peer in peers), "busbw", *(f"x {PEERS[peer]}" for peer in others)]
+    lines = []
+    for nbytes in sorted({row["nbytes"] for row in rows}):
+        ours = by_place.get((nbytes, "horovodlike"))
+        line = [human_bytes(nbytes), *(_speed(by_place.get((nbytes, peer))) for peer in peers)]
+        line.append(_bandwidth(ours["busbw"]) if ours else "")
+        for peer in others:
+            theirs = by_place.get((nbytes, peer))
+            line.append(f"{theirs['seconds'] / ours['seconds']:.2f}" if ours and theirs else "")
+        lines.append(line)
+    return table(head, lines)
+
+
+def many(rows: Sequence[dict[str, Any]]) -> str:
+    """One line per number of ranks."""
+    by_place = {(row["np"], row["peer"]): row["seconds"] for row in rows}
+    peers = [peer for peer in PEERS if any(row["peer"] == peer for row in rows)]
+    head = ["ranks", *(PEERS[peer] + (", one by one" if peer in MPI else "") for peer in peers)]
+    lines = [
+        [str(size), *(_optional_time(by_place.get((size, peer))) for peer in peers)]
+        for size in sorted({row["np"] for row in rows})
+    ]
+    return table(head, lines)
+
+
+def training(rows: Sequence[dict[str, Any]]) -> str:
+    """One line per model."""
+    by_place = {(row["model"], row["np"], row["peer"]): row["seconds"] for row in rows}
+    head = ["model", "ranks", "no communication", "horovodlike", "DDP, Gloo", "x limit", "DDP's x limit", "x DDP"]
+    lines = []
+    for model, size in dict.fromkeys((row["model"], row["np"]) for row in rows):
+        limit, ours, ddp = (by_place.get((model, size, peer)) for peer in ("alone", "horovodlike", "gloo"))
+        lines.append(
+            [
+                MODELS[model],
+                str(size),
+                *(_optional_time(seconds) for seconds in (limit, ours, ddp)),
+                *(f"{a / b:.2f}" if a and b else "" for a, b in ((ours, limit), (ddp, limit), (ddp, ours))),
+            ]
+        )
+    return table(head, lines)
+
+
+def memory(rows: Sequence[dict[str, Any]]) -> str:
+    """What the engine says of itself, and what /proc says."""
+    keys = {
+        "shared_per_rank": "shared per rank, from /proc",
+        "counted_shared_per_rank": "the engine's count",
+        "private_after_init": "private after init, from /proc",
+        "private_after_allreduce": "private after the allreduce",
+    }
+    lines = [
+        [str(row["np"]), human_bytes(row["nbytes"]), *(f"{row[key] / MIB:.2f} MiB" for key in keys)] for row in rows
+    ]
+    return table(["ranks", "tensor", *keys.values()], lines)
+
+
+def imports(row: dict[str, float]) -> str:
+    """One sentence."""
+    return (
+        f"`import horovodlike` adds {row['seconds'] * 1e3:.0f} ms and {row['bytes'] / MIB:.1f} MiB to the bare "
+        f"interpreter's {row['bare_seconds'] * 1e3:.0f} ms and {row['bare_bytes'] / MIB:.1f} MiB."
+    )
+
+
+def targets(verdicts: Sequence[Verdict]) -> str:
+    """One line per target."""
+    words = {True: "pass", False: "**FAIL**", None: "not measured"}
+    lines = [[v.what, v.limit, v.measured or "", words[v.passed]] for v in verdicts]
+    return table(["what", "target", "measured", ""], lines)
+
+
+def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    """Returns a Markdown table, with columns aligned so that it reads well as text too."""
+    rows = [list(head), *(list(line) for line in lines)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
+    text = [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) + " |" for row in rows
+    ]
+    text.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    return "\n".join(text)
+
+
+def human_bytes(nbytes: int) -> str:
+    """Returns 4 B, 64 KiB, 1 MiB."""
+    for unit, name in ((MIB, "MiB"), (KIB, "KiB")):
+        if nbytes >= unit:
+            return f"{nbytes / unit:g} {name}"
+    return f"{nbytes} B"
+
+
+def human_time(seconds: float) -> str:
+    """Returns three figures and a unit."""
+    for unit, name in ((1.0, "s"), (1e-3, "ms")):
+        if seconds >= unit:
+            return f"{seconds / unit:.3g} {name}"
+    return f"{seconds * 1e6:.3g} us"
+
+
+def _bandwidth(value: float) -> str:
+    return f"{value / 1e9:.2f} GB/s"
+
+
+def _optional_time(seconds: float | None) -> str:
+    return "" if seconds is None else human_time(seconds)
+
+
+def _speed(row: dict[str, Any] | None) -> str:
+    """Time for small sizes, where latency counts, else bandwidth."""
+    if row is None:
+        return ""
+    return human_time(row["seconds"]) if row["nbytes"] < MIB else _bandwidth(row["algbw"])

@@ -1,0 +1,127 @@
+"""What the project wants to reach, checked against the results of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+KIB, MIB = 1 << 10, 1 << 20
+MPI = ("openmpi", "mpich")
+
+# (bytes, at least this many times the bandwidth of Gloo, of the better MPI, of memcpy); 2 ranks, float32.
+ALLREDUCE = (
+    (1 * MIB, 6.0, 1.0, None),
+    (4 * MIB, 8.0, 1.0, None),
+    (16 * MIB, 8.0, 1.0, None),
+    (64 * MIB, 4.0, 3.0, 0.55),
+    (256 * MIB, 4.0, 3.0, 0.55),
+)
+# At most this many times the step of processes that do not communicate; 2 ranks.
+TRAINING = {"mlp": 1.35, "resnet18": 1.12, "gpt": 1.12, "tiny": 1.30}
+MEMORY_BYTES = 16 * MIB
+IMPORT_SECONDS, IMPORT_BYTES = 0.1, 25 * MIB
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One target: what, the limit, the measured value; None where it was not measured."""
+
+    what: str
+    limit: str
+    measured: str | None
+    passed: bool | None
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"what": self.what, "limit": self.limit, "measured": self.measured, "passed": self.passed}
+
+
+def check(results: dict[str, Any]) -> list[Verdict]:
+    """Returns a verdict for each target."""
+    return [
+        *_latency(results),
+        *_bandwidth(results),
+        *_many_ranks(results),
+        *_training(results),
+        *_memory(results),
+    ]
+
+
+def allreduce_seconds(results: dict[str, Any], peer: str, size: int, dtype: str, nbytes: int) -> float | None:
+    """Returns the time of one allreduce, None if it was not measured."""
+    for row in results.get("allreduce", []):
+        if (row["peer"], row["np"], row["dtype"], row["nbytes"]) == (peer, size, dtype, nbytes):
+            return float(row["seconds"])
+    return None
+
+
+def _at_most(what: str, limit: float, value: float | None, unit: str = "") -> Verdict:
+    measured = None if value is None else f"{value:.3g}{unit}"
+    return Verdict(what, f"<= {limit:g}{unit}", measured, None if value is None else value <= limit)
+
+
+def _at_least(what: str, limit: float, value: float | None) -> Verdict:
+    measured = None if value is None else f"{value:.3g} x"
+    return Verdict(what, f">= {limit:g} x", measured, None if value is None else value >= limit)
+
+
+def _ratio(numerator: float | None, denominator: float | None) -> float | None:
+    return None if numerator is None or denominator is None else numerator / denominator
+
+
+def _latency(results: dict[str, Any]) -> Iterator[Verdict]:
+    ours, gloo = (allreduce_seconds(results, peer, 2, "float32", 4) for peer in ("horovodlike", "gloo"))
+    yield _at_most("4 B allreduce: time / Gloo's", 0.35, _ratio(ours, gloo))
+    many = [row["seconds"] for row in results.get("many", []) if (row["peer"], row["np"]) == ("horovodlike", 2)]
+    yield _at_most("400 x 1 KiB asynchronous", 1.2, many[0] * 1e3 if many else None, " ms")
+
+
+def _bandwidth(results: dict[str, Any]) -> Iterator[Verdict]:
+    for nbytes, over_gloo, over_mpi, over_memcpy in ALLREDUCE:
+
+        def seconds(peer: str, nbytes: int = nbytes) -> float | None:
+            return allreduce_seconds(results, peer, 2, "float32", nbytes)
+
+        ours = seconds("horovodlike")
+        title = f"{nbytes // MIB} MiB allreduce: speed"
+        yield _at_least(f"{title} / Gloo's", over_gloo, _ratio(seconds("gloo"), ours))
+        mpi = min((time for peer in MPI if (time := seconds(peer)) is not None), default=None)
+        yield _at_least(f"{title} / the better raw MPI's", over_mpi, _ratio(mpi, ours))
+        if over_memcpy is not None:
+            yield _at_least(f"{title} / memcpy's with all cores busy", over_memcpy, _ratio(seconds("memcpy"), ours))
+
+
+def _many_ranks(results: dict[str, Any]) -> Iterator[Verdict]:
+    """More ranks than cores, where the machine has two: the worst size counts."""
+    rows = [row for row in results.get("allreduce", []) if (row["peer"], row["np"]) == ("gloo", 4)]
+    for dtype in ("float32", "bfloat16"):
+        ratios = [
+            ratio
+            for row in rows
+            if row["dtype"] == dtype
+            and (ratio := _ratio(row["seconds"], allreduce_seconds(results, "horovodlike", 4, dtype, row["nbytes"])))
+        ]
+        yield _at_least(f"4 ranks, {dtype}, any size: speed / Gloo's", 1.0, min(ratios, default=None))
+
+
+def _training(results: dict[str, Any]) -> Iterator[Verdict]:
+    steps = {(row["model"], row["peer"]): row["seconds"] for row in results.get("training", []) if row["np"] == 2}
+    for model, limit in TRAINING.items():
+        ours = steps.get((model, "horovodlike"))
+        yield _at_most(f"step of {model}: time / no communication", limit, _ratio(ours, steps.get((model, "alone"))))
+        yield _at_least(f"step of {model}: speed / DDP's", 1.0, _ratio(steps.get((model, "gloo")), ours))
+
+
+def _memory(results: dict[str, Any]) -> Iterator[Verdict]:
+    memory = results.get("memory", {})
+    engine = memory.get("engine", [])
+    for what, keys in (
+        ("shared memory per rank", ("shared_per_rank", "counted_shared_per_rank")),
+        ("private memory of the engine", ("private_after_init", "private_after_allreduce")),
+    ):
+        worst = max((row[key] / MIB for row in engine for key in keys), default=None)
+        yield _at_most(what, MEMORY_BYTES / MIB, worst, " MiB")
+    added = memory.get("import")
+    yield _at_most("import horovodlike: time", IMPORT_SECONDS, added["seconds"] if added else None, " s")
+    yield _at_most("import horovodlike: memory", IMPORT_BYTES / MIB, added["bytes"] / MIB if added else None, " MiB")

@@ -1,0 +1,50 @@
+"""Whole training steps: horovodlike, DistributedDataParallel, and processes that do not communicate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks import driver, launch
+from benchmarks.protocol import Message
+
+# Kept here as well as in benchmarks.models, which imports PyTorch: the driver does not.
+MODELS = ("mlp", "resnet18", "gpt", "tiny")
+
+
+@dataclass(frozen=True)
+class TrainingCase:
+    """Steps of one model."""
+
+    model: str
+
+    def supports(self, peer: str) -> bool:
+        """See driver.Case."""
+        return peer in ("horovodlike", "gloo", "alone")
+
+    def command(self, iterations: int) -> Message:
+        """See driver.Case."""
+        return {"do": "training", "model": self.model, "iterations": iterations}
+
+    def seconds(self, answers: Sequence[Message]) -> float:
+        """See driver.Case."""
+        return driver.slowest(answers)
+
+
+def launchers() -> list[launch.Launcher]:
+    """The peers."""
+    return [launch.horovodlike(), launch.gloo(), launch.independent("alone")]
+
+
+def measure(
+    peers: Sequence[launch.Launcher], size: int, *, models: Sequence[str] = MODELS, rounds: int, budget: float
+) -> list[dict[str, Any]]:
+    """Returns the rows of the results for `size` ranks."""
+    with driver.started(peers, size) as groups:
+        samples = driver.interleave(groups, [TrainingCase(model) for model in models], rounds, budget, fewest=5)
+    return [
+        {"peer": peer, "np": size, "model": case.model, **driver.summary(seconds)}
+        for (peer, case), seconds in samples.items()
+        if isinstance(case, TrainingCase)
+    ]

@@ -1,0 +1,90 @@
+"""One rank of one peer: `worker.py PEER`, started by the driver. Does what the driver says, and sleeps in between."""
+
+from __future__ import annotations
+
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+# Run as a file: the checkout goes last, so that `horovodlike` is the installed package and not the source folder.
+sys.path[0:1] = []
+sys.path.append(str(Path(__file__).resolve().parent.parent))
+
+from benchmarks import protocol  # noqa: E402
+from benchmarks.buffers import Buffer, allocate, fill, first_value  # noqa: E402
+from benchmarks.peers import Peer, create  # noqa: E402
+
+
+def timed(peer: Peer, step: Callable[[], None], command: protocol.Message) -> float:
+    """Returns the mean seconds of a step, over a loop that all ranks enter together."""
+    iterations = int(command["iterations"])
+    for _ in range(max(2, iterations // 5)):
+        step()
+    peer.barrier()
+    start = time.perf_counter()
+    for _ in range(iterations):
+        step()
+    return (time.perf_counter() - start) / iterations
+
+
+def measure_allreduce(peer: Peer, command: protocol.Message) -> protocol.Message:
+    """Times an in-place sum of one buffer, after checking its result."""
+    dtype = command["dtype"]
+    buffer = allocate(command["nbytes"], dtype)
+    step = peer.allreduce(buffer, dtype)
+    _check(peer, step, [buffer], dtype)
+    return {"seconds": timed(peer, step, command)}
+
+
+def measure_many(peer: Peer, command: protocol.Message) -> protocol.Message:
+    """Times the sum of many small buffers, all in flight together where the peer can."""
+    buffers = [allocate(command["nbytes"], "float32") for _ in range(command["count"])]
+    step = peer.many(buffers)
+    _check(peer, step, buffers, "float32")
+    return {"seconds": timed(peer, step, command)}
+
+
+def measure_training(peer: Peer, command: protocol.Message) -> protocol.Message:
+    """Times whole training steps."""
+    return {"seconds": timed(peer, peer.training_step(command["model"]), command)}
+
+
+def _check(peer: Peer, step: Callable[[], None], buffers: list[Buffer], dtype: str) -> None:
+    for buffer in buffers:
+        fill(buffer, peer.rank + 1, dtype)
+    step()
+    wanted = peer.expected(peer.size * (peer.size + 1) // 2)
+    for buffer in buffers:
+        if first_value(buffer, dtype) != wanted:
+            raise RuntimeError(f"wrong result: {first_value(buffer, dtype)} instead of {wanted}")
+        fill(buffer, 0, dtype)
+
+
+MEASUREMENTS: dict[str, Callable[[Peer, protocol.Message], protocol.Message]] = {
+    "allreduce": measure_allreduce,
+    "many": measure_many,
+    "training": measure_training,
+}
+
+
+def main() -> None:
+    """Answers until the driver says quit or goes away."""
+    peer = create(sys.argv[1])
+    channel = protocol.connect()
+    channel.send({"rank": peer.rank})
+    try:
+        while (command := channel.receive())["do"] != "quit":
+            try:
+                answer = MEASUREMENTS[command["do"]](peer, command)
+            except Exception:
+                answer = {"error": traceback.format_exc()}
+            channel.send(answer)
+    except protocol.ConnectionLost:
+        sys.exit("the driver is gone")
+    peer.close()
+
+
+if __name__ == "__main__":
+    main()

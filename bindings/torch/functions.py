@@ -1,0 +1,224 @@
+"""Bringing ranks to the same state: parameters, optimizers, and any object.
+
+Objects travel as cloudpickle, and unpickling runs code that the sender chose. All ranks of a job hold its secret key
+and trust each other; do not use the object functions across a boundary of trust.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+import cloudpickle  # type: ignore[import-untyped]
+import torch
+
+from horovodlike import basics
+from horovodlike.errors import HorovodInternalError
+from horovodlike.process_set import ProcessSet, global_process_set
+from horovodlike.torch._compile import leave_alone
+from horovodlike.torch._engine import full_name
+from horovodlike.torch.mpi_ops import allgather_async, broadcast_, broadcast_async_, synchronize
+
+T = TypeVar("T")
+
+# Sent in place of a length by a rank whose object cannot be pickled, so that no rank waits for it.
+_PICKLING_FAILED = -1
+
+
+def broadcast_parameters(
+    params: Mapping[str, torch.Tensor | None] | Iterable[torch.Tensor | tuple[str, torch.Tensor | None]],
+    root_rank: int,
+    process_set: ProcessSet = global_process_set,
+) -> None:
+    """Overwrite parameters with the root's, in place, on every rank.
+
+    Args:
+        params: `model.state_dict()`, `model.named_parameters()`, or an iterable of tensors. Entries that are None
+            are left out. Names, or without names the order, must be the same on all ranks.
+        root_rank: The rank whose values are sent.
+        process_set: The ranks that take part.
+
+    Raises:
+        ValueError: `params` is none of these, or an entry is neither a tensor nor None.
+        HorovodInternalError: The ranks' parameters differ in shape or dtype; the message names the first.
+    """
+    if isinstance(params, Mapping):
+        entries: list[Any] = sorted(params.items())
+    elif isinstance(params, Iterable) and not isinstance(params, (str, bytes, torch.Tensor)):
+        entries = [entry if isinstance(entry, tuple) else (None, entry) for entry in params]
+    else:
+        raise ValueError(f"invalid params of type: {type(params)}")
+    for name, tensor in entries:
+        if tensor is not None and not isinstance(tensor, torch.Tensor):
+            raise ValueError(f"invalid params: {name} is of type {type(tensor)}, not a tensor")
+    _broadcast_all([(name, tensor) for name, tensor in entries if tensor is not None], root_rank, process_set)
+
+
+def _broadcast_all(named: Iterable[tuple[str | None, torch.Tensor]], root_rank: int, process_set: ProcessSet) -> None:
+    handles = [broadcast_async_(tensor, root_rank, name, process_set) for name, tensor in named]
+    first_error: HorovodInternalError | None = None
+    for handle in handles:
+        try:
+            synchronize(handle)
+        except HorovodInternalError as error:
+            first_error = first_error or error
+    if first_error is not None:
+        raise first_error
+
+
+class _TensorPlace(NamedTuple):
+    """Stands for a tensor in the description of an optimizer's state."""
+
+    number: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+def _replace(node: object, kind: type[T], replacement: Callable[[T], object]) -> Any:
+    """Return `node` with every `kind` in its dicts, lists and tuples replaced."""
+    if isinstance(node, kind):
+        return replacement(node)
+    if isinstance(node, dict):
+        return {key: _replace(value, kind, replacement) for key, value in node.items()}
+    if type(node) in (list, tuple):
+        return type(node)(_replace(value, kind, replacement) for value in node)  # type: ignore[call-arg, attr-defined]
+    return node
+
+
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer,
+    root_rank: int,
+    model: torch.nn.Module | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> None:
+    """Give every rank the root's optimizer state: what it holds for each parameter, and all options of the groups.
+
+    The root's state is sent as it is, with nothing materialized: a root that has not stepped yet leaves the others
+    without state as well, and no parameter changes. Every optimizer works that can load its own `state_dict()`.
+
+    Args:
+        optimizer: Wrapped in a `DistributedOptimizer` or not, over the same parameters on all ranks.
+        root_rank: The rank whose state is sent.
+        model: Not needed; accepted for scripts that pass it.
+        process_set: The ranks that take part.
+
+    Raises:
+        ValueError: The optimizer's groups differ from the root's.
+        HorovodInternalError: The job is broken or shut down.
+    """
+    del model
+    is_root = basics.rank() == root_rank
+    tensors: list[torch.Tensor] = []
+
+    def describe(tensor: torch.Tensor) -> _TensorPlace:
+        tensors.append(tensor.detach())
+        return _TensorPlace(len(tensors) - 1, tensor.dtype, tuple(tensor.shape))
+
+    def allocate(place: _TensorPlace) -> torch.Tensor:
+        tensors.append(torch.empty(place.shape, dtype=place.dtype))
+        return tensors[-1]
+
+    described = _replace(optimizer.state_dict(), torch.Tensor, describe) if is_root else None
+    described = broadcast_object(described, root_rank, "optimizer_state", process_set)
+    state: dict[str, Any] = {} if is_root else _replace(described, _TensorPlace, allocate)
+    named = [(f"optimizer_state.{number}", tensor) for number, tensor in enumerate(tensors)]
+    _broadcast_all(named, root_rank, process_set)
+    if not is_root:
+        optimizer.load_state_dict(state)
+        _restore_dtypes(optimizer, state)
+
+
+def _restore_dtypes(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Undo the casts of `load_state_dict`, which gives a parameter's state the parameter's dtype, for equality."""
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    for index, entries in state.get("state", {}).items():
+        loaded = optimizer.state.get(params[index]) if isinstance(index, int) and index < len(params) else None
+        if not isinstance(loaded, dict) or not isinstance(entries, dict):
+            continue
+        for key, value in entries.items():
+            current = loaded.get(key)
+            if isinstance(value, torch.Tensor) and isinstance(current, torch.Tensor) and current.dtype != value.dtype:
+                loaded[key] = value.to(current.device)
+
+
+def _pickled(obj: object) -> tuple[torch.Tensor, Exception | None]:
+    """Return the object as bytes in a tensor; or no bytes and why it cannot be pickled."""
+    try:
+        data = cloudpickle.dumps(obj)
+    except Exception as error:  # whatever __reduce__ and __getstate__ raise
+        return torch.empty(0, dtype=torch.uint8), error
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8), None
+
+
+def _unpickled(data: torch.Tensor) -> Any:
+    return cloudpickle.loads(ctypes.string_at(data.data_ptr(), data.numel()))
+
+
+def broadcast_object(
+    obj: Any,
+    root_rank: int = 0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Return the root's object: the object itself on the root, a copy of it elsewhere.
+
+    Args:
+        obj: Anything that cloudpickle can serialize; ignored on the other ranks.
+        root_rank: The rank whose object is sent.
+        name: What the ranks match the operation by; counted if None, whatever the type of the object.
+        process_set: The ranks that take part.
+
+    Raises:
+        HorovodInternalError: The job is broken; or the root could not pickle its object (on the root, the cause).
+    """
+    name = full_name("object", name)
+    if basics.rank() != root_rank:
+        (size,) = broadcast_(torch.zeros(1, dtype=torch.int64), root_rank, f"{name}.sz", process_set).tolist()
+        if size == _PICKLING_FAILED:
+            raise HorovodInternalError(f"{name}: rank {root_rank} could not pickle its object")
+        data = torch.empty(size, dtype=torch.uint8)
+        return _unpickled(broadcast_(data, root_rank, f"{name}.t", process_set))
+    data, error = _pickled(obj)
+    size = data.numel() if error is None else _PICKLING_FAILED
+    broadcast_(torch.tensor([size]), root_rank, f"{name}.sz", process_set)
+    if error is not None:
+        raise error
+    broadcast_(data, root_rank, f"{name}.t", process_set)
+    return obj
+
+
+def allgather_object(
+    obj: Any,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> list[Any]:
+    """Return the objects of all ranks, in the order of the ranks. The own object is a copy as well.
+
+    Args:
+        obj: Anything that cloudpickle can serialize.
+        name: What the ranks match the operation by; counted if None, whatever the type of the object.
+        process_set: The ranks that take part.
+
+    Raises:
+        HorovodInternalError: The job is broken; or a rank could not pickle its object (on that rank, the cause).
+    """
+    name = full_name("object", name)
+    data, error = _pickled(obj)
+    mine = torch.tensor([data.numel() if error is None else _PICKLING_FAILED])
+    handles = [
+        allgather_async(mine, f"{name}.sz", process_set),
+        allgather_async(data, f"{name}.t", process_set),
+    ]
+    sizes, everything = (synchronize(handle) for handle in handles)
+    assert isinstance(sizes, torch.Tensor) and isinstance(everything, torch.Tensor)
+    if error is not None:
+        raise error
+    counts = sizes.tolist()
+    if _PICKLING_FAILED in counts:
+        failed = [rank for rank, count in enumerate(counts) if count == _PICKLING_FAILED]
+        raise HorovodInternalError(f"{name}: ranks {failed} could not pickle their objects")
+    return [_unpickled(part) for part in torch.split(everything, counts)]
+
+
+leave_alone(allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters)

@@ -1,0 +1,401 @@
+"""The collectives on torch tensors.
+
+Every operation has a synchronous form, and a form that returns a handle at once (`*_async`); one that returns new
+tensors, and one that works in place (a trailing underscore); and one for a list of tensors that is carried out as a
+whole or not at all (`grouped_*`). What holds for all:
+
+* Ranks match operations by name. Unnamed ones are counted, so every rank has to call them in the same order. A name
+  may be used again when the operation before has been synchronized.
+* dtypes are uint8, int8, int16, int32, int64, float16, bfloat16, float32, float64 and bool. Tensors may be of any
+  size, 0 elements included, of any strides (one that is not contiguous is copied) and on any device (other than
+  CPU tensors are copied to the CPU and back).
+* If the ranks disagree about an operation it raises `HorovodInternalError` on all of them, and the job goes on.
+* The tensors of an asynchronous operation may be neither written nor, in place, read until `synchronize`, to be called
+  once for each handle.
+* The synchronous forms that return new tensors are differentiable.
+* Any thread may call them, as long as all ranks do under the same names.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import TypeVar
+
+import torch
+
+from horovodlike.basics import (
+    Adasum,
+    Average,
+    Max,
+    Min,
+    Product,
+    Sum,
+    cross_rank,
+    cross_size,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    rank,
+    size,
+)
+from horovodlike.ops import Kind
+from horovodlike.process_set import ProcessSet, global_process_set, registered_id
+from horovodlike.torch._autograd import run
+from horovodlike.torch._compile import leave_alone
+from horovodlike.torch._engine import (
+    Call,
+    full_name,
+    poll,
+    run_again_in_place,
+    start_allgather,
+    start_in_place,
+    start_to_new,
+    synchronize,
+)
+from horovodlike.torch.compression import Compression, Compressor
+
+T = TypeVar("T")
+
+__all__ = [
+    "Adasum",
+    "Average",
+    "Max",
+    "Min",
+    "Product",
+    "Sum",
+    "allgather",
+    "allgather_async",
+    "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "broadcast_async",
+    "broadcast_async_",
+    "cross_rank",
+    "cross_size",
+    "grouped_allgather",
+    "grouped_allgather_async",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
+    "is_homogeneous",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "poll",
+    "rank",
+    "size",
+    "synchronize",
+]
+
+
+def _allreduce_call(
+    operation: str,
+    average: bool | None,
+    name: str | None,
+    op: int | None,
+    prescale: float,
+    postscale: float,
+    process_set: ProcessSet,
+) -> Call:
+    if average is not None:
+        if op is not None:
+            raise ValueError("op supersedes average: give only one of them")
+        warnings.warn("average is deprecated: use op=Average or op=Sum", DeprecationWarning, stacklevel=3)
+        op = Average if average else Sum
+    elif op is None:
+        op = Average
+    if process_set is not global_process_set:
+        registered_id(process_set)
+    if op == Adasum:
+        raise NotImplementedError("op=Adasum is not available in this release")
+    if op not in (Average, Sum, Min, Max, Product):
+        raise ValueError(f"op must be one of hvd.Average, Sum, Min, Max and Product, got {op!r}")
+    return Call(Kind.ALLREDUCE, full_name(operation, name), op, -1, prescale, postscale)
+
+
+def _group(tensors: Sequence[torch.Tensor], operation: str) -> Sequence[torch.Tensor]:
+    tensors = list(tensors)
+    if not tensors:
+        raise ValueError(f"{operation}: the list of tensors is empty")
+    if len({tensor.device for tensor in tensors if isinstance(tensor, torch.Tensor)}) > 1:
+        raise ValueError(f"{operation}: the tensors of a group must be on the same device")
+    return tensors
+
+
+def _result(handle: int, _: type[T]) -> T:
+    """Synchronize a handle that this module has just made, whose result is known to be of the given type."""
+    return synchronize(handle)  # type: ignore[return-value]
+
+
+def allreduce(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """Reduce a tensor over all ranks and return the result as a new tensor.
+
+    Differentiable for Average and Sum: the gradient is the allreduce of the gradient with the same op and factors.
+
+    Args:
+        tensor: Of the same shape and dtype on all ranks.
+        average: Deprecated; use `op`.
+        name: What the ranks match the operation by; counted if None.
+        compression: What to send instead of the tensor.
+        op: Average (the default), Sum, Min, Max or Product. Average truncates integers; bool knows no Average.
+        prescale_factor: Multiplies the tensor before the reduction.
+        postscale_factor: Multiplies the result.
+        process_set: The ranks that take part.
+
+    Raises:
+        HorovodInternalError: The ranks disagree, or the job is broken or shut down.
+        ValueError: An argument cannot be used, or the name is in flight already.
+    """
+    call = _allreduce_call("allreduce", average, name, op, prescale_factor, postscale_factor, process_set)
+    compressed, ctx = compression.compress(tensor)
+    return compression.decompress(run(call, [compressed])[0], ctx)
+
+
+def allreduce_async(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Start what `allreduce` does and return a handle for `poll` and `synchronize`. Not differentiable."""
+    call = _allreduce_call("allreduce", average, name, op, prescale_factor, postscale_factor, process_set)
+    return start_to_new(call, [tensor], single=True)
+
+
+def allreduce_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """Do what `allreduce` does in place, and return the tensor. Not differentiable."""
+    call = _allreduce_call("allreduce", average, name, op, prescale_factor, postscale_factor, process_set)
+    if name is not None and isinstance(tensor, torch.Tensor) and run_again_in_place(call, tensor):
+        return tensor
+    return _result(start_in_place(call, [tensor], single=True), torch.Tensor)
+
+
+def allreduce_async_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Start what `allreduce_` does and return a handle for `poll` and `synchronize`."""
+    call = _allreduce_call("allreduce", average, name, op, prescale_factor, postscale_factor, process_set)
+    return start_in_place(call, [tensor], single=True)
+
+
+def grouped_allreduce(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[torch.Tensor]:
+    """Do what `allreduce` does for a list of tensors, of any dtypes, as one operation; return a list."""
+    call = _allreduce_call("grouped_allreduce", average, name, op, prescale_factor, postscale_factor, process_set)
+    pairs = [compression.compress(tensor) for tensor in _group(tensors, call.name)]
+    reduced = run(call, [compressed for compressed, _ in pairs])
+    return [compression.decompress(tensor, ctx) for tensor, (_, ctx) in zip(reduced, pairs, strict=True)]
+
+
+def grouped_allreduce_async(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Start what `grouped_allreduce` does and return a handle, whose result is a tuple."""
+    call = _allreduce_call("grouped_allreduce", average, name, op, prescale_factor, postscale_factor, process_set)
+    return start_to_new(call, _group(tensors, call.name), single=False)
+
+
+def grouped_allreduce_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[torch.Tensor]:
+    """Do what `allreduce_` does for a list of tensors, of any dtypes, as one operation; return a list of them."""
+    call = _allreduce_call("grouped_allreduce", average, name, op, prescale_factor, postscale_factor, process_set)
+    return list(_result(start_in_place(call, _group(tensors, call.name), single=False), tuple))
+
+
+def grouped_allreduce_async_(
+    tensors: Sequence[torch.Tensor],
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Start what `grouped_allreduce_` does and return a handle, whose result is a tuple."""
+    call = _allreduce_call("grouped_allreduce", average, name, op, prescale_factor, postscale_factor, process_set)
+    return start_in_place(call, _group(tensors, call.name), single=False)
+
+
+def _allgather_call(operation: str, name: str | None, process_set: ProcessSet) -> Call:
+    registered_id(process_set)
+    return Call(Kind.ALLGATHER, full_name(operation, name))
+
+
+def allgather(
+    tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """Return the tensors of all ranks joined along dimension 0, in the order of the ranks.
+
+    Differentiable: a rank's gradient is its own rows of the gradient averaged over the ranks.
+
+    Args:
+        tensor: Of at least one dimension. Dimension 0 may differ between ranks, and be 0; the others may not.
+        name: What the ranks match the operation by; counted if None.
+        process_set: The ranks that take part.
+
+    Raises:
+        HorovodInternalError: The ranks disagree, or the job is broken or shut down.
+        ValueError: An argument cannot be used, or the name is in flight already.
+    """
+    return run(_allgather_call("allgather", name, process_set), [tensor])[0]
+
+
+def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
+    """Start what `allgather` does and return a handle for `poll` and `synchronize`. Not differentiable."""
+    return start_allgather(_allgather_call("allgather", name, process_set), [tensor], single=True)
+
+
+def grouped_allgather(
+    tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> tuple[torch.Tensor, ...]:
+    """Do what `allgather` does for a list of tensors, of any dtypes, as one operation; return a tuple."""
+    call = _allgather_call("grouped_allgather", name, process_set)
+    return run(call, _group(tensors, call.name))
+
+
+def grouped_allgather_async(
+    tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
+    """Start what `grouped_allgather` does and return a handle, whose result is a tuple."""
+    call = _allgather_call("grouped_allgather", name, process_set)
+    return start_allgather(call, _group(tensors, call.name), single=False)
+
+
+def _broadcast_call(root_rank: int, name: str | None, process_set: ProcessSet) -> Call:
+    registered_id(process_set)
+    return Call(Kind.BROADCAST, full_name("broadcast", name), root_rank=root_rank)
+
+
+def broadcast(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """Return the root's tensor as a new tensor on every rank.
+
+    Differentiable: the gradient is the average of the ranks' gradients on the root, and zero elsewhere.
+
+    Args:
+        tensor: Of the same shape and dtype on all ranks; its content matters on the root only.
+        root_rank: The (global) rank whose tensor is sent.
+        name: What the ranks match the operation by; counted if None.
+        process_set: The ranks that take part.
+
+    Raises:
+        HorovodInternalError: The ranks disagree, or the job is broken or shut down.
+        ValueError: An argument cannot be used, or the name is in flight already.
+    """
+    return run(_broadcast_call(root_rank, name, process_set), [tensor])[0]
+
+
+def broadcast_async(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
+    """Start what `broadcast` does and return a handle for `poll` and `synchronize`. Not differentiable."""
+    return start_to_new(_broadcast_call(root_rank, name, process_set), [tensor], single=True)
+
+
+def broadcast_(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """Overwrite the tensor with the root's on every rank, and return it. Not differentiable."""
+    call = _broadcast_call(root_rank, name, process_set)
+    if name is not None and isinstance(tensor, torch.Tensor) and run_again_in_place(call, tensor):
+        return tensor
+    return _result(start_in_place(call, [tensor], single=True), torch.Tensor)
+
+
+def broadcast_async_(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
+    """Start what `broadcast_` does and return a handle for `poll` and `synchronize`."""
+    return start_in_place(_broadcast_call(root_rank, name, process_set), [tensor], single=True)
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Return when all ranks have called it."""
+    registered_id(process_set)
+    synchronize(start_in_place(Call(Kind.BARRIER, "barrier.noname"), [], single=False))
+
+
+leave_alone(
+    cross_rank,
+    cross_size,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    rank,
+    size,
+    allgather,
+    allgather_async,
+    allreduce,
+    allreduce_,
+    allreduce_async,
+    allreduce_async_,
+    barrier,
+    broadcast,
+    broadcast_,
+    broadcast_async,
+    broadcast_async_,
+    grouped_allgather,
+    grouped_allgather_async,
+    grouped_allreduce,
+    grouped_allreduce_,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
+    poll,
+    synchronize,
+)

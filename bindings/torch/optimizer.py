@@ -1,0 +1,319 @@
+"""`DistributedOptimizer`: any torch optimizer, with gradients reduced over the ranks before it steps."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+
+from horovodlike import basics
+from horovodlike.process_set import ProcessSet, global_process_set, registered_id
+from horovodlike.torch._compile import leave_alone
+from horovodlike.torch._reduction import Reduction, ReductionOptions, Slot
+from horovodlike.torch.compression import Compression, Compressor
+from horovodlike.torch.mpi_ops import allreduce
+
+OptimizerType = TypeVar("OptimizerType", bound=torch.optim.Optimizer)
+Groups = Sequence[Sequence[torch.nn.Parameter]]
+
+
+class _DistributedOptimizer(torch.optim.Optimizer):
+    """What `DistributedOptimizer` puts in front of the class of the optimizer that it wraps."""
+
+    _reduction: Reduction
+    _names: dict[torch.nn.Parameter, str]
+    _explicit_groups: list[list[torch.nn.Parameter]] | None
+    _should_synchronize: bool
+    _synchronized: bool
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Wait until the gradients are reduced, and do the wrapped optimizer's step.
+
+        Args:
+            closure: Computes the loss and its gradients, and may be called several times. Each time the gradients are
+                reduced, and so is the loss (like the gradients for Average and Sum), so that an optimizer that
+                decides by it decides the same on all ranks.
+
+        Returns:
+            What the wrapped optimizer's step returns.
+
+        Raises:
+            HorovodInternalError: A reduction failed.
+        """
+        if closure is not None and self._should_synchronize:
+            if self._reduction.borrowed:
+                self.synchronize()
+            self._synchronized = False
+            return super().step(self._reducing(closure))
+        if self._should_synchronize:
+            if self._synchronized:
+                warnings.warn(
+                    "step() follows synchronize() and will reduce the gradients again; write "
+                    "`with optimizer.skip_synchronize(): optimizer.step()` to use them as they are",
+                    stacklevel=2,
+                )
+            self.synchronize()
+        self._synchronized = False
+        return super().step() if closure is None else super().step(closure)
+
+    # The wrapped class's step runs the hooks of the optimizer. Without this mark torch would make this one run them
+    # as well.
+    step.hooked = True  # type: ignore[attr-defined]
+
+    def _reducing(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        def reducing_closure() -> Any:
+            with torch.enable_grad():
+                loss = closure()
+            self.synchronize()
+            self._synchronized = False
+            return self._reduced_loss(loss)
+
+        return reducing_closure
+
+    def _reduced_loss(self, loss: Any) -> Any:
+        op, slots = self._reduction.options.op, self._reduction.slots
+        if loss is None or op not in (basics.Average, basics.Sum) or not (slots and self._reduction.communicates):
+            return loss
+        name = f"loss.{min(slot.name for slot in slots)}"
+        if isinstance(loss, torch.Tensor):
+            return allreduce(loss.detach(), name=name, op=op)
+        return allreduce(torch.tensor(loss, dtype=torch.float64), name=name, op=op).item()
+
+    def synchronize(self) -> None:
+        """Wait until the gradients of this step are reduced. All ranks have to call it, or `step`.
+
+        Raises:
+            HorovodInternalError: A reduction failed.
+        """
+        self._reduction.finish()
+        self._synchronized = True
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Within this context `step` uses the gradients as they are: after `synchronize` and, say, clipping."""
+        if not self._should_synchronize:
+            raise AssertionError("skip_synchronize() is active already")
+        self._should_synchronize = False
+        try:
+            yield
+        finally:
+            self._should_synchronize = True
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Do the wrapped optimizer's `zero_grad`.
+
+        Raises:
+            AssertionError: Gradients are being reduced: after `backward` and before `step` or `synchronize`.
+        """
+        if self._reduction.borrowed:
+            raise AssertionError(
+                "zero_grad() between backward() and step() or synchronize() would change gradients while they are "
+                "being reduced"
+            )
+        self._reduction.epoch += 1  # forgets passes that were accumulated
+        # Optimizers of before torch 1.7 have no argument.
+        if set_to_none:
+            super().zero_grad()
+        else:
+            super().zero_grad(set_to_none=False)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add a group, and reduce the gradients of its parameters as well. All ranks have to do the same."""
+        super().add_param_group(param_group)
+        index = len(self.param_groups) - 1
+        added = self.param_groups[index]["params"]
+        self._reduction.add(_named(added, index, self._names))
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Do the wrapped optimizer's `load_state_dict`, and forget about reductions in flight."""
+        self._reduction.abandon()
+        self._synchronized = False
+        super().load_state_dict(state_dict)
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """Set how many times `backward` adds to the gradients before they are reduced, from the next step on."""
+        if passes <= 0:
+            raise ValueError(f"backward_passes_per_step must be > 0, got {passes}")
+        self._reduction.passes = passes
+
+    @property
+    def backward_passes_per_step(self) -> int:
+        """How many times `backward` adds to the gradients before they are reduced."""
+        return self._reduction.passes
+
+    @property
+    def _parameter_names(self) -> dict[torch.nn.Parameter, str]:
+        return {slot.param: slot.name.removeprefix("allreduce.") for slot in self._reduction.slots}
+
+    @property
+    def _handles(self) -> dict[torch.nn.Parameter, tuple[int, object]]:
+        submitted = (slot for slot in self._reduction.slots if slot.epoch == self._reduction.epoch)
+        return {slot.param: (slot.handle, slot.ctx) for slot in submitted}
+
+    @property
+    def _requires_update(self) -> set[torch.nn.Parameter]:
+        return {slot.param for slot in self._reduction.slots}
+
+    @property
+    def _allreduce_delay(self) -> dict[torch.nn.Parameter, int]:
+        return {slot.param: self._reduction.passes_left(slot) for slot in self._reduction.slots}
+
+    @property
+    def _groups(self) -> list[list[torch.nn.Parameter]] | None:
+        return self._explicit_groups
+
+
+leave_alone(_DistributedOptimizer.synchronize, _DistributedOptimizer.zero_grad, Reduction.finish)
+
+
+def _named(
+    params: Iterable[torch.nn.Parameter], group: int, names: dict[torch.nn.Parameter, str]
+) -> list[tuple[str, torch.nn.Parameter]]:
+    return [(f"allreduce.{names.get(param, f'noname.{group}.{index}')}", param) for index, param in enumerate(params)]
+
+
+def _checked_names(
+    named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None, params: Sequence[torch.nn.Parameter]
+) -> dict[torch.nn.Parameter, str]:
+    if named_parameters is None:
+        return {}
+    named = list(named_parameters)
+    if not all(isinstance(entry, tuple) and len(entry) == 2 for entry in named):
+        raise ValueError(
+            "named_parameters must be a sequence of tuples (name, parameter), as model.named_parameters() returns"
+        )
+    names = [name for name, _ in named]
+    duplicates = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+    if duplicates:
+        raise ValueError(f"the names in named_parameters must be unique, found duplicates: {', '.join(duplicates)}")
+    by_parameter = {param: name for name, param in named}
+    unnamed = [id(param) for param in params if param not in by_parameter]
+    if named and unnamed:
+        raise ValueError(
+            f"named_parameters does not name {len(unnamed)} of the optimizer's parameters; their Python object ids "
+            f"are {', '.join(map(str, unnamed))}"
+        )
+    return by_parameter
+
+
+def _checked_groups(groups: int | Groups | None, num_groups: int) -> int | list[list[torch.nn.Parameter]] | None:
+    if num_groups != 0:
+        warnings.warn("num_groups is deprecated: use groups", DeprecationWarning, stacklevel=3)
+        if groups is None:
+            groups = num_groups
+    if groups is None:
+        return None
+    if isinstance(groups, int) and not isinstance(groups, bool):
+        if groups < 0:
+            raise ValueError(f"groups must be a non-negative integer or a list of lists of torch.Tensor, got {groups}")
+        return groups
+    if not isinstance(groups, list) or not all(isinstance(group, list) for group in groups):
+        raise ValueError(f"groups must be a non-negative integer or a list of lists of torch.Tensor, got {groups!r}")
+    members = [member for group in groups for member in group]
+    if not all(isinstance(member, torch.Tensor) for member in members):
+        raise ValueError("groups must be made of torch.Tensor")
+    if len({id(member) for member in members}) < len(members):
+        raise ValueError("a parameter can be in one group only")
+    return groups
+
+
+def _make_groups(
+    reduction: Reduction, slots: list[Slot], groups: int | list[list[torch.nn.Parameter]] | None
+) -> list[list[torch.nn.Parameter]] | None:
+    """Group the slots as asked; those in no explicit group stay alone."""
+    if not groups:
+        return None
+    if isinstance(groups, int):
+        count = min(groups, len(slots))
+        bounds = [len(slots) * index // count for index in range(count + 1)] if count else [0]
+        chosen = [slots[begin:end] for begin, end in zip(bounds[:-1], bounds[1:], strict=True)]
+    else:
+        by_parameter = {slot.param: slot for slot in slots}
+        chosen = [[by_parameter[param] for param in group if param in by_parameter] for group in groups]
+    for group in chosen:
+        if group:
+            reduction.group(group)
+    return [[slot.param for slot in group] for group in chosen]
+
+
+def DistributedOptimizer(
+    optimizer: OptimizerType,
+    named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
+    compression: type[Compressor] = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: int = basics.Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: int | Groups | None = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> OptimizerType:
+    """Wrap an optimizer so that it steps with gradients reduced over all ranks.
+
+    The result is of a subclass of the optimizer's class with the same name, shares its parameter groups, state and
+    hooks, and replaces it. The reduction of a gradient starts as soon as `backward` has computed it, and `step`
+    waits for all. With one rank nothing is sent, but the rules are the same.
+
+    A parameter that has no gradient when `step` is called takes part with a gradient of zeros if any rank has one;
+    if no rank has, it stays without.
+
+    Args:
+        optimizer: Any torch optimizer, over the same parameters on all ranks.
+        named_parameters: `model.named_parameters()`. Ranks match gradients by these names; without them, by the
+            parameters' positions. Optimizers in one process need different names if they are used at the same time.
+        compression: What to send instead of a gradient: `Compression.none`, `.fp16`, `.bf16` or a class of your own.
+        backward_passes_per_step: How many times `backward` adds to the gradients before they are reduced. The
+            gradients are summed, not averaged, over the passes.
+        op: Average, Sum, Min, Max or Product.
+        gradient_predivide_factor: With Average, divides by this before the sum and by size / this afterwards.
+        num_groups: Deprecated; use `groups`.
+        groups: Number of groups of consecutive parameters, or lists of parameters. Gradients of a group are reduced
+            as one operation, when all of them are there.
+        sparse_as_dense: Reduce sparse gradients as dense ones.
+        process_set: The ranks that take part.
+
+    Raises:
+        ValueError: An argument cannot be used, or `init()` has not been called.
+        NotImplementedError: `op` is Adasum, or `process_set` is not the global one.
+    """
+    basics.size()  # raises before init()
+    registered_id(process_set)
+    if isinstance(optimizer, _DistributedOptimizer):
+        raise ValueError("the optimizer is a DistributedOptimizer already")
+    if op == basics.Adasum:
+        raise NotImplementedError("op=Adasum is not available in this release")
+    if gradient_predivide_factor != 1.0 and op != basics.Average:
+        raise ValueError("gradient_predivide_factor works with op=Average only")
+    if backward_passes_per_step <= 0:
+        raise ValueError(f"backward_passes_per_step must be > 0, got {backward_passes_per_step}")
+    chosen_groups = _checked_groups(groups, num_groups)
+    names = _checked_names(named_parameters, [p for group in optimizer.param_groups for p in group["params"]])
+    factor = gradient_predivide_factor
+    options = ReductionOptions(op, compression, 1.0 / factor, factor, sparse_as_dense)
+    reduction = Reduction(options, backward_passes_per_step)
+    slots = reduction.add(
+        entry for index, group in enumerate(optimizer.param_groups) for entry in _named(group["params"], index, names)
+    )
+    wrapped = _subclass_instance(optimizer)
+    wrapped._reduction = reduction
+    wrapped._names = names
+    wrapped._explicit_groups = _make_groups(reduction, slots, chosen_groups)
+    wrapped._should_synchronize = True
+    wrapped._synchronized = False
+    weakref.finalize(wrapped, reduction.remove_hooks)
+    return wrapped  # type: ignore[return-value]
+
+
+def _subclass_instance(optimizer: torch.optim.Optimizer) -> _DistributedOptimizer:
+    """Return an object of a subclass of the optimizer's class that shares everything the optimizer holds."""
+    base = type(optimizer)
+    derived = type(base.__name__, (_DistributedOptimizer, base), {"__module__": base.__module__})
+    wrapped: _DistributedOptimizer = object.__new__(derived)
+    wrapped.__dict__.update(optimizer.__dict__)
+    # A scheduler made before the wrapping has put its own `step` on the object, which is bound to the base class.
+    wrapped.__dict__.pop("step", None)
+    return wrapped

@@ -1,0 +1,366 @@
+"""The agent of one host: starts its ranks, forwards what they write, and ends them when it is told or cut off.
+
+It speaks :mod:`horovodlike.launcher.frames` on standard input and output, so that a pipe and an ssh session do alike.
+There are two processes, each the subreaper of everything below it: the *guard*, and below it the *agent* proper, the
+parent of the ranks. When the agent is done, or killed, the guard ends what is left. When the guard is killed, the
+agent notices and ends the job. When the launcher is killed, the agent reads the end of its input. A rank dies with
+the agent by ``PR_SET_PDEATHSIG``. Standard output is closed only after everything has gone: its end tells the launcher
+that the host is clean.
+"""
+
+import contextlib
+import fcntl
+import functools
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from horovodlike.launcher.frames import (
+    PIECE,
+    Frame,
+    FrameError,
+    FrameReader,
+    Kind,
+    decode_seconds,
+    decode_text,
+    encode,
+    encode_exit,
+    to_native,
+)
+from horovodlike.launcher.process import (
+    ExitQueue,
+    Start,
+    become_subreaper,
+    descendants,
+    die_with_parent,
+    send_signal,
+    signal_descendants,
+    spawn,
+)
+
+GRACE_S = 5.0
+"""From SIGTERM to SIGKILL where nobody says otherwise."""
+_GIVE_UP_S = 10.0
+"""What is left so long after SIGKILL sleeps in the kernel and cannot be helped."""
+_KILL_AGAIN_S = 0.02
+_OUTGOING_LIMIT = 1024 * 1024
+"""With more than this on its way to the launcher, the ranks' pipes are left to fill: the ranks wait in write()."""
+_READ = 64 * 1024
+
+
+class Agent:
+    """One connection to the launcher and the ranks that were started through it."""
+
+    def __init__(self, receive: int, send: int, launcher: int) -> None:
+        """Takes over the connection and this process's signals.
+
+        Args:
+            receive: The descriptor on which the launcher's frames arrive.
+            send: The descriptor for frames to the launcher.
+            launcher: The process id of the launcher, or of what stands for it on this host.
+        """
+        self._receive_fd, self._send_fd = receive, send
+        self._reader = FrameReader()
+        self._outgoing = bytearray()
+        self._lost = False
+        self._started = False
+        self._rank_of: dict[int, int] = {}  # process id -> rank, of those that run
+        self._streams: dict[int, tuple[int, Kind]] = {}  # descriptor -> rank, stream
+        self._paused = False
+        self._task_fd: int | None = None
+        self._exits = ExitQueue()
+        self._ending = False
+        self._kill_at: float | None = None
+        self._killed_at: float | None = None
+        self._epoll = select.epoll()
+        self._handlers: dict[int, Callable[[], object]] = {}
+        for descriptor in (receive, send):
+            os.set_blocking(descriptor, False)
+        self._on_readable(receive, self._receive)
+        self._on_readable(self._exits.fileno(), lambda: None)
+        self._watch_signals()
+        # A forked copy of the launcher may keep our input open: look at the process as well.
+        with contextlib.suppress(OSError):
+            self._on_readable(os.pidfd_open(launcher), self._lose)
+
+    def run(self) -> int:
+        """Serves until the job is over and nothing is left of it; returns the exit code."""
+        while True:
+            alive = self._reap()
+            over = not alive and (self._started or self._lost)
+            if over:
+                for descriptor in list(self._streams):
+                    self._drain(descriptor)
+                    self._close_stream(descriptor)
+            if not self._advance(alive):
+                return 1
+            self._flush()
+            if over and not self._outgoing:
+                return 0
+            self._poll(alive)
+
+    # What happens.
+
+    def _poll(self, alive: bool) -> None:
+        timeout = -1.0
+        if self._kill_at is not None and alive:
+            timeout = max(0.0, self._kill_at - time.monotonic())
+        for descriptor, _ in self._epoll.poll(timeout):
+            handler = self._handlers.get(descriptor)
+            if handler is not None:
+                handler()
+
+    def _on_readable(self, descriptor: int, handler: Callable[[], object], events: int = select.EPOLLIN) -> None:
+        self._handlers[descriptor] = handler
+        self._epoll.register(descriptor, events)
+
+    def _forget(self, descriptor: int) -> None:
+        if self._handlers.pop(descriptor, None) is not None:
+            self._epoll.unregister(descriptor)
+
+    def _watch_signals(self) -> None:
+        read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        # SIGTERM comes from the kernel when the guard dies, or from somebody who wants an end; both get the same.
+        for signum in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(signum, lambda signum, frame: None)
+
+        def on_signal() -> None:
+            if any(number != signal.SIGCHLD for number in os.read(read, 4096)) and not self._ending:
+                self._send(Kind.FAILED, 0, b"the agent or its guard was killed")
+                self._end(GRACE_S)
+
+        self._on_readable(read, on_signal)
+
+    def _receive(self) -> None:
+        try:
+            data = os.read(self._receive_fd, PIECE)
+            if not data:
+                self._lose()
+                return
+            for frame in self._reader.feed(data):
+                self._obey(frame)
+        except BlockingIOError:
+            pass
+        except (OSError, FrameError) as error:
+            if not self._lost:
+                print(f"hvdrun agent: {error}", file=sys.stderr)
+                self._lose()
+
+    def _lose(self) -> None:
+        """The launcher has gone: nobody waits for this job any more."""
+        self._lost = True
+        self._outgoing.clear()
+        for descriptor in [fd for fd in self._handlers if self._handlers[fd] == self._lose]:
+            self._forget(descriptor)
+        self._forget(self._receive_fd)
+        self._forget(self._send_fd)
+        self._resume()
+        self._end(GRACE_S)
+
+    def _obey(self, frame: Frame) -> None:
+        if frame.kind is Kind.TASK:
+            self._store_task(frame.payload)
+        elif frame.kind is Kind.START:
+            self._started = True
+            try:
+                self._start(decode_text(frame.payload))
+            except (OSError, ValueError, KeyError) as error:
+                self._send(Kind.FAILED, 0, f"the ranks cannot be started: {error}".encode())
+                self._end(0.0)
+        elif frame.kind is Kind.SIGNAL:
+            self._pass_on(frame.number, decode_seconds(frame.payload))
+        elif frame.kind is Kind.END:
+            self._end(decode_seconds(frame.payload))
+        elif frame.kind is Kind.KILL:
+            self._kill_at = time.monotonic()
+
+    # Starting.
+
+    def _store_task(self, piece: bytes) -> None:
+        if self._task_fd is None:
+            self._task_fd = os.memfd_create("horovodlike-task", os.MFD_CLOEXEC)
+        while piece:
+            piece = piece[os.write(self._task_fd, piece) :]
+
+    def _start(self, plan: dict[str, Any]) -> None:
+        common = {to_native(name): to_native(value) for name, value in plan["environ"].items()}
+        for entry in plan["ranks"]:
+            environ = {**common, **{to_native(name): to_native(value) for name, value in entry["environ"].items()}}
+            self._start_rank(
+                Start(
+                    rank=entry["rank"],
+                    command=[to_native(word) for word in entry["command"]],
+                    environ=environ,
+                    cwd=to_native(plan["cwd"]),
+                    cpus=entry["cpus"],
+                ),
+            )
+
+    def _start_rank(self, start: Start) -> None:
+        pipes = [os.pipe2(os.O_CLOEXEC) for _ in range(2 if self._task_fd is None else 3)]
+        if self._task_fd is not None:
+            result = pipes[2][1]
+            given = {b"HOROVODLIKE_TASK_FD": self._task_fd, b"HOROVODLIKE_RESULT_FD": result}
+            environ = {**start.environ, **{name: b"%d" % number for name, number in given.items()}}
+            start = Start(start.rank, start.command, environ, start.cwd, start.cpus, (self._task_fd, result))
+        pid = spawn(start, pipes[0][1], pipes[1][1])
+        self._exits.watch(pid)
+        self._rank_of[pid] = start.rank
+        self._send(Kind.STARTED, start.rank, b"%d" % pid)
+        for (read, write), stream in zip(pipes, (Kind.STDOUT, Kind.STDERR, Kind.RESULT), strict=False):
+            os.close(write)
+            os.set_blocking(read, False)
+            self._streams[read] = (start.rank, stream)
+            if not self._paused:
+                self._on_readable(read, functools.partial(self._forward, read))
+
+    # What the ranks write.
+
+    def _forward(self, descriptor: int) -> bool:
+        """Sends on what can be read at once; returns False if there was nothing."""
+        rank, stream = self._streams[descriptor]
+        try:
+            data = os.read(descriptor, _READ)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._close_stream(descriptor)
+            return False
+        self._send(stream, rank, data)
+        if len(self._outgoing) > _OUTGOING_LIMIT and not self._lost:
+            self._pause()
+        return True
+
+    def _drain(self, descriptor: int) -> None:
+        """Sends on what a rank has left in a pipe; no more, since a descendant may go on writing for ever."""
+        for _ in range(1 + fcntl.fcntl(descriptor, fcntl.F_GETPIPE_SZ) // _READ):
+            if not self._forward(descriptor):
+                return
+
+    def _close_stream(self, descriptor: int) -> None:
+        if self._streams.pop(descriptor, None) is not None:
+            self._forget(descriptor)
+            os.close(descriptor)
+
+    def _pause(self) -> None:
+        self._paused = True
+        for descriptor in self._streams:
+            self._forget(descriptor)
+
+    def _resume(self) -> None:
+        if self._paused:
+            self._paused = False
+            for descriptor in self._streams:
+                self._on_readable(descriptor, functools.partial(self._forward, descriptor))
+
+    def _send(self, kind: Kind, number: int, payload: bytes) -> None:
+        if not self._lost:
+            self._outgoing += encode(kind, number, payload)
+
+    def _flush(self) -> None:
+        if self._lost:
+            return
+        try:
+            while self._outgoing:
+                del self._outgoing[: os.write(self._send_fd, self._outgoing)]
+        except BlockingIOError:
+            if self._send_fd not in self._handlers:
+                self._on_readable(self._send_fd, self._flush, select.EPOLLOUT)
+        except OSError:
+            self._lose()
+            return
+        if not self._outgoing:
+            self._forget(self._send_fd)
+        if len(self._outgoing) < _OUTGOING_LIMIT // 2:
+            self._resume()
+
+    # Ending.
+
+    def _reap(self) -> bool:
+        exits, alive = self._exits.reap()
+        for pid, status in exits:
+            rank = self._rank_of.pop(pid)
+            for descriptor in [fd for fd, (owner, _) in self._streams.items() if owner == rank]:
+                self._drain(descriptor)
+            self._send(Kind.EXITED, rank, encode_exit(pid, status))
+        if alive and self._started and not self._rank_of:
+            self._end(GRACE_S)  # the ranks have left something running
+        return alive
+
+    def _pass_on(self, signum: int, grace: float) -> None:
+        for pid in self._rank_of:
+            # As a terminal does: an interrupt is for the whole group. The others are for the rank to act upon, with its
+            # helpers (such as loaders of data) still there.
+            send_signal(-pid if signum == signal.SIGINT else pid, signum)
+            send_signal(pid, signal.SIGCONT)
+        self._kill_within(grace)
+
+    def _end(self, grace: float) -> None:
+        if not self._ending:
+            self._ending = True
+            signal_descendants(signal.SIGTERM)
+            self._kill_within(grace)
+
+    def _kill_within(self, seconds: float) -> None:
+        at = time.monotonic() + seconds
+        self._kill_at = at if self._kill_at is None else min(at, self._kill_at)
+
+    def _advance(self, alive: bool) -> bool:
+        """Kills what has had its time; returns False once that is hopeless."""
+        now = time.monotonic()
+        if self._kill_at is None or now < self._kill_at or not alive:
+            return True
+        self._ending = True
+        self._killed_at = self._killed_at or now
+        if now > self._killed_at + _GIVE_UP_S:
+            left = b" ".join(b"%d" % pid for pid in descendants(os.getpid()))
+            self._send(Kind.FAILED, 0, b"these processes do not die of SIGKILL: " + left)
+            self._flush()
+            return False
+        signal_descendants(signal.SIGKILL)
+        self._kill_at = now + _KILL_AGAIN_S
+        return True
+
+
+def _guard(agent: int) -> int:
+    """Waits for the agent and ends what it has left; returns the exit code."""
+    _, status = os.waitpid(agent, 0)
+    exits = ExitQueue()
+    give_up = time.monotonic() + _GIVE_UP_S
+    while exits.reap()[1] and time.monotonic() < give_up:
+        signal_descendants(signal.SIGKILL)
+        time.sleep(_KILL_AGAIN_S)
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
+def main() -> int:
+    """Runs guard and agent on standard input and output; returns the exit code."""
+    become_subreaper()
+    launcher, guard = os.getppid(), os.getpid()
+    agent = os.fork()
+    if agent != 0:
+        os.close(0)
+        return _guard(agent)
+    code = 1
+    try:
+        os.setpgid(0, 0)  # who kills the guard's group should not get both
+        become_subreaper()
+        serving = Agent(0, 1, launcher)
+        die_with_parent(guard, signal.SIGTERM)
+        code = serving.run()
+    except BaseException:  # noqa: BLE001 - a forked copy: nothing may go up from here
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,174 @@
+"""The command line of ``hvdrun``."""
+
+import argparse
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, NoReturn
+
+from horovodlike import config
+from horovodlike.errors import ConfigError, RendezvousError
+from horovodlike.launcher import options
+from horovodlike.launcher.command import resolve_command
+from horovodlike.launcher.errors import UsageError
+from horovodlike.launcher.spec import Binding, JobSpec, check_hosts, parse_hosts
+from horovodlike.launcher.topology import local_names
+
+__all__ = ["main", "parse"]
+
+USAGE_ERROR = 2
+
+_DESCRIPTION = "Runs a command once per rank of a distributed training job, and ends all ranks when one fails."
+_EPILOG = """examples:
+  hvdrun -np 4 python train.py --epochs 3
+  hvdrun -np 4 train.py
+  hvdrun -np 2 --output-filename logs --bind-to core python -m package.train
+
+Options stand before the command. They win over the configuration file, which wins over the environment.
+"""
+
+
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:  # noqa: ANN401 - argparse's signature
+        from horovodlike.launcher.check_build import package_version
+
+        print(package_version())
+        parser.exit(0)
+
+
+class _CheckBuild(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:  # noqa: ANN401 - argparse's signature
+        from horovodlike.launcher.check_build import check_build
+
+        print(check_build())
+        parser.exit(0)
+
+
+def _make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        "hvdrun",
+        usage="hvdrun -np N [options] command [arguments]",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("-v", "--version", action=_Version, nargs=0, help="print the version")
+    add("-np", "--num-proc", dest="num_proc", metavar="N", help="the number of ranks; required")
+    add("-cb", "--check-build", action=_CheckBuild, nargs=0, help="print what this installation can do")
+    add("-H", "--hosts", metavar="localhost:N", help="where the ranks run; in this release, this machine only")
+    add("--verbose", action="store_true", help="explain decisions on standard error")
+    add("--config-file", metavar="FILE", help="YAML file with settings")
+    add("--output-filename", metavar="DIR", help="write each rank's output to DIR/rank.N/stdout and stderr as well")
+    add(
+        "-prefix-timestamp",
+        "--prefix-output-with-timestamp",
+        dest="timestamps",
+        action="store_true",
+        help="begin each line of output with the time",
+    )
+    add(
+        "--bind-to",
+        choices=[binding.value for binding in Binding],
+        default=Binding.NONE.value,
+        help="core: an equal share of the physical cores for each rank; numa: ranks are spread over the NUMA nodes; "
+        "none: the system decides (default)",
+    )
+    options.add_arguments(parser)
+    return parser
+
+
+def _split(parser: argparse.ArgumentParser, argv: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
+    """Splits the words into options and the command.
+
+    argparse would take the command's own options for ours, if only to complain that an abbreviation is ambiguous.
+    """
+    values = {name: action.nargs != 0 for action in parser._actions for name in action.option_strings}
+    index = 0
+    while index < len(argv):
+        word = argv[index]
+        if word == "--":
+            return list(argv[:index]), tuple(argv[index + 1 :])
+        if not word.startswith("-") or word == "-":
+            break
+        index += 2 if _takes_next(word, values) else 1
+    return list(argv[:index]), tuple(argv[index:])
+
+
+def _takes_next(word: str, takes_value: Mapping[str, bool]) -> bool:
+    name, equals, _ = word.partition("=")
+    meant = [name] if name in takes_value else [known for known in takes_value if known.startswith(name)]
+    return not equals and any(takes_value[known] for known in meant)
+
+
+def _number_of_ranks(text: str | None) -> int:
+    if text is None:
+        raise UsageError("how many ranks? Give -np N, for instance: hvdrun -np 2 python train.py")
+    try:
+        number = int(text)
+    except ValueError:
+        raise UsageError(f"-np {text}: the number of ranks must be an integer, for instance -np 2") from None
+    if number < 1:
+        raise UsageError(f"-np {text}: a job needs at least one rank, for instance -np 2")
+    return number
+
+
+def parse(argv: Sequence[str], environ: Mapping[str, str]) -> JobSpec:
+    """Reads the command line.
+
+    Args:
+        argv: The words after the program's name.
+        environ: The environment; its settings are checked, and used where nothing else is given.
+
+    Returns:
+        The job.
+
+    Raises:
+        UsageError: Something is missing or not accepted.
+        SystemExit: An unknown flag; or ``--help``, ``--version`` or ``--check-build``, which have been printed.
+    """
+    parser = _make_parser()
+    words, command = _split(parser, argv)
+    arguments = parser.parse_args(words)
+    number = _number_of_ranks(arguments.num_proc)
+    settings = options.load_file(arguments.config_file) if arguments.config_file is not None else {}
+    settings |= options.from_arguments(arguments)
+    try:
+        values = config.load({**environ, **settings})
+    except ConfigError as error:
+        raise UsageError(str(error)) from None
+    if arguments.hosts is not None:
+        check_hosts(parse_hosts(arguments.hosts), local_names(), number)
+    return JobSpec(
+        num_proc=number,
+        command=command,
+        settings=settings,
+        start_timeout=values.start_timeout,
+        bind_to=Binding(arguments.bind_to),
+        output_directory=arguments.output_filename,
+        timestamps=arguments.timestamps,
+        verbose=arguments.verbose,
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs ``hvdrun``; returns its exit code."""
+    try:
+        spec = parse(sys.argv[1:] if argv is None else argv, os.environ)
+        command, reason = resolve_command(spec.command, os.environ)
+
+        from horovodlike.launcher.job import run_job  # after the errors that need no more than this
+
+        return run_job(spec, command, os.environ, take_signals=True, reasons=(reason,)).exit_code
+    except UsageError as error:
+        print(f"hvdrun: {error}", file=sys.stderr)
+        return USAGE_ERROR
+    except (OSError, RendezvousError) as error:
+        print(f"hvdrun: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:  # before the ranks were there to pass it on to
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,134 @@
+"""What the launcher and the agent of a host say to each other.
+
+A frame is a header (kind, length of the payload, a number) and a payload. The connection is a pair of pipes that only
+the two ends hold, or an ssh session: it is authenticated by what it is. Text travels as JSON in which each character
+stands for one byte, so that paths and variables in any encoding arrive as they left.
+"""
+
+import enum
+import json
+import struct
+from typing import Any, NamedTuple
+
+HEADER = struct.Struct(">BIi")
+MAX_PAYLOAD = 64 * 1024 * 1024
+PIECE = 1024 * 1024
+"""Larger things are sent in pieces of this size."""
+
+_SECONDS = struct.Struct(">d")
+_EXIT = struct.Struct(">qi")
+
+
+class Kind(enum.IntEnum):
+    """The kinds of frames; the number in the header is the rank unless said otherwise."""
+
+    # From the launcher to the agent.
+    TASK = 1
+    """A piece of the file that every rank can read; before START."""
+    START = 2
+    """The ranks to start, as :func:`encode_text` of a dictionary."""
+    SIGNAL = 3
+    """Pass the signal (the number) on to the ranks, and kill everything after the seconds in the payload."""
+    END = 4
+    """SIGTERM to the whole tree, and SIGKILL after the seconds in the payload."""
+    KILL = 5
+    """SIGKILL to the whole tree."""
+    # From the agent to the launcher.
+    STARTED = 16
+    """A rank runs; the payload is its process id."""
+    STDOUT = 17
+    STDERR = 18
+    RESULT = 19
+    """Bytes that the rank has written."""
+    EXITED = 20
+    """A rank has ended, and all that it wrote has been sent; the payload is made by :func:`encode_exit`."""
+    FAILED = 21
+    """The agent could not do its work; the payload says why."""
+
+
+class Frame(NamedTuple):
+    """One frame."""
+
+    kind: Kind
+    number: int
+    payload: bytes
+
+
+class FrameError(ValueError):
+    """What arrived is no frame: the two ends do not speak the same language."""
+
+
+def encode(kind: Kind, number: int = 0, payload: bytes = b"") -> bytes:
+    """The bytes of one frame."""
+    if len(payload) > MAX_PAYLOAD:
+        raise FrameError(f"a frame of {len(payload)} bytes is over the limit of {MAX_PAYLOAD}")
+    return HEADER.pack(kind, len(payload), number) + payload
+
+
+class FrameReader:
+    """Cuts a stream of bytes into frames."""
+
+    def __init__(self) -> None:
+        self._pending = bytearray()
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """Takes what has arrived and returns the frames that are complete."""
+        self._pending += data
+        frames = []
+        start = 0
+        while len(self._pending) - start >= HEADER.size:
+            kind, length, number = HEADER.unpack_from(self._pending, start)
+            if length > MAX_PAYLOAD:
+                raise FrameError(f"a frame of {length} bytes is over the limit of {MAX_PAYLOAD}")
+            end = start + HEADER.size + length
+            if len(self._pending) < end:
+                break
+            try:
+                frames.append(Frame(Kind(kind), number, bytes(self._pending[start + HEADER.size : end])))
+            except ValueError as error:
+                raise FrameError(str(error)) from None
+            start = end
+        del self._pending[:start]
+        return frames
+
+
+def encode_text(value: Any) -> bytes:  # noqa: ANN401 - whatever JSON can hold
+    """JSON; every string in ``value`` must hold one byte per character (see :func:`from_native`)."""
+    return json.dumps(value).encode("ascii")
+
+
+def decode_text(payload: bytes) -> Any:  # noqa: ANN401 - whatever JSON can hold
+    """The inverse of :func:`encode_text`."""
+    return json.loads(payload)
+
+
+def from_native(text: bytes) -> str:
+    """Bytes of the operating system (a path, a variable) as a string for :func:`encode_text`."""
+    return text.decode("latin-1")
+
+
+def to_native(text: str) -> bytes:
+    """The inverse of :func:`from_native`."""
+    return text.encode("latin-1")
+
+
+def encode_seconds(seconds: float) -> bytes:
+    """The payload of SIGNAL and END."""
+    return _SECONDS.pack(seconds)
+
+
+def decode_seconds(payload: bytes) -> float:
+    """The inverse of :func:`encode_seconds`."""
+    seconds: float = _SECONDS.unpack(payload)[0]
+    return seconds
+
+
+def encode_exit(pid: int, status: int) -> bytes:
+    """The payload of EXITED: process id, and the exit code or minus the signal."""
+    return _EXIT.pack(pid, status)
+
+
+def decode_exit(payload: bytes) -> tuple[int, int]:
+    """The inverse of :func:`encode_exit`."""
+    pid, status = _EXIT.unpack(payload)
+    return pid, status

@@ -1,0 +1,178 @@
+"""The flags and configuration-file keys that stand for settings; the rest about a setting is in its own table."""
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from horovodlike.config import LOG_LEVELS, SETTINGS, Setting, parse
+from horovodlike.errors import ConfigError
+from horovodlike.launcher.errors import UsageError
+
+__all__ = ["OPTIONS", "Option", "add_arguments", "from_arguments", "load_file"]
+
+_MIB = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Option:
+    """A setting on the command line and in the configuration file.
+
+    Attributes:
+        setting: Its row of ``horovodlike.config.SETTINGS``.
+        flag: The flag, or of a pair the one that means yes.
+        key: ``section.key`` of the configuration file, or None if it has none.
+        opposite: The flag that means no; only of settings that are yes or no.
+        scale: How many of the setting's units one unit of the flag is.
+        inverted: The flag means the opposite of the setting.
+        metavar: What stands for the value in ``--help``.
+        note: A sentence for ``--help`` besides the setting's own.
+    """
+
+    setting: str
+    flag: str
+    key: str | None = None
+    opposite: str | None = None
+    scale: int = 1
+    inverted: bool = False
+    metavar: str = "N"
+    note: str = ""
+
+    @property
+    def row(self) -> Setting:
+        """The setting."""
+        return SETTINGS[self.setting]
+
+    @property
+    def destination(self) -> str:
+        """The attribute of the parsed arguments."""
+        return self.flag.lstrip("-").replace("-", "_")
+
+
+OPTIONS: tuple[Option, ...] = (
+    Option("start_timeout", "--start-timeout", metavar="S"),
+    Option("fusion_threshold", "--fusion-threshold-mb", "params.fusion_threshold_mb", scale=_MIB, note="In MiB."),
+    Option("cycle_time", "--cycle-time-ms", "params.cycle_time_ms", metavar="X"),
+    Option("cache_capacity", "--cache-capacity", "params.cache_capacity"),
+    Option(
+        "stall_check_disable",
+        "--stall-check",
+        "stall_check.enabled",
+        opposite="--no-stall-check",
+        inverted=True,
+    ),
+    Option("stall_check_time_seconds", "--stall-check-warning-time-seconds", "stall_check.warning_time_seconds"),
+    Option("stall_shutdown_time_seconds", "--stall-check-shutdown-time-seconds", "stall_check.shutdown_time_seconds"),
+    Option("log_level", "--log-level", "logging.level", metavar="{" + ",".join(LOG_LEVELS).upper() + "}"),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds a flag (or a pair) for each option."""
+    group = parser.add_argument_group("settings of the ranks", "Only those that are given are passed on.")
+    for option in OPTIONS:
+        text = f"{option.row.help} {option.note}".strip().replace("%", "%%")
+        if option.opposite is None:
+            text = f"{text} (default: {_default(option)})"
+            group.add_argument(option.flag, dest=option.destination, metavar=option.metavar, help=text)
+            continue
+        pair = group.add_mutually_exclusive_group()
+        pair.add_argument(option.flag, dest=option.destination, action="store_const", const="1", help=argparse.SUPPRESS)
+        pair.add_argument(option.opposite, dest=option.destination, action="store_const", const="0", help=text)
+
+
+def _default(option: Option) -> str:
+    default = option.row.default
+    return f"{default / option.scale:g}" if isinstance(default, int | float) else default
+
+
+def _variable(option: Option, text: str, source: str) -> str:
+    """The text of the environment variable for a value that was given; checks it."""
+    if option.inverted:
+        text = {"1": "0", "0": "1"}[text]
+    if option.scale != 1:
+        text = _scaled(option, text, source)
+    try:
+        parse(option.row, text, source)
+    except ConfigError as error:
+        raise UsageError(str(error)) from None
+    return text.strip()
+
+
+def _scaled(option: Option, text: str, source: str) -> str:
+    try:
+        number = float(text)
+        if number < 0 or number * option.scale != int(number * option.scale):
+            raise ValueError(text)
+    except (ValueError, OverflowError):
+        raise UsageError(f"{source}={text} cannot be used: it must be a number >= 0") from None
+    return str(int(number * option.scale))
+
+
+def from_arguments(arguments: argparse.Namespace) -> dict[str, str]:
+    """The environment variables of the options that were given on the command line.
+
+    Raises:
+        UsageError: A value is not accepted.
+    """
+    given = ((option, getattr(arguments, option.destination)) for option in OPTIONS)
+    return {option.row.variable: _variable(option, text, option.flag) for option, text in given if text is not None}
+
+
+def load_file(path: str) -> dict[str, str]:
+    """The environment variables of the options in a configuration file.
+
+    Raises:
+        UsageError: The file is missing or no YAML, or a key or a value is not accepted; the message names it.
+    """
+    import yaml  # only those who have a file pay for it
+
+    try:
+        with open(path, encoding="utf-8") as file:
+            content = yaml.safe_load(file)
+    except OSError as error:
+        raise UsageError(f"--config-file {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"--config-file {path} is not YAML: {error}") from None
+    return from_mapping({} if content is None else content, path)
+
+
+def from_mapping(content: Any, path: str) -> dict[str, str]:  # noqa: ANN401 - whatever the file holds
+    """The environment variables of the options in what a configuration file holds.
+
+    Args:
+        content: Sections by name, each with its keys and values.
+        path: The file's name, for messages.
+
+    Raises:
+        UsageError: A key or a value is not accepted.
+    """
+    by_key = {option.key: option for option in OPTIONS if option.key is not None}
+    accepted = "accepted keys: " + ", ".join(sorted(by_key))
+    if not isinstance(content, Mapping):
+        raise UsageError(f"{path}: sections with keys are expected, not {content!r}; {accepted}")
+    variables = {}
+    for section, keys in content.items():
+        if not any(key.startswith(f"{section}.") for key in by_key):
+            raise UsageError(f"{path}: there is no section {section!r}; remove it ({accepted})")
+        if not isinstance(keys, Mapping):
+            raise UsageError(f"{path}: section {section!r} must hold keys and values, not {keys!r}; {accepted}")
+        for name, value in keys.items():
+            option = by_key.get(f"{section}.{name}")
+            if option is None:
+                raise UsageError(f"{path}: there is no key {section}.{name}; remove it ({accepted})")
+            source = f"{path}: {section}.{name}"
+            variables[option.row.variable] = _variable(option, _text(option, value, source), source)
+    return variables
+
+
+def _text(option: Option, value: Any, source: str) -> str:  # noqa: ANN401 - whatever the file holds
+    if option.row.type is bool:
+        fits, wanted = isinstance(value, bool), "true or false"
+    elif option.row.type is str:
+        fits, wanted = isinstance(value, str), option.row.accepts
+    else:
+        fits, wanted = isinstance(value, int | float) and not isinstance(value, bool), "a number"
+    if not fits:
+        raise UsageError(f"{source}={value!r} cannot be used: it must be {wanted}")
+    return str(int(value)) if isinstance(value, bool) else str(value)

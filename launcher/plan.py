@@ -1,0 +1,143 @@
+"""From a job and a host to one plan per rank. Pure: each decision comes with its reason."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from horovodlike.launcher.errors import UsageError
+from horovodlike.launcher.spec import Binding, JobSpec
+from horovodlike.launcher.topology import Host
+
+__all__ = ["JobIdentity", "RankPlan", "bind", "choose_omp_threads", "plan_ranks"]
+
+_Cpus = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class JobIdentity:
+    """What the ranks of one job on one node have in common.
+
+    Attributes:
+        job_id: Names the job in logs.
+        node_id: Names the node.
+        key: The job's secret, 64 hexadecimal digits; it goes nowhere but into the environment of ranks.
+        address: Where the rendezvous listens.
+        port: Where the rendezvous listens.
+    """
+
+    job_id: str
+    node_id: str
+    key: str = field(repr=False)
+    address: str
+    port: int
+
+
+@dataclass(frozen=True)
+class RankPlan:
+    """How one rank is started.
+
+    Attributes:
+        rank: The rank.
+        local_rank: Its number on its host.
+        environ: What it has besides the environment that all ranks have.
+        command: What it executes.
+        cpus: The logical processors that it is bound to, or None.
+    """
+
+    rank: int
+    local_rank: int
+    environ: Mapping[str, str] = field(repr=False)
+    command: tuple[str, ...]
+    cpus: _Cpus | None = None
+
+
+def choose_omp_threads(environ: Mapping[str, str], cpus: int, ranks: int) -> tuple[int | None, str]:
+    """Decides ``OMP_NUM_THREADS``: without it every rank would start as many threads as there are processors.
+
+    Returns:
+        The number, or None to leave it alone; and what to say about it.
+    """
+    given = environ.get("OMP_NUM_THREADS")
+    if given:
+        return None, f"OMP_NUM_THREADS={given} was set already"
+    threads = max(1, cpus // ranks)
+    each = f"each of {ranks} ranks" if ranks != 1 else "1 rank"
+    plural = "s" if cpus != 1 else ""
+    return threads, f"OMP_NUM_THREADS={threads} for {each} ({cpus} core{plural}); set it yourself to change that"
+
+
+def bind(how: Binding, host: Host, ranks: int) -> tuple[list[_Cpus | None], str]:
+    """Decides which logical processors each local rank is bound to.
+
+    ``core`` deals out the physical cores, an equal share to each rank and none to two; ``numa`` spreads the ranks over
+    the NUMA nodes in blocks.
+
+    Returns:
+        For each rank its processors, or None; and the reason.
+
+    Raises:
+        UsageError: There are fewer cores than ranks.
+    """
+    if how is Binding.NONE:
+        return [None] * ranks, "ranks are not bound"
+    if how is Binding.NUMA:
+        nodes = host.numa_nodes
+        return [nodes[rank * len(nodes) // ranks] for rank in range(ranks)], f"{ranks} ranks on {len(nodes)} NUMA nodes"
+    cores = host.cores
+    share = len(cores) // ranks
+    if share == 0:
+        raise UsageError(
+            f"--bind-to core: {ranks} ranks, but this process may use only {len(cores)} core{'s' * (len(cores) != 1)}; "
+            f"use at most -np {len(cores)}, or --bind-to none"
+        )
+    shares = [cores[rank * share : (rank + 1) * share] for rank in range(ranks)]
+    return [tuple(cpu for core in mine for cpu in core) for mine in shares], f"{share} of {len(cores)} cores per rank"
+
+
+def plan_ranks(
+    spec: JobSpec, command: tuple[str, ...], host: Host, identity: JobIdentity, environ: Mapping[str, str]
+) -> tuple[list[RankPlan], list[str]]:
+    """Plans every rank of a job on this host.
+
+    Args:
+        spec: The job.
+        command: What each rank executes.
+        host: This host.
+        identity: The job's identity.
+        environ: The environment that all ranks have.
+
+    Returns:
+        The plans, and what the user has to be told.
+
+    Raises:
+        UsageError: The job does not fit.
+    """
+    size = spec.num_proc
+    cpus, _ = bind(spec.bind_to, host, size)
+    threads, reason = choose_omp_threads(environ, host.usable_cpus, size)
+    common = {
+        **spec.settings,
+        "HOROVODLIKE_START_TIMEOUT": f"{spec.start_timeout:g}",
+        "HOROVODLIKE_SIZE": str(size),
+        "HOROVODLIKE_LOCAL_SIZE": str(size),
+        "HOROVODLIKE_CROSS_RANK": "0",
+        "HOROVODLIKE_CROSS_SIZE": "1",
+        "HOROVODLIKE_NODE_ID": identity.node_id,
+        "HOROVODLIKE_RENDEZVOUS_ADDR": identity.address,
+        "HOROVODLIKE_RENDEZVOUS_PORT": str(identity.port),
+        "HOROVODLIKE_SECRET_KEY": identity.key,
+        "HOROVODLIKE_JOB_ID": identity.job_id,
+        "PYTHONUNBUFFERED": "1",
+    }
+    if threads is not None:
+        common["OMP_NUM_THREADS"] = str(threads)
+    plans = [
+        RankPlan(
+            rank=rank,
+            local_rank=rank,
+            environ={**common, "HOROVODLIKE_RANK": str(rank), "HOROVODLIKE_LOCAL_RANK": str(rank)},
+            command=command,
+            cpus=cpus[rank],
+        )
+        for rank in range(size)
+    ]
+    return plans, [] if threads is None else [reason]

@@ -1,0 +1,201 @@
+"""Processes, as an agent needs them: starting a rank, its whole tree, and who exited first.
+
+The process that uses this has one thread: it forks without exec in between.
+"""
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+_RESET = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _prctl(option: int, value: int) -> None:
+    if _libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0) != 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"prctl({option}): {os.strerror(error)}")
+
+
+def become_subreaper() -> None:
+    """Makes this process the parent of every descendant whose own parent dies, daemons included."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def die_with_parent(parent: int, signum: int) -> None:
+    """Asks the kernel for a signal when the parent dies.
+
+    Args:
+        parent: The process id that the parent must have; it may have died before this call.
+        signum: The signal.
+    """
+    _prctl(_PR_SET_PDEATHSIG, signum)
+    if os.getppid() != parent:
+        os.kill(os.getpid(), signum)
+
+
+def descendants(root: int) -> list[int]:
+    """The process ids of all processes below ``root``, parents before children."""
+    children: dict[int, list[int]] = {}
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        try:
+            with open(f"/proc/{entry}/stat", "rb") as file:
+                stat = file.read()
+        except OSError:  # it has gone in the meantime
+            continue
+        # The name stands in parentheses and may hold any character, parentheses too.
+        parent = int(stat[stat.rindex(b")") + 2 :].split()[1])
+        children.setdefault(parent, []).append(int(entry))
+    found = [root]
+    for pid in found:
+        found += children.get(pid, ())
+    return found[1:]
+
+
+def send_signal(pid: int, signum: int) -> None:
+    """Sends a signal to a process that may have gone, or to a group if ``pid`` is negative."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signum)
+
+
+def signal_descendants(signum: int) -> None:
+    """Sends a signal to every process below this one; stopped ones are continued, so that they notice."""
+    for pid in descendants(os.getpid()):
+        send_signal(pid, signum)
+        if signum != signal.SIGKILL:
+            send_signal(pid, signal.SIGCONT)
+
+
+class ExitQueue:
+    """Reaps children, and reports those that it watches in the order in which they exited.
+
+    ``wait`` finds children in the order of their birth. The readiness list of an epoll keeps the order of events, so
+    each watched child has a pidfd in one. Kernels older than 5.3 have no pidfd: then the order of birth must do.
+    """
+
+    def __init__(self) -> None:
+        self._epoll = select.epoll()
+        self._pid_of: dict[int, int] = {}
+        self._watched: set[int] = set()
+
+    def fileno(self) -> int:
+        """Readable when a watched child has exited."""
+        return self._epoll.fileno()
+
+    def watch(self, pid: int) -> None:
+        """Reports this child when it exits."""
+        self._watched.add(pid)
+        with contextlib.suppress(OSError):
+            pidfd = os.pidfd_open(pid)
+            self._pid_of[pidfd] = pid
+            self._epoll.register(pidfd, select.EPOLLIN)
+
+    def reap(self) -> tuple[list[tuple[int, int]], bool]:
+        """Reaps every child that has exited.
+
+        Returns:
+            Process id and status (exit code, or minus the signal) of the watched ones, first exit first; and whether
+            any child is left. A subreaper without children has no descendants.
+        """
+        exits: list[tuple[int, int]] = []
+        while True:
+            ready = self._ready()
+            exits += [(pid, self._take(pid)) for pid in ready]
+            try:
+                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return exits, False
+            if found is None:
+                return exits, True
+            if found.si_pid not in self._watched:
+                os.waitpid(found.si_pid, 0)
+            elif not ready:
+                exits.append((found.si_pid, self._take(found.si_pid)))
+
+    def _ready(self) -> list[int]:
+        pids = []
+        for pidfd, _ in self._epoll.poll(0):
+            pids.append(self._pid_of.pop(pidfd))
+            self._epoll.unregister(pidfd)
+            os.close(pidfd)
+        return pids
+
+    def _take(self, pid: int) -> int:
+        self._watched.discard(pid)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+@dataclass(frozen=True)
+class Start:
+    """How to start one rank; names, arguments and variables are in the bytes of the operating system."""
+
+    rank: int
+    command: Sequence[bytes]
+    environ: Mapping[bytes, bytes]
+    cwd: bytes
+    cpus: Sequence[int] | None = None
+    inherit: Sequence[int] = field(default_factory=tuple)
+    """File descriptors that the rank gets under their own numbers."""
+
+
+def spawn(start: Start, stdout: int, stderr: int) -> int:
+    """Starts a rank as the leader of its own process group, killed by the kernel should this process die.
+
+    Args:
+        start: What to start.
+        stdout: The descriptor that becomes its standard output.
+        stderr: The descriptor that becomes its standard error.
+
+    Returns:
+        The process id.
+    """
+    parent = os.getpid()
+    # A signal in the copy, before it has become the rank, must not run this process's handlers.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        pid = os.fork()
+    finally:
+        if os.getpid() == parent:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    if pid != 0:
+        with contextlib.suppress(OSError):  # both sides do it: whoever comes first, the group is there
+            os.setpgid(pid, pid)
+        return pid
+    code = 127
+    try:
+        _become(start, parent, stdout, stderr)
+    except BaseException as error:  # noqa: BLE001 - this is a forked copy: nothing may go up from here
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else repr(error)
+        code = 126 if isinstance(error, PermissionError) else 127
+        os.write(2, b"hvdrun: cannot run " + b" ".join(start.command) + b": " + os.fsencode(reason) + b"\n")
+    finally:
+        os._exit(code)
+
+
+def _become(start: Start, parent: int, stdout: int, stderr: int) -> None:
+    null = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((null, 0), (stdout, 1), (stderr, 2)):
+        os.dup2(source, target, inheritable=True)
+    os.setpgid(0, 0)
+    signal.set_wakeup_fd(-1)
+    # Python ignores the first two, the launcher may have been started with others ignored, and that outlives exec.
+    for signum in _RESET:
+        signal.signal(signum, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    die_with_parent(parent, signal.SIGKILL)
+    for descriptor in start.inherit:
+        os.set_inheritable(descriptor, True)
+    if start.cpus is not None:
+        os.sched_setaffinity(0, start.cpus)
+    os.chdir(start.cwd)
+    os.execvpe(start.command[0], list(start.command), dict(start.environ))

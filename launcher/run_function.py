@@ -1,0 +1,193 @@
+"""``horovodlike.run``: a function on several processes, from Python."""
+
+import json
+import os
+import pickle
+import sys
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from horovodlike import config
+from horovodlike.errors import ConfigError
+from horovodlike.launcher import verdict
+from horovodlike.launcher.errors import RankFailedError, UsageError
+from horovodlike.launcher.job import Outcome, run_job
+from horovodlike.launcher.run_task import LENGTH
+from horovodlike.launcher.spec import JobSpec, check_hosts, parse_hosts
+from horovodlike.launcher.topology import local_names
+
+__all__ = ["RemoteTraceback", "run"]
+
+T = TypeVar("T")
+
+_RUN_TASK = Path(__file__).with_name("run_task.py")
+
+_NO_EFFECT = frozenset(
+    {
+        "disable_cache",
+        "mpi_args",
+        "network_interface",
+        "network_interfaces",
+        "ssh_identity_file",
+        "ssh_port",
+        "use_gloo",
+        "use_mpi",
+    }
+)
+"""Arguments of Horovod's ``run`` that choose among ways which do not exist here."""
+
+_NOT_YET = {
+    "hostfile": "several hosts are",
+    **dict.fromkeys(
+        (
+            "cooldown_range",
+            "host_discovery_script",
+            "max_np",
+            "max_num_proc",
+            "min_np",
+            "min_num_proc",
+            "reset_limit",
+            "slots",
+        ),
+        "elastic training is",
+    ),
+}
+
+
+class RemoteTraceback(Exception):
+    """The cause of an exception that comes from a rank: its message is the traceback there."""
+
+    def __init__(self, rank: int, text: str) -> None:
+        """Keeps the rank and the text."""
+        super().__init__(rank, text)
+        self.rank = rank
+        self.text = text
+
+    def __str__(self) -> str:
+        return f"\n[rank {self.rank}]\n{self.text}"
+
+
+def run(
+    func: Callable[..., T],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int | None = None,
+    *,
+    np: int | None = None,
+    env: Mapping[str, str] | None = None,
+    hosts: str | None = None,
+    start_timeout: float | None = None,
+    output_filename: str | None = None,
+    verbose: bool | int | None = None,
+    executable: str | None = None,
+    **horovod: Any,  # noqa: ANN401 - see below
+) -> list[T]:
+    """Runs a function in several new processes, which form a job, on this machine.
+
+    The function is pickled by value where it must be (a notebook's cell, a lambda), and so is what it returns. Output
+    of the ranks goes to this process's, with a prefix. Blocks until nothing is left of the job. May be called from any
+    thread; an interrupt (KeyboardInterrupt) ends the job.
+
+    Args:
+        func: What each rank calls; it calls ``init()`` if it wants to communicate.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        num_proc: The number of ranks; 1 unless it or ``np`` is given.
+        np: The same.
+        env: The environment of the ranks; this process's if None.
+        hosts: ``localhost:N``, in this release.
+        start_timeout: How long ``init()`` waits for all ranks, in seconds.
+        output_filename: A folder where each rank's output goes as well.
+        verbose: Explains decisions on standard error.
+        executable: The Python interpreter of the ranks; this one if None.
+        **horovod: Horovod's other arguments. Those without a meaning here are ignored with a DeprecationWarning.
+
+    Returns:
+        What the function has returned, by rank.
+
+    Raises:
+        RankFailedError: A rank ended without a result, such as by a signal.
+        UsageError: An argument cannot be used; it is a ValueError.
+        Exception: What the function has raised in the rank that failed first; its cause is a :class:`RemoteTraceback`.
+    """
+    _check_horovod_arguments(horovod, hosts)
+    environ = dict(os.environ if env is None else env)
+    number = _number_of_ranks(num_proc, np)
+    if hosts is not None:
+        check_hosts(parse_hosts(hosts), local_names(), number)
+    settings = {} if start_timeout is None else {config.SETTINGS["start_timeout"].variable: f"{start_timeout}"}
+    try:
+        values = config.load({**environ, **settings})
+    except ConfigError as error:
+        raise UsageError(str(error)) from None
+    spec = JobSpec(
+        num_proc=number,
+        command=(executable or sys.executable, str(_RUN_TASK)),
+        settings=settings,
+        start_timeout=values.start_timeout,
+        output_directory=output_filename,
+        verbose=bool(verbose),
+    )
+    task = _pack(func, tuple(args), dict(kwargs or {}))
+    return _results(run_job(spec, spec.command, environ, task=task), number)
+
+
+def _check_horovod_arguments(given: Mapping[str, Any], hosts: str | None) -> None:
+    unknown = sorted(given.keys() - _NO_EFFECT - _NOT_YET.keys())
+    if unknown:
+        raise TypeError(f"run() got an unexpected keyword argument {unknown[0]!r}")
+    given = {name: value for name, value in given.items() if value is not None}
+    if "hostfile" in given and hosts is not None:
+        raise UsageError("Argument hosts and hostfile only allow one provided.")
+    if given.get("use_gloo") and given.get("use_mpi"):
+        raise UsageError("Argument use_gloo and use_mpi only allow one set True.")
+    for name in given:
+        if name in _NOT_YET:
+            raise UsageError(f"run(): {name} cannot be used: {_NOT_YET[name]} not supported yet")
+        warnings.warn(f"run(): {name} has no effect", DeprecationWarning, stacklevel=3)
+
+
+def _number_of_ranks(num_proc: int | None, np: int | None) -> int:
+    if num_proc is not None and np is not None and num_proc != np:
+        raise UsageError(f"run(): num_proc={num_proc} and np={np} contradict each other; give one of them")
+    number = num_proc if num_proc is not None else np if np is not None else 1
+    if number < 1:
+        raise UsageError(f"run(): num_proc={number}: a job needs at least one rank")
+    return number
+
+
+def _pack(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+    import cloudpickle  # type: ignore[import-untyped]
+
+    search_path = json.dumps([os.path.abspath(entry) for entry in sys.path]).encode()
+    return LENGTH.pack(len(search_path)) + search_path + bytes(cloudpickle.dumps((func, args, kwargs)))
+
+
+def _results(outcome: Outcome, number: int) -> list[Any]:
+    if outcome.failure is not None:
+        _raise_failure(outcome)
+    if outcome.exit_code != 0:
+        raise RankFailedError(outcome.trouble or "the job was ended from outside", -1, outcome.exit_code)
+    results = []
+    for rank in range(number):
+        answer = outcome.results.get(rank)
+        if not answer:  # os._exit(0)
+            raise RankFailedError(f"rank {rank} exited with code 0 before the function returned", rank, 0)
+        results.append(pickle.loads(pickle.loads(answer)[1]))
+    return results
+
+
+def _raise_failure(outcome: Outcome) -> None:
+    failure = outcome.failure
+    assert failure is not None
+    answer = outcome.results.get(failure.rank)
+    if answer:
+        _, sent, text, shown = pickle.loads(answer)
+        cause = RemoteTraceback(failure.rank, text)
+        if sent is not None:
+            raise pickle.loads(sent) from cause
+        raise RankFailedError(f"rank {failure.rank} raised {shown}", failure.rank, 1) from cause
+    lines = b"\n".join(verdict.describe(failure)).decode(errors="replace").removeprefix("hvdrun: ")
+    raise RankFailedError(lines, failure.rank, verdict.exit_code(failure.status))

@@ -1,0 +1,82 @@
+"""Which rank is to blame, and what becomes of the job. Pure: each decision comes with its reason."""
+
+import re
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+__all__ = ["SETTLE_S", "Failure", "choose", "describe", "exit_code", "is_consequence"]
+
+SETTLE_S = 2.0
+"""How long the other ranks have, after the first failure, to notice it and to end by themselves."""
+
+_CONSEQUENCE = re.compile(rb"(\w+\.)*(HorovodInternalError|JobBrokenError|ShutDownError)\b")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A rank that did not end well.
+
+    Attributes:
+        rank: The rank.
+        pid: Its process id.
+        status: Its exit code, or minus the signal that killed it.
+        last_lines: What it wrote last to standard error.
+    """
+
+    rank: int
+    pid: int
+    status: int
+    last_lines: tuple[bytes, ...] = ()
+
+
+def exit_code(status: int) -> int:
+    """The exit code that a shell would show for a status: a signal counts as 128 plus its number."""
+    return status if status >= 0 else 128 - status
+
+
+def signal_name(number: int) -> str:
+    """``SIGKILL`` for 9; real-time signals have no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def is_consequence(failure: Failure) -> bool:
+    """Whether the rank failed because another one had gone: it says so in its last line."""
+    return any(_CONSEQUENCE.match(line) for line in failure.last_lines[-1:])
+
+
+def choose(failures: Sequence[Failure], waiting_over: bool) -> tuple[Failure | None, str]:
+    """Decides which failure ends the job.
+
+    It is the first one. But a rank that raises takes a moment to leave (its interpreter shuts down), and others that
+    notice may be faster: a failure that says itself that a peer was lost has to wait for a better one.
+
+    Args:
+        failures: The failures so far, in the order in which the ranks exited.
+        waiting_over: No rank is left, or the others have had their time.
+
+    Returns:
+        The failure, or None to wait; and the reason.
+    """
+    for failure in failures:
+        if not is_consequence(failure):
+            return failure, f"rank {failure.rank} is the first that failed by itself"
+    if failures and waiting_over:
+        return failures[0], f"rank {failures[0].rank} failed first"
+    return None, "the ranks that failed have lost a peer, whose end is awaited" if failures else "no rank has failed"
+
+
+def describe(failure: Failure) -> list[bytes]:
+    """What is said about the failure that ended the job, line by line."""
+    who = f"hvdrun: rank {failure.rank} (pid {failure.pid})"
+    if failure.status >= 0:
+        what = f"exited with code {failure.status}"
+    else:
+        name = signal_name(-failure.status)
+        what = f"was killed by signal {-failure.status}" + (f" ({name})" if name.startswith("SIG") else "")
+    if not failure.last_lines:
+        return [f"{who} {what}; it wrote nothing to stderr".encode()]
+    return [f"{who} {what}; its last lines:".encode(), *(b"    " + line for line in failure.last_lines)]

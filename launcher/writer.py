@@ -1,0 +1,121 @@
+"""Writes to screens that may be slow, blocked or closed, without keeping the job waiting."""
+
+import contextlib
+import functools
+import os
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import Any, TextIO
+
+__all__ = ["Writer", "byte_writer"]
+
+_LIMIT = 4 * 1024 * 1024
+
+Write = Callable[[bytes], None]
+
+
+def byte_writer(stream: TextIO) -> Write:
+    """How to write bytes to a text stream: past its buffer where it has a descriptor, else as text.
+
+    A notebook replaces ``sys.stdout`` by an object that either has no descriptor or one that leads elsewhere.
+    """
+    with contextlib.suppress(Exception):  # closed, detached, or no file at all
+        stream.flush()
+    if stream in (sys.__stdout__, sys.__stderr__):
+        with contextlib.suppress(OSError, ValueError):
+            return functools.partial(_write_all, stream.fileno())
+
+    def write(data: bytes) -> None:
+        stream.write(data.decode(errors="replace"))
+        stream.flush()
+
+    return write
+
+
+def _write_all(descriptor: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(descriptor, rest) :]
+
+
+class Writer:
+    """A thread that writes, with a bounded queue.
+
+    :meth:`put`, :attr:`full` and :meth:`close` belong to one thread, the owner's.
+    """
+
+    def __init__(self, on_change: Callable[[], None]) -> None:
+        """Starts the thread.
+
+        Args:
+            on_change: Called in the writer's thread when there is room again, or when a target has broken.
+        """
+        self._on_change = on_change
+        self._changed = threading.Condition()
+        # Guarded by _changed: everything below.
+        self._queue: deque[tuple[Write, bytes]] = deque()
+        self._bytes = 0
+        self._closing = False
+        self._broken: set[Any] = set()
+        self._thread = threading.Thread(target=self._run, name="hvdrun-writer", daemon=True)
+        self._thread.start()
+
+    @property
+    def full(self) -> bool:
+        """Whether so much is waiting that the owner should take in nothing more."""
+        with self._changed:
+            return self._bytes >= _LIMIT
+
+    def is_broken(self, write: Write) -> bool:
+        """Whether a target has refused what was written to it; what it gets from then on is dropped."""
+        with self._changed:
+            return write in self._broken
+
+    def put(self, write: Write, data: bytes) -> None:
+        """Has data written in the order of the calls. Does not wait."""
+        if data:
+            with self._changed:
+                self._queue.append((write, data))
+                self._bytes += len(data)
+                self._changed.notify()
+
+    def close(self, give_up: Callable[[], bool] = lambda: False) -> None:
+        """Waits until everything is written.
+
+        Args:
+            give_up: Asked now and then; True abandons what is left, since the target is stuck.
+        """
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        while self._thread.is_alive() and not give_up():
+            self._thread.join(0.1)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._queue and not self._closing:
+                    self._changed.wait()
+                if not self._queue:
+                    return
+                write, data = self._queue.popleft()
+                skip = write in self._broken
+            broken = not skip and not self._attempt(write, data)
+            with self._changed:
+                was_full = self._bytes >= _LIMIT
+                self._bytes -= len(data)
+                news = broken or (was_full and self._bytes < _LIMIT)
+                if broken:
+                    self._broken.add(write)
+            if news:
+                self._on_change()
+
+    @staticmethod
+    def _attempt(write: Write, data: bytes) -> bool:
+        try:
+            write(data)
+        except (OSError, ValueError):  # nobody reads it any more, the disk is full, the stream is closed
+            return False
+        return True

@@ -1,0 +1,159 @@
+"""What the documentation says exists: commands, options, files, settings, functions; and its example runs."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import horovodlike.torch as hvd
+import pytest
+
+from horovodlike import config
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+HVDRUN = Path(sys.executable).parent / "hvdrun"
+
+# Programs that users bring along, and scripts that stand for their own.
+FOREIGN = {"torchrun", "mpirun", "srun", "export", "py-spy"}
+USERS_SCRIPT = "train.py"
+
+
+def blocks(page: Path, language: str) -> Iterator[str]:
+    yield from re.findall(rf"^ *```{language}\n(.*?)^ *```", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+
+
+def commands() -> list[tuple[str, str]]:
+    found = [(page.name, line) for page in PAGES for block in blocks(page, "sh") for line in block.splitlines()]
+    return [(page, line.strip()) for page, line in found if line.strip()]
+
+
+@pytest.fixture(scope="module")
+def hvdrun_help() -> str:
+    return subprocess.run([HVDRUN, "--help"], capture_output=True, text=True, check=True).stdout
+
+
+def check_make(words: list[str]) -> None:
+    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
+    assert words[0] in targets
+
+
+def check_pip(words: list[str]) -> None:
+    assert words[0] == "install"
+    extras = re.findall(r"^([a-z]+) = \[", (ROOT / "pyproject.toml").read_text(), flags=re.MULTILINE)
+    for extra in re.findall(r"\[([a-z,]+)\]", words[1]):
+        assert set(extra.split(",")) <= set(extras)
+
+
+def check_python(words: list[str]) -> None:
+    if words[0] == "-m":
+        assert (ROOT / words[1].replace(".", "/") / "__main__.py").exists()
+    elif words[0] != "-c":
+        assert words[0] == USERS_SCRIPT or (ROOT / words[0]).exists()
+
+
+def check_hvdrun(words: list[str], help_text: str) -> None:
+    while words and words[0].startswith("-"):
+        option = words.pop(0)
+        assert re.search(rf"(?<![\w-]){re.escape(option)}(?![\w-])", help_text), f"hvdrun has no {option}"
+        if option not in ("--check-build", "--verbose", "--help"):
+            words.pop(0)
+    if words and words[0] == "python":
+        check_python(words[1:])
+    elif words:
+        check_python(words)
+
+
+def test_pages_have_commands() -> None:
+    assert len(commands()) >= 10
+
+
+@pytest.mark.parametrize(("page", "line"), commands())
+def test_command_exists(page: str, line: str, hvdrun_help: str) -> None:
+    program, *words = shlex.split(line)
+    if program == "make":
+        check_make(words)
+    elif program == "pip":
+        check_pip(words)
+    elif program == "python":
+        check_python(words)
+    elif program == "hvdrun":
+        check_hvdrun(words, hvdrun_help)
+    else:
+        assert program in FOREIGN, f"{page} uses {program}"
+
+
+def test_options_of_hvdrun_in_the_table_exist(hvdrun_help: str) -> None:
+    rows = re.findall(r"^\| `(-[\w-]+)", (ROOT / "docs" / "launching.md").read_text(), flags=re.MULTILINE)
+    assert len(rows) >= 5
+    for option in rows:
+        assert option in hvdrun_help
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_settings_that_are_mentioned_exist(page: Path) -> None:
+    known = {variable for setting in config.SETTINGS.values() for variable in setting.variables}
+    assert set(re.findall(r"\bHOROVOD(?:LIKE)?_[A-Z_]*[A-Z]\b", page.read_text())) <= known
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_functions_that_are_mentioned_exist(page: Path) -> None:
+    for name in set(re.findall(r"\bhvd\.([A-Za-z_]+)", page.read_text())):
+        assert hasattr(hvd, name), f"{page.name} mentions hvd.{name}"
+
+
+def test_settings_page_is_up_to_date() -> None:
+    assert config.render_markdown() in (ROOT / "docs" / "settings.md").read_text(), "run `make docs`"
+
+
+def test_api_page_has_everything() -> None:
+    page = (ROOT / "docs" / "api.md").read_text()
+    missing = [name for name in hvd.__all__ if not re.search(rf"(horovodlike\.torch\.|`){name}\b", page)]
+    assert not missing, "run `make docs`"
+
+
+def test_readme_script_runs(tmp_path: Path) -> None:
+    (script,) = blocks(ROOT / "README.md", "python")
+    (tmp_path / "train.py").write_text(script)
+    done = subprocess.run(
+        [HVDRUN, "-np", "2", sys.executable, "train.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    weights = re.findall(r"rank \d of 2: weight (\S+)", done.stdout)
+    assert len(weights) == 2 and weights[0] == weights[1]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_python_compiles(page: Path) -> None:
+    for block in blocks(page, "python"):
+        lines = block.splitlines()
+        indent = len(lines[0]) - len(lines[0].lstrip())
+        source = "\n".join(line[indent:] for line in lines)
+        # Signatures of the API page are no statements.
+        if page.name != "api.md":
+            compile(source, f"{page.name}", "exec")
+
+
+def test_make_help_lists_every_target() -> None:
+    make = shutil.which("make")
+    assert make is not None
+    shown = subprocess.run([make, "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for target in ("demo", "test", "bench", "lint", "docs", "clean"):
+        assert f"make {target} " in shown

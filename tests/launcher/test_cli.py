@@ -1,0 +1,205 @@
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from horovodlike.config import SETTINGS
+from horovodlike.launcher.cli import main, parse
+from horovodlike.launcher.errors import UsageError
+from horovodlike.launcher.options import OPTIONS, from_mapping
+from horovodlike.launcher.spec import Binding, HostSlots, JobSpec, parse_hosts
+
+
+def spec(*words: str, environ: dict[str, str] | None = None) -> JobSpec:
+    return parse(["-np", "2", *words, "python", "train.py"], environ or {})
+
+
+def test_defaults() -> None:
+    assert spec() == JobSpec(num_proc=2, command=("python", "train.py"), settings={}, start_timeout=30.0)
+
+
+def test_every_option_is_exported_and_no_other() -> None:
+    job = spec(
+        *("--fusion-threshold-mb", "32", "--cycle-time-ms=2.5", "--cache-capacity", "0", "--no-stall-check"),
+        *("--stall-check-warning-time-seconds", "120", "--stall-check-shutdown-time-seconds", "240"),
+        *("--log-level", "DEBUG", "--start-timeout", "7"),
+    )
+    assert job.settings == {
+        "HOROVODLIKE_FUSION_THRESHOLD": str(32 * 1024 * 1024),
+        "HOROVODLIKE_CYCLE_TIME": "2.5",
+        "HOROVODLIKE_CACHE_CAPACITY": "0",
+        "HOROVODLIKE_STALL_CHECK_DISABLE": "1",
+        "HOROVODLIKE_STALL_CHECK_TIME_SECONDS": "120",
+        "HOROVODLIKE_STALL_SHUTDOWN_TIME_SECONDS": "240",
+        "HOROVODLIKE_LOG_LEVEL": "DEBUG",
+        "HOROVODLIKE_START_TIMEOUT": "7",
+    }
+    assert job.start_timeout == 7.0
+    assert spec("--stall-check").settings == {"HOROVODLIKE_STALL_CHECK_DISABLE": "0"}
+
+
+def test_options_name_settings_that_exist() -> None:
+    assert {option.setting for option in OPTIONS} <= SETTINGS.keys()
+
+
+def test_launcher_options() -> None:
+    job = spec("--bind-to", "core", "--output-filename", "logs", "--prefix-output-with-timestamp", "--verbose")
+    assert (job.bind_to, job.output_directory, job.timestamps, job.verbose) == (Binding.CORE, "logs", True, True)
+    assert spec("-prefix-timestamp").timestamps
+
+
+def test_abbreviations_are_accepted() -> None:
+    assert spec("--fusion", "1", "--bind", "numa").bind_to is Binding.NUMA
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        (
+            ["python", "x.py", "--st", "3", "-np", "9", "--verbose"],
+            ("python", "x.py", "--st", "3", "-np", "9", "--verbose"),
+        ),
+        (["--", "prog", "--", "-v"], ("prog", "--", "-v")),
+        (["--verbose", "prog", "--version"], ("prog", "--version")),
+        (["--cycle-time-ms=3", "prog"], ("prog",)),
+        ([], ()),
+    ],
+)
+def test_the_command_keeps_its_own_options(words: list[str], command: tuple[str, ...]) -> None:
+    assert parse(["-np", "2", *words], {}).command == command
+
+
+@pytest.mark.parametrize("number", ["0", "-1", "two", "1.5", ""])
+def test_a_bad_number_of_ranks(number: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([f"--num-proc={number}", "true"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"hvdrun: -np {number}: ")
+    assert "for instance -np 2" in error
+
+
+def test_no_number_of_ranks() -> None:
+    with pytest.raises(UsageError, match="how many ranks.*-np"):
+        parse(["true"], {})
+
+
+def test_a_negative_number_as_a_word_of_its_own_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["-np", "-1", "true"]) == 2
+    assert "-np -1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--no-such-flag"],
+        ["--autotune"],
+        ["--bind-to", "socket"],
+        ["--stall-check", "--no-stall-check"],
+    ],
+)
+def test_unknown_flags_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        spec(*words)
+    assert caught.value.code == 2
+    assert "error: " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--cycle-time-ms", "-1"], r"--cycle-time-ms='-1' cannot be used: it must be a number of at least 0"),
+        (["--cycle-time-ms", "soon"], r"--cycle-time-ms='soon' cannot be used"),
+        (["--cache-capacity", "1.5"], r"--cache-capacity='1.5' cannot be used: it must be an integer"),
+        (["--fusion-threshold-mb", "-3"], r"--fusion-threshold-mb=-3 cannot be used: it must be a number >= 0"),
+        (["--fusion-threshold-mb", "nan"], r"--fusion-threshold-mb=nan cannot be used"),
+        (["--log-level", "LOUD"], r"--log-level='LOUD' cannot be used: it must be one of trace, debug"),
+        (["--start-timeout", "0"], r"--start-timeout='0' cannot be used: it must be a number greater than 0"),
+        (["-H", "localhost"], r"Invalid host input 'localhost'"),
+        (["-H", "localhost:1"], r"Requested more processes \(2\) than there are available slots \(1\)"),
+        (["-H", "elsewhere:1,localhost:1"], r"several hosts are not supported yet: elsewhere"),
+    ],
+)
+def test_bad_values_are_named(words: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        spec(*words)
+
+
+def test_bad_settings_in_the_environment_are_named() -> None:
+    with pytest.raises(UsageError, match="HOROVOD_CYCLE_TIME='soon'"):
+        spec(environ={"HOROVOD_CYCLE_TIME": "soon"})
+
+
+def test_the_start_timeout_comes_from_the_environment_too() -> None:
+    job = spec(environ={"HOROVOD_START_TIMEOUT": "90"})
+    assert (job.start_timeout, job.settings) == (90.0, {})
+
+
+def test_hosts() -> None:
+    assert parse_hosts("a.b-c:2,127.0.0.1:4") == (HostSlots("a.b-c", 2), HostSlots("127.0.0.1", 4))
+    for text in ("localhost:2", "127.0.0.1:1,localhost:1", f"{socket.gethostname()}:2"):
+        assert spec("-H", text).num_proc == 2
+
+
+def test_the_configuration_file(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(
+        "params: {fusion_threshold_mb: 32, cycle_time_ms: 5, cache_capacity: 2048}\n"
+        "stall_check: {enabled: false, warning_time_seconds: 120, shutdown_time_seconds: 240}\n"
+        "logging: {level: INFO}\n"
+    )
+    assert spec("--config-file", str(path)).settings == {
+        "HOROVODLIKE_FUSION_THRESHOLD": str(32 * 1024 * 1024),
+        "HOROVODLIKE_CYCLE_TIME": "5",
+        "HOROVODLIKE_CACHE_CAPACITY": "2048",
+        "HOROVODLIKE_STALL_CHECK_DISABLE": "1",
+        "HOROVODLIKE_STALL_CHECK_TIME_SECONDS": "120",
+        "HOROVODLIKE_STALL_SHUTDOWN_TIME_SECONDS": "240",
+        "HOROVODLIKE_LOG_LEVEL": "INFO",
+    }
+    # The command line wins wherever it stands.
+    for words in (
+        ["--cycle-time-ms", "1", "--config-file", str(path)],
+        ["--config-file", str(path), "--cycle-time-ms", "1"],
+    ):
+        assert spec(*words).settings["HOROVODLIKE_CYCLE_TIME"] == "1"
+    path.write_text("")
+    assert spec("--config-file", str(path)).settings == {}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"params": {"cycle_time": 1}}, r"no key params.cycle_time; remove it \(accepted keys: .*params.cycle_time_ms"),
+        ({"autotune": {"enabled": True}}, r"no section 'autotune'; remove it"),
+        ({"controller": "gloo"}, r"no section 'controller'"),
+        ({"params": 3}, r"section 'params' must hold keys and values, not 3"),
+        ([1], r"sections with keys are expected, not \[1\]"),
+        ({"params": {"cycle_time_ms": "fast"}}, r"params.cycle_time_ms='fast' cannot be used: it must be a number"),
+        ({"params": {"cycle_time_ms": True}}, r"params.cycle_time_ms=True cannot be used: it must be a number"),
+        ({"params": {"cache_capacity": -1}}, r"params.cache_capacity='-1' cannot be used: it must be an integer of at"),
+        ({"stall_check": {"enabled": "no"}}, r"stall_check.enabled='no' cannot be used: it must be true or false"),
+        ({"logging": {"level": 3}}, r"logging.level=3 cannot be used: it must be one of trace"),
+        ({"params": {"cycle_time_ms": None}}, r"params.cycle_time_ms=None cannot be used"),
+    ],
+)
+def test_bad_configuration_is_named(content: object, message: str) -> None:
+    with pytest.raises(UsageError, match="job.yaml.*" + message):
+        from_mapping(content, "job.yaml")
+
+
+def test_a_configuration_file_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--config-file .*missing.yaml: No such file"):
+        spec("--config-file", str(tmp_path / "missing.yaml"))
+    (tmp_path / "bad.yaml").write_text("params: {a: [")
+    with pytest.raises(UsageError, match="bad.yaml is not YAML"):
+        spec("--config-file", str(tmp_path / "bad.yaml"))
+
+
+def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--help"])
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    for option in OPTIONS:
+        assert (option.opposite or option.flag) in text

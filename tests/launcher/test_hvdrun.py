@@ -1,0 +1,298 @@
+"""`hvdrun` on real processes, where nothing goes wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import re
+import resource
+import select
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+PYTHON = sys.executable
+
+
+def test_lines_have_prefixes(hvdrun: Callable[..., object]) -> None:
+    job = hvdrun("-np", 2, "sh", "-c", "echo out $HOROVODLIKE_RANK; echo err $HOROVODLIKE_RANK >&2")
+    assert job.code == 0
+    assert sorted(job.out.splitlines()) == [b"[0]<stdout>: out 0", b"[1]<stdout>: out 1"]
+    assert sorted(job.err.splitlines()) == ["[0]<stderr>: err 0", "[1]<stderr>: err 1"]
+
+
+def test_the_environment_of_ranks(hvdrun: Callable[..., object], script: Callable[..., Path]) -> None:
+    program = script("""
+        for name, value in sorted(os.environ.items()):
+            if name.startswith("HOROVODLIKE_") or name in ("PYTHONUNBUFFERED", "OMP_NUM_THREADS"):
+                print(name, value)
+        import socket
+        socket.create_connection((os.environ["HOROVODLIKE_RENDEZVOUS_ADDR"],
+                                  int(os.environ["HOROVODLIKE_RENDEZVOUS_PORT"]))).close()
+    """)
+    job = hvdrun("-np", 2, "--cycle-time-ms", 3, "--start-timeout", 11, PYTHON, program, env={"OMP_NUM_THREADS": None})
+    ranks = [dict(line.decode().split() for line in job.lines_of(rank)) for rank in range(2)]
+    assert job.code == 0
+    for rank, environ in enumerate(ranks):
+        assert re.fullmatch("[0-9a-f]{64}", environ["HOROVODLIKE_SECRET_KEY"])
+        assert int(environ["HOROVODLIKE_RENDEZVOUS_PORT"]) > 0
+        assert (
+            environ.items()
+            >= {
+                "HOROVODLIKE_RANK": str(rank),
+                "HOROVODLIKE_LOCAL_RANK": str(rank),
+                "HOROVODLIKE_SIZE": "2",
+                "HOROVODLIKE_LOCAL_SIZE": "2",
+                "HOROVODLIKE_CROSS_RANK": "0",
+                "HOROVODLIKE_CROSS_SIZE": "1",
+                "HOROVODLIKE_RENDEZVOUS_ADDR": "127.0.0.1",
+                "HOROVODLIKE_CYCLE_TIME": "3",
+                "HOROVODLIKE_START_TIMEOUT": "11",
+                "PYTHONUNBUFFERED": "1",
+            }.items()
+        )
+        cores = len(os.sched_getaffinity(0))
+        assert 1 <= int(environ["OMP_NUM_THREADS"]) <= max(1, cores // 2)
+    for name in ("SECRET_KEY", "NODE_ID", "JOB_ID", "RENDEZVOUS_PORT"):
+        assert len({environ[f"HOROVODLIKE_{name}"] for environ in ranks}) == 1
+    assert job.err.count("hvdrun: OMP_NUM_THREADS=") == 1
+
+
+def test_the_key_is_on_no_command_line(launch: Callable[..., object], script: Callable[..., Path]) -> None:
+    program = script("""
+        print("key", os.environ["HOROVODLIKE_SECRET_KEY"], "end")
+        select.select([], [], [])
+    """)
+    job = launch("-np", 1, "--verbose", PYTHON, program)
+    key = re.search(b"key ([0-9a-f]{64}) end", job.expect(b" end"))
+    assert key is not None
+    for entry in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            assert key[1] not in entry.read_bytes()
+    job.signal(15)
+    assert key[1].decode() not in job.finish().err
+
+
+def test_scripts_programs_and_arguments(hvdrun: Callable[..., object], tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import sys; print(sys.argv, sys.executable)")
+    (tmp_path / "program").write_text('#!/bin/sh\nprintf "%s|" "$@"; echo')
+    (tmp_path / "program").chmod(0o755)
+    job = hvdrun("-np", 1, "train.py", "--st", "a b", "-np", "7")
+    assert job.lines_of(0) == [f"['train.py', '--st', 'a b', '-np', '7'] {PYTHON}".encode()]
+    assert hvdrun("-np", 1, "./program", "x  y", "*", "").lines_of(0) == [b"x  y|*||"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["-np", 2, "train.py"], "hvdrun: no such script: train.py\n"),
+        (["-np", 2, PYTHON, "train.py"], "hvdrun: no such script: train.py\n"),
+        (["-np", 2, "./nothing"], "hvdrun: no such program: ./nothing\n"),
+        (
+            ["-np", 2],
+            "hvdrun: no command given: what should each rank run? For instance: hvdrun -np 2 python train.py\n",
+        ),
+        (["-np", 0, "true"], "hvdrun: -np 0: a job needs at least one rank, for instance -np 2\n"),
+        (["true"], "hvdrun: how many ranks? Give -np N, for instance: hvdrun -np 2 python train.py\n"),
+        (["-np", 2, "-H", "a:1,b:1", "true"], "hvdrun: several hosts are not supported yet: a, b"),
+        (
+            ["-np", 2, "--config-file", "none.yaml", "true"],
+            "hvdrun: --config-file none.yaml: No such file or directory\n",
+        ),
+        (
+            ["-np", 99999, "--bind-to", "core", "true"],
+            "hvdrun: --bind-to core: 99999 ranks, but this process may use only",
+        ),
+        (["-np", 1, "--output-filename", "/dev/null/x", "true"], "hvdrun: --output-filename /dev/null/x: "),
+    ],
+)
+def test_usage_errors(hvdrun: Callable[..., object], words: list[object], message: str) -> None:
+    job = hvdrun(*words)
+    assert job.code == 2
+    assert job.err.startswith(message)
+    assert job.out == b""
+
+
+def test_a_program_that_cannot_be_executed(hvdrun: Callable[..., object], tmp_path: Path) -> None:
+    (tmp_path / "program").write_text("#!/no/such/interpreter\n")
+    (tmp_path / "program").chmod(0o755)
+    job = hvdrun("-np", 1, "./program")
+    assert job.code == 127
+    assert "hvdrun: cannot run ./program: No such file or directory" in job.err
+
+
+def test_standard_input_is_empty(hvdrun: Callable[..., object]) -> None:
+    read, write = os.pipe()  # as a terminal on which nobody types
+    try:
+        assert hvdrun("-np", 2, "cat", stdin=read).code == 0
+    finally:
+        os.close(read)
+        os.close(write)
+
+
+def test_what_is_left_of_a_line_is_flushed(hvdrun: Callable[..., object]) -> None:
+    job = hvdrun("-np", 1, "printf", r"whole\npart")
+    assert job.out == b"[0]<stdout>: whole\n[0]<stdout>: part\n"
+
+
+def test_bytes_that_are_no_text_pass(hvdrun: Callable[..., object]) -> None:
+    assert hvdrun("-np", 1, "printf", r"\377\376\0\n").out == b"[0]<stdout>: \xff\xfe\0\n"
+
+
+def test_progress_bars_in_a_file(hvdrun: Callable[..., object]) -> None:
+    job = hvdrun("-np", 1, "printf", r"\r 10%%\r 20%%\r 30%%\ndone\n")
+    assert job.out == (b"[0]<stdout>:  10%\r[0]<stdout>:  20%\r[0]<stdout>:  30%\n[0]<stdout>: done\n")
+
+
+def test_timestamps(hvdrun: Callable[..., object]) -> None:
+    job = hvdrun("-np", 1, "--prefix-output-with-timestamp", "echo", "hi")
+    assert re.fullmatch(rb"\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4}\[0\]<stdout>: hi\n", job.out)
+
+
+def test_output_files(hvdrun: Callable[..., object], tmp_path: Path) -> None:
+    text = r'printf "out $HOROVODLIKE_RANK\r\n\377"; printf "err $HOROVODLIKE_RANK" >&2'
+    for _ in range(2):  # made anew, not appended to
+        job = hvdrun("-np", 11, "--output-filename", "logs/run", "bash", "-c", text)
+    folder = tmp_path / "logs" / "run"
+    assert sorted(entry.name for entry in folder.iterdir()) == [f"rank.{rank:02d}" for rank in range(11)]
+    for rank in range(11):
+        assert (folder / f"rank.{rank:02d}" / "stdout").read_bytes() == b"out %d\r\n\xff" % rank
+        assert (folder / f"rank.{rank:02d}" / "stderr").read_bytes() == b"err %d" % rank
+        assert job.lines_of(rank, "stderr") == [b"err %d" % rank]
+
+
+def test_one_rank_writes_to_one_file_padded_to_one_digit(hvdrun: Callable[..., object], tmp_path: Path) -> None:
+    hvdrun("-np", 1, "--output-filename", "logs", "echo", "hi")
+    assert (tmp_path / "logs" / "rank.0" / "stdout").read_bytes() == b"hi\n"
+
+
+def test_the_configuration_file_reaches_the_ranks(hvdrun: Callable[..., object], tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("params: {cycle_time_ms: 5, cache_capacity: 7}")
+    show = 'echo "$HOROVODLIKE_CYCLE_TIME $HOROVODLIKE_CACHE_CAPACITY $HOROVODLIKE_LOG_LEVEL"'
+    job = hvdrun("-np", 1, "--cycle-time-ms", 6, "--config-file", "job.yaml", "sh", "-c", show)
+    assert job.lines_of(0) == [b"6 7 "]
+
+
+def test_binding(hvdrun: Callable[..., object], script: Callable[..., Path]) -> None:
+    cores = sorted(os.sched_getaffinity(0))
+    program = script("print(*sorted(os.sched_getaffinity(0)))")
+    job = hvdrun("-np", 1, "--bind-to", "core", PYTHON, program)
+    assert job.lines_of(0) == [" ".join(map(str, cores)).encode()]
+    if len(cores) >= 2:
+        job = hvdrun("-np", 2, "--bind-to", "core", PYTHON, program)
+        shares = [{int(cpu) for cpu in job.lines_of(rank)[0].split()} for rank in range(2)]
+        assert not shares[0] & shares[1]
+    assert hvdrun("-np", 3, "--bind-to", "numa", PYTHON, program).code == 0
+
+
+def test_names_that_are_no_text_arrive(hvdrun: Callable[..., object]) -> None:
+    odd = b"\xff\xe9"
+    text = 'printf "%s %s\\n" "$ODD" "$1"'
+    job = hvdrun("-np", 1, "sh", "-c", text, "sh", os.fsdecode(odd), env={"ODD": os.fsdecode(odd)})
+    assert job.lines_of(0) == [odd + b" " + odd]
+
+
+def test_fast_output_is_complete_and_needs_little_memory(launch: Callable[..., object], tmp_path: Path) -> None:
+    # 25 MiB a rank, and a reader that does nothing until the ranks have noticed that nobody reads.
+    size = 25 * 1024 * 1024
+    line = b"x" * 99 + b"\n"
+    program = f"""
+import os, select, sys
+data = memoryview({line!r} * {size // 100})
+os.set_blocking(1, False)
+told = False
+while data:
+    if not told and not select.select([], [1], [], 0.5)[1]:
+        open("blocked." + os.environ["HOROVODLIKE_RANK"], "w").close()
+        os.write(2, b"blocked\\n")
+        told = True
+    select.select([], [1], [])
+    data = data[os.write(1, data[:65536]):]
+"""
+    errors, into = os.pipe()
+    job = launch("-np", 2, PYTHON, "-c", program, stderr=into, env={"PYTHONDONTWRITEBYTECODE": "1"})
+    os.close(into)
+    seen = b""
+    while seen.count(b"blocked") < 2:
+        assert select.select([errors], [], [], 60)[0], seen
+        seen += os.read(errors, 4096)
+    os.close(errors)
+    out, _ = job.process.communicate(timeout=60)
+    assert job.process.returncode == 0
+    for rank in range(2):
+        assert out.count(b"[%d]<stdout>: " % rank + line) == size // 100
+    assert len(out) == 2 * (size // 100) * (len(line) + len(b"[0]<stdout>: "))
+    # The largest of all processes that have ended below this one, so an upper bound for this one (KiB).
+    assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss < 300 * 1024
+
+
+def test_sixteen_ranks(hvdrun: Callable[..., object]) -> None:
+    job = hvdrun("-np", 16, "sh", "-c", "echo $HOROVODLIKE_RANK of $HOROVODLIKE_SIZE")
+    assert job.code == 0
+    assert all(job.lines_of(rank) == [b"%d of 16" % rank] for rank in range(16))
+
+
+def on_terminal(words: list[str], environ: dict[str, str], cwd: Path) -> bytes:
+    """What hvdrun writes to a terminal."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [PYTHON, "-m", "horovodlike.launcher", *words],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        cwd=cwd,
+        env={**os.environ, "TERM": "xterm", "OMP_NUM_THREADS": "1", **environ},
+    )
+    os.close(theirs)
+    seen = b""
+    with contextlib.suppress(OSError):  # EIO: the other side has closed it
+        while select.select([ours], [], [], 60)[0]:
+            data = os.read(ours, 65536)
+            if not data:
+                break
+            seen += data
+    os.close(ours)
+    assert process.wait(60) == 0
+    return seen
+
+
+def test_prefixes_have_colours_on_a_terminal(tmp_path: Path) -> None:
+    words = ["-np", "2", "sh", "-c", "echo hi"]
+    seen = on_terminal(words, {"NO_COLOR": ""}, tmp_path)
+    assert b"\x1b[36m[0]<stdout>: \x1b[0mhi\r\n" in seen
+    assert b"\x1b[33m[1]<stdout>: \x1b[0mhi\r\n" in seen
+    assert b"\x1b" not in on_terminal(words, {"NO_COLOR": "1"}, tmp_path)
+
+
+def test_a_progress_bar_overwrites_itself_on_a_terminal(tmp_path: Path) -> None:
+    words = ["-np", "1", "sh", "-c", r"printf '\r 50%%'; echo line >&2; printf '\r100%%\n'"]
+    seen = on_terminal(words, {"NO_COLOR": "1"}, tmp_path)
+    assert b"[0]<stderr>: line\r\n" in seen
+    assert seen.endswith((b"[0]<stdout>: 100%\r\n", b"[0]<stderr>: line\r\n"))
+    assert b" 50%\r\n" not in seen
+
+
+def test_the_launcher_is_quick(launch: Callable[..., object]) -> None:
+    # Processor time, which other tests on the same machine do not stretch much; half a second of it would be felt.
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert launch("-np", 2, "true").finish().code == 0
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert (after.ru_utime + after.ru_stime) - (before.ru_utime + before.ru_stime) < 0.8
+
+
+def test_no_framework_is_imported(hvdrun: Callable[..., object]) -> None:
+    code = (
+        "import sys, horovodlike.launcher.cli, horovodlike.launcher.job, horovodlike.launcher.run_function\n"
+        "print({'torch', 'tensorflow', 'numpy', 'yaml', 'cloudpickle'} & sys.modules.keys())"
+    )
+    assert hvdrun("-np", 1, PYTHON, "-c", code).lines_of(0) == [b"set()"]
+
+
+def test_verbose_explains(hvdrun: Callable[..., object]) -> None:
+    job = hvdrun("-np", 1, "--verbose", "true")
+    assert re.search(r"hvdrun: true is /\S+ on PATH", job.err)
+    assert re.search(r"hvdrun: rank 0 is process \d+", job.err)

@@ -1,0 +1,86 @@
+"""What `horovodlike.torch` offers, and that it costs no more to import than it must."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+import horovodlike.torch as hvd
+
+COLLECTIVES = {
+    "allreduce": "tensor, average, name, compression, op, prescale_factor, postscale_factor, process_set",
+    "allreduce_async": "tensor, average, name, op, prescale_factor, postscale_factor, process_set",
+    "allreduce_": "tensor, average, name, op, prescale_factor, postscale_factor, process_set",
+    "allreduce_async_": "tensor, average, name, op, prescale_factor, postscale_factor, process_set",
+    "grouped_allreduce": "tensors, average, name, compression, op, prescale_factor, postscale_factor, process_set",
+    "grouped_allreduce_async": "tensors, average, name, op, prescale_factor, postscale_factor, process_set",
+    "grouped_allreduce_": "tensors, average, name, op, prescale_factor, postscale_factor, process_set",
+    "grouped_allreduce_async_": "tensors, average, name, op, prescale_factor, postscale_factor, process_set",
+    "allgather": "tensor, name, process_set",
+    "allgather_async": "tensor, name, process_set",
+    "grouped_allgather": "tensors, name, process_set",
+    "grouped_allgather_async": "tensors, name, process_set",
+    "broadcast": "tensor, root_rank, name, process_set",
+    "broadcast_async": "tensor, root_rank, name, process_set",
+    "broadcast_": "tensor, root_rank, name, process_set",
+    "broadcast_async_": "tensor, root_rank, name, process_set",
+    "poll": "handle",
+    "synchronize": "handle",
+    "barrier": "process_set",
+    "broadcast_parameters": "params, root_rank, process_set",
+    "broadcast_optimizer_state": "optimizer, root_rank, model, process_set",
+    "broadcast_object": "obj, root_rank, name, process_set",
+    "allgather_object": "obj, name, process_set",
+    "DistributedOptimizer": (
+        "optimizer, named_parameters, compression, backward_passes_per_step, op, gradient_predivide_factor, "
+        "num_groups, groups, sparse_as_dense, process_set"
+    ),
+}
+OTHERS = [
+    "init",
+    "shutdown",
+    "is_initialized",
+    "rank",
+    "size",
+    "local_rank",
+    "local_size",
+    "cross_rank",
+    "cross_size",
+    "Average",
+    "Sum",
+    "Adasum",
+    "Min",
+    "Max",
+    "Product",
+    "Compression",
+    "HorovodInternalError",
+    "ProcessSet",
+    "global_process_set",
+]
+
+
+def test_the_names_are_the_ones_of_this_release():
+    assert sorted(hvd.__all__) == sorted([*COLLECTIVES, *OTHERS])
+    assert all(hasattr(hvd, name) for name in hvd.__all__)
+    assert [hvd.Average, hvd.Sum, hvd.Adasum, hvd.Min, hvd.Max, hvd.Product] == list(range(6))
+
+
+def test_signatures_are_horovods():
+    for name, parameters in COLLECTIVES.items():
+        assert ", ".join(inspect.signature(getattr(hvd, name)).parameters) == parameters, name
+
+
+def test_modules_that_scripts_import():
+    from horovodlike.torch import compression, functions, mpi_ops, optimizer
+
+    assert mpi_ops.allreduce is hvd.allreduce
+    assert mpi_ops.is_homogeneous
+    assert compression.Compression is hvd.Compression
+    assert functions.broadcast_object is hvd.broadcast_object
+    assert optimizer.DistributedOptimizer is hvd.DistributedOptimizer
+
+
+def test_import_does_not_load_the_compiler():
+    script = "import sys, horovodlike.torch; sys.exit('torch._dynamo' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], cwd="/", timeout=60).returncode == 0

@@ -28,7 +28,7 @@ demo: $(STAMPS)/package ## train on real data with 2 ranks and with 1, and compa
 	$(BIN)/python examples/demo.py
 
 test: $(STAMPS)/dev ## run every test
-	$(BIN)/pytest -n $(TEST_JOBS) $(TEST_FLAGS)
+	$(BIN)/pytest -n $(TEST_JOBS) --dist loadgroup $(TEST_FLAGS)
 
 bench: $(STAMPS)/dev ## measure against Gloo, MPI, memcpy and DDP: a quarter of an hour on a quiet machine
 	$(BIN)/python -m benchmarks $(BENCH_FLAGS)

@@ -11,10 +11,10 @@ import json
 import sys
 from pathlib import Path
 
-import horovodlike.torch as hvd
 import psutil
 import torch
 
+import horovodlike.torch as hvd
 from horovodlike import ops
 
 

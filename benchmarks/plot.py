@@ -31,12 +31,19 @@ def draw(results: dict[str, Any], path: Path) -> None:
     count = len(panels) + (1 if results.get("training") else 0)
     if count == 0:
         return
-    figure, axes = plt.subplots(1, count, figsize=(5.2 * count, 4.4), squeeze=False, layout="constrained")
-    for axis, (size, dtype) in zip(axes[0], panels, strict=False):
+    columns = min(count, 3)
+    lines = -(-count // columns)
+    figure, grid = plt.subplots(
+        lines, columns, figsize=(5.2 * columns, 4.2 * lines), squeeze=False, layout="constrained"
+    )
+    axes = grid.flatten()
+    for axis in axes[count:]:
+        axis.set_axis_off()
+    for axis, (size, dtype) in zip(axes, panels, strict=False):
         _bandwidths(axis, [row for row in rows if (row["np"], row["dtype"]) == (size, dtype)])
         axis.set_title(f"in-place allreduce, {size} ranks, {dtype}")
     if results.get("training"):
-        _steps(axes[0][-1], results["training"])
+        _steps(axes[count - 1], results["training"])
     figure.savefig(path, dpi=110)
     plt.close(figure)
 
@@ -70,5 +77,6 @@ def _steps(axis: Axes, rows: list[dict[str, Any]]) -> None:
     axis.set_xticks(range(len(models)), [MODELS[model] for model in models], rotation=15, fontsize=8)
     axis.set_ylabel("time of a step / no communication")
     axis.set_title(f"training step, {fewest} ranks")
+    axis.margins(y=0.25)
     axis.grid(axis="y", alpha=0.3)
     axis.legend(fontsize=8)

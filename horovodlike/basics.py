@@ -67,7 +67,9 @@ def init(comm: Any = None, process_sets: Sequence[Any] | str | None = None) -> N
         RendezvousError: The ranks could not find or trust each other in time.
     """
     if comm is not None:
-        raise NotImplementedError("init(comm=...) is not supported yet; start the job with hvdrun or mpirun and leave it out")
+        raise NotImplementedError(
+            "init(comm=...) is not supported yet; start the job with hvdrun or mpirun and leave it out"
+        )
     if process_sets:
         raise NotImplementedError("init(process_sets=...) is not supported yet; every collective runs on all ranks")
     global _place, _pid

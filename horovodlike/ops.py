@@ -83,6 +83,11 @@ _ERRORS: dict[int, type[Exception]] = {
 }
 
 
+def text_of(native: Any) -> str:
+    """Return a C string of the engine's."""
+    return bytes(ffi.string(native)).decode(errors="replace")
+
+
 def check(status: int) -> None:
     """Raise the exception that stands for a status of the engine's, unless it is HVL_OK.
 
@@ -94,7 +99,7 @@ def check(status: int) -> None:
         KeyError: The handle is unknown.
     """
     if status != 0:
-        raise _ERRORS.get(status, HorovodInternalError)(ffi.string(lib.hvl_last_error()).decode(errors="replace"))
+        raise _ERRORS.get(status, HorovodInternalError)(text_of(lib.hvl_last_error()))
 
 
 class Request:

@@ -354,7 +354,7 @@ def main() -> int:
         serving = Agent(0, 1, launcher)
         die_with_parent(guard, signal.SIGTERM)
         code = serving.run()
-    except BaseException:  # noqa: BLE001 - a forked copy: nothing may go up from here
+    except BaseException:  # a forked copy: nothing may go up from here
         import traceback
 
         traceback.print_exc()

@@ -29,7 +29,7 @@ Options stand before the command. They win over the configuration file, which wi
 
 
 class _Version(argparse.Action):
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:  # noqa: ANN401 - argparse's signature
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
         from horovodlike.launcher.check_build import package_version
 
         print(package_version())
@@ -37,7 +37,7 @@ class _Version(argparse.Action):
 
 
 class _CheckBuild(argparse.Action):
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:  # noqa: ANN401 - argparse's signature
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
         from horovodlike.launcher.check_build import check_build
 
         print(check_build())

@@ -92,12 +92,12 @@ class FrameReader:
         return frames
 
 
-def encode_text(value: Any) -> bytes:  # noqa: ANN401 - whatever JSON can hold
+def encode_text(value: Any) -> bytes:
     """JSON; every string in ``value`` must hold one byte per character (see :func:`from_native`)."""
     return json.dumps(value).encode("ascii")
 
 
-def decode_text(payload: bytes) -> Any:  # noqa: ANN401 - whatever JSON can hold
+def decode_text(payload: bytes) -> Any:
     """The inverse of :func:`encode_text`."""
     return json.loads(payload)
 

@@ -37,6 +37,7 @@ GRACE_S = 5.0
 """From SIGTERM, or from a signal that was passed on, to SIGKILL."""
 AGENT_FAILED = 1
 """The exit code when not a rank but the launcher's own agent is to blame."""
+_LOOK_S = 0.5
 _ADDRESS = "127.0.0.1"
 
 
@@ -66,6 +67,11 @@ class _Wakeup:
     def fileno(self) -> int:
         return self._read
 
+    @property
+    def write_end(self) -> int:
+        """What is written here makes the selector return, too."""
+        return self._write
+
     def set(self) -> None:
         try:
             os.write(self._write, b"\0")
@@ -85,12 +91,28 @@ class _Wakeup:
 class Job:
     """One job from its start to its end. Everything but :meth:`interrupt` belongs to one thread."""
 
-    def __init__(self, link: AgentLink, output: RankOutput, wakeup: _Wakeup, verbose: bool = False) -> None:
-        """Takes the parts; :meth:`run` puts them to work."""
+    def __init__(
+        self,
+        link: AgentLink,
+        output: RankOutput,
+        wakeup: _Wakeup,
+        verbose: bool = False,
+        look_every: float | None = None,
+    ) -> None:
+        """Takes the parts; :meth:`run` puts them to work.
+
+        Args:
+            link: The agent.
+            output: Takes what the ranks write.
+            wakeup: Makes :meth:`run` look at what other threads and signals have changed.
+            verbose: Decisions are explained.
+            look_every: After how many seconds :meth:`run` at least returns to Python code, where a signal can raise.
+        """
         self._link = link
         self._output = output
         self._wakeup = wakeup
         self._verbose = verbose
+        self._look_every = look_every
         self._outcome = Outcome()
         self._running: dict[int, int] = {}  # rank -> process id
         self._failures: list[Failure] = []
@@ -145,7 +167,7 @@ class Job:
 
     def _timeout(self) -> float | None:
         if self._failed_at is None or self._ended:
-            return None
+            return self._look_every
         return max(0.0, self._failed_at + verdict.SETTLE_S - time.monotonic())
 
     # What the agent says.
@@ -269,11 +291,14 @@ def _start_message(plans: Sequence[RankPlan], environ: Mapping[str, str]) -> byt
 class _Signals:
     """While entered, signals go to a job instead of ending this process."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, wakeup: _Wakeup) -> None:
         self._job = job
+        self._wakeup = wakeup
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> None:
+        # A signal that comes just before the system call of select() would not be noticed before its end.
+        self._wakeup_before = signal.set_wakeup_fd(self._wakeup.write_end, warn_on_full_buffer=False)
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(signum) is not signal.SIG_IGN:  # as nohup has it, and shells for jobs in the background
                 self._before[signum] = signal.signal(signum, lambda number, _: self._job.interrupt(number))
@@ -283,6 +308,7 @@ class _Signals:
     ) -> None:
         for signum, handler in self._before.items():
             signal.signal(signum, handler)
+        signal.set_wakeup_fd(self._wakeup_before)
 
 
 def run_job(
@@ -324,9 +350,9 @@ def run_job(
         stack.callback(wakeup.close)
         writer = Writer(wakeup.set)
         output = RankOutput(Screen.pair(sys.stdout, sys.stderr, environ), writer, files, spec.timestamps)
-        job = Job(link, output, wakeup, spec.verbose)
+        job = Job(link, output, wakeup, spec.verbose, None if take_signals else _LOOK_S)
         if take_signals:
-            stack.enter_context(_Signals(job))
+            stack.enter_context(_Signals(job, wakeup))
         stack.callback(writer.close, lambda: job.abandoned)
         output.say(*(f"hvdrun: {line}" for line in (*said, *(reasons if spec.verbose else ()))))
         return job.run(plans, environ, task)

@@ -137,7 +137,7 @@ def load_file(path: str) -> dict[str, str]:
     return from_mapping({} if content is None else content, path)
 
 
-def from_mapping(content: Any, path: str) -> dict[str, str]:  # noqa: ANN401 - whatever the file holds
+def from_mapping(content: Any, path: str) -> dict[str, str]:
     """The environment variables of the options in what a configuration file holds.
 
     Args:
@@ -166,7 +166,7 @@ def from_mapping(content: Any, path: str) -> dict[str, str]:  # noqa: ANN401 - w
     return variables
 
 
-def _text(option: Option, value: Any, source: str) -> str:  # noqa: ANN401 - whatever the file holds
+def _text(option: Option, value: Any, source: str) -> str:
     if option.row.type is bool:
         fits, wanted = isinstance(value, bool), "true or false"
     elif option.row.type is str:

@@ -116,7 +116,7 @@ def plan_ranks(
     threads, reason = choose_omp_threads(environ, host.usable_cpus, size)
     common = {
         **spec.settings,
-        "HOROVODLIKE_START_TIMEOUT": f"{spec.start_timeout:g}",
+        "HOROVODLIKE_START_TIMEOUT": f"{spec.start_timeout:.12g}",
         "HOROVODLIKE_SIZE": str(size),
         "HOROVODLIKE_LOCAL_SIZE": str(size),
         "HOROVODLIKE_CROSS_RANK": "0",

@@ -174,7 +174,7 @@ def spawn(start: Start, stdout: int, stderr: int) -> int:
     code = 127
     try:
         _become(start, parent, stdout, stderr)
-    except BaseException as error:  # noqa: BLE001 - this is a forked copy: nothing may go up from here
+    except BaseException as error:  # this is a forked copy: nothing may go up from here
         reason = error.strerror if isinstance(error, OSError) and error.strerror else repr(error)
         code = 126 if isinstance(error, PermissionError) else 127
         os.write(2, b"hvdrun: cannot run " + b" ".join(start.command) + b": " + os.fsencode(reason) + b"\n")

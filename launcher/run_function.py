@@ -82,7 +82,7 @@ def run(
     output_filename: str | None = None,
     verbose: bool | int | None = None,
     executable: str | None = None,
-    **horovod: Any,  # noqa: ANN401 - see below
+    **horovod: Any,
 ) -> list[T]:
     """Runs a function in several new processes, which form a job, on this machine.
 

@@ -29,7 +29,7 @@ def _read_task(descriptor: int) -> bytes:
     return bytes(data)
 
 
-def _dumps(value: Any) -> bytes:  # noqa: ANN401 - whatever the user's function returns
+def _dumps(value: Any) -> bytes:
     import cloudpickle  # type: ignore[import-untyped]  # from the caller's search path
 
     return bytes(cloudpickle.dumps(value))
@@ -38,9 +38,10 @@ def _dumps(value: Any) -> bytes:  # noqa: ANN401 - whatever the user's function 
 def _describe(error: BaseException) -> bytes:
     """An exception as a pickle: itself if that can be sent, and its traceback."""
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    sent: bytes | None
     try:
-        sent: bytes | None = _dumps(error.with_traceback(None))
-        pickle.loads(sent)  # many exceptions can be written but not read
+        sent = data = _dumps(error.with_traceback(None))
+        pickle.loads(data)  # many exceptions can be written but not read
     except Exception:
         sent = None
     return pickle.dumps((False, sent, text, repr(error)))

@@ -8,12 +8,20 @@ import pytest
 from ranks import RankPool
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With `pytest -n 2 --dist loadgroup`, each pool of ranks is started by one of the workers only."""
+    for item in items:
+        if "ranks" in getattr(item, "fixturenames", ()):
+            parameters = item.callspec.params if hasattr(item, "callspec") else {}
+            item.add_marker(pytest.mark.xdist_group(f"ranks-{parameters.get('size', 2)}"))
+
+
 @pytest.fixture(scope="session")
 def _pools() -> Iterator[dict[int, RankPool]]:
     pools: dict[int, RankPool] = {}
     yield pools
     for pool in pools.values():
-        pool.stop()
+        pool.stop(in_haste=True)
     for pool in pools.values():
         pool.close()
 

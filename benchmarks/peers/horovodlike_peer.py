@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import horovodlike.torch as hvd
 import torch
 
+import horovodlike.torch as hvd
 from benchmarks import models
 from benchmarks.buffers import Buffer
 from benchmarks.peers import Step

@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch.autograd.function import FunctionCtx
-
 from horovodlike import basics
 from horovodlike.ops import Kind
 from horovodlike.torch._engine import Call, start_allgather, start_to_new, synchronize
+from torch.autograd.function import FunctionCtx
 
 Tensors = tuple[torch.Tensor, ...]
 Gradients = tuple[torch.Tensor | None, ...]

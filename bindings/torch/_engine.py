@@ -11,12 +11,11 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
-from torch.autograd.graph import increment_version
-
 from horovodlike import basics, ops
 from horovodlike.errors import HorovodInternalError
 from horovodlike.ops import Kind, Output, Request
 from horovodlike.torch._tensor import DTYPES, check, engine_shape, from_output, in_memory
+from torch.autograd.graph import increment_version
 
 Result = torch.Tensor | tuple[torch.Tensor, ...] | None
 Key = tuple[object, ...]

@@ -5,10 +5,10 @@ Counting epochs instead of clearing flags keeps the work for each parameter to o
 `finish` there is none, unless a gradient was copied, is missing or failed.
 
 A parameter may lack a gradient on some ranks. Each step therefore reduces, with Max, one byte for each parameter:
-whether this rank has its gradient. It costs one small request at the end of the step, and waits for nothing that the
-gradients would not wait for. A rank that lacks a gradient that another one has contributes what does not change the
-sum (zeros; for Min, Max and Product their neutral value). A gradient that no rank has stays None, so that weight decay
-and momentum do not move its parameter.
+whether this rank has its gradient. It costs one small request, sent with the last gradient if none is missing, and
+waits for nothing that the gradients would not wait for. A rank that lacks a gradient that another one has contributes
+what does not change the sum (zeros; for Min, Max and Product their neutral value). A gradient that no rank has stays
+None, so that weight decay and momentum do not move its parameter.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch.utils.hooks import RemovableHandle
-
 from horovodlike import basics, ops
 from horovodlike.errors import MismatchError
 from horovodlike.ops import Kind, Request
@@ -26,6 +24,7 @@ from horovodlike.torch._compile import leave_alone
 from horovodlike.torch._engine import Call, abandon, build_request
 from horovodlike.torch._tensor import check, in_memory
 from horovodlike.torch.compression import Compressor, NoneCompressor
+from torch.utils.hooks import RemovableHandle
 
 _NEUTRAL = {basics.Min: float("inf"), basics.Max: float("-inf"), basics.Product: 1.0}
 
@@ -104,6 +103,7 @@ class Reduction:
         self._presence = torch.empty(0, dtype=torch.uint8)
         self._presence_is_full = False
         self._presence_request: Request | None = None
+        self._presence_handle = 0
 
     def add(self, named: Iterable[tuple[str, torch.nn.Parameter]]) -> list[Slot]:
         """Take in parameters, of which those that require a gradient now will be reduced; return their slots."""
@@ -135,7 +135,7 @@ class Reduction:
     def _hook(self, slot: Slot) -> Callable[[torch.Tensor], None]:
         # The hot path. Everything that can be is bound here; a gradient like the one before goes to the engine with
         # a handful of attribute lookups. A wrong address or size would corrupt memory, hence each of the checks.
-        reduction, borrowed, strided = self, self.borrowed, torch.strided
+        reduction, slots, borrowed, strided = self, self.slots, self.borrowed, torch.strided
         add_handle, add_borrowed = self.handles.append, self.borrowed.append
 
         def hook(param: torch.Tensor) -> None:
@@ -161,6 +161,8 @@ class Reduction:
                 add_handle(handle)
                 add_borrowed(grad)
                 slot.epoch = reduction.epoch
+                if len(borrowed) == len(slots):
+                    reduction.announce()
             else:
                 reduction.on_gradient(slot)
 
@@ -203,6 +205,8 @@ class Reduction:
             raise
         self.borrowed.append(grad)
         slot.epoch = self.epoch
+        if len(self.borrowed) == len(self.slots):
+            self.announce()
 
     def _submit(self, slot: Slot, grad: torch.Tensor) -> None:
         slot.sparse = grad.layout is not torch.strided
@@ -270,9 +274,9 @@ class Reduction:
         if not self.borrowed:
             self.begin()
         try:
-            if len(self.borrowed) < len(self.slots) or not self.communicates:
+            if len(self.borrowed) < len(self.slots):
                 self._submit_late()
-            if self.communicates and self._presence_request is not None:
+            if self.communicates and self.slots:
                 self._agree_on_presence()
                 self._wait()
         except BaseException:
@@ -286,24 +290,29 @@ class Reduction:
             if slot.epoch != self.epoch and slot.param.grad is not None:
                 self.submit(slot)
 
-    def _agree_on_presence(self) -> None:
-        complete = len(self.borrowed) == len(self.slots)
-        absent = [] if complete else [slot for slot in self.slots if slot.epoch != self.epoch]
+    def announce(self, absent: Sequence[Slot] = ()) -> None:
+        """Tell the other ranks which gradients this one has."""
+        if self._presence_handle or not self.communicates:
+            return
         if not self._presence_is_full:
             self._presence.fill_(1)
         self._presence_is_full = not absent
         for slot in absent:
             self._presence[slot.index] = 0
         assert self._presence_request is not None
-        handle = self._presence_request.enqueue_inplace(self._presence.data_ptr())
-        self.handles.append(handle)
+        self._presence_handle = self._presence_request.enqueue_inplace(self._presence.data_ptr())
+
+    def _agree_on_presence(self) -> None:
+        absent = []
+        if not self._presence_handle:
+            absent = [slot for slot in self.slots if slot.epoch != self.epoch]
+            self.announce(absent)
         try:
-            ops.wait(handle)
+            ops.wait(self._presence_handle)
         except MismatchError as error:
             raise MismatchError(
                 f"{error} (one byte for each parameter that requires a gradient: do all ranks have the same model?)"
             ) from error
-        self.handles.pop()
         if absent:
             self._contribute_nothing(absent)
 
@@ -328,7 +337,8 @@ class Reduction:
 
     def abandon(self) -> None:
         """Give up the epoch, after an error: nothing of it will be waited for."""
-        abandon(list(self.handles), [*self.borrowed, *self._finishers, self._presence])
+        handles = [*self.handles, self._presence_handle] if self._presence_handle else self.handles.copy()
+        abandon(handles, [*self.borrowed, *self._finishers, self._presence])
         self._presence = torch.ones_like(self._presence)
         self._presence_is_full = True
         self._end_epoch()
@@ -338,4 +348,5 @@ class Reduction:
         self.handles.clear()
         self.borrowed.clear()
         self._finishers.clear()
+        self._presence_handle = 0
         self.epoch += 1

@@ -6,7 +6,6 @@ import math
 from collections.abc import Sequence
 
 import torch
-
 from horovodlike.ops import DType, Output
 
 MAX_DIMENSIONS = 8

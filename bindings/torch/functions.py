@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import cloudpickle  # type: ignore[import-untyped]
-import torch
 
+import torch
 from horovodlike import basics
 from horovodlike.errors import HorovodInternalError
 from horovodlike.process_set import ProcessSet, global_process_set
@@ -126,11 +126,11 @@ def broadcast_optimizer_state(
     _broadcast_all(named, root_rank, process_set)
     if not is_root:
         optimizer.load_state_dict(state)
-        _restore_dtypes(optimizer, state)
+        _restore_exactly(optimizer, state)
 
 
-def _restore_dtypes(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Undo the casts of `load_state_dict`, which gives a parameter's state the parameter's dtype, for equality."""
+def _restore_exactly(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Undo what `load_state_dict` changes: it gives tensors their parameter's dtype, and takes strings apart."""
     params = [param for group in optimizer.param_groups for param in group["params"]]
     for index, entries in state.get("state", {}).items():
         loaded = optimizer.state.get(params[index]) if isinstance(index, int) and index < len(params) else None
@@ -138,8 +138,11 @@ def _restore_dtypes(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> 
             continue
         for key, value in entries.items():
             current = loaded.get(key)
-            if isinstance(value, torch.Tensor) and isinstance(current, torch.Tensor) and current.dtype != value.dtype:
-                loaded[key] = value.to(current.device)
+            if isinstance(value, torch.Tensor):
+                if isinstance(current, torch.Tensor) and current.dtype != value.dtype:
+                    loaded[key] = value.to(current.device)
+            elif not isinstance(value, (dict, list, tuple)):
+                loaded[key] = value
 
 
 def _pickled(obj: object) -> tuple[torch.Tensor, Exception | None]:

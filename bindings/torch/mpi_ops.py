@@ -23,7 +23,6 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 import torch
-
 from horovodlike.basics import (
     Adasum,
     Average,

@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
-
 from horovodlike import basics
 from horovodlike.process_set import ProcessSet, global_process_set, registered_id
 from horovodlike.torch._compile import leave_alone

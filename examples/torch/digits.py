@@ -15,7 +15,6 @@ import sys
 import time
 from pathlib import Path
 
-import horovodlike.torch as hvd
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -23,6 +22,8 @@ from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
+
+import horovodlike.torch as hvd
 
 TEST_IMAGES = 360
 
@@ -85,7 +86,7 @@ def test_accuracy(model: nn.Module, test_set: TensorDataset) -> float:
     counts = torch.stack([correct, torch.tensor(len(labels))])
     # horovodlike: counts are summed, not accuracies averaged: the shares of the ranks may differ by one image.
     correct, total = hvd.allreduce(counts, name="test_counts", op=hvd.Sum).tolist()
-    return float(correct) / total
+    return float(correct) / float(total)
 
 
 def parameter_hash(model: nn.Module) -> str:

@@ -87,7 +87,8 @@ Status check_tensor(const hvl_request& request, int index) {
     return Status(HVL_INVALID_ARGUMENT, where + " is a scalar; an allgather needs at least one dimension");
   }
   if (request.kind != HVL_ALLREDUCE) return Status();
-  const char* why_not = why_not_reducible(static_cast<DataType>(tensor.dtype), static_cast<ReduceOp>(request.reduce_op));
+  const char* why_not =
+      why_not_reducible(static_cast<DataType>(tensor.dtype), static_cast<ReduceOp>(request.reduce_op));
   return why_not == nullptr ? Status() : Status(HVL_INVALID_ARGUMENT, where + ": " + why_not);
 }
 
@@ -173,7 +174,8 @@ int64_t enqueue(hvl_prepared* prepared, DoneFunction done, void* context, Memory
 
 Status start(const hvl_config& config) {
   if (config.abi_version != HVL_ABI_VERSION) {
-    return Status(HVL_INVALID_ARGUMENT, "the Python package and libhorovodlike.so are of different versions: reinstall");
+    return Status(HVL_INVALID_ARGUMENT,
+                  "the Python package and libhorovodlike.so are of different versions: reinstall");
   }
   std::lock_guard<std::mutex> lock(engine_mutex);
   if (current_engine != nullptr) return Status(HVL_INVALID_ARGUMENT, "the engine is running already");

@@ -66,8 +66,12 @@ void prepare_engine_thread() {
 }  // namespace
 
 Engine::Engine(const EngineOptions& options, std::shared_ptr<HostMemory> memory, HandleTable* handles)
-    : options_(options), memory_(std::move(memory)), handles_(handles), queue_(++engines_started),
-      waiter_(memory_, waiter_options(options)), control_(make_control(options_, memory_)),
+    : options_(options),
+      memory_(std::move(memory)),
+      handles_(handles),
+      queue_(++engines_started),
+      waiter_(memory_, waiter_options(options)),
+      control_(make_control(options_, memory_)),
       data_plane_(make_data_plane(options_, memory_, &waiter_)) {
   sigset_t all, before;
   sigfillset(&all);
@@ -118,8 +122,8 @@ void Engine::run() {
       }
     }
   } catch (const std::exception& error) {
-    status = Status(HVL_JOB_BROKEN, std::string("the engine of ") + waiter_.describe(options_.local_rank) +
-                                        " failed: " + error.what());
+    status = Status(HVL_JOB_BROKEN,
+                    std::string("the engine of ") + waiter_.describe(options_.local_rank) + " failed: " + error.what());
   }
   if (status.ok()) return;
   memory_->break_job(status.message());  // unless it is broken already

@@ -151,9 +151,10 @@ Status Engine::execute_allgather(NamedTensor* tensor, const Known& known) {
     output.num_bytes = output.shape[0] * row_bytes;
     output.data = malloc(static_cast<size_t>(output.num_bytes) + 1);  // + 1: not null when empty
     if (output.data == nullptr) {
-      status = Status(HVL_JOB_BROKEN, "no memory for " + std::to_string(output.num_bytes) + " bytes, the result of the "
-                                          "allgather of '" + entry.signature().name + "' on " +
-                                          waiter_.describe(options_.local_rank));
+      status = Status(HVL_JOB_BROKEN, "no memory for " + std::to_string(output.num_bytes) +
+                                          " bytes, the result of the "
+                                          "allgather of '" +
+                                          entry.signature().name + "' on " + waiter_.describe(options_.local_rank));
       break;
     }
     gather.output = static_cast<char*>(output.data);

@@ -30,18 +30,13 @@ typedef enum hvl_status {
   HVL_INVALID_ARGUMENT = 2, /* this call is wrong, found on this rank alone */
   HVL_MISMATCH = 3,         /* this call is wrong: the ranks do not agree */
   HVL_NOT_INITIALIZED = 4,
-  HVL_JOB_BROKEN = 5,       /* a peer is lost or stalled: nothing works until the next init */
-  HVL_SHUT_DOWN = 6,        /* a rank has shut the job down */
-  HVL_RESOURCES = 7,        /* memory or another resource of this process ran out */
+  HVL_JOB_BROKEN = 5, /* a peer is lost or stalled: nothing works until the next init */
+  HVL_SHUT_DOWN = 6,  /* a rank has shut the job down */
+  HVL_RESOURCES = 7,  /* memory or another resource of this process ran out */
   HVL_UNKNOWN_HANDLE = 8
 } hvl_status;
 
-typedef enum hvl_kind {
-  HVL_ALLREDUCE = 0,
-  HVL_ALLGATHER = 1,
-  HVL_BROADCAST = 2,
-  HVL_BARRIER = 3
-} hvl_kind;
+typedef enum hvl_kind { HVL_ALLREDUCE = 0, HVL_ALLGATHER = 1, HVL_BROADCAST = 2, HVL_BARRIER = 3 } hvl_kind;
 
 /* The values are Horovod's, which scripts use as integers. */
 typedef enum hvl_reduce_op {
@@ -71,7 +66,7 @@ typedef enum hvl_device { HVL_CPU = 0, HVL_CUDA = 1 } hvl_device;
 
 /* Shape and dtype of one contiguous tensor. */
 typedef struct hvl_tensor {
-  const int64_t *shape;
+  const int64_t* shape;
   int32_t ndim;
   int32_t dtype; /* hvl_dtype */
 } hvl_tensor;
@@ -79,8 +74,8 @@ typedef struct hvl_tensor {
 /* One operation on one tensor, or on a group that is executed as a whole or not at all. The tensors of a group may
  * differ in shape and dtype. */
 typedef struct hvl_request {
-  const char *name; /* unique among the requests in flight of this rank and process set; equal on all ranks */
-  const hvl_tensor *tensors;
+  const char* name; /* unique among the requests in flight of this rank and process set; equal on all ranks */
+  const hvl_tensor* tensors;
   int32_t num_tensors;
   int32_t kind;      /* hvl_kind */
   int32_t reduce_op; /* hvl_reduce_op; allreduce only, else HVL_SUM */
@@ -96,7 +91,7 @@ typedef struct hvl_prepared hvl_prepared;
 
 /* An output that the engine allocated; free it with hvl_free(data). */
 typedef struct hvl_output {
-  void *data;
+  void* data;
   int64_t num_bytes;
   int64_t shape[8];
   int32_t ndim;
@@ -108,16 +103,16 @@ typedef struct hvl_config {
   int32_t rank, size;
   int32_t local_rank, local_size;
   int32_t cross_rank, cross_size;
-  int32_t segment_fd;      /* this host's shared memory, hvl_segment_bytes() long, zeroed; -1 if local_size is 1 */
-  const int32_t *local_pids; /* process ids of this host's ranks, by local rank */
-  int64_t slot_bytes;      /* one slot of shared memory */
-  int32_t slot_depth;      /* slots per rank */
-  int64_t fusion_threshold; /* bytes of one batch at most; 0 turns fusion off */
-  double cycle_time;       /* seconds to wait for more requests when nobody waits for a result */
-  int32_t cache_capacity;  /* known tensors at most */
+  int32_t segment_fd;         /* this host's shared memory, hvl_segment_bytes() long, zeroed; -1 if local_size is 1 */
+  const int32_t* local_pids;  /* process ids of this host's ranks, by local rank */
+  int64_t slot_bytes;         /* one slot of shared memory */
+  int32_t slot_depth;         /* slots per rank */
+  int64_t fusion_threshold;   /* bytes of one batch at most; 0 turns fusion off */
+  double cycle_time;          /* seconds to wait for more requests when nobody waits for a result */
+  int32_t cache_capacity;     /* known tensors at most */
   double stall_warning_time;  /* seconds; 0 turns the warning off */
   double stall_shutdown_time; /* seconds; 0 means never */
-  int32_t log_level;       /* 0 trace, 1 debug, 2 info, 3 warning, 4 error, 5 fatal */
+  int32_t log_level;          /* 0 trace, 1 debug, 2 info, 3 warning, 4 error, 5 fatal */
 } hvl_config;
 
 typedef struct hvl_counters {
@@ -125,42 +120,42 @@ typedef struct hvl_counters {
   int64_t requests;
   int64_t bytes;
   int64_t negotiated_in_full; /* requests that were not in the response cache */
-  int64_t segment_bytes; /* shared memory of this host divided by its ranks */
+  int64_t segment_bytes;      /* shared memory of this host divided by its ranks */
 } hvl_counters;
 
-int64_t hvl_segment_bytes(const hvl_config *config);
-int32_t hvl_init(const hvl_config *config);
+int64_t hvl_segment_bytes(const hvl_config* config);
+int32_t hvl_init(const hvl_config* config);
 /* Ends the job on all ranks; returns when this rank's engine thread has ended. Does nothing if not initialised. */
 int32_t hvl_shutdown(void);
 int32_t hvl_is_initialized(void);
 
 /* Checks what can be checked on this rank alone, before or after hvl_init(). Null: see hvl_last_error(). */
-hvl_prepared *hvl_prepare(const hvl_request *request);
+hvl_prepared* hvl_prepare(const hvl_request* request);
 /* Requests in flight keep what they need. */
-void hvl_release(hvl_prepared *prepared);
+void hvl_release(hvl_prepared* prepared);
 
 /* Enqueues with the addresses of the tensors' memory, num_tensors of each. inputs[i] may equal outputs[i]. Allgather:
  * `outputs` is null, the engine allocates them and hvl_wait() hands them over. Broadcast: the root's inputs are sent
  * and every rank's outputs are written. `done` may be null; it is called once, on the engine thread, when the request
  * completes; its message lives as long as the call, and there is no handle: the return value is 0. Otherwise returns a
  * handle > 0. Errors are negated hvl_status. Does not block. */
-int64_t hvl_enqueue(hvl_prepared *prepared, const uintptr_t *inputs, const uintptr_t *outputs,
-                    void (*done)(void *context, int32_t status, const char *message), void *context);
+int64_t hvl_enqueue(hvl_prepared* prepared, const uintptr_t* inputs, const uintptr_t* outputs,
+                    void (*done)(void* context, int32_t status, const char* message), void* context);
 /* The same for one tensor that is input and output. */
-int64_t hvl_enqueue_inplace(hvl_prepared *prepared, uintptr_t data);
+int64_t hvl_enqueue_inplace(hvl_prepared* prepared, uintptr_t data);
 /* 1 complete, 0 not complete, or a negated hvl_status. */
 int32_t hvl_poll(int64_t handle);
 /* Waits up to `timeout` seconds. HVL_IN_PROGRESS: not complete, the handle stays valid. Anything else consumes the
  * handle. `*outputs` becomes an array of `*num_outputs` outputs, null unless the engine allocated some; the array is to
  * be freed with hvl_free(), and so is the data of each. */
-int32_t hvl_wait(int64_t handle, double timeout, hvl_output **outputs, int32_t *num_outputs);
+int32_t hvl_wait(int64_t handle, double timeout, hvl_output** outputs, int32_t* num_outputs);
 /* Waits for all; consumes all that completed and writes 0 over them. The status is the first error in order. */
-int32_t hvl_wait_all(int64_t *handles, int32_t count, double timeout);
-void hvl_free(void *data);
+int32_t hvl_wait_all(int64_t* handles, int32_t count, double timeout);
+void hvl_free(void* data);
 
-const char *hvl_last_error(void);
-void hvl_get_counters(hvl_counters *counters);
-const char *hvl_version(void);
+const char* hvl_last_error(void);
+void hvl_get_counters(hvl_counters* counters);
+const char* hvl_version(void);
 /* cffi:end */
 
 #pragma GCC visibility pop

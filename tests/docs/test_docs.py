@@ -10,9 +10,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import horovodlike.torch as hvd
 import pytest
 
+import horovodlike.torch as hvd
 from horovodlike import config
 
 ROOT = Path(__file__).resolve().parents[2]

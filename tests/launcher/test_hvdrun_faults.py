@@ -287,12 +287,6 @@ def test_a_grandchild_that_keeps_the_pipes_does_not_hold_the_job(
     assert job.seconds < SLACK_S
 
 
-def tree(launch: Callable[..., object], script: Callable[..., Path], text: str, ranks: int = 2) -> object:
-    job = launch("-np", ranks, PYTHON, script(text))
-    job.expect(b"ready", ranks)
-    return job
-
-
 STUBBORN_TREE = PIPE + STUBBORN + DAEMON + "    os.fork()\n    os.write(1, b'ready\\n')\n" + FOREVER
 
 
@@ -332,9 +326,6 @@ def test_nothing_below_the_agent_stays_a_zombie(launch: Callable[..., object], s
         if os.fork() == 0:
             if os.fork() == 0:
                 os.setsid()
-                while os.getppid() == parent if (parent := 0) else False:
-                    pass
-                os._exit(0)
             os._exit(0)
         os.close(held)
         os.wait()
@@ -432,7 +423,7 @@ def test_a_fork_of_the_calling_process_does_not_keep_the_ranks(tmp_path: Path, l
 def test_the_agent_by_itself_ends_with_its_input(tmp_path: Path) -> None:
     done = subprocess.run(
         [PYTHON, "-m", "horovodlike.launcher.agent"],
-        stdin=subprocess.DEVNULL,
+        input=b"",
         capture_output=True,
         timeout=LIMIT_S,
         cwd=tmp_path,

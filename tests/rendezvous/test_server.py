@@ -13,6 +13,7 @@ import pytest
 
 from horovodlike._channel import (
     CHALLENGE_BYTES,
+    FRAME_LIMIT,
     AuthenticationError,
     Identity,
     JobKey,

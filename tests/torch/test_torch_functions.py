@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -82,9 +84,7 @@ def _optimizer_state(wrapped: bool) -> None:
             steps = steps_on_root if hvd.rank() == root else steps_elsewhere
             for _ in range(steps):
 
-                def closure(
-                    model: torch.nn.Module = model, optimizer: torch.optim.Optimizer = optimizer
-                ) -> torch.Tensor:
+                def closure(model: torch.nn.Module = model, optimizer: Any = optimizer) -> torch.Tensor:
                     optimizer.zero_grad()
                     loss = model(torch.randn(4, 3)).square().sum()
                     loss.backward()

@@ -18,7 +18,9 @@ uint64_t round_up(uint64_t bytes, uint64_t unit) { return (bytes + unit - 1) / u
 class Allreduce {
  public:
   Allreduce(const Batch& batch, ChunkPipeline* pipeline, const FinalBytes& final_bytes)
-      : batch_(batch), pipeline_(*pipeline), final_bytes_(final_bytes),
+      : batch_(batch),
+        pipeline_(*pipeline),
+        final_bytes_(final_bytes),
         sources_(static_cast<size_t>(pipeline->ranks())) {}
 
   Status run() {

@@ -100,7 +100,7 @@ class ChunkPipeline {
  private:
   using Counter = std::atomic<uint64_t>;
 
-  bool all_past(Counter Progress::*counter, uint64_t chunk) const {
+  bool all_past(Counter Progress::* counter, uint64_t chunk) const {
     for (int rank = 0; rank < ranks(); ++rank) {
       if ((memory_->rank(rank).progress.*counter).load() <= chunk) return false;
     }

@@ -44,8 +44,8 @@ class HandleTable {
   Slot* find(int64_t handle);  // null if unknown; mutex_ is held
   void release(int64_t handle, Slot* slot);
 
-  std::mutex mutex_;         // a leaf: no other lock is taken while it is held
-  std::deque<Slot> slots_;   // a deque: slots keep their address
+  std::mutex mutex_;        // a leaf: no other lock is taken while it is held
+  std::deque<Slot> slots_;  // a deque: slots keep their address
   std::vector<uint32_t> free_;
 };
 

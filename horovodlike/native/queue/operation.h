@@ -25,9 +25,9 @@ struct NamedTensor {
   std::atomic<bool> forgotten{false};  // no longer in the table: look the name up again
 
   // Engine thread only.
-  TensorId id = kNoId;                   // what the log calls it
-  std::shared_ptr<Operation> agreed;     // the operation last found to be what the id stands for
-  std::unique_ptr<Entry> entry;          // this rank's request in flight
+  TensorId id = kNoId;                // what the log calls it
+  std::shared_ptr<Operation> agreed;  // the operation last found to be what the id stands for
+  std::unique_ptr<Entry> entry;       // this rank's request in flight
 };
 
 // A request, checked and copied: immutable but for the cached look-up of its name.
@@ -53,8 +53,8 @@ struct Memory {
 struct Entry {
   std::shared_ptr<Operation> operation;
   std::shared_ptr<NamedTensor> tensor;
-  Memory memory;                  // of the first tensor
-  std::vector<Memory> more;       // of the others in a group
+  Memory memory;             // of the first tensor
+  std::vector<Memory> more;  // of the others in a group
   int64_t handle = 0;
   uint64_t enqueued_at = 0;
   DoneFunction done = nullptr;

@@ -15,9 +15,9 @@ using FinalBytes = std::function<void(uint64_t num_bytes)>;
 
 // One rank's view of one allgather.
 struct Gather {
-  const char* input;                   // this rank's block
-  char* output;                        // all blocks, one after the other
-  std::vector<uint64_t> block_bytes;   // by rank
+  const char* input;                  // this rank's block
+  char* output;                       // all blocks, one after the other
+  std::vector<uint64_t> block_bytes;  // by rank
 };
 
 // All functions are called from the engine thread and return when this rank's part is done. An error means that the

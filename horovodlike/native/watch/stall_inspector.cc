@@ -16,7 +16,8 @@ std::string list(const std::vector<int>& ranks) {
 
 std::string describe(const Pending& tensor, uint64_t now) {
   return std::string(name_of(tensor.kind)) + " of '" + tensor.name + "': ready on ranks [" + list(tensor.ready) +
-         "] for " + std::to_string((now - tensor.since) / kSecond) + " s, missing on ranks [" + list(tensor.missing) + "]";
+         "] for " + std::to_string((now - tensor.since) / kSecond) + " s, missing on ranks [" + list(tensor.missing) +
+         "]";
 }
 
 }  // namespace
@@ -40,8 +41,10 @@ StallVerdict StallInspector::inspect(const std::vector<Pending>& pending, uint64
   if (!verdict.shut_down && last_warning_ != 0 && now - last_warning_ < warning_time_) return verdict;
   last_warning_ = now;
   if (stalled > kMaxNames) names += "\n  and " + std::to_string(stalled - kMaxNames) + " more";
-  verdict.warning = "stalled: some ranks wait for others that have not asked for the same tensors. Ranks that go "
-                    "through different code, or one that is stuck, are the usual causes." + names;
+  verdict.warning =
+      "stalled: some ranks wait for others that have not asked for the same tensors. Ranks that go "
+      "through different code, or one that is stuck, are the usual causes." +
+      names;
   return verdict;
 }
 

@@ -10,7 +10,7 @@
 namespace hvl {
 
 struct StallVerdict {
-  std::string warning;   // empty: nothing new to say
+  std::string warning;     // empty: nothing new to say
   bool shut_down = false;  // the job is to end, with `warning` as the reason
 };
 

@@ -75,8 +75,9 @@ void Waiter::check_peers() {
     pidfds_[peer] = -1;
     int local_rank = static_cast<int>(peer);
     if (memory_->rank(local_rank).left.load() == 0) {
-      memory_->break_job(describe(local_rank) + " has ended without shutting down: it was killed, or it exited in a "
-                                                "way that runs no exit handlers");
+      memory_->break_job(describe(local_rank) +
+                         " has ended without shutting down: it was killed, or it exited in a "
+                         "way that runs no exit handlers");
     }
   }
 }

@@ -15,10 +15,10 @@ namespace hvl {
 
 struct WaiterOptions {
   int local_rank = 0;
-  std::vector<int> ranks;   // global rank, by local rank
-  std::vector<int> pids;    // by local rank; empty: ranks are threads of this process, not watched
-  double stall_warning = 60;   // seconds; 0 never
-  double stall_shutdown = 0;   // seconds; 0 never
+  std::vector<int> ranks;     // global rank, by local rank
+  std::vector<int> pids;      // by local rank; empty: ranks are threads of this process, not watched
+  double stall_warning = 60;  // seconds; 0 never
+  double stall_shutdown = 0;  // seconds; 0 never
 };
 
 class Waiter {

@@ -15,7 +15,8 @@ std::vector<std::atomic<uint64_t>*> log_readers(HostMemory* memory) {
 }  // namespace
 
 ShmCoordinator::ShmCoordinator(std::shared_ptr<HostMemory> memory, const SeatOptions& options)
-    : memory_(std::move(memory)), seat_(options),
+    : memory_(std::move(memory)),
+      seat_(options),
       log_(memory_->log_ring(), kLogRingBytes, &memory_->log_written(), log_readers(memory_.get())) {
   for (int rank = 1; rank < memory_->shape().ranks; ++rank) {
     RankBlock& block = memory_->rank(rank);

@@ -15,7 +15,7 @@ from typing import Any
 from horovodlike._native import ffi, lib
 from horovodlike.errors import HorovodInternalError, JobBrokenError, MismatchError, NotInitializedError, ShutDownError
 
-__all__ = ["DType", "Kind", "Output", "ReduceOp", "Request", "counters", "poll", "wait", "wait_all"]
+__all__ = ["DType", "Kind", "Output", "ReduceOp", "Request", "counters", "poll", "wait", "wait_all", "wait_done"]
 
 # A wait without end still lets Python run its signal handlers this often.
 _WAIT_SLICE_SECONDS = 1.0
@@ -235,6 +235,15 @@ def wait(handle: int) -> list[Output]:
         return []
     array = ffi.gc(outputs[0], lib.hvl_free)
     return [_adopt(array[index]) for index in range(count[0])]
+
+
+def wait_done(handle: int) -> None:
+    """As :func:`wait`, for a request without outputs of the engine's, at half the price."""
+    status = lib.hvl_wait(handle, _WAIT_SLICE_SECONDS, ffi.NULL, ffi.NULL)
+    while status == lib.HVL_IN_PROGRESS:
+        status = lib.hvl_wait(handle, _WAIT_SLICE_SECONDS, ffi.NULL, ffi.NULL)
+    if status:
+        check(status)
 
 
 def _adopt(native: Any) -> Output:

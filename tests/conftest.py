@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 
 import pytest
 from ranks import RankPool
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """With `pytest -n 2 --dist loadgroup`, each pool of ranks is started by one of the workers only."""
     for item in items:
@@ -44,12 +46,11 @@ def ranks(_pools: dict[int, RankPool]) -> Callable[[int], RankPool]:
 @pytest.fixture
 def fresh_ranks() -> Iterator[Callable[..., RankPool]]:
     """`fresh_ranks(3)`: ranks of the test's own, to be broken; checks that nothing of them is left afterwards."""
-    pools: list[RankPool] = []
+    with contextlib.ExitStack() as pools:
 
-    def pool_of(size: int, settings: dict[str, str] | None = None) -> RankPool:
-        pools.append(RankPool(size, settings))
-        return pools[-1]
+        def pool_of(size: int, settings: dict[str, str] | None = None) -> RankPool:
+            pool = RankPool(size, settings)
+            pools.callback(pool.close)
+            return pool
 
-    yield pool_of
-    for pool in pools:
-        pool.close()
+        yield pool_of

@@ -120,7 +120,8 @@ class RankPool:
             cloudpickle.unregister_pickle_by_value(module)
         self._sent_at = time.monotonic()
         for connection, message in zip(self._connections, messages, strict=True):
-            connection.send_bytes(message)
+            with contextlib.suppress(OSError):  # a rank that has ended shows when its answer is collected
+                connection.send_bytes(message)
 
     def collect(self, timeout: float = 60.0, grace: float | None = None) -> list[Outcome]:
         """Return what became of the function on each rank; never takes much longer than `timeout` seconds.
@@ -149,7 +150,10 @@ class RankPool:
         try:
             ok, value = cloudpickle.loads(connection.recv_bytes())
         except (EOFError, ConnectionResetError):
-            exit_code = self.processes[self._connections.index(connection)].wait(timeout=10)
+            process = self.processes[self._connections.index(connection)]
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=10)
+            exit_code = process.returncode
             return Outcome(error=f"ended with {exit_code}", exit_code=exit_code)
         return Outcome(value=value) if ok else Outcome(error=value)
 

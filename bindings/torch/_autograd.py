@@ -8,12 +8,14 @@ order in which autograd runs them. If a tensor requires a gradient on one rank i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
+from torch.autograd.function import FunctionCtx
+
 from horovodlike import basics
 from horovodlike.ops import Kind
 from horovodlike.torch._engine import Call, start_allgather, start_to_new, synchronize
-from torch.autograd.function import FunctionCtx
 
 Tensors = tuple[torch.Tensor, ...]
 Gradients = tuple[torch.Tensor | None, ...]
@@ -42,7 +44,7 @@ class _Context(FunctionCtx):
 def _reduce_gradients(call: Call, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
     """Reduce the gradients of floating-point tensors; others have none. The choice is the same on all ranks."""
     floating = [gradient for gradient in gradients if gradient is not None and gradient.is_floating_point()]
-    reduced = iter(run(call._replace(kind=Kind.ALLREDUCE, name=f"{call.name}.grad"), floating))
+    reduced = iter(run(replace(call, kind=Kind.ALLREDUCE, name=f"{call.name}.grad"), floating))
     return [next(reduced) if g is not None and g.is_floating_point() else None for g in gradients]
 
 
@@ -73,7 +75,7 @@ class _Allgather(torch.autograd.Function):
         mine = torch.tensor([ctx.first_dims])
         (rows,) = _carry_out(Call(Kind.ALLGATHER, f"{ctx.call.name}.grad.rows"), [mine])
         starts = rows[: basics.rank()].sum(dim=0).tolist()
-        averaged = _reduce_gradients(ctx.call._replace(op=basics.Average), gradients)
+        averaged = _reduce_gradients(replace(ctx.call, op=basics.Average), gradients)
         own = zip(averaged, starts, ctx.first_dims, strict=True)
         return (None, *(None if g is None else g.narrow(0, start, count) for g, start, count in own))
 
@@ -86,7 +88,7 @@ class _Broadcast(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: _Context, *gradients: torch.Tensor) -> Gradients:
-        averaged = _reduce_gradients(ctx.call._replace(op=basics.Average, root_rank=-1), gradients)
+        averaged = _reduce_gradients(replace(ctx.call, op=basics.Average, root_rank=-1), gradients)
         if basics.rank() == ctx.call.root_rank:
             return (None, *averaged)
         return (None, *(None if gradient is None else torch.zeros_like(gradient) for gradient in averaged))

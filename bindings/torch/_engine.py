@@ -8,28 +8,30 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
+from torch.autograd.graph import increment_version
+
 from horovodlike import basics, ops
 from horovodlike.errors import HorovodInternalError
 from horovodlike.ops import Kind, Output, Request
 from horovodlike.torch._tensor import DTYPES, check, engine_shape, from_output, in_memory
-from torch.autograd.graph import increment_version
 
 Result = torch.Tensor | tuple[torch.Tensor, ...] | None
-Key = tuple[object, ...]
 
-# Building a request costs several microseconds. A training loop uses the same names again and again, so the most
-# recently used requests are kept. One that is being enqueued is not in the table: no two threads can share it.
-REQUESTS_KEPT = 2048
-_requests: dict[Key, Request] = {}
+# Building a request costs several microseconds, and a training loop uses the same names again and again. So the calls
+# used last are kept (by `mpi_ops`, which makes them), and each keeps requests for the tensors it was made with.
+CALLS_KEPT = 2048
+REQUESTS_KEPT_PER_CALL = 4
 
 _unnamed = itertools.count()
 
 
-class Call(NamedTuple):
-    """What an operation is asked to do, apart from its tensors. Equal on all ranks."""
+@dataclass(eq=False)
+class Call:
+    """What an operation is asked to do, apart from its tensors. The same on all ranks."""
 
     kind: Kind
     name: str
@@ -37,6 +39,8 @@ class Call(NamedTuple):
     root_rank: int = -1
     prescale: float = 1.0
     postscale: float = 1.0
+    # By dtype and shape of each tensor. A request that is being enqueued is not in here: no two threads share it.
+    requests: dict[tuple[object, ...], Request] = field(default_factory=dict, init=False, repr=False)
 
 
 class _InFlight(NamedTuple):
@@ -65,28 +69,37 @@ def reset_names() -> None:
 basics.on_init(lambda _: reset_names())
 
 
-def _take_request(call: Call, tensors: Sequence[torch.Tensor]) -> tuple[Key, Request]:
-    key: Key = (call, *((tensor.dtype, tensor.shape) for tensor in tensors))
-    request = _requests.pop(key, None)
-    if request is None:
-        request = build_request(call, tensors)
-    return key, request
-
-
 def build_request(call: Call, tensors: Sequence[torch.Tensor]) -> Request:
     """Return a request for tensors like these."""
     described = [(DTYPES[tensor.dtype], engine_shape(tensor.shape)) for tensor in tensors]
-    kind, name, op, root_rank, prescale, postscale = call
-    return Request(kind, name, described, op=op, root_rank=root_rank, prescale=prescale, postscale=postscale)
+    return Request(
+        call.kind,
+        call.name,
+        described,
+        op=call.op,
+        root_rank=call.root_rank,
+        prescale=call.prescale,
+        postscale=call.postscale,
+    )
 
 
 def _enqueue(call: Call, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> int:
-    key, request = _take_request(call, inputs)
+    key = tuple(attribute for tensor in inputs for attribute in (tensor.dtype, tensor.shape))
+    request = call.requests.pop(key, None) or build_request(call, inputs)
     handle = request.enqueue([t.data_ptr() for t in inputs], [t.data_ptr() for t in outputs])
-    _requests[key] = request
-    if len(_requests) > REQUESTS_KEPT:
-        _requests.pop(next(iter(_requests)), None)
+    if len(call.requests) >= REQUESTS_KEPT_PER_CALL:
+        call.requests.clear()
+    call.requests[key] = request
     return handle
+
+
+def _mark_written(tensor: torch.Tensor) -> None:
+    """Make autograd refuse to use a tensor that it has saved for the backward pass and that has been overwritten."""
+    try:
+        increment_version(tensor)
+    except RuntimeError:  # before torch 2.7 for tensors of inference mode, which autograd does not save
+        if not tensor.is_inference():
+            raise
 
 
 def start_in_place(call: Call, tensors: Sequence[torch.Tensor], single: bool) -> int:
@@ -106,10 +119,8 @@ def start_in_place(call: Call, tensors: Sequence[torch.Tensor], single: bool) ->
         return tensors[0] if single else tuple(tensors)
 
     handle = _enqueue(call, borrowed, borrowed)
-    # Autograd then refuses to use a tensor that was saved for the backward pass and has been overwritten.
     for tensor in tensors:
-        if not tensor.is_inference():
-            increment_version(tensor)
+        _mark_written(tensor)
     _in_flight[handle] = _InFlight([*borrowed, *tensors], finish)
     return handle
 
@@ -121,19 +132,18 @@ def run_again_in_place(call: Call, tensor: torch.Tensor) -> bool:
     """
     if not (tensor.layout is torch.strided and tensor.is_cpu and tensor.is_contiguous()) or tensor.is_neg():
         return False
-    key = (call, (tensor.dtype, tensor.shape))
-    request = _requests.pop(key, None)
+    key = (tensor.dtype, tensor.shape)
+    request = call.requests.pop(key, None)
     if request is None:
         return False
     handle = request.enqueue_inplace(tensor.data_ptr())
-    _requests[key] = request
+    call.requests[key] = request
     try:
         ops.wait(handle)
     except BaseException:
         abandon([handle], [tensor])
         raise
-    if not tensor.is_inference():
-        increment_version(tensor)
+    _mark_written(tensor)
     return True
 
 

@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch.utils.hooks import RemovableHandle
+
 from horovodlike import basics, ops
 from horovodlike.errors import MismatchError
 from horovodlike.ops import Kind, Request
@@ -24,7 +26,6 @@ from horovodlike.torch._compile import leave_alone
 from horovodlike.torch._engine import Call, abandon, build_request
 from horovodlike.torch._tensor import check, in_memory
 from horovodlike.torch.compression import Compressor, NoneCompressor
-from torch.utils.hooks import RemovableHandle
 
 _NEUTRAL = {basics.Min: float("inf"), basics.Max: float("-inf"), basics.Product: 1.0}
 
@@ -151,7 +152,7 @@ class Reduction:
                 and grad.numel() == slot.numel
                 and grad.is_cpu
                 and grad.is_contiguous()
-                and not grad.is_neg()
+                and (slot.numel > 1 or not grad.is_neg())  # autograd may hand over a negated view of one element
             ):
                 try:
                     slot.handle = handle = slot.request.enqueue_inplace(grad.data_ptr())  # type: ignore[union-attr]

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 import torch
+
 from horovodlike.ops import DType, Output
 
 MAX_DIMENSIONS = 8

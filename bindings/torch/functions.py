@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import cloudpickle  # type: ignore[import-untyped]
-
 import torch
+
 from horovodlike import basics
 from horovodlike.errors import HorovodInternalError
 from horovodlike.process_set import ProcessSet, global_process_set

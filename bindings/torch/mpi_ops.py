@@ -20,9 +20,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TypeVar
 
 import torch
+
 from horovodlike.basics import (
     Adasum,
     Average,
@@ -44,6 +46,7 @@ from horovodlike.process_set import ProcessSet, global_process_set, registered_i
 from horovodlike.torch._autograd import run
 from horovodlike.torch._compile import leave_alone
 from horovodlike.torch._engine import (
+    CALLS_KEPT,
     Call,
     full_name,
     poll,
@@ -108,15 +111,24 @@ def _allreduce_call(
             raise ValueError("op supersedes average: give only one of them")
         warnings.warn("average is deprecated: use op=Average or op=Sum", DeprecationWarning, stacklevel=3)
         op = Average if average else Sum
-    elif op is None:
-        op = Average
     if process_set is not global_process_set:
         registered_id(process_set)
+    if name is None:
+        return _new_allreduce(operation, None, op, prescale, postscale)
+    return _known_allreduce(operation, name, op, prescale, postscale)
+
+
+def _new_allreduce(operation: str, name: str | None, op: int | None, prescale: float, postscale: float) -> Call:
+    if op is None:
+        op = Average
     if op == Adasum:
         raise NotImplementedError("op=Adasum is not available in this release")
     if op not in (Average, Sum, Min, Max, Product):
         raise ValueError(f"op must be one of hvd.Average, Sum, Min, Max and Product, got {op!r}")
     return Call(Kind.ALLREDUCE, full_name(operation, name), op, -1, prescale, postscale)
+
+
+_known_allreduce = lru_cache(maxsize=CALLS_KEPT)(_new_allreduce)
 
 
 def _group(tensors: Sequence[torch.Tensor], operation: str) -> Sequence[torch.Tensor]:
@@ -271,6 +283,11 @@ def grouped_allreduce_async_(
 
 def _allgather_call(operation: str, name: str | None, process_set: ProcessSet) -> Call:
     registered_id(process_set)
+    return Call(Kind.ALLGATHER, full_name(operation, name)) if name is None else _known_allgather(operation, name)
+
+
+@lru_cache(maxsize=CALLS_KEPT)
+def _known_allgather(operation: str, name: str) -> Call:
     return Call(Kind.ALLGATHER, full_name(operation, name))
 
 
@@ -316,7 +333,14 @@ def grouped_allgather_async(
 
 def _broadcast_call(root_rank: int, name: str | None, process_set: ProcessSet) -> Call:
     registered_id(process_set)
+    return _new_broadcast(root_rank, None) if name is None else _known_broadcast(root_rank, name)
+
+
+def _new_broadcast(root_rank: int, name: str | None) -> Call:
     return Call(Kind.BROADCAST, full_name("broadcast", name), root_rank=root_rank)
+
+
+_known_broadcast = lru_cache(maxsize=CALLS_KEPT)(_new_broadcast)
 
 
 def broadcast(
@@ -363,10 +387,13 @@ def broadcast_async_(
     return start_in_place(_broadcast_call(root_rank, name, process_set), [tensor], single=True)
 
 
+_BARRIER = Call(Kind.BARRIER, "barrier.noname")
+
+
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Return when all ranks have called it."""
     registered_id(process_set)
-    synchronize(start_in_place(Call(Kind.BARRIER, "barrier.noname"), [], single=False))
+    synchronize(start_in_place(_BARRIER, [], single=False))
 
 
 leave_alone(

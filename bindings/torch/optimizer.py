@@ -6,9 +6,10 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
+
 from horovodlike import basics
 from horovodlike.process_set import ProcessSet, global_process_set, registered_id
 from horovodlike.torch._compile import leave_alone
@@ -16,13 +17,13 @@ from horovodlike.torch._reduction import Reduction, ReductionOptions, Slot
 from horovodlike.torch.compression import Compression, Compressor
 from horovodlike.torch.mpi_ops import allreduce
 
-OptimizerType = TypeVar("OptimizerType", bound=torch.optim.Optimizer)
 Groups = Sequence[Sequence[torch.nn.Parameter]]
 
 
 class _DistributedOptimizer(torch.optim.Optimizer):
     """What `DistributedOptimizer` puts in front of the class of the optimizer that it wraps."""
 
+    _inner: torch.optim.Optimizer
     _reduction: Reduction
     _names: dict[torch.nn.Parameter, str]
     _explicit_groups: list[list[torch.nn.Parameter]] | None
@@ -43,6 +44,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         Raises:
             HorovodInternalError: A reduction failed.
         """
+        self._inner._opt_called = True  # type: ignore[attr-defined]  # for schedulers made before the wrapping
         if closure is not None and self._should_synchronize:
             if self._reduction.borrowed:
                 self.synchronize()
@@ -132,6 +134,12 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         self._reduction.abandon()
         self._synchronized = False
         super().load_state_dict(state_dict)
+        # Schedulers made before the wrapping hold the optimizer inside, and change its groups.
+        self._inner.state, self._inner.param_groups = self.state, self.param_groups
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies and pickles are of the optimizer inside: the class of this one cannot be imported."""
+        return _new, (type(self._inner),), self.__getstate__()
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Set how many times `backward` adds to the gradients before they are reduced, from the next step on."""
@@ -167,6 +175,10 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
 
 leave_alone(_DistributedOptimizer.synchronize, _DistributedOptimizer.zero_grad, Reduction.finish)
+
+
+def _new(base: type[torch.optim.Optimizer]) -> torch.optim.Optimizer:
+    return base.__new__(base)
 
 
 def _named(
@@ -240,7 +252,7 @@ def _make_groups(
 
 
 def DistributedOptimizer(
-    optimizer: OptimizerType,
+    optimizer: torch.optim.Optimizer,
     named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
     compression: type[Compressor] = Compression.none,
     backward_passes_per_step: int = 1,
@@ -250,7 +262,7 @@ def DistributedOptimizer(
     groups: int | Groups | None = None,
     sparse_as_dense: bool = False,
     process_set: ProcessSet = global_process_set,
-) -> OptimizerType:
+) -> _DistributedOptimizer:
     """Wrap an optimizer so that it steps with gradients reduced over all ranks.
 
     The result is of a subclass of the optimizer's class with the same name, shares its parameter groups, state and
@@ -298,13 +310,14 @@ def DistributedOptimizer(
         entry for index, group in enumerate(optimizer.param_groups) for entry in _named(group["params"], index, names)
     )
     wrapped = _subclass_instance(optimizer)
+    wrapped._inner = optimizer
     wrapped._reduction = reduction
     wrapped._names = names
     wrapped._explicit_groups = _make_groups(reduction, slots, chosen_groups)
     wrapped._should_synchronize = True
     wrapped._synchronized = False
-    weakref.finalize(wrapped, reduction.remove_hooks)
-    return wrapped  # type: ignore[return-value]
+    weakref.finalize(wrapped, reduction.remove_hooks).atexit = False
+    return wrapped
 
 
 def _subclass_instance(optimizer: torch.optim.Optimizer) -> _DistributedOptimizer:

@@ -210,10 +210,10 @@ Status start(const hvl_config& config) {
 Status hand_over(const std::vector<hvl_output>& results, hvl_output** outputs, int32_t* num_outputs) {
   if (results.empty()) return Status();
   size_t num_bytes = results.size() * sizeof(hvl_output);
-  *outputs = static_cast<hvl_output*>(malloc(num_bytes));
-  if (*outputs == nullptr) {
+  if (outputs != nullptr) *outputs = static_cast<hvl_output*>(malloc(num_bytes));
+  if (outputs == nullptr || *outputs == nullptr) {
     for (const hvl_output& result : results) free(result.data);
-    return Status(HVL_RESOURCES, "no memory to hand over the results");
+    return outputs == nullptr ? Status() : Status(HVL_RESOURCES, "no memory to hand over the results");
   }
   memcpy(*outputs, results.data(), num_bytes);
   *num_outputs = static_cast<int32_t>(results.size());
@@ -303,8 +303,10 @@ int32_t hvl_poll(int64_t handle) {
 
 int32_t hvl_wait(int64_t handle, double timeout, hvl_output** outputs, int32_t* num_outputs) {
   return hvl::guarded([&]() -> hvl::Status {
-    *outputs = nullptr;
-    *num_outputs = 0;
+    if (outputs != nullptr) {
+      *outputs = nullptr;
+      *num_outputs = 0;
+    }
     hvl_status waited;
     {
       hvl::WaitingThread waiting;

@@ -141,6 +141,7 @@ Status Engine::step(bool* progressed) {
     *progressed = true;
     last_record_ = now_ns();
     status = apply(record);
+    handles_->wake_waiters();
   }
   return status;
 }
@@ -284,6 +285,7 @@ void Engine::end(const Status& status) {
     if (tensor != nullptr && tensor->entry != nullptr) complete(tensor, status);
   }
   in_full_.clear();
+  handles_->wake_waiters();
 }
 
 void Engine::flush_before_leaving() {

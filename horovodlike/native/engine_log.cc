@@ -118,6 +118,7 @@ Status Engine::execute_batch(Kind kind, const std::vector<NamedTensor*>& tensors
     for (; completed < tensors.size() && entry_ends_[completed] <= num_bytes; ++completed) {
       complete(tensors[completed], Status());
     }
+    handles_->wake_waiters();
   };
   Status status = kind == HVL_ALLREDUCE
                       ? data_plane_->allreduce(batch_, final_bytes)

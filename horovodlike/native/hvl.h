@@ -147,7 +147,7 @@ int64_t hvl_enqueue_inplace(hvl_prepared* prepared, uintptr_t data);
 int32_t hvl_poll(int64_t handle);
 /* Waits up to `timeout` seconds. HVL_IN_PROGRESS: not complete, the handle stays valid. Anything else consumes the
  * handle. `*outputs` becomes an array of `*num_outputs` outputs, null unless the engine allocated some; the array is to
- * be freed with hvl_free(), and so is the data of each. */
+ * be freed with hvl_free(), and so is the data of each. Both pointers may be null: then the outputs are dropped. */
 int32_t hvl_wait(int64_t handle, double timeout, hvl_output** outputs, int32_t* num_outputs);
 /* Waits for all; consumes all that completed and writes 0 over them. The status is the first error in order. */
 int32_t hvl_wait_all(int64_t* handles, int32_t count, double timeout);

@@ -22,7 +22,8 @@ class Job {
     options.size = size;
     for (int rank = 0; rank < size; ++rank) {
       options.rank = options.local_rank = rank;
-      engines_.push_back(std::make_unique<Engine>(options, memory, &handles_));
+      handles_.emplace_back();
+      engines_.push_back(std::make_unique<Engine>(options, memory, &handles_.back()));
     }
   }
 
@@ -64,10 +65,10 @@ class Job {
   Status wait(int rank, int64_t handle, std::vector<hvl_output>* outputs = nullptr) {
     std::vector<hvl_output> ignored;
     engine(rank).begin_wait();
-    hvl_status waited = handles_.wait(handle, now_ns() + kPatience);
+    hvl_status waited = handles_[static_cast<size_t>(rank)].wait(handle, now_ns() + kPatience);
     engine(rank).end_wait();
     CHECK_EQ(static_cast<int>(waited), static_cast<int>(HVL_OK));
-    return handles_.consume(handle, outputs != nullptr ? outputs : &ignored);
+    return handles_[static_cast<size_t>(rank)].consume(handle, outputs != nullptr ? outputs : &ignored);
   }
 
   Status run(int rank, const std::shared_ptr<Operation>& operation, void* data) {
@@ -75,7 +76,7 @@ class Job {
   }
 
  private:
-  HandleTable handles_;
+  std::deque<HandleTable> handles_;  // of each rank, as in a process of its own
   std::vector<std::unique_ptr<Engine>> engines_;
 };
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import inspect
+import pickle
 
 import pytest
 import torch
@@ -244,12 +246,33 @@ def _keeps_what_it_wraps() -> None:
     scheduler.step()  # made for the optimizer inside
     assert optimizer.param_groups[0]["lr"] == 0.025
     torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.1)
+    optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.step()
+    scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == 0.0125
+    for copied in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
+        assert type(copied) is torch.optim.SGD
+        assert copied.param_groups[0]["weight_decay"] == 0.01
     saved = optimizer.state_dict()
     other = hvd.DistributedOptimizer(_sgd(_model()))
     other.load_state_dict(saved)
     assert other.param_groups[0]["weight_decay"] == 0.01
     with pytest.raises(ValueError, match="already"):
         hvd.DistributedOptimizer(optimizer)
+
+
+def _scheduler_made_first() -> None:
+    model = _model()
+    plain = _sgd(model)
+    scheduler = torch.optim.lr_scheduler.StepLR(plain, step_size=1, gamma=0.5)
+    optimizer = hvd.DistributedOptimizer(plain, model.named_parameters())
+    x, y = _batches(1)[0]
+    _loss(model, x + hvd.rank(), y).backward()
+    optimizer.step()
+    scheduler.step()  # and no warning that step() has not been called
+    assert optimizer.param_groups[0]["lr"] == 0.025
+    everywhere = hvd.allgather(_parameters(model).unsqueeze(0))
+    assert all(torch.equal(everywhere[0], other) for other in everywhere)
 
 
 def _rules() -> None:
@@ -466,6 +489,7 @@ CASES = (
     _amp,
     _closure,
     _keeps_what_it_wraps,
+    _scheduler_made_first,
     _rules,
     _arguments,
     _ops,

@@ -7,11 +7,13 @@ namespace hvl {
 
 namespace {
 
-// Up to here one synchronisation and more work is quicker than two and less work.
+// Up to here one synchronisation and more arithmetic is quicker than two and less arithmetic.
 constexpr uint64_t kSmallBatch = 32 << 10;
 // A batch is cut into at least this many chunks, if they do not get smaller than kSmallChunk, so that steps overlap.
 constexpr uint64_t kMinChunks = 4;
 constexpr uint64_t kSmallChunk = 64 << 10;
+// What is reduced into a slot is copied on to the tensor in blocks that are still in the level 1 cache.
+constexpr uint64_t kBlock = 8 << 10;
 
 uint64_t round_up(uint64_t bytes, uint64_t unit) { return (bytes + unit - 1) / unit * unit; }
 
@@ -24,85 +26,95 @@ class Allreduce {
         sources_(static_cast<size_t>(pipeline->ranks())) {}
 
   Status run() {
-    if (batch_.num_bytes() <= std::min(kSmallBatch, pipeline_.slot_bytes())) return run_small();
-    return run_large();
+    const uint64_t length = batch_.num_bytes();
+    if (length <= std::min(kSmallBatch, pipeline_.slot_bytes())) {
+      chunk_bytes_ = std::max(length, kAlignment);
+      return run_whole();
+    }
+    uint64_t wanted = std::max(round_up(length / kMinChunks, kAlignment), kSmallChunk);
+    chunk_bytes_ = std::min(wanted, pipeline_.slot_bytes());
+    // Of two ranks each moves as many bytes between the processors either way.
+    return pipeline_.ranks() == 2 ? run_whole() : run_in_parts();
   }
 
  private:
-  Status run_small() {
-    const uint64_t end = batch_.num_bytes();
-    auto fill = [&](uint64_t chunk) { copy_in(0, end, pipeline_.slot(pipeline_.local_rank(), chunk)); };
-    auto drain = [&](uint64_t chunk) {
-      batch_.for_each_piece(0, end, [&](const Segment& segment, uint64_t, uint64_t at, uint64_t num_bytes) {
-        reduce_piece(segment, 0, chunk, at, num_bytes, segment.output);
-      });
-      final_bytes_(end);
-    };
-    return pipeline_.run(1, fill, drain);
-  }
-
-  Status run_large() {
-    const uint64_t length = batch_.num_bytes();
-    uint64_t wanted = std::max(round_up(length / kMinChunks, kAlignment), kSmallChunk);
-    chunk_bytes_ = std::min(wanted, pipeline_.slot_bytes());
-    const uint64_t ranks = static_cast<uint64_t>(pipeline_.ranks());
-    const uint64_t mine = static_cast<uint64_t>(pipeline_.local_rank());
-
+  // Every rank copies all its bytes in, and reduces everything into its own tensors.
+  Status run_whole() {
     auto fill = [&](uint64_t chunk) {
-      for (uint64_t part = 0; part < ranks; ++part) {
-        if (part != mine) copy_in_part(chunk, part);
-      }
+      Range range = range_of(chunk, 0, 1);
+      copy_in(range, pipeline_.slot(pipeline_.local_rank(), chunk));
     };
-    auto reduce_mine = [&](uint64_t chunk) {
-      Range range = range_of(chunk, mine);
-      char* slot = pipeline_.slot(pipeline_.local_rank(), chunk) + range.in_slot;
+    auto drain = [&](uint64_t chunk) {
+      Range range = range_of(chunk, 0, 1);
       batch_.for_each_piece(range.begin, range.end,
                             [&](const Segment& segment, uint64_t from, uint64_t at, uint64_t num_bytes) {
-                              reduce_piece(segment, from, chunk, range.in_slot + at, num_bytes, slot + at);
-                              memcpy(segment.output + from, slot + at, num_bytes);
+                              reduce_piece(segment, from, chunk, at, num_bytes, segment.output + from);
                             });
+      final_bytes_(range.end);
     };
-    auto drain = [&](uint64_t chunk) {
-      for (uint64_t part = 0; part < ranks; ++part) {
-        if (part != mine) copy_out_part(chunk, part);
-      }
-      final_bytes_(std::min(length, (chunk + 1) * chunk_bytes_));
-    };
-    return pipeline_.run((length + chunk_bytes_ - 1) / chunk_bytes_, fill, reduce_mine, drain);
+    return pipeline_.run(num_chunks(), fill, drain);
   }
 
-  // A rank's part of a chunk, in the stream and in a slot.
+  // Every rank reduces its part of each chunk into its slot, and takes the other parts from the others' slots.
+  Status run_in_parts() {
+    const uint64_t ranks = static_cast<uint64_t>(pipeline_.ranks());
+    const uint64_t mine = static_cast<uint64_t>(pipeline_.local_rank());
+    auto fill = [&](uint64_t chunk) {
+      for (uint64_t part = 0; part < ranks; ++part) {
+        if (part != mine) copy_in(range_of(chunk, part, ranks), pipeline_.slot(pipeline_.local_rank(), chunk));
+      }
+    };
+    auto reduce_mine = [&](uint64_t chunk) { reduce_part(chunk, range_of(chunk, mine, ranks)); };
+    auto drain = [&](uint64_t chunk) {
+      for (uint64_t part = 0; part < ranks; ++part) {
+        if (part != mine) copy_out(range_of(chunk, part, ranks), pipeline_.slot(static_cast<int>(part), chunk));
+      }
+      final_bytes_(range_of(chunk, 0, 1).end);
+    };
+    return pipeline_.run(num_chunks(), fill, reduce_mine, drain);
+  }
+
+  // A part of a chunk, in the stream and in a slot.
   struct Range {
     uint64_t begin, end, in_slot;
   };
 
-  Range range_of(uint64_t chunk, uint64_t part) const {
+  uint64_t num_chunks() const { return (batch_.num_bytes() + chunk_bytes_ - 1) / chunk_bytes_; }
+
+  Range range_of(uint64_t chunk, uint64_t part, uint64_t parts) const {
     uint64_t begin = chunk * chunk_bytes_;
     uint64_t length = std::min(chunk_bytes_, batch_.num_bytes() - begin);
-    uint64_t share = round_up((length + sources_.size() - 1) / sources_.size(), kAlignment);
+    uint64_t share = round_up((length + parts - 1) / parts, kAlignment);
     uint64_t from = std::min(part * share, length);
     uint64_t to = std::min(from + share, length);
     return Range{begin + from, begin + to, from};
   }
 
-  void copy_in(uint64_t begin, uint64_t end, char* slot) {
-    batch_.for_each_piece(begin, end, [&](const Segment& segment, uint64_t from, uint64_t at, uint64_t num_bytes) {
-      memcpy(slot + at, segment.input + from, num_bytes);
-    });
-  }
-
-  void copy_in_part(uint64_t chunk, uint64_t part) {
-    Range range = range_of(chunk, part);
-    copy_in(range.begin, range.end, pipeline_.slot(pipeline_.local_rank(), chunk) + range.in_slot);
-  }
-
-  void copy_out_part(uint64_t chunk, uint64_t part) {
-    Range range = range_of(chunk, part);
-    const char* slot = pipeline_.slot(static_cast<int>(part), chunk) + range.in_slot;
+  void copy_in(const Range& range, char* slot) {
     batch_.for_each_piece(range.begin, range.end,
                           [&](const Segment& segment, uint64_t from, uint64_t at, uint64_t num_bytes) {
-                            memcpy(segment.output + from, slot + at, num_bytes);
+                            memcpy(slot + range.in_slot + at, segment.input + from, num_bytes);
                           });
+  }
+
+  void copy_out(const Range& range, const char* slot) {
+    batch_.for_each_piece(range.begin, range.end,
+                          [&](const Segment& segment, uint64_t from, uint64_t at, uint64_t num_bytes) {
+                            memcpy(segment.output + from, slot + range.in_slot + at, num_bytes);
+                          });
+  }
+
+  void reduce_part(uint64_t chunk, const Range& range) {
+    char* slot = pipeline_.slot(pipeline_.local_rank(), chunk) + range.in_slot;
+    batch_.for_each_piece(
+        range.begin, range.end, [&](const Segment& segment, uint64_t from, uint64_t at, uint64_t num_bytes) {
+          for (uint64_t done = 0; done < num_bytes; done += kBlock) {
+            uint64_t block = std::min(kBlock, num_bytes - done);
+            char* result = slot + at + done;
+            reduce_piece(segment, from + done, chunk, range.in_slot + at + done, block, result);
+            memcpy(segment.output + from + done, result, block);
+          }
+        });
   }
 
   // Reduces `num_bytes` that stand at `in_slot` of every other rank's slot and at `from` of this rank's own segment.

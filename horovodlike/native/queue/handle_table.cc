@@ -53,8 +53,13 @@ void HandleTable::complete(int64_t handle, Status status, std::vector<hvl_output
     slot->status = std::move(status);
     slot->outputs = std::move(outputs);
   }
-  // The slot may be consumed and used again as soon as this is seen; an extra wake-up of its next user is harmless.
-  if (slot->state.exchange(kComplete) == kPendingWithWaiter) futex_wake(&slot->state, INT_MAX, FutexScope::kProcess);
+  if (slot->state.exchange(kComplete) == kPendingWithWaiter) to_wake_.push_back(slot);
+}
+
+void HandleTable::wake_waiters() {
+  // A slot may have been consumed and be in use again by now; waking its next user once too often does no harm.
+  for (Slot* slot : to_wake_) futex_wake(&slot->state, INT_MAX, FutexScope::kProcess);
+  to_wake_.clear();
 }
 
 hvl_status HandleTable::poll(int64_t handle) {

@@ -18,8 +18,11 @@ namespace hvl {
 class HandleTable {
  public:
   int64_t create();
-  // Takes over `outputs`, to be freed with hvl_free by who consumes the handle.
+  // Takes over `outputs`, to be freed with hvl_free by who consumes the handle. Threads that wait stay asleep until
+  // wake_waiters(): a thread that waits for many handles in turn is to find the whole batch complete when it wakes.
   void complete(int64_t handle, Status status, std::vector<hvl_output> outputs);
+  // Engine thread: wakes whoever waits for what was completed since the last call.
+  void wake_waiters();
 
   // HVL_OK: complete; HVL_IN_PROGRESS; HVL_UNKNOWN_HANDLE.
   hvl_status poll(int64_t handle);
@@ -47,6 +50,7 @@ class HandleTable {
   std::mutex mutex_;        // a leaf: no other lock is taken while it is held
   std::deque<Slot> slots_;  // a deque: slots keep their address
   std::vector<uint32_t> free_;
+  std::vector<Slot*> to_wake_;  // engine thread only
 };
 
 }  // namespace hvl

@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator
 
 import pytest
 from ranks import RankPool
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With `pytest -n 2 --dist loadgroup`, each pool of ranks is started by one of the workers only."""
-    for item in items:
-        if "ranks" in getattr(item, "fixturenames", ()):
-            parameters = item.callspec.params if hasattr(item, "callspec") else {}
-            item.add_marker(pytest.mark.xdist_group(f"ranks-{parameters.get('size', 2)}"))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
+    """With `pytest -n 2 --dist loadgroup`, have each pool of ranks that import torch started by one worker only.
+
+    The mark `xdist_group` would say the same, but xdist 3.8 ignores it under pytest 9.2.
+    """
+    if config.getvalue("dist") != "loadgroup":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByPool(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            if "tests/torch/" not in nodeid:
+                return nodeid
+            size = re.search(r"[-[](\d)]$", nodeid)  # the parameter `size`, which comes last
+            return f"torch on {size[1] if size else 2} ranks"
+
+    return ByPool(config, log)
 
 
 @pytest.fixture(scope="session")

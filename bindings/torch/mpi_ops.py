@@ -396,32 +396,4 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
     synchronize(start_in_place(_BARRIER, [], single=False))
 
 
-leave_alone(
-    cross_rank,
-    cross_size,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    rank,
-    size,
-    allgather,
-    allgather_async,
-    allreduce,
-    allreduce_,
-    allreduce_async,
-    allreduce_async_,
-    barrier,
-    broadcast,
-    broadcast_,
-    broadcast_async,
-    broadcast_async_,
-    grouped_allgather,
-    grouped_allgather_async,
-    grouped_allreduce,
-    grouped_allreduce_,
-    grouped_allreduce_async,
-    grouped_allreduce_async_,
-    poll,
-    synchronize,
-)
+leave_alone(*(globals()[name] for name in __all__ if name[0].islower()))

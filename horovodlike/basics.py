@@ -104,6 +104,14 @@ def _start_engine(native: Any, joined: Membership) -> None:
     ops.check(lib.hvl_init(native))
 
 
+def _has_spare_processors(place: Place) -> bool:
+    """Whether the framework's threads of this host's ranks leave a processor to the engines."""
+    processors = len(os.sched_getaffinity(0))
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    per_rank = int(threads) if threads.isdigit() else processors  # what frameworks start where nobody tells them
+    return place.local_size * max(per_rank, 1) < processors
+
+
 def _native_config(settings: Config, place: Place) -> Any:
     warning_time = 0.0 if settings.stall_check_disable else settings.stall_check_time_seconds
     return ffi.new(
@@ -121,6 +129,7 @@ def _native_config(settings: Config, place: Place) -> Any:
             "slot_depth": settings.slot_depth,
             "fusion_threshold": settings.fusion_threshold,
             "cycle_time": settings.cycle_time / 1000.0,
+            "overlap": settings.overlap == "always" or (settings.overlap == "auto" and _has_spare_processors(place)),
             "cache_capacity": settings.cache_capacity,
             "stall_warning_time": warning_time,
             "stall_shutdown_time": settings.stall_shutdown_time_seconds,

@@ -114,6 +114,13 @@ class Config:
         horovod=True,
         minimum=0,
     )
+    overlap: str = _row(
+        "auto",
+        "Whether tensors are reduced while the framework computes (always) or when a thread waits for a result "
+        "(never). On a processor without a core to spare, overlapping costs more than it saves; auto overlaps if the "
+        "ranks of the host times OMP_NUM_THREADS are fewer than its cores.",
+        choices=("auto", "always", "never"),
+    )
     cache_capacity: int = _row(
         8192,
         "How many tensors the ranks remember, so that they name them by a number; 0 sends every request in full.",

@@ -185,6 +185,7 @@ Status start(const hvl_config& config) {
   options.local_rank = config.local_rank;
   options.fusion_threshold = config.fusion_threshold;
   options.cycle_time = config.cycle_time;
+  options.overlap = config.overlap != 0;
   options.cache_capacity = config.cache_capacity;
   options.stall_warning = config.stall_warning_time;
   options.stall_shutdown = config.stall_shutdown_time;
@@ -298,7 +299,10 @@ int64_t hvl_enqueue_inplace(hvl_prepared* prepared, uintptr_t data) {
 int32_t hvl_poll(int64_t handle) {
   hvl_status status = hvl::handle_table().poll(handle);
   if (status == HVL_UNKNOWN_HANDLE) return -hvl::report(hvl::unknown());
-  return status == HVL_OK ? 1 : 0;
+  if (status == HVL_OK) return 1;
+  std::shared_ptr<hvl::Engine> running = hvl::engine();
+  if (running != nullptr) running->hurry();
+  return 0;
 }
 
 int32_t hvl_wait(int64_t handle, double timeout, hvl_output** outputs, int32_t* num_outputs) {

@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <sys/prctl.h>
 
+#include <algorithm>
 #include <exception>
 #include <utility>
 
@@ -21,6 +22,8 @@ constexpr uint64_t kWatchInterval = 50 * kMillisecond;  // while requests are in
 constexpr uint64_t kIdleInterval = 500 * kMillisecond;
 constexpr uint64_t kStallCheckInterval = kSecond;
 constexpr int64_t kWorthSending = 1 << 20;  // bytes
+constexpr uint64_t kHurriedHold = kMillisecond;
+constexpr uint64_t kMaxHold = 50 * kMillisecond;
 constexpr uint64_t kLeaveTimeout = 5 * kSecond;
 
 std::atomic<uint64_t> engines_started{0};
@@ -98,13 +101,21 @@ Status Engine::enqueue(std::unique_ptr<Entry> entry, int64_t* handle) {
     if (with_handle) handles_->discard(*handle);
     return status;
   }
-  if (!holding_back_.load() || is_worth_sending()) memory_->rank(options_.local_rank).doorbell.ring();
+  RankBlock& block = memory_->rank(options_.local_rank);
+  if (block.holds_back.load() == 0 || is_wanted()) block.doorbell.ring();
   return status;
 }
 
 void Engine::begin_wait() {
-  waiting_threads_.fetch_add(1);
-  if (holding_back_.load()) memory_->rank(options_.local_rank).doorbell.ring();
+  if (waiting_threads_.fetch_add(1) == 0) memory_->set_waits(options_.local_rank, true);
+}
+
+void Engine::end_wait() {
+  if (waiting_threads_.fetch_sub(1) == 1) memory_->set_waits(options_.local_rank, false);
+}
+
+void Engine::hurry() {
+  if (!hurried_.exchange(true)) memory_->rank(options_.local_rank).doorbell.ring();
 }
 
 void Engine::run() {
@@ -147,32 +158,39 @@ Status Engine::step(bool* progressed) {
 }
 
 void Engine::idle() {
-  const bool holding = holding_back_.load();
+  const bool holding = memory_->rank(options_.local_rank).holds_back.load() != 0;
+  const uint64_t limit = holding ? hold_limit() : 0;
   auto has_work = [&] {
-    return (holding ? is_worth_sending() : !queue_.empty()) || control_->has_news() || memory_->is_broken() ||
+    bool queue_has_work = holding ? is_wanted() || hold_limit() < limit : !queue_.empty();
+    return queue_has_work || control_->has_news() || memory_->is_broken() ||
            (stop_requested_.load() && !stop_announced_);
   };
   uint64_t timeout = num_in_flight_ > 0 ? kWatchInterval : kIdleInterval;
-  if (holding) {
-    uint64_t held = now_ns() - held_since_;
-    uint64_t limit = to_ns(options_.cycle_time);
-    timeout = held < limit ? limit - held : 0;
-  }
+  if (holding) timeout = std::min(timeout, held_since_ + limit - std::min(now_ns(), held_since_ + limit));
   waiter_.idle(has_work, timeout);
 }
 
-bool Engine::is_worth_sending() const {
-  return waiting_threads_.load() > 0 || queue_.queued_bytes() >= kWorthSending || stop_requested_.load();
+// Somebody here looks at the results, or there is so much that it is time to start.
+bool Engine::is_wanted() const {
+  return waiting_threads_.load() > 0 || hurried_.load() || stop_requested_.load() ||
+         (options_.overlap && queue_.queued_bytes() >= kWorthSending);
 }
 
-// An idle engine does not start on a few bytes that nobody waits for: each start costs the computing threads two
-// changes of context, and soon there will be more.
+// How long requests that are not wanted are held back. Each start costs the computing threads changes of context and
+// their caches, and soon there will be more to send; where they have no processor to spare it is best to start when
+// they have nothing left to compute, which shows by one of them waiting.
+uint64_t Engine::hold_limit() {
+  if (options_.overlap) return to_ns(options_.cycle_time);
+  return memory_->another_waits(options_.local_rank) ? kHurriedHold : kMaxHold;
+}
+
 bool Engine::holds_back() {
-  bool hold = options_.cycle_time > 0 && !queue_.empty() && !is_worth_sending();
+  const uint64_t limit = hold_limit();
+  bool hold = limit > 0 && !is_wanted();
   if (hold && held_since_ == 0) held_since_ = now_ns();
-  hold = hold && now_ns() - held_since_ < to_ns(options_.cycle_time);
+  hold = hold && now_ns() - held_since_ < limit;
   if (!hold) held_since_ = 0;
-  holding_back_.store(hold);
+  memory_->rank(options_.local_rank).holds_back.store(hold ? 1 : 0);
   return hold;
 }
 
@@ -205,6 +223,7 @@ Status Engine::submit(bool* progressed) {
     if (!status.ok()) return status;
   }
   if (queue_.empty() || holds_back()) return Status();
+  hurried_.store(false);
   queue_.take(&new_entries_);
   *progressed = true;
   Status status;

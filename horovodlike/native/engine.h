@@ -23,6 +23,7 @@ struct EngineOptions {
   std::vector<int> local_pids;  // empty: the ranks are threads of one process
   int64_t fusion_threshold = 128 << 20;
   double cycle_time = 0;
+  bool overlap = true;
   int cache_capacity = 1024;
   double stall_warning = 60;
   double stall_shutdown = 0;
@@ -48,7 +49,9 @@ class Engine {
   Status enqueue(std::unique_ptr<Entry> entry, int64_t* handle);
   // Any thread. Between these two a thread waits for a result, and nothing is held back to make larger batches.
   void begin_wait();
-  void end_wait() { waiting_threads_.fetch_sub(1); }
+  void end_wait();
+  // Any thread: somebody looked for a result in vain, and will look again.
+  void hurry();
   // Ends the job on all ranks. Returns when the engine thread has ended.
   void shut_down();
 
@@ -69,7 +72,8 @@ class Engine {
   Status step(bool* progressed);
   void idle();
   Status watch();
-  bool is_worth_sending() const;
+  bool is_wanted() const;
+  uint64_t hold_limit();
   bool holds_back();
   Status submit(bool* progressed);
   Status announce(NamedTensor* tensor, Message* ready);
@@ -92,7 +96,7 @@ class Engine {
   EngineCounters counters_;
   std::atomic<int> waiting_threads_{0};
   std::atomic<bool> stop_requested_{false};
-  std::atomic<bool> holding_back_{false};  // new requests need not ring the doorbell
+  std::atomic<bool> hurried_{false};
 
   // Engine thread only.
   Waiter waiter_;

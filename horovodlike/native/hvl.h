@@ -109,6 +109,7 @@ typedef struct hvl_config {
   int32_t slot_depth;         /* slots per rank */
   int64_t fusion_threshold;   /* bytes of one batch at most; 0 turns fusion off */
   double cycle_time;          /* seconds to wait for more requests when nobody waits for a result */
+  int32_t overlap;            /* 0: requests wait until a thread of some rank waits for a result, see config.py */
   int32_t cache_capacity;     /* known tensors at most */
   double stall_warning_time;  /* seconds; 0 turns the warning off */
   double stall_shutdown_time; /* seconds; 0 means never */

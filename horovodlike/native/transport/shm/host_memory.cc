@@ -82,6 +82,20 @@ std::string HostMemory::broken_text() {
   return header().broken.load() == 2 ? header().broken_text : "a rank was lost while it reported a lost rank";
 }
 
+void HostMemory::set_waits(int local_rank, bool waits) {
+  rank(local_rank).waits.store(waits ? 1 : 0);
+  for (int peer = 0; waits && peer < shape_.ranks; ++peer) {
+    if (rank(peer).holds_back.load() != 0) rank(peer).doorbell.ring();
+  }
+}
+
+bool HostMemory::another_waits(int local_rank) {
+  for (int peer = 0; peer < shape_.ranks; ++peer) {
+    if (peer != local_rank && rank(peer).waits.load() != 0) return true;
+  }
+  return false;
+}
+
 void HostMemory::ring_all_but(int local_rank) {
   for (int peer = 0; peer < shape_.ranks; ++peer) {
     if (peer != local_rank) rank(peer).doorbell.ring();

@@ -48,7 +48,9 @@ class _InFlight(NamedTuple):
     finish: Callable[[list[Output]], Result]
 
 
-_in_flight: dict[int, _InFlight] = {}
+# By handle. A tensor: it is the result, in place.
+_in_flight: dict[int, _InFlight | torch.Tensor] = {}
+_STRIDED = torch.strided
 _abandoned: list[tuple[Sequence[int], Sequence[object]]] = []
 
 
@@ -125,26 +127,21 @@ def start_in_place(call: Call, tensors: Sequence[torch.Tensor], single: bool) ->
     return handle
 
 
-def run_again_in_place(call: Call, tensor: torch.Tensor) -> bool:
-    """Run an operation of one tensor in place if the like of it has run before and nothing needs to be copied.
+def start_again_in_place(call: Call, tensor: torch.Tensor) -> int:
+    """Enqueue an operation of one tensor in place if the like of it has run before and nothing has to be copied.
 
-    The short way of a small synchronous operation. Returns False, having done nothing, where it does not apply.
+    The short way of small operations: `synchronize` has nothing to do but to wait. Returns 0, having done nothing,
+    where it does not apply.
     """
-    if not (tensor.layout is torch.strided and tensor.is_cpu and tensor.is_contiguous()) or tensor.is_neg():
-        return False
-    key = (tensor.dtype, tensor.shape)
-    request = call.requests.pop(key, None)
+    if not (tensor.layout is _STRIDED and tensor.is_cpu and tensor.is_contiguous()) or tensor.is_neg():
+        return 0
+    request = call.requests.get((tensor.dtype, tensor.shape))
     if request is None:
-        return False
+        return 0
     handle = request.enqueue_inplace(tensor.data_ptr())
-    call.requests[key] = request
-    try:
-        ops.wait(handle)
-    except BaseException:
-        abandon([handle], [tensor])
-        raise
+    _in_flight[handle] = tensor
     _mark_written(tensor)
-    return True
+    return handle
 
 
 def start_to_new(call: Call, tensors: Sequence[torch.Tensor], single: bool) -> int:
@@ -189,6 +186,9 @@ def synchronize(handle: int) -> Result:
     if operation is None:
         return None
     try:
+        if isinstance(operation, torch.Tensor):
+            ops.wait_done(handle)
+            return operation
         outputs = ops.wait(handle)
     except BaseException:
         if is_in_flight(handle):

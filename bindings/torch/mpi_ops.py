@@ -50,7 +50,7 @@ from horovodlike.torch._engine import (
     Call,
     full_name,
     poll,
-    run_again_in_place,
+    start_again_in_place,
     start_allgather,
     start_in_place,
     start_to_new,
@@ -140,6 +140,11 @@ def _group(tensors: Sequence[torch.Tensor], operation: str) -> Sequence[torch.Te
     return tensors
 
 
+def _start_in_place(call: Call, tensor: torch.Tensor) -> int:
+    handle = start_again_in_place(call, tensor) if isinstance(tensor, torch.Tensor) else 0
+    return handle or start_in_place(call, [tensor], single=True)
+
+
 def _result(handle: int, _: type[T]) -> T:
     """Synchronize a handle that this module has just made, whose result is known to be of the given type."""
     return synchronize(handle)  # type: ignore[return-value]
@@ -203,9 +208,7 @@ def allreduce_(
 ) -> torch.Tensor:
     """Do what `allreduce` does in place, and return the tensor. Not differentiable."""
     call = _allreduce_call("allreduce", average, name, op, prescale_factor, postscale_factor, process_set)
-    if name is not None and isinstance(tensor, torch.Tensor) and run_again_in_place(call, tensor):
-        return tensor
-    return _result(start_in_place(call, [tensor], single=True), torch.Tensor)
+    return _result(_start_in_place(call, tensor), torch.Tensor)
 
 
 def allreduce_async_(
@@ -219,7 +222,7 @@ def allreduce_async_(
 ) -> int:
     """Start what `allreduce_` does and return a handle for `poll` and `synchronize`."""
     call = _allreduce_call("allreduce", average, name, op, prescale_factor, postscale_factor, process_set)
-    return start_in_place(call, [tensor], single=True)
+    return _start_in_place(call, tensor)
 
 
 def grouped_allreduce(
@@ -375,9 +378,7 @@ def broadcast_(
 ) -> torch.Tensor:
     """Overwrite the tensor with the root's on every rank, and return it. Not differentiable."""
     call = _broadcast_call(root_rank, name, process_set)
-    if name is not None and isinstance(tensor, torch.Tensor) and run_again_in_place(call, tensor):
-        return tensor
-    return _result(start_in_place(call, [tensor], single=True), torch.Tensor)
+    return _result(_start_in_place(call, tensor), torch.Tensor)
 
 
 def broadcast_async_(

@@ -311,8 +311,8 @@ int32_t hvl_wait(int64_t handle, double timeout, hvl_output** outputs, int32_t* 
       *outputs = nullptr;
       *num_outputs = 0;
     }
-    hvl_status waited;
-    {
+    hvl_status waited = hvl::handle_table().poll(handle);
+    if (waited == HVL_IN_PROGRESS) {
       hvl::WaitingThread waiting;
       waited = hvl::handle_table().wait(handle, hvl::now_ns() + hvl::to_ns(timeout));
     }

@@ -106,15 +106,15 @@ class Allreduce {
 
   void reduce_part(uint64_t chunk, const Range& range) {
     char* slot = pipeline_.slot(pipeline_.local_rank(), chunk) + range.in_slot;
-    batch_.for_each_piece(
-        range.begin, range.end, [&](const Segment& segment, uint64_t from, uint64_t at, uint64_t num_bytes) {
-          for (uint64_t done = 0; done < num_bytes; done += kBlock) {
-            uint64_t block = std::min(kBlock, num_bytes - done);
-            char* result = slot + at + done;
-            reduce_piece(segment, from + done, chunk, range.in_slot + at + done, block, result);
-            memcpy(segment.output + from + done, result, block);
-          }
-        });
+    batch_.for_each_piece(range.begin, range.end,
+                          [&](const Segment& segment, uint64_t from, uint64_t at, uint64_t num_bytes) {
+                            for (uint64_t done = 0; done < num_bytes; done += kBlock) {
+                              uint64_t block = std::min(kBlock, num_bytes - done);
+                              char* result = slot + at + done;
+                              reduce_piece(segment, from + done, chunk, range.in_slot + at + done, block, result);
+                              memcpy(segment.output + from + done, result, block);
+                            }
+                          });
   }
 
   // Reduces `num_bytes` that stand at `in_slot` of every other rank's slot and at `from` of this rank's own segment.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Callable, Iterator
 
@@ -28,6 +29,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
             return f"torch on {size[1] if size else 2} ranks"
 
     return ByPool(config, log)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _away_from_the_source(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Run in another folder: Python looks for modules where it is started, and here it would find the source."""
+    os.chdir(tmp_path_factory.mktemp("elsewhere"))
 
 
 @pytest.fixture(scope="session")

@@ -266,7 +266,7 @@ def DistributedOptimizer(
     """Wrap an optimizer so that it steps with gradients reduced over all ranks.
 
     The result is of a subclass of the optimizer's class with the same name, shares its parameter groups, state and
-    hooks, and replaces it. The reduction of a gradient starts as soon as `backward` has computed it, and `step`
+    hooks, and replaces it. `backward` hands each gradient to the engine as soon as it is computed, and `step`
     waits for all. With one rank nothing is sent, but the rules are the same.
 
     A parameter that has no gradient when `step` is called takes part with a gradient of zeros if any rank has one;

@@ -2,11 +2,13 @@
 
 #include <pthread.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -25,7 +27,7 @@ thread_local std::string last_error;
 
 std::mutex engine_mutex;  // guards the pointer; taken before any other lock of the engine
 std::shared_ptr<Engine> current_engine;
-bool is_forked_child = false;
+std::atomic<bool> is_forked_child{false};
 
 // Never destroyed: a thread may still wait for a handle while the process exits.
 HandleTable& handle_table() {
@@ -62,12 +64,24 @@ Status not_initialized() {
   return Status(HVL_NOT_INITIALIZED, "horovodlike has not been initialized; use hvd.init().");
 }
 
-// The engine's thread lives in the parent only; its memory must not be touched from here.
+// A child is made while no other thread is in the functions that it may go on to use.
+void before_fork() {
+  engine_mutex.lock();
+  handle_table().lock();
+}
+
+void after_fork_in_parent() {
+  handle_table().unlock();
+  engine_mutex.unlock();
+}
+
+// The engine's thread lives in the parent only: the child forgets the engine, without touching it.
 void after_fork_in_child() {
-  new std::shared_ptr<Engine>(current_engine);  // never destroyed
-  current_engine.reset();
-  is_forked_child = true;
-  new (&engine_mutex) std::mutex;
+  if (current_engine != nullptr) {
+    new std::shared_ptr<Engine>(std::move(current_engine));  // never destroyed
+    is_forked_child = true;
+  }
+  after_fork_in_parent();
 }
 
 Status check_tensor(const hvl_request& request, int index) {
@@ -80,8 +94,12 @@ Status check_tensor(const hvl_request& request, int index) {
     return Status(HVL_INVALID_ARGUMENT, where + " has " + std::to_string(tensor.ndim) + " dimensions; at most " +
                                             std::to_string(kMaxDimensions) + " are supported: reshape it first");
   }
+  int64_t num_bytes = static_cast<int64_t>(size_of(static_cast<DataType>(tensor.dtype)));
   for (int d = 0; d < tensor.ndim; ++d) {
     if (tensor.shape[d] < 0) return Status(HVL_INVALID_ARGUMENT, where + " has a negative dimension");
+    if (__builtin_mul_overflow(num_bytes, tensor.shape[d], &num_bytes)) {
+      return Status(HVL_INVALID_ARGUMENT, where + " is too large: its bytes do not fit 64 bits");
+    }
   }
   if (request.kind == HVL_ALLGATHER && tensor.ndim == 0) {
     return Status(HVL_INVALID_ARGUMENT, where + " is a scalar; an allgather needs at least one dimension");
@@ -126,12 +144,14 @@ std::shared_ptr<Operation> make_operation(const hvl_request& request) {
   Signature& signature = operation->signature;
   signature.name = request.name;
   signature.kind = static_cast<Kind>(request.kind);
-  signature.op = static_cast<ReduceOp>(request.reduce_op);
+  // What has no meaning for the kind is left at its default, so that the ranks do not differ in it.
+  const bool reduces = signature.kind == HVL_ALLREDUCE;
+  if (reduces) signature.op = static_cast<ReduceOp>(request.reduce_op);
   signature.device = static_cast<Device>(request.device);
-  signature.root = request.root_rank;
+  if (signature.kind == HVL_BROADCAST) signature.root = request.root_rank;
   signature.process_set = request.process_set;
-  signature.prescale = request.prescale;
-  signature.postscale = request.postscale;
+  if (reduces) signature.prescale = request.prescale;
+  if (reduces) signature.postscale = request.postscale;
   for (int t = 0; t < request.num_tensors; ++t) {
     const hvl_tensor& tensor = request.tensors[t];
     TensorSignature described;
@@ -177,6 +197,11 @@ Status start(const hvl_config& config) {
     return Status(HVL_INVALID_ARGUMENT,
                   "the Python package and libhorovodlike.so are of different versions: reinstall");
   }
+  if (config.size < 1 || config.rank < 0 || config.rank >= config.size || config.local_size != config.size ||
+      config.local_rank != config.rank || config.slot_depth < 1 || config.slot_bytes < 4096 ||
+      config.slot_bytes % static_cast<int64_t>(kAlignment) != 0) {
+    return Status(HVL_INVALID_ARGUMENT, "the engine's configuration contradicts itself");
+  }
   std::lock_guard<std::mutex> lock(engine_mutex);
   if (current_engine != nullptr) return Status(HVL_INVALID_ARGUMENT, "the engine is running already");
   EngineOptions options;
@@ -201,7 +226,7 @@ Status start(const hvl_config& config) {
     if (memory == nullptr) status = Status(HVL_RESOURCES, "no memory for the engine");
   }
   if (!status.ok()) return status;
-  static int once = pthread_atfork(nullptr, nullptr, after_fork_in_child);
+  static int once = pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
   (void)once;
   is_forked_child = false;
   current_engine = std::make_shared<Engine>(options, std::move(memory), &handle_table());
@@ -237,7 +262,10 @@ class WaitingThread {
   std::shared_ptr<Engine> engine_;
 };
 
-Status unfinished() { return Status(HVL_IN_PROGRESS, "not complete yet"); }
+Status unfinished() {
+  if (is_forked_child && engine() == nullptr) return not_initialized();
+  return Status(HVL_IN_PROGRESS, "not complete yet");
+}
 Status unknown() { return Status(HVL_UNKNOWN_HANDLE, "the handle is unknown or was waited for already"); }
 
 }  // namespace
@@ -291,6 +319,11 @@ int64_t hvl_enqueue(hvl_prepared* prepared, const uintptr_t* inputs, const uintp
 }
 
 int64_t hvl_enqueue_inplace(hvl_prepared* prepared, uintptr_t data) {
+  const hvl::Signature& signature = prepared->operation->signature;
+  if (signature.tensors.size() != 1 || signature.kind == HVL_ALLGATHER) {
+    std::string text = "'" + signature.name + "' is not an operation of one tensor that is input and output";
+    return -hvl::report(hvl::Status(HVL_INVALID_ARGUMENT, text));
+  }
   return hvl::enqueue(prepared, nullptr, nullptr, [data](size_t) {
     return hvl::Memory{reinterpret_cast<const char*>(data), reinterpret_cast<char*>(data)};
   });
@@ -326,11 +359,12 @@ int32_t hvl_wait(int64_t handle, double timeout, hvl_output** outputs, int32_t* 
 
 int32_t hvl_wait_all(int64_t* handles, int32_t count, double timeout) {
   return hvl::guarded([&]() -> hvl::Status {
-    hvl::WaitingThread waiting;
+    std::optional<hvl::WaitingThread> waiting;
     uint64_t deadline = hvl::now_ns() + hvl::to_ns(timeout);
     // The last one first: what was enqueued before is most often complete when it is, so one sleep is enough.
     for (int32_t index = count; index-- > 0;) {
-      if (handles[index] == 0) continue;
+      if (handles[index] == 0 || hvl::handle_table().poll(handles[index]) == HVL_OK) continue;
+      if (!waiting.has_value()) waiting.emplace();
       hvl_status waited = hvl::handle_table().wait(handles[index], deadline);
       if (waited == HVL_IN_PROGRESS) return hvl::unfinished();
     }

@@ -24,17 +24,17 @@ constexpr uint64_t kStallCheckInterval = kSecond;
 constexpr int64_t kWorthSending = 1 << 20;  // bytes
 constexpr uint64_t kHurriedHold = kMillisecond;
 constexpr uint64_t kMaxHold = 50 * kMillisecond;
-constexpr uint64_t kLeaveTimeout = 5 * kSecond;
 
 std::atomic<uint64_t> engines_started{0};
 
-WaiterOptions waiter_options(const EngineOptions& options) {
+WaiterOptions waiter_options(const EngineOptions& options, const std::atomic<bool>* leaving) {
   WaiterOptions waiter;
   waiter.local_rank = options.local_rank;
   for (int rank = 0; rank < options.size; ++rank) waiter.ranks.push_back(rank);
   waiter.pids = options.local_pids;
   waiter.stall_warning = options.stall_warning;
   waiter.stall_shutdown = options.stall_shutdown;
+  waiter.leaving = leaving;
   return waiter;
 }
 
@@ -60,7 +60,22 @@ std::unique_ptr<DataPlane> make_data_plane(const EngineOptions& options, const s
   return std::make_unique<ShmDataPlane>(memory, options.local_rank, waiter);
 }
 
-// Signals are for the framework's threads; time-outs of microseconds are to be kept.
+class SignalsBlocked {
+ public:
+  SignalsBlocked() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  SignalsBlocked(const SignalsBlocked&) = delete;
+  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
+
+ private:
+  sigset_t before_;
+};
+
+// Time-outs of microseconds are to be kept.
 void prepare_engine_thread() {
   pthread_setname_np(pthread_self(), "hvl-engine");
   prctl(PR_SET_TIMERSLACK, 1000UL, 0, 0, 0);
@@ -73,14 +88,11 @@ Engine::Engine(const EngineOptions& options, std::shared_ptr<HostMemory> memory,
       memory_(std::move(memory)),
       handles_(handles),
       queue_(++engines_started),
-      waiter_(memory_, waiter_options(options)),
+      waiter_(memory_, waiter_options(options, &stop_requested_)),
       control_(make_control(options_, memory_)),
       data_plane_(make_data_plane(options_, memory_, &waiter_)) {
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
+  SignalsBlocked while_the_thread_is_made;  // it inherits that: signals are for the framework's threads
   thread_ = std::thread([this] { run(); });
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 Engine::~Engine() { shut_down(); }
@@ -101,18 +113,17 @@ Status Engine::enqueue(std::unique_ptr<Entry> entry, int64_t* handle) {
     if (with_handle) handles_->discard(*handle);
     return status;
   }
+  if (!with_handle) hurried_.store(true);  // whoever is called back cannot show that he waits
   RankBlock& block = memory_->rank(options_.local_rank);
   if (block.holds_back.load() == 0 || is_wanted()) block.doorbell.ring();
   return status;
 }
 
-void Engine::begin_wait() {
-  if (waiting_threads_.fetch_add(1) == 0) memory_->set_waits(options_.local_rank, true);
-}
+void Engine::begin_wait() { memory_->begin_wait(options_.local_rank); }
 
-void Engine::end_wait() {
-  if (waiting_threads_.fetch_sub(1) == 1) memory_->set_waits(options_.local_rank, false);
-}
+void Engine::end_wait() { memory_->rank(options_.local_rank).waits.fetch_sub(1); }
+
+bool Engine::somebody_waits() const { return memory_->rank(options_.local_rank).waits.load() > 0; }
 
 void Engine::hurry() {
   if (!hurried_.exchange(true)) memory_->rank(options_.local_rank).doorbell.ring();
@@ -125,7 +136,7 @@ void Engine::run() {
   try {
     while (status.ok() && !ended_) {
       bool progressed = false;
-      waiter_.set_urgent(waiting_threads_.load(std::memory_order_relaxed) > 0);
+      waiter_.set_urgent(somebody_waits());
       status = step(&progressed);
       if (status.ok() && !progressed && !ended_) {
         idle();
@@ -172,7 +183,7 @@ void Engine::idle() {
 
 // Somebody here looks at the results, or there is so much that it is time to start.
 bool Engine::is_wanted() const {
-  return waiting_threads_.load() > 0 || hurried_.load() || stop_requested_.load() ||
+  return somebody_waits() || hurried_.load() || stop_requested_.load() ||
          (options_.overlap && queue_.queued_bytes() >= kWorthSending);
 }
 
@@ -198,6 +209,10 @@ Status Engine::watch() {
   if (memory_->is_broken()) return Status(HVL_JOB_BROKEN, memory_->broken_text());
   waiter_.check_peers();
   uint64_t now = now_ns();
+  if (stop_announced_ && now - stop_announced_at_ > kLeaveTimeout) {
+    return Status(HVL_JOB_BROKEN, waiter_.describe(options_.local_rank) + " has shut down, and the coordinator, " +
+                                      waiter_.describe(0) + ", did not answer");
+  }
   if (now - last_watch_ < kStallCheckInterval) return Status();
   last_watch_ = now;
   Status status = control_->check_stalls();
@@ -216,6 +231,7 @@ Status Engine::watch() {
 Status Engine::submit(bool* progressed) {
   if (stop_requested_.load() && !stop_announced_) {
     stop_announced_ = true;
+    stop_announced_at_ = now_ns();
     *progressed = true;
     Message message;
     message.type = Message::Type::kShutdown;
@@ -233,6 +249,7 @@ Status Engine::submit(bool* progressed) {
     tensor->entry = std::move(entry);
     ++num_in_flight_;
     if (status.ok()) status = announce(tensor, &ready_);
+    if (!status.ok()) in_full_[tensor->key] = tensor->entry->tensor;  // where end() finds it
   }
   new_entries_.clear();
   if (status.ok() && !ready_.ids.empty()) status = control_->send(ready_);
@@ -240,7 +257,8 @@ Status Engine::submit(bool* progressed) {
 }
 
 Status Engine::announce(NamedTensor* tensor, Message* ready) {
-  if (is_agreed(tensor)) {
+  tensor->announced_in_full = !is_agreed(tensor);
+  if (!tensor->announced_in_full) {
     ready->ids.push_back(tensor->id);
     return Status();
   }
@@ -277,6 +295,7 @@ void Engine::complete(NamedTensor* tensor, const Status& status, std::vector<hvl
   --num_in_flight_;
   counters_.requests.fetch_add(1, std::memory_order_relaxed);
   counters_.bytes.fetch_add(entry->operation->total_bytes, std::memory_order_relaxed);
+  if (tensor->announced_in_full) in_full_.erase(tensor->key);
   queue_.finish(*entry);  // first: who sees the result may use the name again
   if (entry->done != nullptr) {
     entry->done(entry->done_context, status.code(), status.message().c_str());
@@ -288,22 +307,28 @@ void Engine::complete(NamedTensor* tensor, const Status& status, std::vector<hvl
 void Engine::end(const Status& status) {
   ended_ = true;
   queue_.close(status);
-  queue_.take(&new_entries_);
-  for (std::unique_ptr<Entry>& entry : new_entries_) {
-    NamedTensor* tensor = entry->tensor.get();
-    tensor->entry = std::move(entry);
-    ++num_in_flight_;
-    in_full_[tensor->key] = tensor->entry->tensor;
-  }
-  new_entries_.clear();
-  for (auto& waiting : in_full_) {
+  do {  // first what submit() left behind, if it was interrupted
+    for (std::unique_ptr<Entry>& entry : new_entries_) {
+      if (entry == nullptr) continue;
+      NamedTensor* tensor = entry->tensor.get();
+      tensor->entry = std::move(entry);
+      ++num_in_flight_;
+      in_full_[tensor->key] = tensor->entry->tensor;
+    }
+    new_entries_.clear();
+    queue_.take(&new_entries_);
+  } while (!new_entries_.empty());
+  auto unknown = std::move(in_full_);
+  in_full_.clear();
+  for (auto& waiting : unknown) {
     if (waiting.second->entry != nullptr) complete(waiting.second.get(), status);
   }
   for (auto& known : known_) {
     NamedTensor* tensor = known.second.tensor.get();
-    if (tensor != nullptr && tensor->entry != nullptr) complete(tensor, status);
+    if (tensor == nullptr) continue;
+    if (tensor->entry != nullptr) complete(tensor, status);
+    tensor->agreed = nullptr;
   }
-  in_full_.clear();
   handles_->wake_waiters();
 }
 
@@ -315,7 +340,7 @@ void Engine::flush_before_leaving() {
     waiter_.idle([this] { return control_->has_news() || memory_->is_broken(); }, kWatchInterval);
     waiter_.check_peers();
   }
-  memory_->rank(options_.local_rank).left.store(1);
+  if (control_->is_flushed()) memory_->rank(options_.local_rank).left.store(1);
 }
 
 }  // namespace hvl

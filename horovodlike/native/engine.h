@@ -72,6 +72,7 @@ class Engine {
   Status step(bool* progressed);
   void idle();
   Status watch();
+  bool somebody_waits() const;
   bool is_wanted() const;
   uint64_t hold_limit();
   bool holds_back();
@@ -94,7 +95,6 @@ class Engine {
   HandleTable* const handles_;
   TensorQueue queue_;
   EngineCounters counters_;
-  std::atomic<int> waiting_threads_{0};
   std::atomic<bool> stop_requested_{false};
   std::atomic<bool> hurried_{false};
 
@@ -110,6 +110,7 @@ class Engine {
   std::vector<uint64_t> entry_ends_;  // where in the batch's stream each of its requests ends
   size_t num_in_flight_ = 0;
   bool stop_announced_ = false;
+  uint64_t stop_announced_at_ = 0;
   bool ended_ = false;
   uint64_t last_watch_ = 0;
   uint64_t last_record_ = 0;  // when the log last said something

@@ -50,11 +50,11 @@ Status Engine::evict(const Record& record) {
     std::shared_ptr<NamedTensor> tensor = std::move(known->second.tensor);
     known_.erase(known);
     if (tensor == nullptr || tensor->id != id) continue;
-    const bool in_flight = tensor->entry != nullptr;
-    const bool announced_by_id = in_flight && in_full_.count(tensor->key) == 0;
+    const bool announced_by_id = tensor->entry != nullptr && !tensor->announced_in_full;
     queue_.forget_id(tensor.get());
     // The coordinator has dropped what was announced by this id: say it again in full.
     if (announced_by_id && status.ok()) status = announce(tensor.get(), &ready_);
+    if (announced_by_id && !status.ok()) in_full_[tensor->key] = tensor;  // where end() finds it
   }
   return status;
 }
@@ -76,6 +76,7 @@ Status Engine::fail(const Record& record) {
 }
 
 Status Engine::execute(const std::vector<TensorId>& ids) {
+  if (ids.empty()) return Status(HVL_JOB_BROKEN, "the log asks for a batch without tensors");
   std::vector<NamedTensor*> tensors;
   tensors.reserve(ids.size());
   for (TensorId id : ids) {

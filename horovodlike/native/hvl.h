@@ -138,7 +138,8 @@ void hvl_release(hvl_prepared* prepared);
 /* Enqueues with the addresses of the tensors' memory, num_tensors of each. inputs[i] may equal outputs[i]. Allgather:
  * `outputs` is null, the engine allocates them and hvl_wait() hands them over. Broadcast: the root's inputs are sent
  * and every rank's outputs are written. `done` may be null; it is called once, on the engine thread, when the request
- * completes; its message lives as long as the call, and there is no handle: the return value is 0. Otherwise returns a
+ * completes, and may not call hvl_shutdown(); its message lives as long as the call, and there is no handle: the
+ * return value is 0. Otherwise returns a
  * handle > 0. Errors are negated hvl_status. Does not block. */
 int64_t hvl_enqueue(hvl_prepared* prepared, const uintptr_t* inputs, const uintptr_t* outputs,
                     void (*done)(void* context, int32_t status, const char* message), void* context);
@@ -150,7 +151,8 @@ int32_t hvl_poll(int64_t handle);
  * handle. `*outputs` becomes an array of `*num_outputs` outputs, null unless the engine allocated some; the array is to
  * be freed with hvl_free(), and so is the data of each. Both pointers may be null: then the outputs are dropped. */
 int32_t hvl_wait(int64_t handle, double timeout, hvl_output** outputs, int32_t* num_outputs);
-/* Waits for all; consumes all that completed and writes 0 over them. The status is the first error in order. */
+/* Waits for all, then consumes all and writes 0 over them; the status is the first error in order. Consumes none when
+ * it returns HVL_IN_PROGRESS. A handle of 0 is passed over. */
 int32_t hvl_wait_all(int64_t* handles, int32_t count, double timeout);
 void hvl_free(void* data);
 

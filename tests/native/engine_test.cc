@@ -251,6 +251,37 @@ TEST(a_stall_ends_the_job_with_a_report) {
   CHECK(status.message().find("missing on ranks [0]") != std::string::npos);
 }
 
+TEST(a_group_whose_description_is_longer_than_the_rings) {
+  Job job(3);
+  job.on_all([&](int rank) {
+    std::vector<Shape> shapes(12000, Shape{1, 1, 1, 1});
+    std::vector<float> data(shapes.size(), static_cast<float>(rank));
+    std::vector<char*> addresses;
+    for (float& element : data) addresses.push_back(reinterpret_cast<char*>(&element));
+    auto group = make("long.group", HVL_ALLREDUCE, shapes);
+    for (int round = 0; round < 2; ++round) {
+      int64_t handle = job.enqueue(rank, group, {addresses.begin(), addresses.end()}, addresses);
+      CHECK_EQ(job.wait(rank, handle).message(), "");
+    }
+    for (float got : data) CHECK_EQ(got, 9.0f);  // 0 + 1 + 2 = 3, and once more
+  });
+}
+
+TEST(many_new_names_at_once) {
+  Job job(2);
+  job.on_all([&](int rank) {
+    std::vector<float> data(6000, static_cast<float>(rank + 1));
+    std::vector<int64_t> handles;
+    for (size_t i = 0; i < data.size(); ++i) {
+      char* address = reinterpret_cast<char*>(&data[i]);
+      std::string name = "a.rather.long.name.of.a.parameter.of.a.large.model." + std::to_string(i);
+      handles.push_back(job.enqueue(rank, make(name, HVL_ALLREDUCE, {{1}}), {address}, {address}));
+    }
+    for (int64_t handle : handles) CHECK_EQ(job.wait(rank, handle).message(), "");
+    for (float got : data) CHECK_EQ(got, 3.0f);
+  });
+}
+
 TEST(groups_and_barriers_mixed) {
   for (int size : {1, 2, 4}) {
     Job job(size);

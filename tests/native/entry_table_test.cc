@@ -9,8 +9,8 @@ using namespace hvl;
 
 namespace {
 
-Entry* add_defined(EntryTable* table) {
-  Entry* entry = table->add();
+TableEntry* add_defined(EntryTable* table) {
+  TableEntry* entry = table->add();
   entry->defined = true;
   table->touch(entry);
   return entry;
@@ -18,7 +18,7 @@ Entry* add_defined(EntryTable* table) {
 
 std::vector<TensorId> by_last_use(EntryTable* table) {
   std::vector<TensorId> ids;
-  for (Entry* entry = table->least_recent(); entry != nullptr; entry = table->more_recent(*entry)) {
+  for (TableEntry* entry = table->least_recent(); entry != nullptr; entry = table->more_recent(*entry)) {
     ids.push_back(entry->id);
   }
   return ids;
@@ -30,7 +30,7 @@ TEST(an_id_stands_for_its_entry_until_removed) {
   EntryTable table(2);
   CHECK(table.find(kNoId) == nullptr);
   CHECK(!table.was_given(1));
-  Entry* entry = add_defined(&table);
+  TableEntry* entry = add_defined(&table);
   CHECK_EQ(entry->id, 1);
   CHECK(table.find(1) == entry);
   CHECK(table.find(1 + 256) == nullptr);  // the same place
@@ -44,13 +44,13 @@ TEST(growing_keeps_everything) {
   constexpr TensorId kCount = 5000;
   EntryTable table(70);
   for (TensorId id = 1; id <= kCount; ++id) {
-    Entry* entry = add_defined(&table);
+    TableEntry* entry = add_defined(&table);
     REQUIRE(entry->id == id);
     table.details(*entry).signature.name = std::to_string(id);
     CHECK(table.add_ready(entry, static_cast<int>(id % 70)));
   }
   for (TensorId id = 1; id <= kCount; ++id) {
-    Entry* entry = table.find(id);
+    TableEntry* entry = table.find(id);
     REQUIRE(entry != nullptr);
     CHECK_EQ(table.details(*entry).signature.name, std::to_string(id));
     for (int rank = 0; rank < 70; ++rank) CHECK_EQ(table.is_ready(*entry, rank), rank == static_cast<int>(id % 70));
@@ -83,7 +83,7 @@ TEST(the_counter_goes_round_without_taking_a_living_id) {
   EntryTable table(2, 0xfffffff0);
   const TensorId kept = add_defined(&table)->id;
   for (int i = 0; i < 100; ++i) {
-    Entry* entry = table.add();
+    TableEntry* entry = table.add();
     CHECK(entry->id != kNoId);
     CHECK(entry->id != kept);
     table.remove(entry);
@@ -112,7 +112,7 @@ TEST(order_of_last_use) {
 
 TEST(a_rank_is_ready_once) {
   EntryTable table(65);
-  Entry* entry = table.add();
+  TableEntry* entry = table.add();
   CHECK(table.add_ready(entry, 64));
   CHECK(!table.add_ready(entry, 64));
   CHECK(table.add_ready(entry, 0));

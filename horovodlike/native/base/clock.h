@@ -17,6 +17,14 @@ inline uint64_t now_ns() {
   return static_cast<uint64_t>(time.tv_sec) * kSecond + static_cast<uint64_t>(time.tv_nsec);
 }
 
-inline uint64_t to_ns(double seconds) { return seconds <= 0 ? 0 : static_cast<uint64_t>(seconds * 1e9); }
+// At most a century, so that sums do not overflow.
+inline uint64_t to_ns(double seconds) {
+  constexpr double kCentury = 3.2e9;
+  if (!(seconds > 0)) return 0;
+  return static_cast<uint64_t>((seconds < kCentury ? seconds : kCentury) * 1e9);
+}
+
+// How long a rank that shuts down waits for the others at most.
+constexpr uint64_t kLeaveTimeout = 5 * kSecond;
 
 }  // namespace hvl

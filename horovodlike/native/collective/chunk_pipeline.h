@@ -54,8 +54,9 @@ class ChunkPipeline {
         };
         auto lags = [&](int peer) {
           Progress& theirs = memory_->rank(peer).progress;
-          return theirs.filled.load() <= reduced || theirs.reduced.load() <= drained ||
-                 theirs.drained.load() + depth() <= filled;
+          return (reduced < filled && theirs.filled.load() <= reduced) ||
+                 (drained < reduced && theirs.reduced.load() <= drained) ||
+                 (filled < end && theirs.drained.load() + depth() <= filled);
         };
         Status status = waiter_->wait(step_is_possible, lags);
         if (!status.ok()) return status;
@@ -87,7 +88,8 @@ class ChunkPipeline {
         };
         auto lags = [&](int peer) {
           Progress& theirs = memory_->rank(peer).progress;
-          return theirs.filled.load() <= drained || theirs.drained.load() + depth() <= filled;
+          return (drained < filled && theirs.filled.load() <= drained) ||
+                 (filled < end && theirs.drained.load() + depth() <= filled);
         };
         Status status = waiter_->wait(step_is_possible, lags);
         if (!status.ok()) return status;

@@ -87,17 +87,17 @@ struct Coordinator::State {
   ProcessSet* find_process_set(int32_t process_set) { return process_set == 0 ? &all_ranks : nullptr; }
 
   Status on_request(int rank, const Signature& signature, uint64_t now);
-  Status add_ready(Entry* entry, int rank, uint64_t now);
+  Status add_ready(TableEntry* entry, int rank, uint64_t now);
   Status stale_or_unknown(int rank, TensorId id);
-  Entry* find_or_add(ProcessSet* set, const Signature& signature);
+  TableEntry* find_or_add(ProcessSet* set, const Signature& signature);
   void shut_down(int rank, const std::string& text);
 
-  bool settle(Entry* entry, std::vector<Decision>* decisions);
-  void define(Entry* entry, Verdict verdict, std::vector<Decision>* decisions);
-  void remove(Entry* entry);
-  void execute(Entry* entry, std::vector<Decision>* decisions);
-  Batch* batch_for(const Entry& entry, std::vector<Decision>* decisions);
-  size_t likely_batch(const Entry& first) const;
+  bool settle(TableEntry* entry, std::vector<Decision>* decisions);
+  void define(TableEntry* entry, Verdict verdict, std::vector<Decision>* decisions);
+  void remove(TableEntry* entry);
+  void execute(TableEntry* entry, std::vector<Decision>* decisions);
+  Batch* batch_for(const TableEntry& entry, std::vector<Decision>* decisions);
+  size_t likely_batch(const TableEntry& first) const;
   void close_batches(std::vector<Decision>* decisions);
   void evict(std::vector<Decision>* decisions);
 
@@ -126,7 +126,7 @@ Coordinator::State::State(const CoordinatorOptions& given) : options(given), tab
 
 // ---- Messages -------------------------------------------------------------------------------------------------------
 
-Status Coordinator::State::add_ready(Entry* entry, int rank, uint64_t now) {
+Status Coordinator::State::add_ready(TableEntry* entry, int rank, uint64_t now) {
   if (!table.add_ready(entry, rank)) {
     return protocol_error(rank,
                           "announced '" + table.details(*entry).signature.name + "' again before it was executed");
@@ -146,10 +146,10 @@ Status Coordinator::State::stale_or_unknown(int rank, TensorId id) {
   return protocol_error(rank, "announced the unknown tensor id " + std::to_string(id));
 }
 
-Entry* Coordinator::State::find_or_add(ProcessSet* set, const Signature& signature) {
+TableEntry* Coordinator::State::find_or_add(ProcessSet* set, const Signature& signature) {
   const auto known = set->names.find(signature.name);
   if (known != set->names.end()) return table.find(known->second);
-  Entry* entry = table.add();
+  TableEntry* entry = table.add();
   entry->num_members = static_cast<int32_t>(set->members.size());
   entry->process_set = signature.process_set;
   entry->kind = signature.kind;
@@ -167,7 +167,7 @@ Status Coordinator::State::on_request(int rank, const Signature& signature, uint
     refused.push_back(make_error(signature, Status(HVL_INVALID_ARGUMENT, text), 1));
     return Status();
   }
-  Entry* entry = find_or_add(set, signature);
+  TableEntry* entry = find_or_add(set, signature);
   Status status = add_ready(entry, rank, now);
   if (!status.ok()) return status;
   entry->requested = true;
@@ -183,7 +183,7 @@ void Coordinator::State::shut_down(int rank, const std::string& text) {
 // ---- Decisions ------------------------------------------------------------------------------------------------------
 
 // For an entry that some ranks requested in full: defines it, or decides the error and is false.
-bool Coordinator::State::settle(Entry* entry, std::vector<Decision>* decisions) {
+bool Coordinator::State::settle(TableEntry* entry, std::vector<Decision>* decisions) {
   Details& details = table.details(*entry);
   std::vector<Proposal> proposals = std::move(details.proposals);
   details.proposals.clear();
@@ -210,7 +210,7 @@ bool Coordinator::State::settle(Entry* entry, std::vector<Decision>* decisions) 
   return false;
 }
 
-void Coordinator::State::define(Entry* entry, Verdict verdict, std::vector<Decision>* decisions) {
+void Coordinator::State::define(TableEntry* entry, Verdict verdict, std::vector<Decision>* decisions) {
   Details& details = table.details(*entry);
   if (entry->defined && verdict.signature == details.signature && verdict.first_dims == details.first_dims) return;
   const Reason::Why why = entry->defined ? Reason::Why::kChanged : Reason::Why::kNew;
@@ -229,13 +229,13 @@ void Coordinator::State::define(Entry* entry, Verdict verdict, std::vector<Decis
   decisions->push_back(std::move(decision));
 }
 
-void Coordinator::State::remove(Entry* entry) {
+void Coordinator::State::remove(TableEntry* entry) {
   find_process_set(entry->process_set)->names.erase(table.details(*entry).signature.name);
   table.remove(entry);
 }
 
 // The batch that has room for the entry.
-Batch* Coordinator::State::batch_for(const Entry& entry, std::vector<Decision>* decisions) {
+Batch* Coordinator::State::batch_for(const TableEntry& entry, std::vector<Decision>* decisions) {
   const auto fits_kind = [&](const Batch& batch) {
     return batch.process_set == entry.process_set && batch.device == entry.device;
   };
@@ -251,12 +251,12 @@ Batch* Coordinator::State::batch_for(const Entry& entry, std::vector<Decision>* 
 }
 
 // How many ids to make room for at once: as many as are left, if all are as large as the first.
-size_t Coordinator::State::likely_batch(const Entry& first) const {
+size_t Coordinator::State::likely_batch(const TableEntry& first) const {
   const size_t by_bytes = static_cast<size_t>(options.fusion_threshold / std::max<int64_t>(1, first.num_bytes));
   return std::min({num_undecided, std::max<size_t>(1, by_bytes), static_cast<size_t>(options.max_batch)});
 }
 
-void Coordinator::State::execute(Entry* entry, std::vector<Decision>* decisions) {
+void Coordinator::State::execute(TableEntry* entry, std::vector<Decision>* decisions) {
   table.clear_ready(entry);
   table.touch(entry);
   if (entry->kind != HVL_ALLREDUCE) {
@@ -283,8 +283,8 @@ void Coordinator::State::evict(std::vector<Decision>* decisions) {
   const size_t capacity = static_cast<size_t>(options.cache_capacity);
   if (num_defined <= capacity) return;
   std::vector<TensorId> ids;
-  for (Entry* entry = table.least_recent(); entry != nullptr && num_defined - ids.size() > capacity;) {
-    Entry* next = table.more_recent(*entry);
+  for (TableEntry* entry = table.least_recent(); entry != nullptr && num_defined - ids.size() > capacity;) {
+    TableEntry* next = table.more_recent(*entry);
     if (entry->num_ready == 0) {
       ids.push_back(entry->id);
       remove(entry);
@@ -306,7 +306,7 @@ Coordinator::~Coordinator() = default;
 Status Coordinator::on_ready(int rank, TensorId id, uint64_t now) {
   if (state_->shutting_down) return Status();
   if (rank < 0 || rank >= state_->options.size) return protocol_error(rank, "does not exist");
-  Entry* entry = state_->table.find(id);
+  TableEntry* entry = state_->table.find(id);
   if (entry == nullptr || !entry->defined) return state_->stale_or_unknown(rank, id);
   return state_->add_ready(entry, rank, now);
 }
@@ -333,7 +333,7 @@ void Coordinator::decide(std::vector<Decision>* decisions) {
   state.refused.clear();
   state.num_undecided = state.completed.size();
   for (TensorId id : state.completed) {
-    Entry* entry = state.table.find(id);
+    TableEntry* entry = state.table.find(id);
     if (!entry->requested || state.settle(entry, decisions)) state.execute(entry, decisions);
     --state.num_undecided;
   }
@@ -349,8 +349,8 @@ void Coordinator::decide(std::vector<Decision>* decisions) {
 }
 
 std::vector<Pending> Coordinator::pending() const {
-  std::vector<std::pair<uint64_t, const Entry*>> waiting;
-  state_->table.for_each([&](const Entry& entry) {
+  std::vector<std::pair<uint64_t, const TableEntry*>> waiting;
+  state_->table.for_each([&](const TableEntry& entry) {
     if (entry.num_ready > 0 && entry.num_ready < entry.num_members) waiting.emplace_back(entry.order, &entry);
   });
   std::sort(waiting.begin(), waiting.end());

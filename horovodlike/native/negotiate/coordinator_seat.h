@@ -26,7 +26,8 @@ class CoordinatorSeat {
   // Decides; passes every new record to `publish`, then keeps it for this rank itself.
   void decide(const std::function<void(const Record&)>& publish);
   bool next(Record* record);
-  bool has_news() const { return accepted_ || !log_.empty(); }
+  bool has_messages() const { return accepted_; }
+  bool has_records() const { return !log_.empty(); }
   Status check_stalls();
 
  private:

@@ -17,38 +17,38 @@ EntryTable::EntryTable(int num_ranks, TensorId first_id)
       details_(kFirstPlaces),
       ready_(kFirstPlaces * words_per_entry_) {}
 
-Entry* EntryTable::add() {
+TableEntry* EntryTable::add() {
   // Half of the places stay free, so that few ids are skipped.
   if (2 * (num_living_ + 1) > entries_.size()) grow();
   while (next_id_ == kNoId || entries_[next_id_ & mask_].id != kNoId) {
     if (++next_id_ == kNoId) wrapped_ = true;
   }
-  Entry* entry = &entries_[next_id_ & mask_];
+  TableEntry* entry = &entries_[next_id_ & mask_];
   entry->id = next_id_;
   if (++next_id_ == kNoId) wrapped_ = true;
   ++num_living_;
   return entry;
 }
 
-void EntryTable::remove(Entry* entry) {
+void EntryTable::remove(TableEntry* entry) {
   clear_ready(entry);
   if (entry->defined) unlink(entry);
   details(*entry) = Details();
-  *entry = Entry();
+  *entry = TableEntry();
   --num_living_;
 }
 
-void EntryTable::clear_ready(Entry* entry) {
+void EntryTable::clear_ready(TableEntry* entry) {
   const size_t first = (entry->id & mask_) * words_per_entry_;
   std::fill_n(ready_.begin() + static_cast<std::ptrdiff_t>(first), words_per_entry_, 0);
   entry->num_ready = 0;
 }
 
-void EntryTable::touch(Entry* entry) {
+void EntryTable::touch(TableEntry* entry) {
   if (entry->id == most_recent_) return;
   if (entry->less_recent != kNoId || entry->more_recent != kNoId) unlink(entry);
   entry->less_recent = most_recent_;
-  if (Entry* neighbour = find(most_recent_)) {
+  if (TableEntry* neighbour = find(most_recent_)) {
     neighbour->more_recent = entry->id;
   } else {
     least_recent_ = entry->id;
@@ -57,9 +57,9 @@ void EntryTable::touch(Entry* entry) {
   ++num_defined_;
 }
 
-void EntryTable::unlink(Entry* entry) {
-  Entry* less = find(entry->less_recent);
-  Entry* more = find(entry->more_recent);
+void EntryTable::unlink(TableEntry* entry) {
+  TableEntry* less = find(entry->less_recent);
+  TableEntry* more = find(entry->more_recent);
   (less != nullptr ? less->more_recent : least_recent_) = entry->more_recent;
   (more != nullptr ? more->less_recent : most_recent_) = entry->less_recent;
   entry->less_recent = entry->more_recent = kNoId;
@@ -69,7 +69,7 @@ void EntryTable::unlink(Entry* entry) {
 // Ids that differ modulo the old size differ modulo the new one: no two entries meet in a place.
 void EntryTable::grow() {
   const size_t new_mask = 2 * entries_.size() - 1;
-  std::vector<Entry> entries(new_mask + 1);
+  std::vector<TableEntry> entries(new_mask + 1);
   std::vector<Details> details(new_mask + 1);
   std::vector<uint64_t> ready((new_mask + 1) * words_per_entry_);
   for (size_t place = 0; place < entries_.size(); ++place) {

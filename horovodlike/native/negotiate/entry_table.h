@@ -19,7 +19,7 @@ namespace hvl {
 constexpr TensorId kNoId = 0;
 
 // What on_ready() and the batching of known tensors touch: one cache line.
-struct Entry {
+struct TableEntry {
   TensorId id = kNoId;
   int32_t num_ready = 0;
   int32_t num_members = 0;
@@ -36,7 +36,7 @@ struct Entry {
   TensorId more_recent = kNoId;
 };
 
-static_assert(sizeof(Entry) == 64);
+static_assert(sizeof(TableEntry) == 64);
 
 // What only definitions and errors need.
 struct Details {
@@ -50,20 +50,20 @@ class EntryTable {
   explicit EntryTable(int num_ranks, TensorId first_id = 1);
 
   // Null where the id stands for nothing (any more).
-  Entry* find(TensorId id) {
-    Entry& entry = entries_[id & mask_];
+  TableEntry* find(TensorId id) {
+    TableEntry& entry = entries_[id & mask_];
     return entry.id == id && id != kNoId ? &entry : nullptr;
   }
   // Whether the id may have stood for something once.
   bool was_given(TensorId id) const { return id != kNoId && (wrapped_ || id < next_id_); }
   // Moves all entries when the table grows.
-  Entry* add();
-  void remove(Entry* entry);
-  Details& details(const Entry& entry) { return details_[entry.id & mask_]; }
-  const Details& details(const Entry& entry) const { return details_[entry.id & mask_]; }
+  TableEntry* add();
+  void remove(TableEntry* entry);
+  Details& details(const TableEntry& entry) { return details_[entry.id & mask_]; }
+  const Details& details(const TableEntry& entry) const { return details_[entry.id & mask_]; }
 
   // False if the rank was ready already.
-  bool add_ready(Entry* entry, int rank) {
+  bool add_ready(TableEntry* entry, int rank) {
     uint64_t& word = ready_[(entry->id & mask_) * words_per_entry_ + static_cast<size_t>(rank) / 64];
     const uint64_t bit = uint64_t{1} << (rank % 64);
     if ((word & bit) != 0) return false;
@@ -71,29 +71,29 @@ class EntryTable {
     ++entry->num_ready;
     return true;
   }
-  bool is_ready(const Entry& entry, int rank) const {
+  bool is_ready(const TableEntry& entry, int rank) const {
     return (ready_[(entry.id & mask_) * words_per_entry_ + static_cast<size_t>(rank) / 64] >> (rank % 64) & 1) != 0;
   }
-  void clear_ready(Entry* entry);
+  void clear_ready(TableEntry* entry);
 
   // Makes a defined entry the most recently used one.
-  void touch(Entry* entry);
+  void touch(TableEntry* entry);
   // The least recently used of the defined entries, and the next one after `entry`; null at the end.
-  Entry* least_recent() { return find(least_recent_); }
-  Entry* more_recent(const Entry& entry) { return find(entry.more_recent); }
+  TableEntry* least_recent() { return find(least_recent_); }
+  TableEntry* more_recent(const TableEntry& entry) { return find(entry.more_recent); }
   size_t num_defined() const { return num_defined_; }
 
   size_t num_places() const { return entries_.size(); }
   template <typename F>
   void for_each(F visit) const {
-    for (const Entry& entry : entries_) {
+    for (const TableEntry& entry : entries_) {
       if (entry.id != kNoId) visit(entry);
     }
   }
 
  private:
   void grow();
-  void unlink(Entry* entry);
+  void unlink(TableEntry* entry);
 
   size_t words_per_entry_;
   TensorId next_id_;
@@ -104,7 +104,7 @@ class EntryTable {
   TensorId least_recent_ = kNoId;
   TensorId most_recent_ = kNoId;
   // By place.
-  std::vector<Entry> entries_;
+  std::vector<TableEntry> entries_;
   std::vector<Details> details_;
   std::vector<uint64_t> ready_;  // a bit per rank, words_per_entry_ words per place
 };

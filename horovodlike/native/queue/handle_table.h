@@ -30,6 +30,9 @@ class HandleTable {
   hvl_status wait(int64_t handle, uint64_t deadline);
   // The result of a complete handle, which is then unknown.
   Status consume(int64_t handle, std::vector<hvl_output>* outputs);
+  // Around fork(): no other thread is in the table then.
+  void lock() { mutex_.lock(); }
+  void unlock() { mutex_.unlock(); }
   // Gives back a handle whose request was not accepted.
   void discard(int64_t handle);
 

@@ -25,6 +25,7 @@ struct NamedTensor {
   std::atomic<bool> forgotten{false};  // no longer in the table: look the name up again
 
   // Engine thread only.
+  bool announced_in_full = false;     // the entry below, without an id
   TensorId id = kNoId;                // what the log calls it
   std::shared_ptr<Operation> agreed;  // the operation last found to be what the id stands for
   std::unique_ptr<Entry> entry;       // this rank's request in flight

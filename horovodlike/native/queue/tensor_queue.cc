@@ -50,6 +50,7 @@ void TensorQueue::finish(const Entry& entry) {
 void TensorQueue::forget_id(NamedTensor* tensor) {
   std::lock_guard<std::mutex> lock(mutex_);
   tensor->id = NamedTensor::kNoId;
+  tensor->agreed = nullptr;
   if (!tensor->in_flight.load()) erase(tensor);
 }
 

@@ -97,14 +97,25 @@ void Waiter::check_stall(uint64_t waited, const std::function<bool(int)>& lags, 
   if (end) memory_->break_job("stalled: " + text);
 }
 
+void Waiter::check_leaving(uint64_t* leaving_since) {
+  if (options_.leaving == nullptr || !options_.leaving->load()) return;
+  uint64_t now = now_ns();
+  if (*leaving_since == 0) *leaving_since = now;
+  if (now - *leaving_since > kLeaveTimeout) {
+    memory_->break_job(describe(options_.local_rank) + " shut down while others were stuck in a collective");
+  }
+}
+
 Status Waiter::sleep_until(const std::function<bool()>& condition, const std::function<bool(int)>& lags) {
   Doorbell& doorbell = memory_->rank(options_.local_rank).doorbell;
   uint64_t start = now_ns();
+  uint64_t leaving_since = 0;
   bool warned = false;
   while (!condition()) {
     if (memory_->is_broken()) return Status(HVL_JOB_BROKEN, memory_->broken_text());
     doorbell.sleep_unless([&] { return condition() || memory_->is_broken(); }, kCheckInterval);
     check_peers();
+    check_leaving(&leaving_since);
     check_stall(now_ns() - start, lags, &warned);
   }
   return Status();

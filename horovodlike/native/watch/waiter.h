@@ -19,6 +19,8 @@ struct WaiterOptions {
   std::vector<int> pids;      // by local rank; empty: ranks are threads of this process, not watched
   double stall_warning = 60;  // seconds; 0 never
   double stall_shutdown = 0;  // seconds; 0 never
+  const std::atomic<bool>* leaving =
+      nullptr;  // set when this rank is to shut down: then it waits for some seconds only
 };
 
 class Waiter {
@@ -66,6 +68,7 @@ class Waiter {
   }
   static void pause();
   Status sleep_until(const std::function<bool()>& condition, const std::function<bool(int)>& lags);
+  void check_leaving(uint64_t* leaving_since);
   void check_stall(uint64_t waited, const std::function<bool(int)>& lags, bool* warned);
 
   std::shared_ptr<HostMemory> memory_;

@@ -82,9 +82,9 @@ std::string HostMemory::broken_text() {
   return header().broken.load() == 2 ? header().broken_text : "a rank was lost while it reported a lost rank";
 }
 
-void HostMemory::set_waits(int local_rank, bool waits) {
-  rank(local_rank).waits.store(waits ? 1 : 0);
-  for (int peer = 0; waits && peer < shape_.ranks; ++peer) {
+void HostMemory::begin_wait(int local_rank) {
+  if (rank(local_rank).waits.fetch_add(1) != 0) return;
+  for (int peer = 0; peer < shape_.ranks; ++peer) {
     if (rank(peer).holds_back.load() != 0) rank(peer).doorbell.ring();
   }
 }

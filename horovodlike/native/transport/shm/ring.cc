@@ -20,10 +20,11 @@ void for_each_run(uint64_t position, size_t count, size_t capacity, Copy&& copy)
 
 }  // namespace
 
-void RingWriter::send(const std::string& frame) {
+uint64_t RingWriter::send(const std::string& frame) {
   Length length = static_cast<Length>(frame.size());
   outbox_.append(reinterpret_cast<const char*>(&length), sizeof length);
   outbox_.append(frame);
+  return written_->load(std::memory_order_relaxed) + outbox_.size() - sent_;
 }
 
 size_t RingWriter::room() const {

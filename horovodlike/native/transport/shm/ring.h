@@ -16,8 +16,10 @@ class RingWriter {
   RingWriter(char* bytes, size_t capacity, std::atomic<uint64_t>* written, std::vector<std::atomic<uint64_t>*> readers)
       : bytes_(bytes), capacity_(capacity), written_(written), readers_(std::move(readers)) {}
 
-  // Queues a frame: its length, then its bytes.
-  void send(const std::string& frame);
+  // Queues a frame: its length, then its bytes. Returns where in the stream it ends.
+  uint64_t send(const std::string& frame);
+  // True if all of the stream up to `end` can be read by the readers.
+  bool has_written(uint64_t end) const { return written_->load(std::memory_order_relaxed) >= end; }
   // Copies what fits to the ring. True if anything moved: then the readers' doorbells are to be rung.
   bool pump();
   bool is_flushed() const { return sent_ == outbox_.size(); }

@@ -40,7 +40,7 @@ Status ShmCoordinator::pump(bool* progressed) {
   seat_.decide([this](const Record& record) {
     frame_.clear();
     encode(record, &frame_);
-    log_.send(frame_);
+    record_ends_.push_back(log_.send(frame_));
   });
   if (log_.pump()) {
     *progressed = true;
@@ -50,12 +50,13 @@ Status ShmCoordinator::pump(bool* progressed) {
 }
 
 Status ShmCoordinator::next(Record* record, bool* found) {
-  *found = seat_.next(record);
+  *found = next_is_public() && seat_.next(record);
+  if (*found) record_ends_.pop_front();
   return Status();
 }
 
 bool ShmCoordinator::has_news() {
-  if (seat_.has_news() || log_.can_pump()) return true;
+  if (seat_.has_messages() || next_is_public() || log_.can_pump()) return true;
   for (const RingReader& reader : requests_) {
     if (reader.has_bytes()) return true;
   }

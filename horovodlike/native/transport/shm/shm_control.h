@@ -1,6 +1,7 @@
 // The control plane of the ranks of one host, through rings in shared memory. Local rank 0 holds the coordinator.
 #pragma once
 
+#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
@@ -23,9 +24,14 @@ class ShmCoordinator : public ControlPlane {
   Status check_stalls() override { return seat_.check_stalls(); }
 
  private:
+  bool next_is_public() const { return !record_ends_.empty() && log_.has_written(record_ends_.front()); }
+
   std::shared_ptr<HostMemory> memory_;
   CoordinatorSeat seat_;
   RingWriter log_;
+  // Where in the log's stream the records end that this rank has still to run. It runs a record only when the others
+  // can read it too: while it runs one nobody passes on the rest of the log, and the others would never begin.
+  std::deque<uint64_t> record_ends_;
   std::vector<RingReader> requests_;  // of local ranks 1, 2, ...
   std::string frame_;
   Message message_;

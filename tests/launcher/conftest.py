@@ -1,120 +1,14 @@
-"""Starts `hvdrun` for tests, and looks for what it may have left behind."""
+"""Fixtures that start `hvdrun` and write programs for its ranks."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import secrets
-import select
-import signal
-import subprocess
-import sys
-import tempfile
 import textwrap
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-LIMIT_S = 60.0
-MARK = "HOROVODLIKE_TEST_MARK"
-
-
-@dataclass
-class Ended:
-    """How a launcher has ended."""
-
-    code: int
-    out: bytes
-    err: str
-    seconds: float
-
-    def lines_of(self, rank: int, stream: str = "stdout") -> list[bytes]:
-        prefix = f"[{rank}]<{stream}>: ".encode()
-        text = self.out if stream == "stdout" else self.err.encode()
-        return [line.removeprefix(prefix) for line in text.splitlines() if line.startswith(prefix)]
-
-
-def marked(mark: str) -> dict[int, str]:
-    """The processes, zombies apart, that carry a mark in their environment, with their command lines."""
-    found = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                if f"{MARK}={mark}".encode() in (entry / "environ").read_bytes().split(b"\0"):
-                    found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
-    return found
-
-
-def wait_gone(mark: str, seconds: float) -> None:
-    """Waits until no process carries the mark; fails when that takes too long."""
-    deadline = time.monotonic() + seconds
-    while left := marked(mark):
-        assert time.monotonic() < deadline, f"left after {seconds} s: {left}"
-        pid = next(iter(left))
-        with contextlib.suppress(ProcessLookupError):
-            pidfd = os.pidfd_open(pid)
-            select.select([pidfd], [], [], max(0.0, deadline - time.monotonic()))
-            os.close(pidfd)
-
-
-class Launch:
-    """A running launcher. Everything below it inherits a mark in its environment."""
-
-    def __init__(self, words: Sequence[str | Path], *, program: Sequence[str] = (), **options: Any) -> None:
-        self.mark = secrets.token_hex(8)
-        self._err = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
-        self._out = b""
-        self._started = time.monotonic()
-        environ = {**os.environ, MARK: self.mark, **options.pop("env", {})}
-        environ.setdefault("OMP_NUM_THREADS", "1")
-        options = {"stdout": subprocess.PIPE, "stderr": self._err, "stdin": subprocess.DEVNULL, "bufsize": 0, **options}
-        self.process = subprocess.Popen(
-            [*(program or (sys.executable, "-m", "horovodlike.launcher")), *map(str, words)],
-            env={name: value for name, value in environ.items() if value is not None},
-            **options,
-        )
-
-    def expect(self, text: bytes, times: int = 1) -> bytes:
-        """Reads output until the text has come so many times; returns all output so far."""
-        assert self.process.stdout is not None
-        deadline = time.monotonic() + LIMIT_S
-        while self._out.count(text) < times:
-            ready, _, _ = select.select([self.process.stdout], [], [], max(0.0, deadline - time.monotonic()))
-            assert ready, f"{text!r} did not come {times} times; output: {self._out!r}; {self._errors()}"
-            data = self.process.stdout.read(65536)
-            assert data, f"the output ended without {text!r}: {self._out!r}; {self._errors()}"
-            self._out += data
-        return self._out
-
-    def signal(self, signum: int) -> None:
-        self.process.send_signal(signum)
-
-    def finish(self, seconds: float = LIMIT_S) -> Ended:
-        """Waits for the end and checks that it is one: not a process is left."""
-        out, _ = self.process.communicate(timeout=seconds)
-        took = time.monotonic() - self._started
-        assert marked(self.mark) == {}
-        return Ended(self.process.returncode, self._out + (out or b""), self._errors(), took)
-
-    def wait_gone(self, seconds: float) -> None:
-        wait_gone(self.mark, seconds)
-
-    def _errors(self) -> str:
-        self._err.seek(0)
-        return self._err.read().decode(errors="replace")
-
-    def close(self) -> None:
-        for pid in marked(self.mark):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        self.process.wait(LIMIT_S)
-        if self.process.stdout is not None:
-            self.process.stdout.close()
-        self._err.close()
+from hvdrun_process import Ended, Launch
 
 
 @pytest.fixture

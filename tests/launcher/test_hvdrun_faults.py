@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from conftest import LIMIT_S
+from hvdrun_process import LIMIT_S
 
 PYTHON = sys.executable
 SLACK_S = 15.0  # what a busy machine may add

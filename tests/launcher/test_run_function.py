@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import MARK, marked
+from hvdrun_process import MARK, marked
 
 import horovodlike
 from horovodlike.launcher.errors import RankFailedError, UsageError

@@ -24,7 +24,7 @@ except ModuleNotFoundError as missing:
 if TYPE_CHECKING:
     from horovodlike.launcher.run_function import run as run
 
-__version__ = bytes(ffi.string(lib.hvl_version())).decode()
+__version__: str = ffi.string(lib.hvl_version()).decode()
 
 __all__ = ["__version__", "run"]
 

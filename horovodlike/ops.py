@@ -85,7 +85,8 @@ _ERRORS: dict[int, type[Exception]] = {
 
 def text_of(native: Any) -> str:
     """Return a C string of the engine's."""
-    return bytes(ffi.string(native)).decode(errors="replace")
+    text: str = ffi.string(native).decode(errors="replace")
+    return text
 
 
 def check(status: int) -> None:

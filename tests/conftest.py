@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -35,6 +36,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 def _away_from_the_source(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Run in another folder: Python looks for modules where it is started, and here it would find the source."""
     os.chdir(tmp_path_factory.mktemp("elsewhere"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _interruptible() -> None:
+    """A test run that a shell started in the background ignores SIGINT, and so would what it starts."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

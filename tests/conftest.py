@@ -40,7 +40,8 @@ def _away_from_the_source(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _interruptible() -> None:
-    """A test run that a shell started in the background ignores SIGINT, and so would what it starts."""
+    """A test run that was started in the background, or by nohup, ignores signals, and so would what it starts."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

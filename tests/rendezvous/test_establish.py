@@ -85,6 +85,7 @@ def test_ranks_of_hvdrun_again_and_again(
 @pytest.mark.parametrize("size", [2, 3])
 def test_ranks_that_find_each_other_again_and_again(size: int, run_ranks: RunRanks, runtime: dict[str, str]) -> None:
     threads_before = set(threading.enumerate())
+
     def body(rank: int) -> None:
         for _ in range(3):
             with establish(

@@ -141,18 +141,39 @@ void check_one(const Reduction& reduction, const Arrays& arrays, size_t count) {
     if (alias >= num_sources) continue;
     const size_t shift = alias < 0 ? 0 : static_cast<size_t>(2 * alias + 1);
     const bool passed = reduces_to(expected, dtype, arrays, alias, shift, [&](const void* const* from, void* to) {
-      reduce(reduction, from, num_sources, to, count);
+      reduce(reduction, hvl::Arrays{from, num_sources, &to, 1, count});
     });
     if (!passed) CHECK_EQ(describe(reduction, arrays.size(), count, "alias " + std::to_string(alias)), "as scalar");
   }
   if (!has_kernel(reduction)) return;
   for (CpuLevel level : levels()) {
     const bool passed = reduces_to(expected, dtype, arrays, -1, 3, [&](const void* const* from, void* to) {
-      reduce_at(level, reduction, hvl::Arrays{from, num_sources, to, count});
+      reduce_at(level, reduction, hvl::Arrays{from, num_sources, &to, 1, count});
     });
     const std::string how = "level " + std::to_string(static_cast<int>(level));
     if (!passed) CHECK_EQ(describe(reduction, arrays.size(), count, how), "as scalar");
   }
+}
+
+// All sources but the first are overwritten with the result, as the slots of an allreduce are.
+void check_many_results(const Reduction& reduction, const Arrays& arrays, size_t count) {
+  Arrays overwritten = arrays;
+  Bytes apart(count * hvl::size_of(reduction.dtype));
+  Bytes expected(apart.size());
+  std::vector<const void*> sources;
+  std::vector<void*> dsts = {apart.data()};
+  for (Bytes& array : overwritten) {
+    sources.push_back(array.data());
+    if (sources.size() > 1) dsts.push_back(array.data());
+  }
+  const int num_sources = static_cast<int>(sources.size());
+  reduce_scalar(reduction, sources.data(), num_sources, expected.data(), count);
+  reduce(reduction, hvl::Arrays{sources.data(), num_sources, dsts.data(), static_cast<int>(dsts.size()), count});
+  for (const void* dst : dsts) {
+    if (same(reduction.dtype, expected, static_cast<const unsigned char*>(dst))) continue;
+    CHECK_EQ(describe(reduction, arrays.size(), count, "many results"), "as scalar");
+  }
+  CHECK(overwritten[0] == arrays[0]);
 }
 
 void check_dtype(DataType dtype) {
@@ -165,7 +186,10 @@ void check_dtype(DataType dtype) {
       for (ReduceOp op : kOps) {
         if (hvl::why_not_reducible(dtype, op) != nullptr) continue;
         for (const Scales& scales : kScales) {
-          check_one({dtype, op, scales.prescale, scales.postscale, num_sources * scales.extra_divisor}, arrays, count);
+          const Reduction reduction = {dtype, op, scales.prescale, scales.postscale,
+                                       num_sources * scales.extra_divisor};
+          check_one(reduction, arrays, count);
+          check_many_results(reduction, arrays, count);
         }
       }
     }
@@ -180,7 +204,8 @@ std::vector<T> reduced(const Reduction& reduction, const std::vector<std::vector
   std::vector<T> result(sources[0].size());
   std::vector<T> scalar(result.size());
   const int num_sources = static_cast<int>(sources.size());
-  reduce(reduction, addresses.data(), num_sources, result.data(), result.size());
+  void* dst = result.data();
+  reduce(reduction, hvl::Arrays{addresses.data(), num_sources, &dst, 1, result.size()});
   reduce_scalar(reduction, addresses.data(), num_sources, scalar.data(), scalar.size());
   CHECK(std::memcmp(result.data(), scalar.data(), result.size() * sizeof(T)) == 0 || reduction.dtype > HVL_INT64);
   return result;
@@ -216,13 +241,15 @@ TEST(the_result_does_not_depend_on_how_the_array_is_cut) {
     const void* sources[] = {arrays[0].data(), arrays[1].data(), arrays[2].data()};
     const Reduction reduction = {dtype, HVL_AVERAGE, 1.25, 0.3, 3};
     Bytes whole(kCount * width);
-    reduce(reduction, sources, 3, whole.data(), kCount);
+    void* dst = whole.data();
+    reduce(reduction, hvl::Arrays{sources, 3, &dst, 1, kCount});
     for (size_t step : {1, 13, 64, 1000}) {
       Bytes pieces(kCount * width);
       for (size_t first = 0; first < kCount; first += step) {
         const void* from[3];
         for (int i = 0; i < 3; ++i) from[i] = arrays[static_cast<size_t>(i)].data() + first * width;
-        reduce(reduction, from, 3, pieces.data() + first * width, std::min(step, kCount - first));
+        dst = pieces.data() + first * width;
+        reduce(reduction, hvl::Arrays{from, 3, &dst, 1, std::min(step, kCount - first)});
       }
       CHECK(same(dtype, whole, pieces.data()));
     }

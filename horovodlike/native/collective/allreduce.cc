@@ -3,6 +3,8 @@
 #include <cstring>
 #include <vector>
 
+#include "base/prefetch.h"
+
 namespace hvl {
 
 namespace {
@@ -12,10 +14,22 @@ constexpr uint64_t kSmallBatch = 32 << 10;
 // A batch is cut into at least this many chunks, if they do not get smaller than kSmallChunk, so that steps overlap.
 constexpr uint64_t kMinChunks = 4;
 constexpr uint64_t kSmallChunk = 64 << 10;
-// What is reduced into a slot is copied on to the tensor in blocks that are still in the level 1 cache.
-constexpr uint64_t kBlock = 8 << 10;
+// A chunk's part for each rank: so small that the slots in use stay in the level 2 cache.
+constexpr uint64_t kPart = 32 << 10;
 
 uint64_t round_up(uint64_t bytes, uint64_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+// Copies what is then to be written by this rank again.
+void take_out(char* to, const char* slot, uint64_t num_bytes) {
+  constexpr uint64_t kBlock = 512;
+  prefetch_to_write(slot, std::min<uint64_t>(num_bytes, kPrefetchAhead));
+  for (uint64_t done = 0; done < num_bytes; done += kBlock) {
+    uint64_t ahead = done + kPrefetchAhead;
+    if (ahead < num_bytes) prefetch_to_write(slot + ahead, std::min(kBlock, num_bytes - ahead));
+    // Not memcpy, which the compiler would write as `rep movs`; that takes longer to begin than to copy a block.
+    memmove(to + done, slot + done, std::min(kBlock, num_bytes - done));
+  }
+}
 
 class Allreduce {
  public:
@@ -23,7 +37,8 @@ class Allreduce {
       : batch_(batch),
         pipeline_(*pipeline),
         final_bytes_(final_bytes),
-        sources_(static_cast<size_t>(pipeline->ranks())) {}
+        sources_(static_cast<size_t>(pipeline->ranks())),
+        arrays_(sources_.size()) {}
 
   Status run() {
     const uint64_t length = batch_.num_bytes();
@@ -32,9 +47,9 @@ class Allreduce {
       return run_whole();
     }
     uint64_t wanted = std::max(round_up(length / kMinChunks, kAlignment), kSmallChunk);
-    chunk_bytes_ = std::min(wanted, pipeline_.slot_bytes());
-    // Of two ranks each moves as many bytes between the processors either way.
-    return pipeline_.ranks() == 2 ? run_whole() : run_in_parts();
+    uint64_t most = std::min(kPart * static_cast<uint64_t>(pipeline_.ranks()), pipeline_.slot_bytes());
+    chunk_bytes_ = std::min(wanted, most);
+    return run_in_parts();
   }
 
  private:
@@ -46,16 +61,16 @@ class Allreduce {
     };
     auto drain = [&](uint64_t chunk) {
       Range range = range_of(chunk, 0, 1);
-      batch_.for_each_piece(range.begin, range.end,
-                            [&](const Segment& segment, uint64_t from, uint64_t at, uint64_t num_bytes) {
-                              reduce_piece(segment, from, chunk, at, num_bytes, segment.output + from);
-                            });
+      reduce_range(chunk, range, false);
       final_bytes_(range.end);
     };
     return pipeline_.run(num_chunks(), fill, drain);
   }
 
-  // Every rank reduces its part of each chunk into its slot, and takes the other parts from the others' slots.
+  // Every rank reduces its part of each chunk, and puts the result in the place of what it has read from the others'
+  // slots; so each takes the rest from its own slot. Between processors the bytes are what is slow. This way a cache
+  // line goes to the rank that reduces it and back, and nowhere else: each time it is prefetched to be written, so
+  // whoever gets it owns it, and no further message is needed to write the result, or the next chunk, into it.
   Status run_in_parts() {
     const uint64_t ranks = static_cast<uint64_t>(pipeline_.ranks());
     const uint64_t mine = static_cast<uint64_t>(pipeline_.local_rank());
@@ -64,10 +79,10 @@ class Allreduce {
         if (part != mine) copy_in(range_of(chunk, part, ranks), pipeline_.slot(pipeline_.local_rank(), chunk));
       }
     };
-    auto reduce_mine = [&](uint64_t chunk) { reduce_part(chunk, range_of(chunk, mine, ranks)); };
+    auto reduce_mine = [&](uint64_t chunk) { reduce_range(chunk, range_of(chunk, mine, ranks), true); };
     auto drain = [&](uint64_t chunk) {
       for (uint64_t part = 0; part < ranks; ++part) {
-        if (part != mine) copy_out(range_of(chunk, part, ranks), pipeline_.slot(static_cast<int>(part), chunk));
+        if (part != mine) copy_out(range_of(chunk, part, ranks), pipeline_.slot(pipeline_.local_rank(), chunk));
       }
       final_bytes_(range_of(chunk, 0, 1).end);
     };
@@ -100,38 +115,37 @@ class Allreduce {
   void copy_out(const Range& range, const char* slot) {
     batch_.for_each_piece(range.begin, range.end,
                           [&](const Segment& segment, uint64_t from, uint64_t at, uint64_t num_bytes) {
-                            memcpy(segment.output + from, slot + range.in_slot + at, num_bytes);
+                            take_out(segment.output + from, slot + range.in_slot + at, num_bytes);
                           });
   }
 
-  void reduce_part(uint64_t chunk, const Range& range) {
-    char* slot = pipeline_.slot(pipeline_.local_rank(), chunk) + range.in_slot;
+  // Reduces a range of the stream into this rank's tensors, and if `everywhere` also into all the slots.
+  void reduce_range(uint64_t chunk, const Range& range, bool everywhere) {
+    const size_t mine = static_cast<size_t>(pipeline_.local_rank());
     batch_.for_each_piece(range.begin, range.end,
                           [&](const Segment& segment, uint64_t from, uint64_t at, uint64_t num_bytes) {
-                            for (uint64_t done = 0; done < num_bytes; done += kBlock) {
-                              uint64_t block = std::min(kBlock, num_bytes - done);
-                              char* result = slot + at + done;
-                              reduce_piece(segment, from + done, chunk, range.in_slot + at + done, block, result);
-                              memcpy(segment.output + from + done, result, block);
+                            for (size_t rank = 0; rank < arrays_.size(); ++rank) {
+                              arrays_[rank] = pipeline_.slot(static_cast<int>(rank), chunk) + range.in_slot + at;
                             }
+                            std::copy(arrays_.begin(), arrays_.end(), sources_.begin());
+                            sources_[mine] = segment.input + from;
+                            arrays_[mine] = segment.output + from;
+                            const Reduction& reduction = segment.reduction;
+                            Arrays arrays{sources_.data(), pipeline_.ranks(), arrays_.data(), pipeline_.ranks(),
+                                          num_bytes / size_of(reduction.dtype)};
+                            if (!everywhere) {
+                              arrays.dsts = &arrays_[mine];
+                              arrays.num_dsts = 1;
+                            }
+                            reduce(reduction, arrays);
                           });
-  }
-
-  // Reduces `num_bytes` that stand at `in_slot` of every other rank's slot and at `from` of this rank's own segment.
-  void reduce_piece(const Segment& segment, uint64_t from, uint64_t chunk, uint64_t in_slot, uint64_t num_bytes,
-                    char* result) {
-    for (int rank = 0; rank < pipeline_.ranks(); ++rank) {
-      const char* source =
-          rank == pipeline_.local_rank() ? segment.input + from : pipeline_.slot(rank, chunk) + in_slot;
-      sources_[static_cast<size_t>(rank)] = source;
-    }
-    reduce(segment.reduction, sources_.data(), pipeline_.ranks(), result, num_bytes / size_of(segment.reduction.dtype));
   }
 
   const Batch& batch_;
   ChunkPipeline& pipeline_;
   const FinalBytes& final_bytes_;
-  std::vector<const void*> sources_;
+  std::vector<const void*> sources_;  // by rank
+  std::vector<void*> arrays_;
   uint64_t chunk_bytes_ = 0;
 };
 

@@ -6,7 +6,7 @@
 //   drains  the chunk (takes out what it needs) once all ranks have reduced.
 // Counters of completed steps replace barriers. A rank does whatever step is possible, the latest one first, so what
 // it touches is still in its cache; it waits only when no step is possible. A slot is filled again only when all
-// ranks have drained what stood there.
+// ranks have drained what stood there; where chunks are reduced, each rank drains its own slot only.
 //
 // The counters run on from batch to batch: a slow rank may still drain the last chunks while others fill the next.
 #pragma once
@@ -37,6 +37,9 @@ class ChunkPipeline {
     Progress& mine = memory_->rank(local_rank_).progress;
     const uint64_t end = base_ + count;
     uint64_t filled = base_, reduced = base_, drained = base_;
+    auto may_fill = [&] {
+      return filled < end && filled < drained + depth() && (filled >= base_ + depth() || slot_is_free(filled));
+    };
     while (drained < end) {
       if (drained < reduced && all_past(&Progress::reduced, drained)) {
         drain(drained - base_);
@@ -44,19 +47,19 @@ class ChunkPipeline {
       } else if (reduced < filled && all_past(&Progress::filled, reduced)) {
         reduce(reduced - base_);
         publish(&mine.reduced, ++reduced);
-      } else if (filled < end && slot_is_free(filled)) {
+      } else if (may_fill()) {
         fill(filled - base_);
         publish(&mine.filled, ++filled);
       } else {
         auto step_is_possible = [&] {
           return (drained < reduced && all_past(&Progress::reduced, drained)) ||
-                 (reduced < filled && all_past(&Progress::filled, reduced)) || (filled < end && slot_is_free(filled));
+                 (reduced < filled && all_past(&Progress::filled, reduced)) || may_fill();
         };
         auto lags = [&](int peer) {
           Progress& theirs = memory_->rank(peer).progress;
           return (reduced < filled && theirs.filled.load() <= reduced) ||
                  (drained < reduced && theirs.reduced.load() <= drained) ||
-                 (filled < end && theirs.drained.load() + depth() <= filled);
+                 (filled < base_ + depth() && theirs.drained.load() + depth() <= filled);
         };
         Status status = waiter_->wait(step_is_possible, lags);
         if (!status.ok()) return status;

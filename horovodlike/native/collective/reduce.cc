@@ -1,6 +1,7 @@
 #include "collective/reduce.h"
 
 #include <cassert>
+#include <cstring>
 
 #include "collective/reduce_levels.h"
 
@@ -19,13 +20,16 @@ void reduce_at(CpuLevel level, const Reduction& reduction, const Arrays& arrays)
   }
 }
 
-void reduce(const Reduction& reduction, const void* const* sources, int num_sources, void* dst, size_t count) {
-  assert(why_not_reducible(reduction.dtype, reduction.op) == nullptr && num_sources >= 1);
+void reduce(const Reduction& reduction, const Arrays& arrays) {
+  assert(why_not_reducible(reduction.dtype, reduction.op) == nullptr && arrays.num_sources >= 1);
   static const CpuLevel level = cpu_level();
   // Scaled integers go through double one by one: too rare to be worth kernels of their own.
   const bool scaled = reduction.prescale != 1.0 || reduction.postscale != 1.0;
-  if (scaled && is_integer(reduction.dtype)) return reduce_scalar(reduction, sources, num_sources, dst, count);
-  reduce_at(level, reduction, Arrays{sources, num_sources, dst, count});
+  if (!scaled || !is_integer(reduction.dtype)) return reduce_at(level, reduction, arrays);
+  reduce_scalar(reduction, arrays.sources, arrays.num_sources, arrays.dsts[0], arrays.count);
+  for (int d = 1; d < arrays.num_dsts; ++d) {
+    memcpy(arrays.dsts[d], arrays.dsts[0], arrays.count * size_of(reduction.dtype));
+  }
 }
 
 const char* why_not_reducible(DataType dtype, ReduceOp op) {

@@ -19,11 +19,21 @@ struct Reduction {
   int divisor = 1;         // Average: the number of ranks; integers are divided exactly and truncated toward zero
 };
 
-// dst[i] = postscale * (op over s of prescale * sources[s][i]) / divisor. `dst` may be one of the sources; no other
-// overlap. num_sources >= 1. Adasum is not element-wise and not accepted.
-void reduce(const Reduction& reduction, const void* const* sources, int num_sources, void* dst, size_t count);
+// The arrays of one reduction. For every d and i:
+//   dsts[d][i] = postscale * (op over s of prescale * sources[s][i]) / divisor
+// Each of `dsts` may be one of the sources; there is no other overlap. There is at least one of both.
+struct Arrays {
+  const void* const* sources;
+  int num_sources;
+  void* const* dsts;
+  int num_dsts;
+  size_t count;
+};
 
-// The same, element by element without vector instructions: the oracle that tests hold reduce() against.
+// Adasum is not element-wise and not accepted.
+void reduce(const Reduction& reduction, const Arrays& arrays);
+
+// The same into one array, element by element without vector instructions: the oracle that tests hold reduce() against.
 void reduce_scalar(const Reduction& reduction, const void* const* sources, int num_sources, void* dst, size_t count);
 
 // Null if the operation is defined for the dtype, else why not (for the message of an invalid argument).

@@ -7,6 +7,7 @@
 // wherever in the array it stands; that is why results do not depend on how an array is cut.
 #pragma once
 
+#include "base/prefetch.h"
 #include "collective/reduce_elements.h"
 #include "collective/reduce_levels.h"
 
@@ -15,12 +16,22 @@ namespace hvl {
 template <class Level, class Element, class Op, class Scale>
 class Kernel {
  public:
-  HVL_ALWAYS_INLINE Kernel(const Reduction& reduction, const void* const* sources, int num_sources, void* dst)
-      : scale_(reduction), sources_(sources), num_sources_(num_sources), dst_(static_cast<char*>(dst)) {}
+  HVL_ALWAYS_INLINE Kernel(const Reduction& reduction, const Arrays& arrays)
+      : scale_(reduction),
+        sources_(arrays.sources),
+        num_sources_(arrays.num_sources),
+        dsts_(arrays.dsts),
+        num_dsts_(arrays.num_dsts) {}
 
   HVL_ALWAYS_INLINE void run(size_t count) const {
+    constexpr size_t kTile = kTileVectors * kLanes;
+    constexpr size_t kAhead = kPrefetchAhead / sizeof(Storage);
+    prefetch(0, count < kAhead ? count : kAhead);
     size_t first = 0;
-    for (; first + kTileVectors * kLanes <= count; first += kTileVectors * kLanes) reduce_tile<kTileVectors>(first);
+    for (; first + kTile <= count; first += kTile) {
+      if (first + kAhead < count) prefetch(first + kAhead, kTile);
+      reduce_tile<kTileVectors>(first);
+    }
     for (; first + kLanes <= count; first += kLanes) reduce_tile<1>(first);
     if (first < count) reduce_rest(first, count - first);
   }
@@ -48,10 +59,18 @@ class Kernel {
     return values;
   }
 
+  HVL_ALWAYS_INLINE char* result(int dst, size_t first) const {
+    return static_cast<char*>(dsts_[dst]) + first * sizeof(Storage);
+  }
+
   HVL_ALWAYS_INLINE void store(Values values, size_t first, size_t count = kLanes) const {
     for (auto& part : values.parts) part = scale_.after(part);
     const Stored stored = Format::narrow(values);
-    __builtin_memcpy(dst_ + first * sizeof(Storage), &stored, count * sizeof(Storage));
+    for (int dst = 0; dst < num_dsts_; ++dst) __builtin_memcpy(result(dst, first), &stored, count * sizeof(Storage));
+  }
+
+  HVL_ALWAYS_INLINE void prefetch(size_t first, size_t count) const {
+    for (int dst = 0; dst < num_dsts_; ++dst) prefetch_to_write(result(dst, first), count * sizeof(Storage));
   }
 
   static HVL_ALWAYS_INLINE void combine(Values& result, const Values& values) {
@@ -83,12 +102,13 @@ class Kernel {
   Scale scale_;
   const void* const* sources_;
   int num_sources_;
-  char* dst_;
+  void* const* dsts_;
+  int num_dsts_;
 };
 
 template <class Level, class Element, class Op, class Scale>
 void run_kernel(const Reduction& reduction, const Arrays& arrays) {
-  Kernel<Level, Element, Op, Scale>(reduction, arrays.sources, arrays.num_sources, arrays.dst).run(arrays.count);
+  Kernel<Level, Element, Op, Scale>(reduction, arrays).run(arrays.count);
 }
 
 template <class Level, class Element, class Op>

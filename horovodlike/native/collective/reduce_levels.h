@@ -1,20 +1,10 @@
 // reduce() for each level of vector instructions, for reduce.cc to choose from and for tests to compare.
 #pragma once
 
-#include <cstddef>
-
 #include "base/target.h"
 #include "collective/reduce.h"
 
 namespace hvl {
-
-// The arrays that one reduction combines; as the arguments of reduce().
-struct Arrays {
-  const void* const* sources;
-  int num_sources;
-  void* dst;
-  size_t count;
-};
 
 // Only where cpu_level() is at least that of the name, and not for scaled integers.
 void reduce_baseline(const Reduction& reduction, const Arrays& arrays);

@@ -7,7 +7,8 @@ namespace hvl {
 Status LoopbackDataPlane::allreduce(const Batch& batch, const FinalBytes& final_bytes) {
   for (const Segment& segment : batch.segments()) {
     const void* source = segment.input;
-    reduce(segment.reduction, &source, 1, segment.output, segment.num_bytes / size_of(segment.reduction.dtype));
+    void* dst = segment.output;
+    reduce(segment.reduction, Arrays{&source, 1, &dst, 1, segment.num_bytes / size_of(segment.reduction.dtype)});
   }
   final_bytes(batch.num_bytes());
   return Status();

@@ -47,6 +47,7 @@ __all__ = [
 
 _lock = threading.Lock()  # serialises init() and shutdown()
 _place: Place | None = None
+_engine_overlaps = False
 _pid = 0  # the process that called init()
 _at_init: list[Callable[[Place], None]] = []
 
@@ -72,7 +73,7 @@ def init(comm: Any = None, process_sets: Sequence[Any] | str | None = None) -> N
         )
     if process_sets:
         raise NotImplementedError("init(process_sets=...) is not supported yet; every collective runs on all ranks")
-    global _place, _pid
+    global _place, _pid, _engine_overlaps
     with _lock:
         if is_initialized():
             return
@@ -80,7 +81,8 @@ def init(comm: Any = None, process_sets: Sequence[Any] | str | None = None) -> N
 
         settings = config_module.load(os.environ)
         with rendezvous.establish(settings, lambda place: _segment_bytes(settings, place)) as joined:
-            _start_engine(_native_config(settings, joined.place), joined)
+            native = _native_config(settings, joined.place, joined.processors)
+            _start_engine(native, joined)
             try:
                 joined.confirm()
             except BaseException:
@@ -88,13 +90,13 @@ def init(comm: Any = None, process_sets: Sequence[Any] | str | None = None) -> N
                 raise
         if _pid != os.getpid():
             atexit.register(shutdown)
-        _place, _pid = joined.place, os.getpid()
+        _place, _pid, _engine_overlaps = joined.place, os.getpid(), bool(native.overlap)
         for notify in _at_init:
             notify(joined.place)
 
 
 def _segment_bytes(settings: Config, place: Place) -> int:
-    return int(lib.hvl_segment_bytes(_native_config(settings, place)))
+    return int(lib.hvl_segment_bytes(_native_config(settings, place, processors=1)))
 
 
 def _start_engine(native: Any, joined: Membership) -> None:
@@ -104,15 +106,17 @@ def _start_engine(native: Any, joined: Membership) -> None:
     ops.check(lib.hvl_init(native))
 
 
-def _has_spare_processors(place: Place) -> bool:
-    """Whether the framework's threads of this host's ranks leave a processor to the engines."""
-    processors = len(os.sched_getaffinity(0))
+def _overlaps(settings: Config, place: Place, processors: int) -> bool:
+    if settings.overlap != "auto":
+        return settings.overlap == "always"
+    # Do the framework's threads of this host's ranks leave a processor to the engines?
     threads = os.environ.get("OMP_NUM_THREADS", "")
-    per_rank = int(threads) if threads.isdigit() else processors  # what frameworks start where nobody tells them
+    # Where nobody tells them, frameworks start as many as the process has processors.
+    per_rank = int(threads) if threads.isdigit() else len(os.sched_getaffinity(0))
     return place.local_size * max(per_rank, 1) < processors
 
 
-def _native_config(settings: Config, place: Place) -> Any:
+def _native_config(settings: Config, place: Place, processors: int) -> Any:
     warning_time = 0.0 if settings.stall_check_disable else settings.stall_check_time_seconds
     return ffi.new(
         "hvl_config *",
@@ -125,11 +129,12 @@ def _native_config(settings: Config, place: Place) -> Any:
             "cross_rank": place.cross_rank,
             "cross_size": place.cross_size,
             "segment_fd": -1,
+            "processors": processors,
             "slot_bytes": settings.slot_bytes,
             "slot_depth": settings.slot_depth,
             "fusion_threshold": settings.fusion_threshold,
             "cycle_time": settings.cycle_time / 1000.0,
-            "overlap": settings.overlap == "always" or (settings.overlap == "auto" and _has_spare_processors(place)),
+            "overlap": _overlaps(settings, place, processors),
             "cache_capacity": settings.cache_capacity,
             "stall_warning_time": warning_time,
             "stall_shutdown_time": settings.stall_shutdown_time_seconds,
@@ -154,6 +159,11 @@ def shutdown() -> None:
 def is_initialized() -> bool:
     """True between :func:`init` and :func:`shutdown`."""
     return bool(lib.hvl_is_initialized())
+
+
+def overlaps() -> bool:
+    """Whether the engine works while the framework computes: the setting ``HOROVODLIKE_OVERLAP``; for bindings."""
+    return _engine_overlaps
 
 
 def on_init(notify: Callable[[Place], None]) -> None:

@@ -41,12 +41,14 @@ class Membership:
     Attributes:
         place: Where this process stands in the job.
         pids: The process ids of this host's ranks, by local rank.
+        processors: How many processors this host's ranks may use, all together.
         segment_fd: The shared memory of this host's ranks, zeroed, or -1 if this host has one rank.
         rendezvous: The connection to the other ranks, or None in a job of one.
     """
 
     place: Place
     pids: list[int]
+    processors: int = 1
     segment_fd: int = -1
     rendezvous: Rendezvous | None = None
     _server: RendezvousServer | None = field(default=None, repr=False)
@@ -115,7 +117,7 @@ def establish(
     key = _take_key(source)
     place = find_place(source)
     if place.size == 1:
-        return Membership(place, [os.getpid()])
+        return Membership(place, [os.getpid()], len(os.sched_getaffinity(0)))
     num_bytes = segment_bytes(place)
     membership = Membership(place, [])
     try:
@@ -128,6 +130,7 @@ def establish(
             rendezvous = membership.rendezvous = _seek(MeetingPoint(place.job, source), place, config)
             greetings = rendezvous.begin(_greeting(place, config))
         membership.pids = _agree(greetings)
+        membership.processors = len(set().union(*(greeting["processors"] for greeting in greetings)))
         membership.segment_fd = open_segment(rendezvous, place, num_bytes)
     except BaseException as error:
         membership.__exit__(type(error), error, None)
@@ -200,7 +203,8 @@ def _seek(meeting_point: MeetingPoint, place: Place, config: Config) -> Rendezvo
 
 def _greeting(place: Place, config: Config) -> dict[str, Any]:
     settings = {name: getattr(config, name) for name, row in SETTINGS.items() if row.same_on_all_ranks}
-    return {"pid": os.getpid(), "local_rank": place.local_rank, "settings": settings}
+    processors = sorted(os.sched_getaffinity(0))
+    return {"pid": os.getpid(), "local_rank": place.local_rank, "settings": settings, "processors": processors}
 
 
 def _agree(greetings: list[dict[str, Any]]) -> list[int]:

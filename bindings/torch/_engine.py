@@ -48,8 +48,22 @@ class _InFlight(NamedTuple):
     finish: Callable[[list[Output]], Result]
 
 
+@dataclass(slots=True)  # whose attributes are quicker to get than a named tuple's
+class _Last:
+    """What the allreduce in place of one name was when it was last started."""
+
+    arguments: tuple[object, ...]
+    dtype: torch.dtype
+    shape: torch.Size
+    is_one_element: bool
+    request: Request
+
+
 # By handle. A tensor: it is the result, in place.
 _in_flight: dict[int, _InFlight | torch.Tensor] = {}
+# Tensors that an operation in place overwrites, of which autograd has not been told.
+_overwritten: list[torch.Tensor] = []
+_last: dict[str | None, _Last] = {}  # by the name that the caller gave
 _STRIDED = torch.strided
 _abandoned: list[tuple[Sequence[int], Sequence[object]]] = []
 
@@ -95,13 +109,16 @@ def _enqueue(call: Call, inputs: Sequence[torch.Tensor], outputs: Sequence[torch
     return handle
 
 
-def _mark_written(tensor: torch.Tensor) -> None:
+def _mark_overwritten() -> None:
     """Make autograd refuse to use a tensor that it has saved for the backward pass and that has been overwritten."""
+    tensors = _overwritten.copy()
+    del _overwritten[: len(tensors)]
     try:
-        increment_version(tensor)
-    except RuntimeError:  # before torch 2.7 for tensors of inference mode, which autograd does not save
-        if not tensor.is_inference():
-            raise
+        increment_version(tensors)
+    except (RuntimeError, TypeError, AttributeError):  # before torch 2.7, which takes one, and not of inference mode
+        for tensor in tensors:
+            if not tensor.is_inference():
+                increment_version(tensor)
 
 
 def start_in_place(call: Call, tensors: Sequence[torch.Tensor], single: bool) -> int:
@@ -121,26 +138,43 @@ def start_in_place(call: Call, tensors: Sequence[torch.Tensor], single: bool) ->
         return tensors[0] if single else tuple(tensors)
 
     handle = _enqueue(call, borrowed, borrowed)
-    for tensor in tensors:
-        _mark_written(tensor)
+    _overwritten.extend(tensors)
     _in_flight[handle] = _InFlight([*borrowed, *tensors], finish)
     return handle
 
 
-def start_again_in_place(call: Call, tensor: torch.Tensor) -> int:
-    """Enqueue an operation of one tensor in place if the like of it has run before and nothing has to be copied.
+def start_again_in_place(name: str | None, arguments: tuple[object, ...], tensor: torch.Tensor) -> int:
+    """Enqueue an allreduce of one tensor in place if it is the same as the last one of this name.
 
-    The short way of small operations: `synchronize` has nothing to do but to wait. Returns 0, having done nothing,
-    where it does not apply.
+    The short way of small tensors: nothing has to be copied, and `synchronize` has nothing to do but to wait.
+    Returns 0, having done nothing, where it does not apply.
     """
-    if not (tensor.layout is _STRIDED and tensor.is_cpu and tensor.is_contiguous()) or tensor.is_neg():
+    last = _last.get(name)
+    if (
+        last is None
+        or last.arguments != arguments
+        or last.dtype is not getattr(tensor, "dtype", None)  # it need not be a tensor
+        or tensor.layout is not _STRIDED
+        or last.shape != tensor.shape
+        or not tensor.is_cpu
+        or not tensor.is_contiguous()
+        or (last.is_one_element and tensor.is_neg())  # a negated view of more is not contiguous
+    ):
         return 0
-    request = call.requests.get((tensor.dtype, tensor.shape))
-    if request is None:
-        return 0
-    handle = request.enqueue_inplace(tensor.data_ptr())
+    handle = last.request.enqueue_inplace(tensor.data_ptr())
     _in_flight[handle] = tensor
-    _mark_written(tensor)
+    _overwritten.append(tensor)
+    return handle
+
+
+def start_in_place_and_remember(name: str | None, arguments: tuple[object, ...], call: Call, tensor: torch.Tensor) -> int:
+    """Enqueue an allreduce of one tensor in place so that `start_again_in_place` can do it again."""
+    handle = start_in_place(call, [tensor], single=True)
+    if name is not None and in_memory(tensor) is tensor:
+        if len(_last) >= CALLS_KEPT:
+            _last.clear()
+        request = call.requests[tensor.dtype, tensor.shape]
+        _last[name] = _Last(arguments, tensor.dtype, tensor.shape, tensor.numel() == 1, request)
     return handle
 
 
@@ -182,11 +216,13 @@ def synchronize(handle: int) -> Result:
         HorovodInternalError: The operation failed: the ranks disagree about it, or the job is broken or shut down.
         ValueError: The operation cannot be carried out with these arguments.
     """
+    if _overwritten:
+        _mark_overwritten()
     operation = _in_flight.pop(handle, None)
     if operation is None:
         return None
     try:
-        if isinstance(operation, torch.Tensor):
+        if not isinstance(operation, _InFlight):
             ops.wait_done(handle)
             return operation
         outputs = ops.wait(handle)

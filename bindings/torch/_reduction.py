@@ -1,8 +1,9 @@
-"""Reducing the gradients of one optimizer: from the hooks that start it to the wait that ends it.
+"""Reducing the gradients of one optimizer: from the hooks that note them to the wait that ends the step.
 
-One step is an *epoch*: the hook of a parameter enqueues its gradient when it is complete, and `finish` waits for all.
-Counting epochs instead of clearing flags keeps the work for each parameter to one hook of about a microsecond; in
-`finish` there is none, unless a gradient was copied, is missing or failed.
+The hook of a parameter notes that its gradient is complete, and does nothing else: it is `list.append`. Some
+parameters, so many that there is about a mebibyte of gradients between them, have a hook that also hands what has been
+noted to the engine, if that has a processor to work on while the framework computes. If not, it would only be in the
+way, and everything is handed over when a thread waits for a result: most often in `finish`.
 
 A parameter may lack a gradient on some ranks. Each step therefore reduces, with Max, one byte for each parameter:
 whether this rank has its gradient. It costs one small request, sent with the last gradient if none is missing, and
@@ -13,6 +14,7 @@ None, so that weight decay and momentum do not move its parameter.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -27,7 +29,22 @@ from horovodlike.torch._engine import Call, abandon, build_request
 from horovodlike.torch._tensor import check, in_memory
 from horovodlike.torch.compression import Compressor, NoneCompressor
 
+# Gradients are handed over when there are about so many bytes; each time costs the computing thread its caches.
+_WORTH_SENDING = 1 << 20
 _NEUTRAL = {basics.Min: float("inf"), basics.Max: float("-inf"), basics.Product: 1.0}
+
+
+# Those that have parameters. A thread may add or remove one while another one goes through them.
+_reductions: list[Reduction] = []
+
+
+def _hand_over() -> None:
+    for reduction in _reductions:
+        if reduction.has_noted():
+            reduction.hand_over()
+
+
+ops.before_waiting(_hand_over)
 
 
 @dataclass(frozen=True)
@@ -42,15 +59,15 @@ class ReductionOptions:
 
 
 class Slot:
-    """One parameter: its request, and how far its gradient is in which epoch."""
+    """One parameter: its request, and how far its gradient is in this step."""
 
     __slots__ = (
-        "ctx", "dtype", "epoch", "grad", "group", "handle", "index", "name", "numel", "param", "passes",
-        "passes_epoch", "registration", "request", "shape", "sparse", "work",
+        "ctx", "dtype", "grad", "group", "index", "name", "numel", "param", "passes", "registration", "request",
+        "shape", "sparse", "submitted", "work",
     )  # fmt: skip
 
     def __init__(self, param: torch.nn.Parameter, name: str) -> None:
-        """Nothing is submitted yet, in any epoch."""
+        """Nothing is submitted yet."""
         self.param = param
         self.name = name
         self.index = -1  # of its byte in the presence mask
@@ -58,17 +75,15 @@ class Slot:
         self.dtype: torch.dtype | None = None  # dtype, shape and size that the request was made for
         self.shape: torch.Size | None = None
         self.numel = -1
-        self.epoch = -1  # in which the gradient was last submitted
-        self.handle = 0  # of that submission
-        self.passes = 0  # backward passes seen in `passes_epoch`
-        self.passes_epoch = -1
+        self.passes = 0  # backward passes that have been counted
+        self.submitted = False
         self.sparse = False  # the gradient was sparse when it was last seen
         self.registration: RemovableHandle | None = None
         self.group: Group | None = None
-        # Of a member of a group between its own submission and that of the group:
+        self.ctx: object = None  # of the compression
+        # Of a member of a group: the gradient, and what is reduced in its place.
         self.grad: torch.Tensor | None = None
         self.work: torch.Tensor | None = None
-        self.ctx: object = None
 
 
 class Group:
@@ -77,8 +92,7 @@ class Group:
     def __init__(self, slots: list[Slot]) -> None:
         """Take in the slots."""
         self.slots = slots
-        self.epoch = -1
-        self.ready = 0
+        self.ready = 0  # of its members' gradients
         self.request: Request | None = None
         self.described: list[tuple[torch.dtype, torch.Size]] = []
         for slot in slots:
@@ -93,23 +107,29 @@ class Reduction:
         self.options = options
         self.passes = passes
         self.slots: list[Slot] = []
-        self.epoch = 0
-        self.communicates = False
-        self.direct = False  # hooks may enqueue gradients as they are
-        self._plain = options.compression is NoneCompressor
-        # In flight: the handles, and the gradients that have been submitted, one for each parameter.
-        self.handles: list[int] = []
-        self.borrowed: list[torch.Tensor] = []
+        self._plain = options.compression is NoneCompressor  # and no groups
+        self._groups: list[Group] = []
+        self._by_id: dict[int, Slot] = {}  # by the parameter's id, which hashes quicker than the parameter
+        # The way of a gradient: noted, complete (of so many passes as there are to be), borrowed by the engine.
+        self._noted: list[torch.Tensor] = []  # parameters
+        self._complete: list[Slot] = []
+        self._borrowed: list[torch.Tensor] = []
+        self._handles: list[int] = []
         self._finishers: list[Callable[[], None]] = []
         self._presence = torch.empty(0, dtype=torch.uint8)
         self._presence_is_full = False
         self._presence_request: Request | None = None
         self._presence_handle = 0
+        # Whoever waits hands over, so more than one thread may do it. Not held while waiting.
+        self._lock = threading.RLock()
 
     def add(self, named: Iterable[tuple[str, torch.nn.Parameter]]) -> list[Slot]:
         """Take in parameters, of which those that require a gradient now will be reduced; return their slots."""
         added = [Slot(param, name) for name, param in named if param.requires_grad]
+        if not self.slots and added:
+            _reductions.append(self)
         self.slots += added
+        self._by_id.update((id(slot.param), slot) for slot in added)
         for index, slot in enumerate(sorted(self.slots, key=lambda slot: slot.name)):
             slot.index = index
         self._presence = torch.ones(len(self.slots), dtype=torch.uint8)
@@ -117,36 +137,128 @@ class Reduction:
         if self.slots:
             call = Call(Kind.ALLREDUCE, f"presence.{min(slot.name for slot in self.slots)}", basics.Max)
             self._presence_request = build_request(call, [self._presence])
-        for slot in added:
+        waiting = 0
+        for slot in reversed(added):  # about the order of a backward pass
+            waiting += slot.param.numel() * slot.param.element_size()
+            hands_over = waiting >= _WORTH_SENDING or slot is added[0]
+            waiting = 0 if hands_over else waiting
             register = slot.param.register_post_accumulate_grad_hook
-            slot.registration = register(self._hook(slot))  # type: ignore[no-untyped-call]
+            hook = self._handing_over_hook() if hands_over else self._noted.append
+            slot.registration = register(hook)  # type: ignore[no-untyped-call]
         return added
 
     def group(self, slots: list[Slot]) -> None:
         """Reduce the gradients of these parameters by one request."""
-        Group(slots)
+        self._groups.append(Group(slots))
         self._plain = False
 
     def remove_hooks(self) -> None:
         """Let the parameters go: their gradients are not reduced any more."""
+        if self in _reductions:
+            _reductions.remove(self)
         for slot in self.slots:
             if slot.registration is not None:
                 slot.registration.remove()
 
-    def _hook(self, slot: Slot) -> Callable[[torch.Tensor], None]:
-        # The hot path. Everything that can be is bound here; a gradient like the one before goes to the engine with
-        # a handful of attribute lookups. A wrong address or size would corrupt memory, hence each of the checks.
-        reduction, slots, borrowed, strided = self, self.slots, self.borrowed, torch.strided
-        add_handle, add_borrowed = self.handles.append, self.borrowed.append
+    @property
+    def communicates(self) -> bool:
+        """Whether there are other ranks."""
+        return basics.size() > 1
 
+    def _handing_over_hook(self) -> Callable[[torch.Tensor], None]:
         def hook(param: torch.Tensor) -> None:
-            if not borrowed:
-                reduction.begin()
-            grad = param.grad
+            self._noted.append(param)
+            if basics.overlaps():
+                self.hand_over()
+            else:
+                self.count()
+
+        leave_alone(hook)  # `backward` may be called by a function that is compiled
+        return hook
+
+    def count(self) -> None:
+        """Count the backward passes noted so far.
+
+        Raises:
+            AssertionError: There were more than announced; those too many are forgotten.
+        """
+        too_many = None
+        with self._lock:
+            noted = self._noted.copy()
+            del self._noted[: len(noted)]
+            by_id, passes, complete = self._by_id, self.passes, self._complete
+            for param in noted:
+                slot = by_id[id(param)]
+                if slot.passes >= passes or slot.submitted:
+                    too_many = slot
+                    continue
+                slot.passes += 1
+                if slot.passes == passes:
+                    complete.append(slot)
+        if too_many is not None:
+            raise AssertionError(
+                f"{too_many.name}: more backward passes than backward_passes_per_step={passes} before step(); "
+                "raise backward_passes_per_step to accumulate gradients, or call step() or synchronize() in between"
+            )
+
+    def is_in_progress(self) -> bool:
+        """Whether gradients are complete that have not been waited for."""
+        self.count()
+        return bool(self._complete or self._borrowed)
+
+    def forget_passes(self) -> None:
+        """Begin to count backward passes anew."""
+        self._noted.clear()
+        self._complete.clear()
+        for slot in self.slots:
+            slot.passes = 0
+
+    def passes_left(self) -> dict[torch.nn.Parameter, int]:
+        """How many backward passes are to come before the gradient of each parameter is complete."""
+        self.count()
+        return {slot.param: 0 if slot.submitted else self.passes - slot.passes for slot in self.slots}
+
+    def complete(self) -> dict[torch.nn.Parameter, object]:
+        """The parameters whose gradients are complete, and what their compression has to remember."""
+        self.count()
+        return {slot.param: slot.ctx for slot in self.slots if slot.submitted or slot.passes == self.passes}
+
+    def has_noted(self) -> bool:
+        """Whether there may be something to hand over."""
+        return bool(self._noted or self._complete)
+
+    def hand_over(self) -> None:
+        """Hand the gradients that are complete to the engine. Any thread."""
+        with self._lock:
+            self.count()
+            if self.communicates:
+                complete = self._complete.copy()
+                self._complete.clear()
+                self._submit(complete)
+
+    def _submit(self, slots: Iterable[Slot]) -> None:
+        """Hand over the gradients of these parameters as they are now, where there are any."""
+        try:
+            for slot in self._submit_plain(slots) if self._plain else slots:
+                self._submit_other(slot)
+            if len(self._borrowed) == len(self.slots) and not self._presence_handle:
+                self._announce()
+        except BaseException:
+            self.abandon()
+            raise
+
+    def _submit_plain(self, slots: Iterable[Slot]) -> list[Slot]:
+        # The hot path: hands over the gradients that are like those before, with a handful of attribute lookups for
+        # each, and returns the others. A wrong address or size would corrupt memory, hence each of the checks.
+        strided, borrow = torch.strided, self._borrowed.append
+        others: list[Slot] = []
+        requests: list[Request] = []
+        addresses: list[int] = []
+        for slot in slots:
+            grad, request = slot.param.grad, slot.request
             if (
                 grad is not None
-                and reduction.direct
-                and slot.epoch != reduction.epoch
+                and request is not None
                 and grad.dtype is slot.dtype
                 and grad.layout is strided
                 and grad.numel() == slot.numel
@@ -154,86 +266,42 @@ class Reduction:
                 and grad.is_contiguous()
                 and (slot.numel > 1 or not grad.is_neg())  # autograd may hand over a negated view of one element
             ):
-                try:
-                    slot.handle = handle = slot.request.enqueue_inplace(grad.data_ptr())  # type: ignore[union-attr]
-                except Exception:
-                    reduction.abandon()
-                    raise
-                add_handle(handle)
-                add_borrowed(grad)
-                slot.epoch = reduction.epoch
-                if len(borrowed) == len(slots):
-                    reduction.announce()
+                requests.append(request)
+                addresses.append(grad.data_ptr())
+                borrow(grad)
+                slot.submitted = True
             else:
-                reduction.on_gradient(slot)
+                others.append(slot)
+        ops.enqueue_all(requests, addresses, self._handles)
+        return others
 
-        leave_alone(hook)  # `backward` may be called by a function that is compiled
-        return hook
-
-    def begin(self) -> None:
-        """Look at what may have changed since the last step; called before the first gradient of each."""
-        self.communicates = basics.size() > 1
-        self.direct = self.communicates and self._plain and self.passes == 1
-
-    def on_gradient(self, slot: Slot) -> None:
-        """Count a backward pass, and submit the gradient if it was the last one of the step."""
-        if slot.passes_epoch != self.epoch:
-            slot.passes_epoch, slot.passes = self.epoch, 0
-        if slot.epoch == self.epoch or slot.passes >= self.passes:
-            raise AssertionError(
-                f"{slot.name}: more backward passes than backward_passes_per_step={self.passes} before step(); "
-                "raise backward_passes_per_step to accumulate gradients, or call step() or synchronize() in between"
-            )
-        slot.passes += 1
-        if slot.passes == self.passes:
-            self.submit(slot)
-
-    def passes_left(self, slot: Slot) -> int:
-        """How many backward passes are to come before the parameter's gradient is submitted."""
-        if slot.epoch == self.epoch:
-            return 0
-        return self.passes - (slot.passes if slot.passes_epoch == self.epoch else 0)
-
-    def submit(self, slot: Slot) -> None:
-        """Start the reduction of a parameter's gradient as it is now."""
+    def _submit_other(self, slot: Slot) -> None:
         grad = slot.param.grad
-        assert grad is not None
-        try:
-            if self.communicates:
-                self._submit(slot, grad)
-        except Exception:
-            self.abandon()
-            raise
-        self.borrowed.append(grad)
-        slot.epoch = self.epoch
-        if len(self.borrowed) == len(self.slots):
-            self.announce()
-
-    def _submit(self, slot: Slot, grad: torch.Tensor) -> None:
+        if grad is None:
+            return
         slot.sparse = grad.layout is not torch.strided
-        if slot.sparse:
-            if not self.options.sparse_as_dense:
-                raise ValueError(f"{slot.name}: its gradient is sparse; use sparse_as_dense=True, or sparse=False")
-            grad = grad.to_dense()
-        check(grad, slot.name)
+        if slot.sparse and not self.options.sparse_as_dense:
+            raise ValueError(f"{slot.name}: its gradient is sparse; use sparse_as_dense=True, or sparse=False")
+        dense = grad.to_dense() if slot.sparse else grad
+        check(dense, slot.name)
         with torch.no_grad():
-            compressed, ctx = self.options.compression.compress(grad)
+            compressed, ctx = self.options.compression.compress(dense)
             work = in_memory(compressed)
+        self._borrowed.append(grad)
+        slot.submitted = True
+        slot.ctx = ctx
         if slot.group is not None:
-            slot.grad, slot.work, slot.ctx = grad, work, ctx
+            slot.grad, slot.work = dense, work
             self._submit_member(slot.group)
             return
         if slot.request is None or slot.dtype is not work.dtype or slot.shape != work.shape:
             slot.request = build_request(self._call(slot.name), [work])
             slot.dtype, slot.shape, slot.numel = work.dtype, work.shape, work.numel()
-        slot.handle = slot.request.enqueue_inplace(work.data_ptr())
-        self.handles.append(slot.handle)
-        if slot.sparse or work is not grad:
-            self._finishers.append(self._finisher(slot, grad, work, ctx))
+        self._handles.append(slot.request.enqueue_inplace(work.data_ptr()))
+        if slot.sparse or work is not dense:
+            self._finishers.append(self._finisher(slot, dense, work))
 
     def _submit_member(self, group: Group) -> None:
-        if group.epoch != self.epoch:
-            group.epoch, group.ready = self.epoch, 0
         group.ready += 1
         if group.ready < len(group.slots):
             return
@@ -242,59 +310,52 @@ class Reduction:
         if group.request is None or group.described != described:
             group.request, group.described = build_request(self._call(f"group.{group.slots[0].name}"), works), described
         addresses = [work.data_ptr() for work in works]
-        handle = group.request.enqueue(addresses, addresses)
-        self.handles.append(handle)
+        self._handles.append(group.request.enqueue(addresses, addresses))
         for slot, work in zip(group.slots, works, strict=True):
-            slot.handle = handle
             if slot.grad is not None and (slot.sparse or work is not slot.grad):
-                self._finishers.append(self._finisher(slot, slot.grad, work, slot.ctx))
-            slot.grad = slot.work = slot.ctx = None
+                self._finishers.append(self._finisher(slot, slot.grad, work))
 
     def _call(self, name: str) -> Call:
         options = self.options
         return Call(Kind.ALLREDUCE, name, options.op, -1, options.prescale, options.postscale)
 
-    def _finisher(self, slot: Slot, grad: torch.Tensor, work: torch.Tensor, ctx: object) -> Callable[[], None]:
-        decompress = self.options.compression.decompress
+    def _finisher(self, slot: Slot, dense: torch.Tensor, work: torch.Tensor) -> Callable[[], None]:
+        decompress, ctx = self.options.compression.decompress, slot.ctx
 
         def finish() -> None:
             result = decompress(work, ctx)
             if slot.sparse:
-                slot.param.grad = result.to(grad.device).to_sparse()
+                slot.param.grad = result.to(dense.device).to_sparse()
             else:
-                grad.copy_(result)
+                dense.copy_(result)
 
         return finish
 
     def finish(self) -> None:
-        """Wait until the gradients of all parameters are reduced, and begin the next epoch.
+        """Wait until the gradients of all parameters are reduced, and begin the next step.
+
+        Gradients that are there without as many backward passes as announced, or without any, are reduced as well.
 
         Raises:
             HorovodInternalError: A reduction failed. The optimizer can be used again after the next `init()`.
+            AssertionError: There were more backward passes than announced.
         """
-        if not self.borrowed:
-            self.begin()
+        self.count()
         try:
-            if len(self.borrowed) < len(self.slots):
-                self._submit_late()
             if self.communicates and self.slots:
+                with self._lock:
+                    self._complete.clear()
+                    everything = not self._borrowed
+                    self._submit(self.slots if everything else [slot for slot in self.slots if not slot.submitted])
                 self._agree_on_presence()
                 self._wait()
         except BaseException:
             self.abandon()
             raise
-        self._end_epoch()
+        self._end_step()
 
-    def _submit_late(self) -> None:
-        # Fewer backward passes than announced, or a gradient that was set without a backward pass.
-        for slot in self.slots:
-            if slot.epoch != self.epoch and slot.param.grad is not None:
-                self.submit(slot)
-
-    def announce(self, absent: Sequence[Slot] = ()) -> None:
+    def _announce(self, absent: Sequence[Slot] = ()) -> None:
         """Tell the other ranks which gradients this one has."""
-        if self._presence_handle or not self.communicates:
-            return
         if not self._presence_is_full:
             self._presence.fill_(1)
         self._presence_is_full = not absent
@@ -304,12 +365,12 @@ class Reduction:
         self._presence_handle = self._presence_request.enqueue_inplace(self._presence.data_ptr())
 
     def _agree_on_presence(self) -> None:
-        absent = []
-        if not self._presence_handle:
-            absent = [slot for slot in self.slots if slot.epoch != self.epoch]
-            self.announce(absent)
+        absent = [slot for slot in self.slots if not slot.submitted] if not self._presence_handle else []
+        if absent:
+            self._announce(absent)
         try:
-            ops.wait(self._presence_handle)
+            # The last to be handed over, so most often the others are complete when this is.
+            ops.wait_done(self._presence_handle)
         except MismatchError as error:
             raise MismatchError(
                 f"{error} (one byte for each parameter that requires a gradient: do all ranks have the same model?)"
@@ -325,29 +386,36 @@ class Reduction:
             if not (present[slot.index] or needed_by_group):
                 continue
             slot.param.grad = torch.full_like(slot.param, _NEUTRAL.get(self.options.op, 0.0), requires_grad=False)
-            self.submit(slot)
+            self._submit([slot])
             if not present[slot.index]:
                 slot.param.grad = None
 
     def _wait(self) -> None:
-        ops.wait_all(self.handles)
+        ops.wait_all(self._handles)
         if self._finishers:
             with torch.no_grad():
                 for finisher in self._finishers:
                     finisher()
 
     def abandon(self) -> None:
-        """Give up the epoch, after an error: nothing of it will be waited for."""
-        handles = [*self.handles, self._presence_handle] if self._presence_handle else self.handles.copy()
-        abandon(handles, [*self.borrowed, *self._finishers, self._presence])
+        """Give up the step, after an error: nothing of it will be waited for."""
+        handles = [*self._handles, self._presence_handle] if self._presence_handle else self._handles.copy()
+        abandon(handles, [*self._borrowed, *self._finishers, self._presence])
         self._presence = torch.ones_like(self._presence)
         self._presence_is_full = True
-        self._end_epoch()
+        self._end_step()
 
-    def _end_epoch(self) -> None:
-        # Cleared, not replaced: the hooks hold the lists.
-        self.handles.clear()
-        self.borrowed.clear()
+    def _end_step(self) -> None:
+        for slot in self.slots:
+            slot.passes = 0
+            slot.submitted = False
+        for group in self._groups:
+            group.ready = 0
+            for slot in group.slots:
+                slot.grad = slot.work = slot.ctx = None
+        self._noted.clear()  # not replaced: the hooks hold it
+        self._complete.clear()
+        self._borrowed.clear()
+        self._handles.clear()
         self._finishers.clear()
         self._presence_handle = 0
-        self.epoch += 1

@@ -53,6 +53,7 @@ from horovodlike.torch._engine import (
     start_again_in_place,
     start_allgather,
     start_in_place,
+    start_in_place_and_remember,
     start_to_new,
     synchronize,
 )
@@ -140,11 +141,6 @@ def _group(tensors: Sequence[torch.Tensor], operation: str) -> Sequence[torch.Te
     return tensors
 
 
-def _start_in_place(call: Call, tensor: torch.Tensor) -> int:
-    handle = start_again_in_place(call, tensor) if isinstance(tensor, torch.Tensor) else 0
-    return handle or start_in_place(call, [tensor], single=True)
-
-
 def _result(handle: int, _: type[T]) -> T:
     """Synchronize a handle that this module has just made, whose result is known to be of the given type."""
     return synchronize(handle)  # type: ignore[return-value]
@@ -207,8 +203,8 @@ def allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
     """Do what `allreduce` does in place, and return the tensor. Not differentiable."""
-    call = _allreduce_call("allreduce", average, name, op, prescale_factor, postscale_factor, process_set)
-    return _result(_start_in_place(call, tensor), torch.Tensor)
+    handle = allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor, process_set)
+    return _result(handle, torch.Tensor)
 
 
 def allreduce_async_(
@@ -221,8 +217,12 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Start what `allreduce_` does and return a handle for `poll` and `synchronize`."""
+    arguments = (average, op, prescale_factor, postscale_factor, process_set)
+    handle = start_again_in_place(name, arguments, tensor)
+    if handle:
+        return handle
     call = _allreduce_call("allreduce", average, name, op, prescale_factor, postscale_factor, process_set)
-    return _start_in_place(call, tensor)
+    return start_in_place_and_remember(name, arguments, call, tensor)
 
 
 def grouped_allreduce(
@@ -377,8 +377,7 @@ def broadcast_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
     """Overwrite the tensor with the root's on every rank, and return it. Not differentiable."""
-    call = _broadcast_call(root_rank, name, process_set)
-    return _result(_start_in_place(call, tensor), torch.Tensor)
+    return _result(broadcast_async_(tensor, root_rank, name, process_set), torch.Tensor)
 
 
 def broadcast_async_(

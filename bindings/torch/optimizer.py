@@ -46,7 +46,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         """
         self._inner._opt_called = True  # type: ignore[attr-defined]  # for schedulers made before the wrapping
         if closure is not None and self._should_synchronize:
-            if self._reduction.borrowed:
+            if self._reduction.is_in_progress():
                 self.synchronize()
             self._synchronized = False
             return super().step(self._reducing(closure))
@@ -110,12 +110,12 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         Raises:
             AssertionError: Gradients are being reduced: after `backward` and before `step` or `synchronize`.
         """
-        if self._reduction.borrowed:
+        if self._reduction.is_in_progress():
             raise AssertionError(
                 "zero_grad() between backward() and step() or synchronize() would change gradients while they are "
                 "being reduced"
             )
-        self._reduction.epoch += 1  # forgets passes that were accumulated
+        self._reduction.forget_passes()
         # Optimizers of before torch 1.7 have no argument.
         if set_to_none:
             super().zero_grad()
@@ -158,8 +158,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def _handles(self) -> dict[torch.nn.Parameter, tuple[int, object]]:
-        submitted = (slot for slot in self._reduction.slots if slot.epoch == self._reduction.epoch)
-        return {slot.param: (slot.handle, slot.ctx) for slot in submitted}
+        return {param: (0, ctx) for param, ctx in self._reduction.complete().items()}
 
     @property
     def _requires_update(self) -> set[torch.nn.Parameter]:
@@ -167,7 +166,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def _allreduce_delay(self) -> dict[torch.nn.Parameter, int]:
-        return {slot.param: self._reduction.passes_left(slot) for slot in self._reduction.slots}
+        return self._reduction.passes_left()
 
     @property
     def _groups(self) -> list[list[torch.nn.Parameter]] | None:
@@ -266,8 +265,8 @@ def DistributedOptimizer(
     """Wrap an optimizer so that it steps with gradients reduced over all ranks.
 
     The result is of a subclass of the optimizer's class with the same name, shares its parameter groups, state and
-    hooks, and replaces it. `backward` hands each gradient to the engine as soon as it is computed, and `step`
-    waits for all. With one rank nothing is sent, but the rules are the same.
+    hooks, and replaces it. Gradients are handed to the engine while `backward` computes the next ones, or, if the
+    engine has no processor to itself (`HOROVODLIKE_OVERLAP`), when a thread waits for a result. `step` waits for all. With one rank nothing is sent, but the rules are the same.
 
     A parameter that has no gradient when `step` is called takes part with a gradient of zeros if any rank has one;
     if no rank has, it stays without.

@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
@@ -171,25 +172,33 @@ Status check_against_job(const Signature& signature, const EngineOptions& option
                                           std::to_string(options.size - 1));
 }
 
-// `memory(t)` gives the memory of tensor t.
-template <typename MemoryOf>
-int64_t enqueue(hvl_prepared* prepared, DoneFunction done, void* context, MemoryOf&& memory) {
-  int64_t handle = 0;
-  int32_t status = guarded([&]() -> Status {
+Status check_inplace(const Signature& signature) {
+  if (signature.tensors.size() == 1 && signature.kind != HVL_ALLGATHER) return Status();
+  return Status(HVL_INVALID_ARGUMENT,
+                "'" + signature.name + "' is not an operation of one tensor that is input and output");
+}
+
+Status enqueue_inplace(Engine* engine, const hvl_prepared& prepared, uintptr_t data, int64_t* handle) {
+  const Signature& signature = prepared.operation->signature;
+  Status status = check_inplace(signature);
+  if (status.ok()) status = check_against_job(signature, engine->options());
+  if (!status.ok()) return status;
+  auto entry = std::make_unique<Entry>();
+  entry->operation = prepared.operation;
+  entry->memory = Memory{reinterpret_cast<const char*>(data), reinterpret_cast<char*>(data)};
+  return engine->enqueue(std::move(entry), handle);
+}
+
+// Enqueues with the running engine, and has it notified of what was accepted.
+template <typename Enqueue>
+int32_t with_engine(Enqueue&& enqueue) {
+  return guarded([&]() -> Status {
     std::shared_ptr<Engine> running = engine();
     if (running == nullptr) return not_initialized();
-    const Signature& signature = prepared->operation->signature;
-    Status fits = check_against_job(signature, running->options());
-    if (!fits.ok()) return fits;
-    auto entry = std::make_unique<Entry>();
-    entry->operation = prepared->operation;
-    entry->done = done;
-    entry->done_context = context;
-    if (!signature.tensors.empty()) entry->memory = memory(0);
-    for (size_t t = 1; t < signature.tensors.size(); ++t) entry->more.push_back(memory(t));
-    return running->enqueue(std::move(entry), &handle);
+    Status status = enqueue(running.get());
+    running->notify();
+    return status;
   });
-  return status == HVL_OK ? handle : -status;
 }
 
 Status start(const hvl_config& config) {
@@ -214,6 +223,7 @@ Status start(const hvl_config& config) {
   options.cache_capacity = config.cache_capacity;
   options.stall_warning = config.stall_warning_time;
   options.stall_shutdown = config.stall_shutdown_time;
+  options.processors = config.processors;
   if (config.local_pids != nullptr) options.local_pids.assign(config.local_pids, config.local_pids + config.local_size);
   set_log_level(static_cast<LogLevel>(config.log_level));
   HostShape shape{config.local_size, config.slot_bytes, config.slot_depth};
@@ -266,7 +276,15 @@ Status unfinished() {
   if (is_forked_child && engine() == nullptr) return not_initialized();
   return Status(HVL_IN_PROGRESS, "not complete yet");
 }
-Status unknown() { return Status(HVL_UNKNOWN_HANDLE, "the handle is unknown or was waited for already"); }
+
+// The result of a handle that was found in this state, if that is to be complete.
+Status finish(int64_t handle, hvl_status state, hvl_output** outputs, int32_t* num_outputs) {
+  if (state == HVL_UNKNOWN_HANDLE) return Status(state, "the handle is unknown or was waited for already");
+  if (state == HVL_IN_PROGRESS) return unfinished();
+  std::vector<hvl_output> results;
+  Status status = handle_table().consume(handle, &results);
+  return status.ok() ? hand_over(results, outputs, num_outputs) : status;
+}
 
 }  // namespace
 }  // namespace hvl
@@ -311,27 +329,48 @@ void hvl_release(hvl_prepared* prepared) { delete prepared; }
 
 int64_t hvl_enqueue(hvl_prepared* prepared, const uintptr_t* inputs, const uintptr_t* outputs,
                     void (*done)(void* context, int32_t status, const char* message), void* context) {
-  const bool has_outputs = prepared->operation->signature.kind != HVL_ALLGATHER;
-  return hvl::enqueue(prepared, done, context, [&](size_t t) {
+  const hvl::Signature& signature = prepared->operation->signature;
+  const bool has_outputs = signature.kind != HVL_ALLGATHER;
+  auto memory = [&](size_t t) {
     return hvl::Memory{reinterpret_cast<const char*>(inputs[t]),
                        has_outputs ? reinterpret_cast<char*>(outputs[t]) : nullptr};
+  };
+  int64_t handle = 0;
+  int32_t status = hvl::with_engine([&](hvl::Engine* engine) {
+    hvl::Status fits = hvl::check_against_job(signature, engine->options());
+    if (!fits.ok()) return fits;
+    auto entry = std::make_unique<hvl::Entry>();
+    entry->operation = prepared->operation;
+    entry->done = done;
+    entry->done_context = context;
+    if (!signature.tensors.empty()) entry->memory = memory(0);
+    for (size_t t = 1; t < signature.tensors.size(); ++t) entry->more.push_back(memory(t));
+    return engine->enqueue(std::move(entry), &handle);
   });
+  return status == HVL_OK ? handle : -status;
 }
 
 int64_t hvl_enqueue_inplace(hvl_prepared* prepared, uintptr_t data) {
-  const hvl::Signature& signature = prepared->operation->signature;
-  if (signature.tensors.size() != 1 || signature.kind == HVL_ALLGATHER) {
-    std::string text = "'" + signature.name + "' is not an operation of one tensor that is input and output";
-    return -hvl::report(hvl::Status(HVL_INVALID_ARGUMENT, text));
-  }
-  return hvl::enqueue(prepared, nullptr, nullptr, [data](size_t) {
-    return hvl::Memory{reinterpret_cast<const char*>(data), reinterpret_cast<char*>(data)};
+  int64_t handle = 0;
+  int32_t status =
+      hvl::with_engine([&](hvl::Engine* engine) { return hvl::enqueue_inplace(engine, *prepared, data, &handle); });
+  return status == HVL_OK ? handle : -status;
+}
+
+int32_t hvl_enqueue_all(hvl_prepared* const* prepared, const uintptr_t* data, int32_t count, int64_t* handles) {
+  std::fill_n(handles, count, 0);
+  return hvl::with_engine([&](hvl::Engine* engine) {
+    hvl::Status status;
+    for (int32_t index = 0; index < count && status.ok(); ++index) {
+      status = hvl::enqueue_inplace(engine, *prepared[index], data[index], &handles[index]);
+    }
+    return status;
   });
 }
 
 int32_t hvl_poll(int64_t handle) {
   hvl_status status = hvl::handle_table().poll(handle);
-  if (status == HVL_UNKNOWN_HANDLE) return -hvl::report(hvl::unknown());
+  if (status == HVL_UNKNOWN_HANDLE) return -hvl::report(hvl::finish(handle, status, nullptr, nullptr));
   if (status == HVL_OK) return 1;
   std::shared_ptr<hvl::Engine> running = hvl::engine();
   if (running != nullptr) running->hurry();
@@ -349,12 +388,12 @@ int32_t hvl_wait(int64_t handle, double timeout, hvl_output** outputs, int32_t* 
       hvl::WaitingThread waiting;
       waited = hvl::handle_table().wait(handle, hvl::now_ns() + hvl::to_ns(timeout));
     }
-    if (waited == HVL_UNKNOWN_HANDLE) return hvl::unknown();
-    if (waited == HVL_IN_PROGRESS) return hvl::unfinished();
-    std::vector<hvl_output> results;
-    hvl::Status status = hvl::handle_table().consume(handle, &results);
-    return status.ok() ? hvl::hand_over(results, outputs, num_outputs) : status;
+    return hvl::finish(handle, waited, outputs, num_outputs);
   });
+}
+
+int32_t hvl_try_wait(int64_t handle) {
+  return hvl::guarded([&] { return hvl::finish(handle, hvl::handle_table().poll(handle), nullptr, nullptr); });
 }
 
 int32_t hvl_wait_all(int64_t* handles, int32_t count, double timeout) {

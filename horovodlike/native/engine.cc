@@ -32,6 +32,7 @@ WaiterOptions waiter_options(const EngineOptions& options, const std::atomic<boo
   waiter.local_rank = options.local_rank;
   for (int rank = 0; rank < options.size; ++rank) waiter.ranks.push_back(rank);
   waiter.pids = options.local_pids;
+  waiter.processors = options.processors;
   waiter.stall_warning = options.stall_warning;
   waiter.stall_shutdown = options.stall_shutdown;
   waiter.leaving = leaving;
@@ -111,12 +112,16 @@ Status Engine::enqueue(std::unique_ptr<Entry> entry, int64_t* handle) {
   Status status = queue_.push(std::move(entry));
   if (!status.ok()) {
     if (with_handle) handles_->discard(*handle);
+    *handle = 0;
     return status;
   }
   if (!with_handle) hurried_.store(true);  // whoever is called back cannot show that he waits
+  return status;
+}
+
+void Engine::notify() {
   RankBlock& block = memory_->rank(options_.local_rank);
   if (block.holds_back.load() == 0 || is_wanted()) block.doorbell.ring();
-  return status;
 }
 
 void Engine::begin_wait() { memory_->begin_wait(options_.local_rank); }

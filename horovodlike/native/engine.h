@@ -20,6 +20,7 @@ struct EngineOptions {
   int rank = 0;
   int size = 1;
   int local_rank = 0;
+  int processors = 1;           // that this host's ranks may use, all together
   std::vector<int> local_pids;  // empty: the ranks are threads of one process
   int64_t fusion_threshold = 128 << 20;
   double cycle_time = 0;
@@ -44,9 +45,11 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // Any thread. The entry's operation, addresses and completion function are set; gives it a handle unless it has a
-  // completion function.
+  // Any thread. Takes effect with notify(). The entry's operation, addresses and completion function are set; gives it
+  // a handle unless it has a completion function.
   Status enqueue(std::unique_ptr<Entry> entry, int64_t* handle);
+  // Any thread. Call it after one or more calls of enqueue().
+  void notify();
   // Any thread. Between these two a thread waits for a result, and nothing is held back to make larger batches.
   void begin_wait();
   void end_wait();

@@ -104,6 +104,7 @@ typedef struct hvl_config {
   int32_t local_rank, local_size;
   int32_t cross_rank, cross_size;
   int32_t segment_fd;         /* this host's shared memory, hvl_segment_bytes() long, zeroed; -1 if local_size is 1 */
+  int32_t processors;         /* that this host's ranks may use, all together */
   const int32_t* local_pids;  /* process ids of this host's ranks, by local rank */
   int64_t slot_bytes;         /* one slot of shared memory */
   int32_t slot_depth;         /* slots per rank */
@@ -145,12 +146,17 @@ int64_t hvl_enqueue(hvl_prepared* prepared, const uintptr_t* inputs, const uintp
                     void (*done)(void* context, int32_t status, const char* message), void* context);
 /* The same for one tensor that is input and output. */
 int64_t hvl_enqueue_inplace(hvl_prepared* prepared, uintptr_t data);
+/* The same for many; writes their handles. Returns an hvl_status: if one is refused, it and those after it are not
+ * enqueued, and their handles are 0. */
+int32_t hvl_enqueue_all(hvl_prepared* const* prepared, const uintptr_t* data, int32_t count, int64_t* handles);
 /* 1 complete, 0 not complete, or a negated hvl_status. */
 int32_t hvl_poll(int64_t handle);
 /* Waits up to `timeout` seconds. HVL_IN_PROGRESS: not complete, the handle stays valid. Anything else consumes the
  * handle. `*outputs` becomes an array of `*num_outputs` outputs, null unless the engine allocated some; the array is to
  * be freed with hvl_free(), and so is the data of each. Both pointers may be null: then the outputs are dropped. */
 int32_t hvl_wait(int64_t handle, double timeout, hvl_output** outputs, int32_t* num_outputs);
+/* The same without waiting and without outputs: HVL_IN_PROGRESS at once if it is not complete. */
+int32_t hvl_try_wait(int64_t handle);
 /* Waits for all, then consumes all and writes 0 over them; the status is the first error in order. Consumes none when
  * it returns HVL_IN_PROGRESS. A handle of 0 is passed over. */
 int32_t hvl_wait_all(int64_t* handles, int32_t count, double timeout);

@@ -54,6 +54,7 @@ class Job {
     }
     int64_t handle = 0;
     Status result = engine(rank).enqueue(std::move(entry), &handle);
+    engine(rank).notify();
     if (status != nullptr) {
       *status = result;
     } else {

@@ -6,11 +6,13 @@ import copy
 import gc
 import inspect
 import pickle
+import time
 
 import pytest
 import torch
 
 import horovodlike.torch as hvd
+from horovodlike import ops
 
 STEPS = 20
 BATCH = 24  # each rank's part can be halved
@@ -445,6 +447,7 @@ def _sparse() -> None:
     if hvd.size() > 1:
         with pytest.raises(ValueError, match="sparse_as_dense"):
             embedding(torch.tensor([0])).sum().backward()
+            refused.step()
     del refused
     gc.collect()
     embedding = torch.nn.Embedding(5, 2, sparse=True)
@@ -505,6 +508,29 @@ CASES = (
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__.strip("_"))
 def test_optimizer(ranks, case, size):
     ranks(size).run(case)
+
+
+def _handed_over(during_backward: bool) -> None:
+    model = torch.nn.Linear(512, 1024)  # two mebibytes
+    optimizer = hvd.DistributedOptimizer(_sgd(model), model.named_parameters())
+    hvd.barrier()
+    before = ops.counters()["requests"]
+    model(torch.ones(1, 512)).sum().backward()
+    if during_backward:
+        deadline = time.monotonic() + 30
+        while ops.counters()["requests"] == before and time.monotonic() < deadline:
+            time.sleep(0.001)
+    assert (ops.counters()["requests"] > before) is during_backward
+    optimizer.step()
+    assert ops.counters()["requests"] > before
+
+
+@pytest.mark.parametrize("overlap", ("always", "never"))
+def test_whether_the_engine_works_during_backward(fresh_ranks, overlap):
+    pool = fresh_ranks(2, {"HOROVODLIKE_OVERLAP": overlap})
+    pool.run(_handed_over, overlap == "always")
+    for case in CASES:
+        pool.run(case)
 
 
 def test_compiled_model(ranks):

@@ -1,7 +1,6 @@
 #include "watch/waiter.h"
 
 #include <poll.h>
-#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -17,17 +16,11 @@ constexpr uint64_t kCheckInterval = 50 * kMillisecond;
 constexpr uint64_t kUrgentSpin = 50 * kMicrosecond;
 constexpr uint64_t kLazySpin = 2 * kMicrosecond;
 
-int num_processors() {
-  cpu_set_t processors;
-  if (sched_getaffinity(0, sizeof processors, &processors) != 0) return 1;
-  return CPU_COUNT(&processors);
-}
-
 }  // namespace
 
 Waiter::Waiter(std::shared_ptr<HostMemory> memory, WaiterOptions options)
     : memory_(std::move(memory)), options_(std::move(options)) {
-  bool crowded = memory_->shape().ranks > num_processors();
+  bool crowded = memory_->shape().ranks > options_.processors;
   urgent_spin_ = crowded ? 0 : kUrgentSpin;
   lazy_spin_ = crowded ? 0 : kLazySpin;
   pidfds_.assign(static_cast<size_t>(memory_->shape().ranks), -1);

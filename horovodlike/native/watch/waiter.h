@@ -17,6 +17,7 @@ struct WaiterOptions {
   int local_rank = 0;
   std::vector<int> ranks;     // global rank, by local rank
   std::vector<int> pids;      // by local rank; empty: ranks are threads of this process, not watched
+  int processors = 1;         // that all of them may use together
   double stall_warning = 60;  // seconds; 0 never
   double stall_shutdown = 0;  // seconds; 0 never
   const std::atomic<bool>* leaving =

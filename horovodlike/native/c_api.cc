@@ -14,8 +14,8 @@
 #include <utility>
 
 #include "base/log.h"
-#include "collective/reduce.h"
 #include "engine.h"
+#include "queue/make_operation.h"
 
 struct hvl_prepared {
   std::shared_ptr<hvl::Operation> operation;
@@ -83,86 +83,6 @@ void after_fork_in_child() {
     is_forked_child = true;
   }
   after_fork_in_parent();
-}
-
-Status check_tensor(const hvl_request& request, int index) {
-  const hvl_tensor& tensor = request.tensors[index];
-  std::string where = "tensor " + std::to_string(index) + " of '" + request.name + "'";
-  if (tensor.dtype < 0 || tensor.dtype >= kNumDataTypes) {
-    return Status(HVL_INVALID_ARGUMENT, where + " has the unknown dtype " + std::to_string(tensor.dtype));
-  }
-  if (tensor.ndim < 0 || tensor.ndim > kMaxDimensions) {
-    return Status(HVL_INVALID_ARGUMENT, where + " has " + std::to_string(tensor.ndim) + " dimensions; at most " +
-                                            std::to_string(kMaxDimensions) + " are supported: reshape it first");
-  }
-  int64_t num_bytes = static_cast<int64_t>(size_of(static_cast<DataType>(tensor.dtype)));
-  for (int d = 0; d < tensor.ndim; ++d) {
-    if (tensor.shape[d] < 0) return Status(HVL_INVALID_ARGUMENT, where + " has a negative dimension");
-    if (__builtin_mul_overflow(num_bytes, tensor.shape[d], &num_bytes)) {
-      return Status(HVL_INVALID_ARGUMENT, where + " is too large: its bytes do not fit 64 bits");
-    }
-  }
-  if (request.kind == HVL_ALLGATHER && tensor.ndim == 0) {
-    return Status(HVL_INVALID_ARGUMENT, where + " is a scalar; an allgather needs at least one dimension");
-  }
-  if (request.kind != HVL_ALLREDUCE) return Status();
-  const char* why_not =
-      why_not_reducible(static_cast<DataType>(tensor.dtype), static_cast<ReduceOp>(request.reduce_op));
-  return why_not == nullptr ? Status() : Status(HVL_INVALID_ARGUMENT, where + ": " + why_not);
-}
-
-Status check_request(const hvl_request& request) {
-  if (request.name == nullptr || request.name[0] == '\0' || strlen(request.name) > kMaxNameBytes) {
-    return Status(HVL_INVALID_ARGUMENT, "a request's name has 1 to " + std::to_string(kMaxNameBytes) + " bytes");
-  }
-  std::string name = std::string("'") + request.name + "'";
-  if (request.kind < HVL_ALLREDUCE || request.kind > HVL_BARRIER) {
-    return Status(HVL_INVALID_ARGUMENT, "unknown operation " + std::to_string(request.kind) + " for " + name);
-  }
-  if (request.reduce_op < HVL_AVERAGE || request.reduce_op > HVL_PRODUCT || request.reduce_op == HVL_ADASUM) {
-    return Status(HVL_INVALID_ARGUMENT, "reduction operation " + std::to_string(request.reduce_op) + " for " + name +
-                                            " is not one of Average, Sum, Min, Max, Product");
-  }
-  if (request.process_set != 0) {
-    return Status(HVL_INVALID_ARGUMENT, "process set " + std::to_string(request.process_set) + " for " + name +
-                                            " does not exist, or has not been registered");
-  }
-  if (request.device != HVL_CPU) {
-    return Status(HVL_INVALID_ARGUMENT, name + " is on a device that the engine cannot reach yet: copy it to the CPU");
-  }
-  bool has_tensors = request.num_tensors > 0 && request.tensors != nullptr;
-  if (has_tensors == (request.kind == HVL_BARRIER) || static_cast<size_t>(request.num_tensors) > kMaxGroup) {
-    return Status(HVL_INVALID_ARGUMENT, std::to_string(request.num_tensors) + " tensors for " +
-                                            name_of(static_cast<Kind>(request.kind)) + " " + name);
-  }
-  Status status;
-  for (int t = 0; status.ok() && t < request.num_tensors; ++t) status = check_tensor(request, t);
-  return status;
-}
-
-std::shared_ptr<Operation> make_operation(const hvl_request& request) {
-  auto operation = std::make_shared<Operation>();
-  Signature& signature = operation->signature;
-  signature.name = request.name;
-  signature.kind = static_cast<Kind>(request.kind);
-  // What has no meaning for the kind is left at its default, so that the ranks do not differ in it.
-  const bool reduces = signature.kind == HVL_ALLREDUCE;
-  if (reduces) signature.op = static_cast<ReduceOp>(request.reduce_op);
-  signature.device = static_cast<Device>(request.device);
-  if (signature.kind == HVL_BROADCAST) signature.root = request.root_rank;
-  signature.process_set = request.process_set;
-  if (reduces) signature.prescale = request.prescale;
-  if (reduces) signature.postscale = request.postscale;
-  for (int t = 0; t < request.num_tensors; ++t) {
-    const hvl_tensor& tensor = request.tensors[t];
-    TensorSignature described;
-    described.dtype = static_cast<DataType>(tensor.dtype);
-    described.shape.assign(tensor.shape, tensor.shape + tensor.ndim);
-    operation->num_bytes.push_back(described.num_bytes());
-    operation->total_bytes += described.num_bytes();
-    signature.tensors.push_back(std::move(described));
-  }
-  return operation;
 }
 
 Status check_against_job(const Signature& signature, const EngineOptions& options) {
@@ -318,8 +238,9 @@ int32_t hvl_is_initialized(void) { return hvl::engine() != nullptr ? 1 : 0; }
 hvl_prepared* hvl_prepare(const hvl_request* request) {
   hvl_prepared* prepared = nullptr;
   hvl::guarded([&] {
-    hvl::Status status = hvl::check_request(*request);
-    if (status.ok()) prepared = new hvl_prepared{hvl::make_operation(*request)};
+    std::shared_ptr<hvl::Operation> operation;
+    hvl::Status status = hvl::make_operation(*request, &operation);
+    if (status.ok()) prepared = new hvl_prepared{std::move(operation)};
     return status;
   });
   return prepared;

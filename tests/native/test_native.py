@@ -28,7 +28,7 @@ def build(request):
         "-DHVL_TESTS=ON",
         f"-DHVL_SANITIZE={BUILDS[request.param]}",
         f"-DCMAKE_BUILD_TYPE={'Release' if request.param == 'release' else 'None'}",
-        f"-DCMAKE_CXX_FLAGS={'' if request.param == 'release' else '-O1 -g1'}",
+        f"-DCMAKE_CXX_FLAGS={'' if request.param == 'release' else '-O0'}",
     ]
     environ = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     for command in (configure, ["cmake", "--build", str(folder)]):

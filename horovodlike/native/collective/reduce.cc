@@ -27,7 +27,7 @@ void reduce(const Reduction& reduction, const Arrays& arrays) {
   const bool scaled = reduction.prescale != 1.0 || reduction.postscale != 1.0;
   if (!scaled || !is_integer(reduction.dtype)) return reduce_at(level, reduction, arrays);
   reduce_scalar(reduction, arrays.sources, arrays.num_sources, arrays.dsts[0], arrays.count);
-  for (int d = 1; d < arrays.num_dsts; ++d) {
+  for (int d = 1; d < arrays.num_dsts && arrays.count > 0; ++d) {
     memcpy(arrays.dsts[d], arrays.dsts[0], arrays.count * size_of(reduction.dtype));
   }
 }

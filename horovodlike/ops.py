@@ -15,7 +15,20 @@ from typing import Any
 from horovodlike._native import ffi, lib
 from horovodlike.errors import HorovodInternalError, JobBrokenError, MismatchError, NotInitializedError, ShutDownError
 
-__all__ = ["DType", "Kind", "Output", "ReduceOp", "Request", "before_waiting", "counters", "enqueue_all", "poll", "wait", "wait_all", "wait_done"]
+__all__ = [
+    "DType",
+    "Kind",
+    "Output",
+    "ReduceOp",
+    "Request",
+    "before_waiting",
+    "counters",
+    "enqueue_all",
+    "poll",
+    "wait",
+    "wait_all",
+    "wait_done",
+]
 
 _before_waiting: list[Callable[[], None]] = []
 

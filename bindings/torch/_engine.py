@@ -167,7 +167,9 @@ def start_again_in_place(name: str | None, arguments: tuple[object, ...], tensor
     return handle
 
 
-def start_in_place_and_remember(name: str | None, arguments: tuple[object, ...], call: Call, tensor: torch.Tensor) -> int:
+def start_in_place_and_remember(
+    name: str | None, arguments: tuple[object, ...], call: Call, tensor: torch.Tensor
+) -> int:
     """Enqueue an allreduce of one tensor in place so that `start_again_in_place` can do it again."""
     handle = start_in_place(call, [tensor], single=True)
     if name is not None and in_memory(tensor) is tensor:

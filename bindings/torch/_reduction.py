@@ -19,13 +19,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch.utils.hooks import RemovableHandle
 
 from horovodlike import basics, ops
 from horovodlike.errors import MismatchError
 from horovodlike.ops import Kind, Request
 from horovodlike.torch._compile import leave_alone
 from horovodlike.torch._engine import Call, abandon, build_request
+from horovodlike.torch._slot import Group, Slot
 from horovodlike.torch._tensor import check, in_memory
 from horovodlike.torch.compression import Compressor, NoneCompressor
 
@@ -33,15 +33,14 @@ from horovodlike.torch.compression import Compressor, NoneCompressor
 _WORTH_SENDING = 1 << 20
 _NEUTRAL = {basics.Min: float("inf"), basics.Max: float("-inf"), basics.Product: 1.0}
 
-
-# Those that have parameters. A thread may add or remove one while another one goes through them.
-_reductions: list[Reduction] = []
+# Those that have parameters. Replaced, not changed: another thread may be going through them.
+_reductions: tuple[Reduction, ...] = ()
 
 
 def _hand_over() -> None:
     for reduction in _reductions:
         if reduction.has_noted():
-            reduction.hand_over()
+            reduction.hand_over_for_another()
 
 
 ops.before_waiting(_hand_over)
@@ -56,47 +55,6 @@ class ReductionOptions:
     prescale: float = 1.0
     postscale: float = 1.0
     sparse_as_dense: bool = False
-
-
-class Slot:
-    """One parameter: its request, and how far its gradient is in this step."""
-
-    __slots__ = (
-        "ctx", "dtype", "grad", "group", "index", "name", "numel", "param", "passes", "registration", "request",
-        "shape", "sparse", "submitted", "work",
-    )  # fmt: skip
-
-    def __init__(self, param: torch.nn.Parameter, name: str) -> None:
-        """Nothing is submitted yet."""
-        self.param = param
-        self.name = name
-        self.index = -1  # of its byte in the presence mask
-        self.request: Request | None = None
-        self.dtype: torch.dtype | None = None  # dtype, shape and size that the request was made for
-        self.shape: torch.Size | None = None
-        self.numel = -1
-        self.passes = 0  # backward passes that have been counted
-        self.submitted = False
-        self.sparse = False  # the gradient was sparse when it was last seen
-        self.registration: RemovableHandle | None = None
-        self.group: Group | None = None
-        self.ctx: object = None  # of the compression
-        # Of a member of a group: the gradient, and what is reduced in its place.
-        self.grad: torch.Tensor | None = None
-        self.work: torch.Tensor | None = None
-
-
-class Group:
-    """Parameters whose gradients are reduced by one request."""
-
-    def __init__(self, slots: list[Slot]) -> None:
-        """Take in the slots."""
-        self.slots = slots
-        self.ready = 0  # of its members' gradients
-        self.request: Request | None = None
-        self.described: list[tuple[torch.dtype, torch.Size]] = []
-        for slot in slots:
-            slot.group = self
 
 
 class Reduction:
@@ -120,14 +78,16 @@ class Reduction:
         self._presence_is_full = False
         self._presence_request: Request | None = None
         self._presence_handle = 0
+        self._failure: Exception | None = None  # of handing over on behalf of another one's wait
         # Whoever waits hands over, so more than one thread may do it. Not held while waiting.
         self._lock = threading.RLock()
 
     def add(self, named: Iterable[tuple[str, torch.nn.Parameter]]) -> list[Slot]:
         """Take in parameters, of which those that require a gradient now will be reduced; return their slots."""
+        global _reductions
         added = [Slot(param, name) for name, param in named if param.requires_grad]
         if not self.slots and added:
-            _reductions.append(self)
+            _reductions += (self,)
         self.slots += added
         self._by_id.update((id(slot.param), slot) for slot in added)
         for index, slot in enumerate(sorted(self.slots, key=lambda slot: slot.name)):
@@ -154,8 +114,8 @@ class Reduction:
 
     def remove_hooks(self) -> None:
         """Let the parameters go: their gradients are not reduced any more."""
-        if self in _reductions:
-            _reductions.remove(self)
+        global _reductions
+        _reductions = tuple(reduction for reduction in _reductions if reduction is not self)
         for slot in self.slots:
             if slot.registration is not None:
                 slot.registration.remove()
@@ -175,6 +135,13 @@ class Reduction:
 
         leave_alone(hook)  # `backward` may be called by a function that is compiled
         return hook
+
+    def hand_over_for_another(self) -> None:
+        """Hand over because somebody waits for something else. What is wrong here is not for him, but for `finish`."""
+        try:
+            self.hand_over()
+        except Exception as error:
+            self._failure = self._failure or error
 
     def count(self) -> None:
         """Count the backward passes noted so far.
@@ -340,6 +307,9 @@ class Reduction:
             HorovodInternalError: A reduction failed. The optimizer can be used again after the next `init()`.
             AssertionError: There were more backward passes than announced.
         """
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
         self.count()
         try:
             if self.communicates and self.slots:

@@ -13,7 +13,8 @@ import torch
 from horovodlike import basics
 from horovodlike.process_set import ProcessSet, global_process_set, registered_id
 from horovodlike.torch._compile import leave_alone
-from horovodlike.torch._reduction import Reduction, ReductionOptions, Slot
+from horovodlike.torch._reduction import Reduction, ReductionOptions
+from horovodlike.torch._slot import Slot
 from horovodlike.torch.compression import Compression, Compressor
 from horovodlike.torch.mpi_ops import allreduce
 
@@ -266,7 +267,8 @@ def DistributedOptimizer(
 
     The result is of a subclass of the optimizer's class with the same name, shares its parameter groups, state and
     hooks, and replaces it. Gradients are handed to the engine while `backward` computes the next ones, or, if the
-    engine has no processor to itself (`HOROVODLIKE_OVERLAP`), when a thread waits for a result. `step` waits for all. With one rank nothing is sent, but the rules are the same.
+    engine has no processor to itself (`HOROVODLIKE_OVERLAP`), when a thread waits for a result. `step` waits for all.
+    With one rank nothing is sent, but the rules are the same.
 
     A parameter that has no gradient when `step` is called takes part with a gradient of zeros if any rank has one;
     if no rank has, it stays without.

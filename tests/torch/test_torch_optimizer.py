@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import horovodlike.torch as hvd
-from horovodlike import ops
+from horovodlike.ops import counters
 
 STEPS = 20
 BATCH = 24  # each rank's part can be halved
@@ -514,15 +514,15 @@ def _handed_over(during_backward: bool) -> None:
     model = torch.nn.Linear(512, 1024)  # two mebibytes
     optimizer = hvd.DistributedOptimizer(_sgd(model), model.named_parameters())
     hvd.barrier()
-    before = ops.counters()["requests"]
+    before = counters()["requests"]
     model(torch.ones(1, 512)).sum().backward()
     if during_backward:
         deadline = time.monotonic() + 30
-        while ops.counters()["requests"] == before and time.monotonic() < deadline:
+        while counters()["requests"] == before and time.monotonic() < deadline:
             time.sleep(0.001)
-    assert (ops.counters()["requests"] > before) is during_backward
+    assert (counters()["requests"] > before) is during_backward
     optimizer.step()
-    assert ops.counters()["requests"] > before
+    assert counters()["requests"] > before
 
 
 @pytest.mark.parametrize("overlap", ("always", "never"))

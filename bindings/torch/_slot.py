@@ -1,0 +1,49 @@
+"""What a reduction of gradients knows of each parameter, and of parameters that are reduced together."""
+
+from __future__ import annotations
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from horovodlike.ops import Request
+
+
+class Slot:
+    """One parameter: its request, and how far its gradient is in this step."""
+
+    __slots__ = (
+        "ctx", "dtype", "grad", "group", "index", "name", "numel", "param", "passes", "registration", "request",
+        "shape", "sparse", "submitted", "work",
+    )  # fmt: skip
+
+    def __init__(self, param: torch.nn.Parameter, name: str) -> None:
+        """Nothing is submitted yet."""
+        self.param = param
+        self.name = name
+        self.index = -1  # of its byte in the presence mask
+        self.request: Request | None = None
+        self.dtype: torch.dtype | None = None  # dtype, shape and size that the request was made for
+        self.shape: torch.Size | None = None
+        self.numel = -1
+        self.passes = 0  # backward passes that have been counted
+        self.submitted = False
+        self.sparse = False  # the gradient was sparse when it was last seen
+        self.registration: RemovableHandle | None = None
+        self.group: Group | None = None
+        self.ctx: object = None  # of the compression
+        # Of a member of a group: the gradient, and what is reduced in its place.
+        self.grad: torch.Tensor | None = None
+        self.work: torch.Tensor | None = None
+
+
+class Group:
+    """Parameters whose gradients are reduced by one request."""
+
+    def __init__(self, slots: list[Slot]) -> None:
+        """Take in the slots."""
+        self.slots = slots
+        self.ready = 0  # of its members' gradients
+        self.request: Request | None = None
+        self.described: list[tuple[torch.dtype, torch.Size]] = []
+        for slot in slots:
+            slot.group = self

@@ -132,7 +132,7 @@ class Config:
     slot_bytes: int = _row(
         256 * 1024,
         "The size of one slot of shared memory, through which the tensors' bytes flow. It should fit into a core's "
-        "level 2 cache a few times.",
+        "level 2 cache a few times. An allreduce uses at most 32 KiB for each rank of the host.",
         unit="bytes",
         minimum=4096,
         maximum=2**30,
@@ -166,13 +166,6 @@ class Config:
         "",
         "Replaces the identity of the host: ranks that have different values are on different hosts even where shared "
         "memory would reach. Empty: the launcher's node.",
-    )
-    elastic: bool = _row(False, "The number of ranks may change while the job runs.", horovod=True)
-    disable_group_fusion: bool = _row(
-        False,
-        "Keeps the tensors of a group from being reduced in one batch with tensors outside of it.",
-        horovod=True,
-        same_on_all_ranks=True,
     )
 
 

@@ -24,6 +24,7 @@ __all__ = [
     "before_waiting",
     "counters",
     "enqueue_all",
+    "is_in_flight",
     "poll",
     "wait",
     "wait_all",
@@ -243,14 +244,23 @@ def before_waiting(hand_over: Callable[[], None]) -> None:
     _before_waiting.append(hand_over)
 
 
+def _hand_over() -> None:
+    for hand_over in _before_waiting:
+        hand_over()
+
+
+def is_in_flight(handle: int) -> bool:
+    """Whether the engine may still use the memory of a request: not if the handle is unknown or was waited for."""
+    return bool(lib.hvl_poll(handle) == 0)
+
+
 def poll(handle: int) -> bool:
     """True if the request is complete; the handle stays valid.
 
     Raises:
         KeyError: The handle is unknown.
     """
-    for hand_over in _before_waiting:
-        hand_over()
+    _hand_over()
     state: int = lib.hvl_poll(handle)
     if state < 0:
         check(-state)
@@ -271,12 +281,11 @@ def wait(handle: int) -> list[Output]:
         HorovodInternalError: The job is broken or shut down.
         KeyError: The handle is unknown.
     """
-    for hand_over in _before_waiting:
-        hand_over()
     outputs = ffi.new("hvl_output **")
     count = ffi.new("int32_t *")
     status = lib.HVL_IN_PROGRESS
     while status == lib.HVL_IN_PROGRESS:
+        _hand_over()
         status = lib.hvl_wait(handle, _WAIT_SLICE_SECONDS, outputs, count)
     check(status)
     if count[0] == 0:
@@ -288,11 +297,8 @@ def wait(handle: int) -> list[Output]:
 def wait_done(handle: int) -> None:
     """As :func:`wait`, for a request without outputs of the engine's, at a fraction of the price."""
     status = lib.hvl_try_wait(handle)
-    if status == 0:
-        return
-    for hand_over in _before_waiting:
-        hand_over()
     while status == lib.HVL_IN_PROGRESS:
+        _hand_over()
         status = lib.hvl_wait(handle, _WAIT_SLICE_SECONDS, ffi.NULL, ffi.NULL)
     if status:
         check(status)
@@ -311,11 +317,10 @@ def wait_all(handles: Sequence[int]) -> None:
         MismatchError: The ranks do not agree about a request; the first failure, in the order given, is raised.
         HorovodInternalError: The job is broken or shut down.
     """
-    for hand_over in _before_waiting:
-        hand_over()
     native = ffi.new("int64_t[]", handles)
     status = lib.HVL_IN_PROGRESS
     while status == lib.HVL_IN_PROGRESS:
+        _hand_over()
         status = lib.hvl_wait_all(native, len(handles), _WAIT_SLICE_SECONDS)
     check(status)
 

@@ -15,7 +15,6 @@ import torch
 from torch.autograd.graph import increment_version
 
 from horovodlike import basics, ops
-from horovodlike.errors import HorovodInternalError
 from horovodlike.ops import Kind, Output, Request
 from horovodlike.torch._tensor import DTYPES, check, engine_shape, from_output, in_memory
 
@@ -39,7 +38,7 @@ class Call:
     root_rank: int = -1
     prescale: float = 1.0
     postscale: float = 1.0
-    # By dtype and shape of each tensor. A request that is being enqueued is not in here: no two threads share it.
+    # By dtype and shape of each tensor.
     requests: dict[tuple[object, ...], Request] = field(default_factory=dict, init=False, repr=False)
 
 
@@ -65,6 +64,8 @@ _in_flight: dict[int, _InFlight | torch.Tensor] = {}
 _overwritten: list[torch.Tensor] = []
 _last: dict[str | None, _Last] = {}  # by the name that the caller gave
 _STRIDED = torch.strided
+# From torch 2.7 on increment_version takes many tensors, and those of inference mode.
+_VERSIONS_OF_MANY = torch.__version__ >= "2.7"
 _abandoned: list[tuple[Sequence[int], Sequence[object]]] = []
 
 
@@ -101,23 +102,25 @@ def build_request(call: Call, tensors: Sequence[torch.Tensor]) -> Request:
 
 def _enqueue(call: Call, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> int:
     key = tuple(attribute for tensor in inputs for attribute in (tensor.dtype, tensor.shape))
-    request = call.requests.pop(key, None) or build_request(call, inputs)
-    handle = request.enqueue([t.data_ptr() for t in inputs], [t.data_ptr() for t in outputs])
-    if len(call.requests) >= REQUESTS_KEPT_PER_CALL:
-        call.requests.clear()
-    call.requests[key] = request
-    return handle
+    request = call.requests.get(key)
+    if request is None:
+        request = build_request(call, inputs)
+        if len(call.requests) >= REQUESTS_KEPT_PER_CALL:
+            call.requests.clear()
+        call.requests[key] = request
+    return request.enqueue([t.data_ptr() for t in inputs], [t.data_ptr() for t in outputs])
 
 
 def _mark_overwritten() -> None:
     """Make autograd refuse to use a tensor that it has saved for the backward pass and that has been overwritten."""
-    tensors = _overwritten.copy()
-    del _overwritten[: len(tensors)]
-    try:
+    tensors = []
+    while _overwritten:
+        tensors.append(_overwritten.pop())
+    if _VERSIONS_OF_MANY:
         increment_version(tensors)
-    except (RuntimeError, TypeError, AttributeError):  # before torch 2.7, which takes one, and not of inference mode
+    else:
         for tensor in tensors:
-            if not tensor.is_inference():
+            if not tensor.is_inference():  # autograd does not save those
                 increment_version(tensor)
 
 
@@ -172,10 +175,12 @@ def start_in_place_and_remember(
 ) -> int:
     """Enqueue an allreduce of one tensor in place so that `start_again_in_place` can do it again."""
     handle = start_in_place(call, [tensor], single=True)
-    if name is not None and in_memory(tensor) is tensor:
+    operation = _in_flight.get(handle)
+    request = call.requests.get((tensor.dtype, tensor.shape))
+    was_copied = not isinstance(operation, _InFlight) or operation.borrowed[0] is not tensor
+    if name is not None and request is not None and not was_copied:
         if len(_last) >= CALLS_KEPT:
             _last.clear()
-        request = call.requests[tensor.dtype, tensor.shape]
         _last[name] = _Last(arguments, tensor.dtype, tensor.shape, tensor.numel() == 1, request)
     return handle
 
@@ -242,6 +247,8 @@ def poll(handle: int) -> bool:
     Raises:
         ValueError: The handle is unknown, or was synchronized before.
     """
+    if _overwritten:
+        _mark_overwritten()
     if handle not in _in_flight:
         raise ValueError(f"handle {handle} does not belong to an operation in flight")
     return ops.poll(handle)
@@ -249,10 +256,7 @@ def poll(handle: int) -> bool:
 
 def is_in_flight(handle: int) -> bool:
     """Whether the engine may still use the memory of an operation."""
-    try:
-        return not ops.poll(handle)
-    except (KeyError, ValueError, HorovodInternalError):
-        return False  # waited for already, or of a job that has ended
+    return ops.is_in_flight(handle)
 
 
 def abandon(handles: Sequence[int], borrowed: Sequence[object]) -> None:

@@ -1,9 +1,9 @@
 """Reducing the gradients of one optimizer: from the hooks that note them to the wait that ends the step.
 
-The hook of a parameter notes that its gradient is complete, and does nothing else: it is `list.append`. Some
-parameters, so many that there is about a mebibyte of gradients between them, have a hook that also hands what has been
-noted to the engine, if that has a processor to work on while the framework computes. If not, it would only be in the
-way, and everything is handed over when a thread waits for a result: most often in `finish`.
+The hook of a parameter notes that its gradient is complete, and does nothing else: it is `list.append`. That of the
+first parameter, whose gradient is most often the last, also hands everything that has been noted to the engine. If the
+engine has a processor to work on while the framework computes, so do the hooks of some others, so many that there is
+about a mebibyte of gradients between them. What is noted still later is handed over when any thread waits for a result.
 
 A parameter may lack a gradient on some ranks. Each step therefore reduces, with Max, one byte for each parameter:
 whether this rank has its gradient. It costs one small request, sent with the last gradient if none is missing, and
@@ -43,7 +43,13 @@ def _hand_over() -> None:
             reduction.hand_over_for_another()
 
 
+def _abandon_all(_: object) -> None:
+    for reduction in _reductions:
+        reduction.abandon()
+
+
 ops.before_waiting(_hand_over)
+basics.on_init(_abandon_all)  # what was to be reduced in the job before
 
 
 @dataclass(frozen=True)
@@ -63,7 +69,7 @@ class Reduction:
     def __init__(self, options: ReductionOptions, passes: int) -> None:
         """Start without parameters."""
         self.options = options
-        self.passes = passes
+        self.passes = passes  # to be set when none have been counted
         self.slots: list[Slot] = []
         self._plain = options.compression is NoneCompressor  # and no groups
         self._groups: list[Group] = []
@@ -79,7 +85,8 @@ class Reduction:
         self._presence_request: Request | None = None
         self._presence_handle = 0
         self._failure: Exception | None = None  # of handing over on behalf of another one's wait
-        # Whoever waits hands over, so more than one thread may do it. Not held while waiting.
+        # Whoever waits hands over, so more than one thread may do it: guards what leads from noted to handed over. Not
+        # held while waiting. Hooks append to `_noted` without it.
         self._lock = threading.RLock()
 
     def add(self, named: Iterable[tuple[str, torch.nn.Parameter]]) -> list[Slot]:
@@ -103,7 +110,7 @@ class Reduction:
             hands_over = waiting >= _WORTH_SENDING or slot is added[0]
             waiting = 0 if hands_over else waiting
             register = slot.param.register_post_accumulate_grad_hook
-            hook = self._handing_over_hook() if hands_over else self._noted.append
+            hook = self._handing_over_hook(slot is added[0]) if hands_over else self._noted.append
             slot.registration = register(hook)  # type: ignore[no-untyped-call]
         return added
 
@@ -116,6 +123,7 @@ class Reduction:
         """Let the parameters go: their gradients are not reduced any more."""
         global _reductions
         _reductions = tuple(reduction for reduction in _reductions if reduction is not self)
+        self.abandon()
         for slot in self.slots:
             if slot.registration is not None:
                 slot.registration.remove()
@@ -125,13 +133,11 @@ class Reduction:
         """Whether there are other ranks."""
         return basics.size() > 1
 
-    def _handing_over_hook(self) -> Callable[[torch.Tensor], None]:
+    def _handing_over_hook(self, is_last: bool) -> Callable[[torch.Tensor], None]:
         def hook(param: torch.Tensor) -> None:
             self._noted.append(param)
-            if basics.overlaps():
+            if is_last or basics.overlaps():
                 self.hand_over()
-            else:
-                self.count()
 
         leave_alone(hook)  # `backward` may be called by a function that is compiled
         return hook
@@ -156,7 +162,7 @@ class Reduction:
             by_id, passes, complete = self._by_id, self.passes, self._complete
             for param in noted:
                 slot = by_id[id(param)]
-                if slot.passes >= passes or slot.submitted:
+                if slot.passes >= passes or slot.grad is not None:
                     too_many = slot
                     continue
                 slot.passes += 1
@@ -170,25 +176,27 @@ class Reduction:
 
     def is_in_progress(self) -> bool:
         """Whether gradients are complete that have not been waited for."""
-        self.count()
-        return bool(self._complete or self._borrowed)
+        with self._lock:
+            self.count()
+            return bool(self._complete or self._borrowed)
 
     def forget_passes(self) -> None:
-        """Begin to count backward passes anew."""
-        self._noted.clear()
-        self._complete.clear()
-        for slot in self.slots:
-            slot.passes = 0
+        """Begin to count the backward passes of gradients that have not been handed over anew."""
+        with self._lock:
+            self._noted.clear()
+            self._complete.clear()
+            for slot in self.slots:
+                slot.passes = 0
 
     def passes_left(self) -> dict[torch.nn.Parameter, int]:
         """How many backward passes are to come before the gradient of each parameter is complete."""
         self.count()
-        return {slot.param: 0 if slot.submitted else self.passes - slot.passes for slot in self.slots}
+        return {slot.param: 0 if slot.grad is not None else self.passes - slot.passes for slot in self.slots}
 
     def complete(self) -> dict[torch.nn.Parameter, object]:
         """The parameters whose gradients are complete, and what their compression has to remember."""
         self.count()
-        return {slot.param: slot.ctx for slot in self.slots if slot.submitted or slot.passes == self.passes}
+        return {slot.param: slot.ctx for slot in self.slots if slot.grad is not None or slot.passes == self.passes}
 
     def has_noted(self) -> bool:
         """Whether there may be something to hand over."""
@@ -236,10 +244,11 @@ class Reduction:
                 requests.append(request)
                 addresses.append(grad.data_ptr())
                 borrow(grad)
-                slot.submitted = True
+                slot.grad = grad
             else:
                 others.append(slot)
-        ops.enqueue_all(requests, addresses, self._handles)
+        if requests:
+            ops.enqueue_all(requests, addresses, self._handles)
         return others
 
     def _submit_other(self, slot: Slot) -> None:
@@ -255,10 +264,10 @@ class Reduction:
             compressed, ctx = self.options.compression.compress(dense)
             work = in_memory(compressed)
         self._borrowed.append(grad)
-        slot.submitted = True
+        slot.grad = grad
         slot.ctx = ctx
         if slot.group is not None:
-            slot.grad, slot.work = dense, work
+            slot.dense, slot.work = dense, work
             self._submit_member(slot.group)
             return
         if slot.request is None or slot.dtype is not work.dtype or slot.shape != work.shape:
@@ -279,8 +288,8 @@ class Reduction:
         addresses = [work.data_ptr() for work in works]
         self._handles.append(group.request.enqueue(addresses, addresses))
         for slot, work in zip(group.slots, works, strict=True):
-            if slot.grad is not None and (slot.sparse or work is not slot.grad):
-                self._finishers.append(self._finisher(slot, slot.grad, work))
+            if slot.dense is not None and (slot.sparse or work is not slot.dense):
+                self._finishers.append(self._finisher(slot, slot.dense, work))
 
     def _call(self, name: str) -> Call:
         options = self.options
@@ -316,7 +325,7 @@ class Reduction:
                 with self._lock:
                     self._complete.clear()
                     everything = not self._borrowed
-                    self._submit(self.slots if everything else [slot for slot in self.slots if not slot.submitted])
+                    self._submit(self.slots if everything else [slot for slot in self.slots if slot.grad is None])
                 self._agree_on_presence()
                 self._wait()
         except BaseException:
@@ -335,7 +344,7 @@ class Reduction:
         self._presence_handle = self._presence_request.enqueue_inplace(self._presence.data_ptr())
 
     def _agree_on_presence(self) -> None:
-        absent = [slot for slot in self.slots if not slot.submitted] if not self._presence_handle else []
+        absent = [slot for slot in self.slots if slot.grad is None] if not self._presence_handle else []
         if absent:
             self._announce(absent)
         try:
@@ -358,10 +367,13 @@ class Reduction:
             slot.param.grad = torch.full_like(slot.param, _NEUTRAL.get(self.options.op, 0.0), requires_grad=False)
             self._submit([slot])
             if not present[slot.index]:
-                slot.param.grad = None
+                slot.param.grad = slot.grad = None
 
     def _wait(self) -> None:
         ops.wait_all(self._handles)
+        for slot in self.slots:
+            if slot.grad is not None and slot.param.grad is not slot.grad:
+                slot.param.grad = slot.grad  # it was replaced meanwhile, but this is what all ranks agree on
         if self._finishers:
             with torch.no_grad():
                 for finisher in self._finishers:
@@ -369,6 +381,9 @@ class Reduction:
 
     def abandon(self) -> None:
         """Give up the step, after an error: nothing of it will be waited for."""
+        self._failure = None
+        self._noted.clear()
+        self._complete.clear()
         handles = [*self._handles, self._presence_handle] if self._presence_handle else self._handles.copy()
         abandon(handles, [*self._borrowed, *self._finishers, self._presence])
         self._presence = torch.ones_like(self._presence)
@@ -378,11 +393,9 @@ class Reduction:
     def _end_step(self) -> None:
         for slot in self.slots:
             slot.passes = 0
-            slot.submitted = False
+            slot.grad = slot.dense = slot.work = slot.ctx = None
         for group in self._groups:
             group.ready = 0
-            for slot in group.slots:
-                slot.grad = slot.work = slot.ctx = None
         self._noted.clear()  # not replaced: the hooks hold it
         self._complete.clear()
         self._borrowed.clear()

@@ -12,8 +12,8 @@ class Slot:
     """One parameter: its request, and how far its gradient is in this step."""
 
     __slots__ = (
-        "ctx", "dtype", "grad", "group", "index", "name", "numel", "param", "passes", "registration", "request",
-        "shape", "sparse", "submitted", "work",
+        "ctx", "dense", "dtype", "grad", "group", "index", "name", "numel", "param", "passes", "registration",
+        "request", "shape", "sparse", "work",
     )  # fmt: skip
 
     def __init__(self, param: torch.nn.Parameter, name: str) -> None:
@@ -26,13 +26,13 @@ class Slot:
         self.shape: torch.Size | None = None
         self.numel = -1
         self.passes = 0  # backward passes that have been counted
-        self.submitted = False
         self.sparse = False  # the gradient was sparse when it was last seen
         self.registration: RemovableHandle | None = None
         self.group: Group | None = None
         self.ctx: object = None  # of the compression
+        self.grad: torch.Tensor | None = None  # that has been handed over in this step
         # Of a member of a group: the gradient, and what is reduced in its place.
-        self.grad: torch.Tensor | None = None
+        self.dense: torch.Tensor | None = None
         self.work: torch.Tensor | None = None
 
 

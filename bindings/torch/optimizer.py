@@ -124,7 +124,13 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             super().zero_grad(set_to_none=False)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, and reduce the gradients of its parameters as well. All ranks have to do the same."""
+        """Add a group, and reduce the gradients of its parameters as well. All ranks have to do the same.
+
+        Raises:
+            AssertionError: Gradients are being reduced: after `backward` and before `step` or `synchronize`.
+        """
+        if self._reduction.is_in_progress():
+            raise AssertionError("add_param_group() between backward() and step() or synchronize()")
         super().add_param_group(param_group)
         index = len(self.param_groups) - 1
         added = self.param_groups[index]["params"]
@@ -143,9 +149,10 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         return _new, (type(self._inner),), self.__getstate__()
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Set how many times `backward` adds to the gradients before they are reduced, from the next step on."""
+        """Set how many times `backward` adds to the gradients before they are reduced. Counting begins anew."""
         if passes <= 0:
             raise ValueError(f"backward_passes_per_step must be > 0, got {passes}")
+        self._reduction.forget_passes()
         self._reduction.passes = passes
 
     @property
@@ -267,7 +274,7 @@ def DistributedOptimizer(
 
     The result is of a subclass of the optimizer's class with the same name, shares its parameter groups, state and
     hooks, and replaces it. Gradients are handed to the engine while `backward` computes the next ones, or, if the
-    engine has no processor to itself (`HOROVODLIKE_OVERLAP`), when a thread waits for a result. `step` waits for all.
+    engine has no processor to itself (`HOROVODLIKE_OVERLAP`), when it has computed all. `step` waits for the results.
     With one rank nothing is sent, but the rules are the same.
 
     A parameter that has no gradient when `step` is called takes part with a gradient of zeros if any rank has one;
@@ -285,7 +292,7 @@ def DistributedOptimizer(
         num_groups: Deprecated; use `groups`.
         groups: Number of groups of consecutive parameters, or lists of parameters. Gradients of a group are reduced
             as one operation, when all of them are there.
-        sparse_as_dense: Reduce sparse gradients as dense ones.
+        sparse_as_dense: Reduce sparse gradients as dense ones. Without it they are refused in this release.
         process_set: The ranks that take part.
 
     Raises:

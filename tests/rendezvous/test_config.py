@@ -15,7 +15,7 @@ def test_defaults() -> None:
     assert (config.fusion_threshold, config.cycle_time, config.cache_capacity) == (134217728, 0.0, 8192)
     assert (config.slot_bytes, config.slot_depth, config.start_timeout) == (262144, 4, 30.0)
     assert (config.stall_check_time_seconds, config.stall_shutdown_time_seconds) == (60.0, 0.0)
-    assert not (config.stall_check_disable or config.elastic or config.disable_group_fusion)
+    assert not (config.stall_check_disable)
     assert (config.log_level, config.hostid) == ("warning", "")
 
 

@@ -11,9 +11,6 @@ namespace {
 
 // Up to here one synchronisation and more arithmetic is quicker than two and less arithmetic.
 constexpr uint64_t kSmallBatch = 32 << 10;
-// A batch is cut into at least this many chunks, if they do not get smaller than kSmallChunk, so that steps overlap.
-constexpr uint64_t kMinChunks = 4;
-constexpr uint64_t kSmallChunk = 64 << 10;
 // A chunk's part for each rank: so small that the slots in use stay in the level 2 cache.
 constexpr uint64_t kPart = 32 << 10;
 
@@ -38,7 +35,7 @@ class Allreduce {
         pipeline_(*pipeline),
         final_bytes_(final_bytes),
         sources_(static_cast<size_t>(pipeline->ranks())),
-        arrays_(sources_.size()) {}
+        dsts_(sources_.size()) {}
 
   Status run() {
     const uint64_t length = batch_.num_bytes();
@@ -46,9 +43,7 @@ class Allreduce {
       chunk_bytes_ = std::max(length, kAlignment);
       return run_whole();
     }
-    uint64_t wanted = std::max(round_up(length / kMinChunks, kAlignment), kSmallChunk);
-    uint64_t most = std::min(kPart * static_cast<uint64_t>(pipeline_.ranks()), pipeline_.slot_bytes());
-    chunk_bytes_ = std::min(wanted, most);
+    chunk_bytes_ = std::min(kPart * static_cast<uint64_t>(pipeline_.ranks()), pipeline_.slot_bytes());
     return run_in_parts();
   }
 
@@ -124,20 +119,15 @@ class Allreduce {
     const size_t mine = static_cast<size_t>(pipeline_.local_rank());
     batch_.for_each_piece(range.begin, range.end,
                           [&](const Segment& segment, uint64_t from, uint64_t at, uint64_t num_bytes) {
-                            for (size_t rank = 0; rank < arrays_.size(); ++rank) {
-                              arrays_[rank] = pipeline_.slot(static_cast<int>(rank), chunk) + range.in_slot + at;
+                            for (size_t rank = 0; rank < sources_.size(); ++rank) {
+                              char* piece = pipeline_.slot(static_cast<int>(rank), chunk) + range.in_slot + at;
+                              sources_[rank] = rank == mine ? segment.input + from : piece;
+                              dsts_[rank] = rank == mine ? segment.output + from : piece;
                             }
-                            std::copy(arrays_.begin(), arrays_.end(), sources_.begin());
-                            sources_[mine] = segment.input + from;
-                            arrays_[mine] = segment.output + from;
-                            const Reduction& reduction = segment.reduction;
-                            Arrays arrays{sources_.data(), pipeline_.ranks(), arrays_.data(), pipeline_.ranks(),
-                                          num_bytes / size_of(reduction.dtype)};
-                            if (!everywhere) {
-                              arrays.dsts = &arrays_[mine];
-                              arrays.num_dsts = 1;
-                            }
-                            reduce(reduction, arrays);
+                            const size_t count = num_bytes / size_of(segment.reduction.dtype);
+                            Arrays arrays{sources_.data(), pipeline_.ranks(), dsts_.data(), pipeline_.ranks(), count};
+                            Arrays mine_only{sources_.data(), pipeline_.ranks(), &dsts_[mine], 1, count};
+                            reduce(segment.reduction, everywhere ? arrays : mine_only);
                           });
   }
 
@@ -145,7 +135,7 @@ class Allreduce {
   ChunkPipeline& pipeline_;
   const FinalBytes& final_bytes_;
   std::vector<const void*> sources_;  // by rank
-  std::vector<void*> arrays_;
+  std::vector<void*> dsts_;
   uint64_t chunk_bytes_ = 0;
 };
 

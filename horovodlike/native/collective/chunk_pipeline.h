@@ -5,8 +5,8 @@
 //   reduces its part of the chunk once all ranks have filled, and
 //   drains  the chunk (takes out what it needs) once all ranks have reduced.
 // Counters of completed steps replace barriers. A rank does whatever step is possible, the latest one first, so what
-// it touches is still in its cache; it waits only when no step is possible. A slot is filled again only when all
-// ranks have drained what stood there; where chunks are reduced, each rank drains its own slot only.
+// it touches is still in its cache; it waits only when no step is possible. A slot is filled again only when nobody
+// needs what stood there.
 //
 // The counters run on from batch to batch: a slow rank may still drain the last chunks while others fill the next.
 #pragma once
@@ -37,6 +37,8 @@ class ChunkPipeline {
     Progress& mine = memory_->rank(local_rank_).progress;
     const uint64_t end = base_ + count;
     uint64_t filled = base_, reduced = base_, drained = base_;
+    // The others are done with this rank's slot when they have reduced, for which draining waits. What an earlier
+    // stream left there, in the first slots, they may still have to drain.
     auto may_fill = [&] {
       return filled < end && filled < drained + depth() && (filled >= base_ + depth() || slot_is_free(filled));
     };
@@ -59,7 +61,7 @@ class ChunkPipeline {
           Progress& theirs = memory_->rank(peer).progress;
           return (reduced < filled && theirs.filled.load() <= reduced) ||
                  (drained < reduced && theirs.reduced.load() <= drained) ||
-                 (filled < base_ + depth() && theirs.drained.load() + depth() <= filled);
+                 (filled < end && filled < base_ + depth() && theirs.drained.load() + depth() <= filled);
         };
         Status status = waiter_->wait(step_is_possible, lags);
         if (!status.ok()) return status;

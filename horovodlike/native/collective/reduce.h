@@ -1,4 +1,4 @@
-// Element-wise reduction of several arrays into one: the arithmetic of every reducing collective.
+// Element-wise reduction of several arrays: the arithmetic of every reducing collective.
 //
 // Sources are combined in the order given, element by element, so a result does not depend on how a batch was cut
 // into chunks. float16 and bfloat16 are accumulated in float32 and rounded once; integers are accumulated in a wider

@@ -7,6 +7,14 @@
 
 namespace hvl {
 
+namespace {
+
+// So many bytes of a batch are worth waking those whose results are among them before the batch ends: they will want
+// the processor that the engine works on.
+constexpr uint64_t kWorthWaking = 4 << 20;
+
+}  // namespace
+
 Status Engine::apply(const Record& record) {
   switch (record.type) {
     case Record::Type::kDefine: return define(record);
@@ -115,10 +123,13 @@ Status Engine::execute_batch(Kind kind, const std::vector<NamedTensor*>& tensors
     entry_ends_.push_back(batch_.num_bytes());
   }
   size_t completed = 0;
+  uint64_t last_wake = 0;
   const FinalBytes final_bytes = [&](uint64_t num_bytes) {
     for (; completed < tensors.size() && entry_ends_[completed] <= num_bytes; ++completed) {
       complete(tensors[completed], Status());
     }
+    if (num_bytes - last_wake < kWorthWaking) return;
+    last_wake = num_bytes;
     handles_->wake_waiters();
   };
   Status status = kind == HVL_ALLREDUCE

@@ -50,7 +50,7 @@ def test_our_variable_wins_over_horovods() -> None:
         ("HOROVODLIKE_SLOT_DEPTH", "1", "at least 2"),
         ("HOROVODLIKE_START_TIMEOUT", "0", "greater than 0"),
         ("HOROVOD_LOG_LEVEL", "loud", "trace, debug, info, warning, error, fatal"),
-        ("HOROVODLIKE_ELASTIC", "maybe", "1/true/yes/on"),
+        ("HOROVODLIKE_STALL_CHECK_DISABLE", "maybe", "1/true/yes/on"),
     ],
 )
 def test_bad_values_name_variable_value_and_what_is_accepted(variable: str, text: str, accepted: str) -> None:

@@ -89,6 +89,7 @@ def _next_job() -> None:
     model = _ones()
     optimizer = _optimizer(model)
     _backward(model)
+    hvd.barrier()
     hvd.shutdown()
     hvd.init()
     optimizer.zero_grad()

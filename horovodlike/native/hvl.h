@@ -7,8 +7,8 @@
  *  3. The caller owns what it passes. Names, shapes and arrays are copied before a call returns. Tensor memory is
  *     borrowed from hvl_enqueue() until the request completes: it may be neither freed nor written until then.
  *  4. Every accepted request completes exactly once: success, error, or shut-down.
- *  5. A handle is consumed by hvl_wait(), hvl_try_wait() or hvl_wait_all(); outputs that the engine allocated are
- * handed over there.
+ *  5. A handle is consumed by hvl_wait(), hvl_try_wait() or hvl_wait_all(). Outputs that the engine allocated are
+ *     handed over there.
  *  6. Sizes are in bytes and times in seconds unless the name says otherwise.
  */
 #ifndef HVL_H

@@ -249,6 +249,14 @@ def _hand_over() -> None:
         hand_over()
 
 
+def _until_complete(native_wait: Callable[..., int], *arguments: object) -> int:
+    status: int = lib.HVL_IN_PROGRESS
+    while status == lib.HVL_IN_PROGRESS:
+        _hand_over()
+        status = native_wait(*arguments)
+    return status
+
+
 def is_in_flight(handle: int) -> bool:
     """Whether the engine may still use the memory of a request: not if the handle is unknown or was waited for."""
     return bool(lib.hvl_poll(handle) == 0)
@@ -283,11 +291,7 @@ def wait(handle: int) -> list[Output]:
     """
     outputs = ffi.new("hvl_output **")
     count = ffi.new("int32_t *")
-    status = lib.HVL_IN_PROGRESS
-    while status == lib.HVL_IN_PROGRESS:
-        _hand_over()
-        status = lib.hvl_wait(handle, _WAIT_SLICE_SECONDS, outputs, count)
-    check(status)
+    check(_until_complete(lib.hvl_wait, handle, _WAIT_SLICE_SECONDS, outputs, count))
     if count[0] == 0:
         return []
     array = ffi.gc(outputs[0], lib.hvl_free)
@@ -297,9 +301,8 @@ def wait(handle: int) -> list[Output]:
 def wait_done(handle: int) -> None:
     """As :func:`wait`, for a request without outputs of the engine's, at a fraction of the price."""
     status = lib.hvl_try_wait(handle)
-    while status == lib.HVL_IN_PROGRESS:
-        _hand_over()
-        status = lib.hvl_wait(handle, _WAIT_SLICE_SECONDS, ffi.NULL, ffi.NULL)
+    if status == lib.HVL_IN_PROGRESS:
+        status = _until_complete(lib.hvl_wait, handle, _WAIT_SLICE_SECONDS, ffi.NULL, ffi.NULL)
     if status:
         check(status)
 
@@ -318,11 +321,7 @@ def wait_all(handles: Sequence[int]) -> None:
         HorovodInternalError: The job is broken or shut down.
     """
     native = ffi.new("int64_t[]", handles)
-    status = lib.HVL_IN_PROGRESS
-    while status == lib.HVL_IN_PROGRESS:
-        _hand_over()
-        status = lib.hvl_wait_all(native, len(handles), _WAIT_SLICE_SECONDS)
-    check(status)
+    check(_until_complete(lib.hvl_wait_all, native, len(handles), _WAIT_SLICE_SECONDS))
 
 
 def counters() -> dict[str, int]:

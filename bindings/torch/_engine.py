@@ -16,7 +16,7 @@ from torch.autograd.graph import increment_version
 
 from horovodlike import basics, ops
 from horovodlike.ops import Kind, Output, Request
-from horovodlike.torch._tensor import DTYPES, check, engine_shape, from_output, in_memory
+from horovodlike.torch._tensor import DTYPES, check, engine_shape, from_output, in_memory, is_in_memory
 
 Result = torch.Tensor | tuple[torch.Tensor, ...] | None
 
@@ -175,10 +175,8 @@ def start_in_place_and_remember(
 ) -> int:
     """Enqueue an allreduce of one tensor in place so that `start_again_in_place` can do it again."""
     handle = start_in_place(call, [tensor], single=True)
-    operation = _in_flight.get(handle)
     request = call.requests.get((tensor.dtype, tensor.shape))
-    was_copied = not isinstance(operation, _InFlight) or operation.borrowed[0] is not tensor
-    if name is not None and request is not None and not was_copied:
+    if name is not None and request is not None and is_in_memory(tensor):
         if len(_last) >= CALLS_KEPT:
             _last.clear()
         _last[name] = _Last(arguments, tensor.dtype, tensor.shape, tensor.numel() == 1, request)
@@ -234,7 +232,7 @@ def synchronize(handle: int) -> Result:
             return operation
         outputs = ops.wait(handle)
     except BaseException:
-        if is_in_flight(handle):
+        if ops.is_in_flight(handle):
             # A signal handler has raised. The engine still uses the memory, and the handle can be waited for again.
             _in_flight[handle] = operation
         raise
@@ -254,13 +252,8 @@ def poll(handle: int) -> bool:
     return ops.poll(handle)
 
 
-def is_in_flight(handle: int) -> bool:
-    """Whether the engine may still use the memory of an operation."""
-    return ops.is_in_flight(handle)
-
-
 def abandon(handles: Sequence[int], borrowed: Sequence[object]) -> None:
     """After an error, keep what holds the memory of operations alive for as long as one of them is in flight."""
-    _abandoned[:] = [entry for entry in _abandoned if any(map(is_in_flight, entry[0]))]
-    if any(map(is_in_flight, handles)):
+    _abandoned[:] = [entry for entry in _abandoned if any(map(ops.is_in_flight, entry[0]))]
+    if any(map(ops.is_in_flight, handles)):
         _abandoned.append((handles, borrowed))

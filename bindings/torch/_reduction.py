@@ -382,8 +382,6 @@ class Reduction:
     def abandon(self) -> None:
         """Give up the step, after an error: nothing of it will be waited for."""
         self._failure = None
-        self._noted.clear()
-        self._complete.clear()
         handles = [*self._handles, self._presence_handle] if self._presence_handle else self._handles.copy()
         abandon(handles, [*self._borrowed, *self._finishers, self._presence])
         self._presence = torch.ones_like(self._presence)

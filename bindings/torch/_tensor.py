@@ -43,9 +43,14 @@ def check(tensor: torch.Tensor, name: str) -> None:
         raise ValueError(f"{name}: tensors on the meta device hold no data")
 
 
+def is_in_memory(tensor: torch.Tensor) -> bool:
+    """Whether the tensor's elements lie in order in CPU memory."""
+    return tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg()
+
+
 def in_memory(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor itself if its elements lie in order in CPU memory, else a copy of which that is true."""
-    if tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg():
+    if is_in_memory(tensor):
         return tensor
     return tensor.detach().to("cpu").resolve_neg().contiguous()
 

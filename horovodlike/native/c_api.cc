@@ -98,15 +98,28 @@ Status check_inplace(const Signature& signature) {
                 "'" + signature.name + "' is not an operation of one tensor that is input and output");
 }
 
-Status enqueue_inplace(Engine* engine, const hvl_prepared& prepared, uintptr_t data, int64_t* handle) {
+// Null outputs: the engine allocates them.
+Status enqueue(Engine* engine, const hvl_prepared& prepared, const uintptr_t* inputs, const uintptr_t* outputs,
+               DoneFunction done, void* context, int64_t* handle) {
   const Signature& signature = prepared.operation->signature;
-  Status status = check_inplace(signature);
-  if (status.ok()) status = check_against_job(signature, engine->options());
-  if (!status.ok()) return status;
+  Status fits = check_against_job(signature, engine->options());
+  if (!fits.ok()) return fits;
+  auto memory = [&](size_t t) {
+    return Memory{reinterpret_cast<const char*>(inputs[t]),
+                  outputs != nullptr ? reinterpret_cast<char*>(outputs[t]) : nullptr};
+  };
   auto entry = std::make_unique<Entry>();
   entry->operation = prepared.operation;
-  entry->memory = Memory{reinterpret_cast<const char*>(data), reinterpret_cast<char*>(data)};
+  entry->done = done;
+  entry->done_context = context;
+  if (!signature.tensors.empty()) entry->memory = memory(0);
+  for (size_t t = 1; t < signature.tensors.size(); ++t) entry->more.push_back(memory(t));
   return engine->enqueue(std::move(entry), handle);
+}
+
+Status enqueue_inplace(Engine* engine, const hvl_prepared& prepared, uintptr_t data, int64_t* handle) {
+  Status status = check_inplace(prepared.operation->signature);
+  return status.ok() ? enqueue(engine, prepared, &data, &data, nullptr, nullptr, handle) : status;
 }
 
 // Enqueues with the running engine, and has it notified of what was accepted.
@@ -250,23 +263,10 @@ void hvl_release(hvl_prepared* prepared) { delete prepared; }
 
 int64_t hvl_enqueue(hvl_prepared* prepared, const uintptr_t* inputs, const uintptr_t* outputs,
                     void (*done)(void* context, int32_t status, const char* message), void* context) {
-  const hvl::Signature& signature = prepared->operation->signature;
-  const bool has_outputs = signature.kind != HVL_ALLGATHER;
-  auto memory = [&](size_t t) {
-    return hvl::Memory{reinterpret_cast<const char*>(inputs[t]),
-                       has_outputs ? reinterpret_cast<char*>(outputs[t]) : nullptr};
-  };
+  const bool allocates = prepared->operation->signature.kind == HVL_ALLGATHER;
   int64_t handle = 0;
   int32_t status = hvl::with_engine([&](hvl::Engine* engine) {
-    hvl::Status fits = hvl::check_against_job(signature, engine->options());
-    if (!fits.ok()) return fits;
-    auto entry = std::make_unique<hvl::Entry>();
-    entry->operation = prepared->operation;
-    entry->done = done;
-    entry->done_context = context;
-    if (!signature.tensors.empty()) entry->memory = memory(0);
-    for (size_t t = 1; t < signature.tensors.size(); ++t) entry->more.push_back(memory(t));
-    return engine->enqueue(std::move(entry), &handle);
+    return hvl::enqueue(engine, *prepared, inputs, allocates ? nullptr : outputs, done, context, &handle);
   });
   return status == HVL_OK ? handle : -status;
 }

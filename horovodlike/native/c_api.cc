@@ -9,7 +9,6 @@
 #include <exception>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <string>
 #include <utility>
 
@@ -189,21 +188,10 @@ Status hand_over(const std::vector<hvl_output>& results, hvl_output** outputs, i
   return Status();
 }
 
-// While this lives, the engine knows that a thread of this process waits.
-class WaitingThread {
- public:
-  WaitingThread() : engine_(engine()) {
-    if (engine_ != nullptr) engine_->begin_wait();
-  }
-  ~WaitingThread() {
-    if (engine_ != nullptr) engine_->end_wait();
-  }
-  WaitingThread(const WaitingThread&) = delete;
-  WaitingThread& operator=(const WaitingThread&) = delete;
-
- private:
-  std::shared_ptr<Engine> engine_;
-};
+hvl_status wait(int64_t handle, uint64_t deadline) {
+  std::shared_ptr<Engine> running = engine();
+  return running != nullptr ? running->wait(handle, deadline) : handle_table().wait(handle, deadline);
+}
 
 Status unfinished() {
   if (is_forked_child && engine() == nullptr) return not_initialized();
@@ -306,8 +294,7 @@ int32_t hvl_wait(int64_t handle, double timeout, hvl_output** outputs, int32_t* 
     }
     hvl_status waited = hvl::handle_table().poll(handle);
     if (waited == HVL_IN_PROGRESS) {
-      hvl::WaitingThread waiting;
-      waited = hvl::handle_table().wait(handle, hvl::now_ns() + hvl::to_ns(timeout));
+      waited = hvl::wait(handle, hvl::now_ns() + hvl::to_ns(timeout));
     }
     return hvl::finish(handle, waited, outputs, num_outputs);
   });
@@ -319,13 +306,11 @@ int32_t hvl_try_wait(int64_t handle) {
 
 int32_t hvl_wait_all(int64_t* handles, int32_t count, double timeout) {
   return hvl::guarded([&]() -> hvl::Status {
-    std::optional<hvl::WaitingThread> waiting;
     uint64_t deadline = hvl::now_ns() + hvl::to_ns(timeout);
     // The last one first: what was enqueued before is most often complete when it is, so one sleep is enough.
     for (int32_t index = count; index-- > 0;) {
       if (handles[index] == 0 || hvl::handle_table().poll(handles[index]) == HVL_OK) continue;
-      if (!waiting.has_value()) waiting.emplace();
-      hvl_status waited = hvl::handle_table().wait(handles[index], deadline);
+      hvl_status waited = hvl::wait(handles[index], deadline);
       if (waited == HVL_IN_PROGRESS) return hvl::unfinished();
     }
     hvl::Status first;

@@ -32,7 +32,6 @@ WaiterOptions waiter_options(const EngineOptions& options, const std::atomic<boo
   waiter.local_rank = options.local_rank;
   for (int rank = 0; rank < options.size; ++rank) waiter.ranks.push_back(rank);
   waiter.pids = options.local_pids;
-  waiter.processors = options.processors;
   waiter.stall_warning = options.stall_warning;
   waiter.stall_shutdown = options.stall_shutdown;
   waiter.leaving = leaving;
@@ -88,7 +87,7 @@ Engine::Engine(const EngineOptions& options, std::shared_ptr<HostMemory> memory,
     : options_(options),
       memory_(std::move(memory)),
       handles_(handles),
-      queue_(++engines_started),
+      queue_(++engines_started, &memory_->rank(options.local_rank).queued),
       waiter_(memory_, waiter_options(options, &stop_requested_)),
       control_(make_control(options_, memory_)),
       data_plane_(make_data_plane(options_, memory_, &waiter_)) {
@@ -100,7 +99,7 @@ Engine::~Engine() { shut_down(); }
 
 void Engine::shut_down() {
   stop_requested_.store(true);
-  memory_->rank(options_.local_rank).doorbell.ring();
+  doorbell().ring();
   if (thread_.joinable()) thread_.join();
 }
 
@@ -120,33 +119,83 @@ Status Engine::enqueue(std::unique_ptr<Entry> entry, int64_t* handle) {
 }
 
 void Engine::notify() {
-  RankBlock& block = memory_->rank(options_.local_rank);
-  if (block.holds_back.load() == 0 || is_wanted()) block.doorbell.ring();
+  // What is held back is found by who waits for it, by the other ranks' waiters, or by the engine's thread in time.
+  if (options_.overlap || is_wanted() || memory_->another_waits(options_.local_rank)) doorbell().ring();
 }
 
-void Engine::begin_wait() { memory_->begin_wait(options_.local_rank); }
-
-void Engine::end_wait() { memory_->rank(options_.local_rank).waits.fetch_sub(1); }
-
-bool Engine::somebody_waits() const { return memory_->rank(options_.local_rank).waits.load() > 0; }
-
 void Engine::hurry() {
-  if (!hurried_.exchange(true)) memory_->rank(options_.local_rank).doorbell.ring();
+  if (!hurried_.exchange(true)) doorbell().ring();
+}
+
+hvl_status Engine::wait(int64_t handle, uint64_t deadline) {
+  memory_->begin_wait(options_.local_rank);
+  hvl_status state = work_until_complete(handle, deadline);
+  memory_->rank(options_.local_rank).waits.fetch_sub(1);
+  return state;
+}
+
+hvl_status Engine::work_until_complete(int64_t handle, uint64_t deadline) {
+  hvl_status state = HVL_IN_PROGRESS;
+  const auto is_over = [&] {
+    state = handles_->poll(handle);
+    return state != HVL_IN_PROGRESS || now_ns() >= deadline;
+  };
+  bool is_mine = false;
+  if (!spin_until([&] { return is_over() || (is_mine = baton_.try_lock()); }, kUrgentSpin)) {
+    // Somebody is at work. Should he be about to sleep, he is to look at the queue once more.
+    doorbell().ring();
+    return handles_->wait(handle, deadline);
+  }
+  if (is_mine) {
+    work(Sleeper::kWaitingThread, is_over, deadline);
+    give_back_baton();
+    state = handles_->poll(handle);
+  }
+  return state;
 }
 
 void Engine::run() {
   prepare_engine_thread();
-  last_record_ = now_ns();
+  bool ended = false;
+  uint64_t timeout = kWatchInterval;
+  while (!ended) {
+    const uint32_t seen = doorbell().rings(Sleeper::kEngineThread);
+    if (baton_.try_lock()) {
+      work(Sleeper::kEngineThread, [] { return false; }, UINT64_MAX);
+      ended = ended_;
+      timeout = idle_timeout();
+      give_back_baton();
+    }
+    if (!ended) doorbell().sleep(Sleeper::kEngineThread, seen, timeout);
+  }
+}
+
+void Engine::give_back_baton() {
+  doorbell().go_on_duty(Sleeper::kEngineThread);
+  const bool more = ended_ || has_work();
+  baton_.unlock();
+  if (more) doorbell().ring();
+}
+
+// Returns when there is enough, and when the engine has ended; a waiting thread also after a signal, and the engine's
+// own when there is nothing to do for the moment.
+void Engine::work(Sleeper worker, const std::function<bool()>& enough, uint64_t deadline) {
+  doorbell().go_off_duty();
+  waiter_.take_turn(worker);
   Status status;
   try {
-    while (status.ok() && !ended_) {
+    while (status.ok() && !ended_ && !waiter_.interrupted() && !enough()) {
       bool progressed = false;
       waiter_.set_urgent(somebody_waits());
       status = step(&progressed);
-      if (status.ok() && !progressed && !ended_) {
-        idle();
-        status = watch();
+      if (!status.ok() || progressed || ended_) continue;
+      const auto is_to_wake = [&] { return has_work() || enough(); };
+      const bool found = waiter_.spin(is_to_wake);
+      if (!found && worker == Sleeper::kWaitingThread) {
+        waiter_.sleep_unless(is_to_wake, std::min(idle_timeout(), deadline - std::min(now_ns(), deadline)));
       }
+      status = watch();
+      if (!found && worker == Sleeper::kEngineThread) break;
     }
   } catch (const std::exception& error) {
     status = Status(HVL_JOB_BROKEN,
@@ -173,17 +222,17 @@ Status Engine::step(bool* progressed) {
   return status;
 }
 
-void Engine::idle() {
-  const bool holding = memory_->rank(options_.local_rank).holds_back.load() != 0;
-  const uint64_t limit = holding ? hold_limit() : 0;
-  auto has_work = [&] {
-    bool queue_has_work = holding ? is_wanted() || hold_limit() < limit : !queue_.empty();
-    return queue_has_work || control_->has_news() || memory_->is_broken() ||
-           (stop_requested_.load() && !stop_announced_);
-  };
+bool Engine::has_work() {
+  const bool queue_has_work = held_since_ != 0 ? is_wanted() || hold_limit() < held_limit_ : !queue_.empty();
+  return queue_has_work || control_->has_news() || memory_->is_broken() || (stop_requested_.load() && !stop_announced_);
+}
+
+uint64_t Engine::idle_timeout() const {
   uint64_t timeout = num_in_flight_ > 0 ? kWatchInterval : kIdleInterval;
-  if (holding) timeout = std::min(timeout, held_since_ + limit - std::min(now_ns(), held_since_ + limit));
-  waiter_.idle(has_work, timeout);
+  if (!options_.overlap) timeout = std::min(timeout, kMaxHold);  // nobody rings for what is held back
+  if (held_since_ == 0) return timeout;
+  const uint64_t until = held_since_ + held_limit_;
+  return std::min(timeout, until - std::min(now_ns(), until));
 }
 
 // Somebody here looks at the results, or there is so much that it is time to start.
@@ -195,18 +244,17 @@ bool Engine::is_wanted() const {
 // How long requests that are not wanted are held back. Each start costs the computing threads changes of context and
 // their caches, and soon there will be more to send; where they have no processor to spare it is best to start when
 // they have nothing left to compute, which shows by one of them waiting.
-uint64_t Engine::hold_limit() {
+uint64_t Engine::hold_limit() const {
   if (options_.overlap) return to_ns(options_.cycle_time);
   return memory_->another_waits(options_.local_rank) ? kHurriedHold : kMaxHold;
 }
 
 bool Engine::holds_back() {
-  const uint64_t limit = hold_limit();
-  bool hold = limit > 0 && !is_wanted();
+  held_limit_ = hold_limit();
+  bool hold = held_limit_ > 0 && !is_wanted();
   if (hold && held_since_ == 0) held_since_ = now_ns();
-  hold = hold && now_ns() - held_since_ < limit;
+  hold = hold && now_ns() - held_since_ < held_limit_;
   if (!hold) held_since_ = 0;
-  memory_->rank(options_.local_rank).holds_back.store(hold ? 1 : 0);
   return hold;
 }
 
@@ -342,7 +390,7 @@ void Engine::flush_before_leaving() {
   bool progressed = false;
   while (!control_->is_flushed() && !memory_->is_broken() && now_ns() < deadline) {
     if (!control_->pump(&progressed).ok()) break;
-    waiter_.idle([this] { return control_->has_news() || memory_->is_broken(); }, kWatchInterval);
+    waiter_.sleep_unless([this] { return control_->has_news() || memory_->is_broken(); }, kWatchInterval);
     waiter_.check_peers();
   }
   if (control_->is_flushed()) memory_->rank(options_.local_rank).left.store(1);

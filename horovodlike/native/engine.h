@@ -1,8 +1,14 @@
-// The engine: one thread that negotiates what this rank has ready, and runs the log.
+// The engine: negotiates what this rank has ready, and runs the log.
+//
+// One thread at a time does this work: who holds the baton. A thread that waits for a result takes it if it is free, so
+// that no thread has to wake another one and be woken by it. Otherwise the engine's own thread does the work. The baton
+// is given back between two records of the log, never within one.
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <thread>
 #include <unordered_map>
@@ -50,9 +56,9 @@ class Engine {
   Status enqueue(std::unique_ptr<Entry> entry, int64_t* handle);
   // Any thread. Call it after one or more calls of enqueue().
   void notify();
-  // Any thread. Between these two a thread waits for a result, and nothing is held back to make larger batches.
-  void begin_wait();
-  void end_wait();
+  // Any thread: waits for the handle until the deadline (now_ns() time) or a signal. Meanwhile nothing is held back to
+  // make larger batches. Returns as HandleTable::wait() does.
+  hvl_status wait(int64_t handle, uint64_t deadline);
   // Any thread: somebody looked for a result in vain, and will look again.
   void hurry();
   // Ends the job on all ranks. Returns when the engine thread has ended.
@@ -70,14 +76,22 @@ class Engine {
     std::shared_ptr<NamedTensor> tensor;  // null: this rank has never asked for it
   };
 
-  // All that follows runs on the engine thread.
-  void run();
-  Status step(bool* progressed);
-  void idle();
-  Status watch();
-  bool somebody_waits() const;
+  // Any thread.
+  Doorbell& doorbell() const { return memory_->rank(options_.local_rank).doorbell; }
+  bool somebody_waits() const { return memory_->rank(options_.local_rank).waits.load() > 0; }
   bool is_wanted() const;
-  uint64_t hold_limit();
+  hvl_status work_until_complete(int64_t handle, uint64_t deadline);
+  // The engine's own thread.
+  void run();
+
+  // All that follows is for who holds the baton.
+  void work(Sleeper worker, const std::function<bool()>& enough, uint64_t deadline);
+  void give_back_baton();
+  Status step(bool* progressed);
+  bool has_work();
+  uint64_t idle_timeout() const;
+  Status watch();
+  uint64_t hold_limit() const;
   bool holds_back();
   Status submit(bool* progressed);
   Status announce(NamedTensor* tensor, Message* ready);
@@ -101,7 +115,9 @@ class Engine {
   std::atomic<bool> stop_requested_{false};
   std::atomic<bool> hurried_{false};
 
-  // Engine thread only.
+  std::mutex baton_;  // no lock is held when it is taken
+
+  // For who holds the baton.
   Waiter waiter_;
   std::unique_ptr<ControlPlane> control_;
   std::unique_ptr<DataPlane> data_plane_;
@@ -116,8 +132,9 @@ class Engine {
   uint64_t stop_announced_at_ = 0;
   bool ended_ = false;
   uint64_t last_watch_ = 0;
-  uint64_t last_record_ = 0;  // when the log last said something
+  uint64_t last_record_ = now_ns();  // when the log last said something
   uint64_t held_since_ = 0;   // when requests began to be held back; 0: none are
+  uint64_t held_limit_ = 0;   // and for how long they were to be
 
   std::thread thread_;  // last: it uses all of the above
 };

@@ -65,9 +65,7 @@ class Job {
 
   Status wait(int rank, int64_t handle, std::vector<hvl_output>* outputs = nullptr) {
     std::vector<hvl_output> ignored;
-    engine(rank).begin_wait();
-    hvl_status waited = handles_[static_cast<size_t>(rank)].wait(handle, now_ns() + kPatience);
-    engine(rank).end_wait();
+    hvl_status waited = engine(rank).wait(handle, now_ns() + kPatience);
     CHECK_EQ(static_cast<int>(waited), static_cast<int>(HVL_OK));
     return handles_[static_cast<size_t>(rank)].consume(handle, outputs != nullptr ? outputs : &ignored);
   }

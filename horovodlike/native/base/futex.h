@@ -30,31 +30,54 @@ inline void futex_wake(std::atomic<uint32_t>* word, int count, FutexScope scope)
   syscall(SYS_futex, word, scope == FutexScope::kProcess ? FUTEX_WAKE_PRIVATE : FUTEX_WAKE, count, nullptr, nullptr, 0);
 }
 
-// Wakes one sleeper, at the price of one shared load when nobody sleeps. One thread sleeps, any number ring.
+// Who sleeps by a doorbell: the engine's own thread, or a thread that waits for a result and does the engine's work
+// meanwhile.
+enum class Sleeper : uint32_t { kEngineThread, kWaitingThread };
+
+// Wakes who is on duty, at the price of one shared load when he does not sleep. Any number of threads ring.
 //
-// The sleeper announces itself, looks at its condition once more and only then sleeps; a ringer changes the condition
-// and then looks for a sleeper. All of these are sequentially consistent, so one of the two sees the other.
+// The sleeper goes on duty, looks at his condition once more and only then sleeps; a ringer changes the condition and
+// then looks who is on duty. All of these are sequentially consistent, so one of the two sees the other. Each sleeper
+// has a word of his own: the engine's thread goes on sleeping while another one is on duty.
 class Doorbell {
  public:
   void ring() {
-    if (sleeping_.load() != 0 && sleeping_.exchange(0) != 0) {
-      rings_.fetch_add(1);
-      futex_wake(&rings_, 1, FutexScope::kHost);
-    }
+    if (on_duty_.load() == kNobody) return;
+    uint32_t sleeper = on_duty_.exchange(kNobody);
+    if (sleeper == kNobody) return;
+    std::atomic<uint32_t>& rings = rings_[sleeper - 1];
+    rings.fetch_add(1);
+    futex_wake(&rings, 1, FutexScope::kHost);
   }
 
-  // Sleeps until a ring, at most `timeout` nanoseconds, unless `condition` holds already.
+  void go_on_duty(Sleeper sleeper) { on_duty_.store(index_of(sleeper) + 1); }
+  // The caller is awake: rings need not wake anybody.
+  void go_off_duty() { on_duty_.store(kNobody); }
+
+  // What to hand to sleep(): read it before going on duty.
+  uint32_t rings(Sleeper sleeper) const { return rings_[index_of(sleeper)].load(); }
+  // Sleeps unless there was a ring since `seen`, until a ring, a signal (then it returns EINTR) or `timeout`
+  // nanoseconds later.
+  int sleep(Sleeper sleeper, uint32_t seen, uint64_t timeout) {
+    return futex_wait(&rings_[index_of(sleeper)], seen, timeout, FutexScope::kHost);
+  }
+
+  // The same unless `condition` holds already; off duty afterwards.
   template <typename Condition>
-  void sleep_unless(Condition&& condition, uint64_t timeout) {
-    uint32_t seen = rings_.load();
-    sleeping_.store(1);
-    if (!condition()) futex_wait(&rings_, seen, timeout, FutexScope::kHost);
-    sleeping_.store(0);
+  int sleep_unless(Sleeper sleeper, Condition&& condition, uint64_t timeout) {
+    uint32_t seen = rings(sleeper);
+    go_on_duty(sleeper);
+    int result = condition() ? 0 : sleep(sleeper, seen, timeout);
+    go_off_duty();
+    return result;
   }
 
  private:
-  std::atomic<uint32_t> rings_{0};
-  std::atomic<uint32_t> sleeping_{0};
+  static constexpr uint32_t kNobody = 0;
+  static uint32_t index_of(Sleeper sleeper) { return static_cast<uint32_t>(sleeper); }
+
+  std::atomic<uint32_t> rings_[2] = {};
+  std::atomic<uint32_t> on_duty_{kNobody};  // else the sleeper's index + 1
 };
 
 }  // namespace hvl

@@ -30,14 +30,14 @@ Status TensorQueue::push(std::unique_ptr<Entry> entry) {
   }
   queued_bytes_.fetch_add(entry->operation->total_bytes);
   entries_.push_back(std::move(entry));
-  queued_.fetch_add(1);
+  queued_->fetch_add(1);
   return Status();
 }
 
 void TensorQueue::take(std::vector<std::unique_ptr<Entry>>* entries) {
   std::lock_guard<std::mutex> lock(mutex_);
   entries->swap(entries_);
-  queued_.store(0);
+  queued_->store(0);
   queued_bytes_.store(0);
 }
 

@@ -15,7 +15,8 @@ namespace hvl {
 
 class TensorQueue {
  public:
-  explicit TensorQueue(uint64_t engine_number) : engine_number_(engine_number) {}
+  // `queued`: where the other ranks see how many requests wait to be taken.
+  TensorQueue(uint64_t engine_number, std::atomic<uint32_t>* queued) : engine_number_(engine_number), queued_(queued) {}
 
   // Any thread. Fails if the name is in flight already or the queue is closed.
   Status push(std::unique_ptr<Entry> entry);
@@ -31,7 +32,7 @@ class TensorQueue {
 
   // Any thread: what waits to be taken.
   int64_t queued_bytes() const { return queued_bytes_.load(); }
-  bool empty() const { return queued_.load() == 0; }
+  bool empty() const { return queued_->load() == 0; }
 
  private:
   std::shared_ptr<NamedTensor> look_up(Operation* operation);  // mutex_ is held
@@ -39,7 +40,7 @@ class TensorQueue {
   void erase(NamedTensor* tensor);
 
   const uint64_t engine_number_;
-  std::atomic<int64_t> queued_{0};  // requests; written under mutex_
+  std::atomic<uint32_t>* const queued_;  // written under mutex_
   std::atomic<int64_t> queued_bytes_{0};
   std::mutex mutex_;  // a leaf
   std::vector<std::unique_ptr<Entry>> entries_;

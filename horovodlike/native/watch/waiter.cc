@@ -13,16 +13,11 @@ namespace hvl {
 namespace {
 
 constexpr uint64_t kCheckInterval = 50 * kMillisecond;
-constexpr uint64_t kUrgentSpin = 50 * kMicrosecond;
-constexpr uint64_t kLazySpin = 2 * kMicrosecond;
 
 }  // namespace
 
 Waiter::Waiter(std::shared_ptr<HostMemory> memory, WaiterOptions options)
     : memory_(std::move(memory)), options_(std::move(options)) {
-  bool crowded = memory_->shape().ranks > options_.processors;
-  urgent_spin_ = crowded ? 0 : kUrgentSpin;
-  lazy_spin_ = crowded ? 0 : kLazySpin;
   pidfds_.assign(static_cast<size_t>(memory_->shape().ranks), -1);
   for (size_t peer = 0; peer < options_.pids.size(); ++peer) {
     if (static_cast<int>(peer) == options_.local_rank) continue;
@@ -39,14 +34,6 @@ Waiter::~Waiter() {
   for (int pidfd : pidfds_) {
     if (pidfd != -1) close(pidfd);
   }
-}
-
-void Waiter::pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
 }
 
 std::string Waiter::describe(int local_rank) const {
@@ -100,13 +87,12 @@ void Waiter::check_leaving(uint64_t* leaving_since) {
 }
 
 Status Waiter::sleep_until(const std::function<bool()>& condition, const std::function<bool(int)>& lags) {
-  Doorbell& doorbell = memory_->rank(options_.local_rank).doorbell;
   uint64_t start = now_ns();
   uint64_t leaving_since = 0;
   bool warned = false;
   while (!condition()) {
     if (memory_->is_broken()) return Status(HVL_JOB_BROKEN, memory_->broken_text());
-    doorbell.sleep_unless([&] { return condition() || memory_->is_broken(); }, kCheckInterval);
+    sleep_unless([&] { return condition() || memory_->is_broken(); }, kCheckInterval);
     check_peers();
     check_leaving(&leaving_since);
     check_stall(now_ns() - start, lags, &warned);

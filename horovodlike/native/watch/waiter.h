@@ -1,8 +1,11 @@
-// How the engine thread waits for the other ranks of this host: it spins for a moment, then sleeps, and meanwhile
-// makes sure that those it waits for are alive and get on.
+// How the thread that does the engine's work waits for the other ranks of this host: it spins for a moment, then
+// sleeps, and meanwhile makes sure that those it waits for are alive and get on.
 #pragma once
 
+#include <sched.h>
+
 #include <atomic>
+#include <cerrno>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -13,16 +16,41 @@
 
 namespace hvl {
 
+// To wake a sleeper takes 5 to 50 us, so it pays to spin as long when somebody waits.
+constexpr uint64_t kUrgentSpin = 200 * kMicrosecond;
+constexpr uint64_t kLazySpin = 2 * kMicrosecond;
+
 struct WaiterOptions {
   int local_rank = 0;
   std::vector<int> ranks;     // global rank, by local rank
   std::vector<int> pids;      // by local rank; empty: ranks are threads of this process, not watched
-  int processors = 1;         // that all of them may use together
   double stall_warning = 60;  // seconds; 0 never
   double stall_shutdown = 0;  // seconds; 0 never
   const std::atomic<bool>* leaving =
       nullptr;  // set when this rank is to shut down: then it waits for some seconds only
 };
+
+// Spins until `condition` holds, at most `limit` nanoseconds; returns whether it holds. Whoever else could use the
+// processor gets it now and then: ranks may outnumber processors.
+template <typename Condition>
+bool spin_until(Condition&& condition, uint64_t limit) {
+  constexpr int kLooks = 16;  // between two looks at the clock
+  uint64_t start = 0;
+  for (;;) {
+    for (int look = 0; look < kLooks; ++look) {
+      if (condition()) return true;
+#if defined(__x86_64__)
+      __builtin_ia32_pause();
+#elif defined(__aarch64__)
+      asm volatile("yield");
+#endif
+    }
+    uint64_t now = now_ns();
+    if (start == 0) start = now;
+    if (now - start >= limit) return false;
+    sched_yield();
+  }
+}
 
 class Waiter {
  public:
@@ -33,6 +61,13 @@ class Waiter {
 
   // A thread of this process waits for a result: the processor has nothing better to do than to spin.
   void set_urgent(bool urgent) { urgent_ = urgent; }
+  // Who is going to wait.
+  void take_turn(Sleeper sleeper) {
+    sleeper_ = sleeper;
+    interrupted_ = false;
+  }
+  // A signal came while he slept.
+  bool interrupted() const { return interrupted_; }
 
   // Waits until `condition` holds; lags(peer) tells whether this rank waits for that local rank. An error means that
   // the job is broken.
@@ -42,10 +77,17 @@ class Waiter {
     return sleep_until(std::function<bool()>(std::cref(condition)), lags);
   }
 
-  // Sleeps until the doorbell rings or `timeout` nanoseconds are over, unless `condition` holds after a short spin.
+  // Waits for a moment only.
   template <typename Condition>
-  void idle(Condition&& condition, uint64_t timeout) {
-    if (!spin(condition)) memory_->rank(options_.local_rank).doorbell.sleep_unless(condition, timeout);
+  bool spin(Condition&& condition) {
+    return spin_until(condition, urgent_ ? kUrgentSpin : kLazySpin);
+  }
+
+  // Sleeps until the doorbell rings, a signal comes or `timeout` nanoseconds are over, unless `condition` holds.
+  template <typename Condition>
+  void sleep_unless(Condition&& condition, uint64_t timeout) {
+    Doorbell& doorbell = memory_->rank(options_.local_rank).doorbell;
+    if (doorbell.sleep_unless(sleeper_, condition, timeout) == EINTR) interrupted_ = true;
   }
 
   // Breaks the job if a peer has ended without shutting down. Cheap enough to be called every few milliseconds.
@@ -54,20 +96,6 @@ class Waiter {
   std::string describe(int local_rank) const;
 
  private:
-  template <typename Condition>
-  bool spin(Condition&& condition) {
-    uint64_t limit = urgent_ ? urgent_spin_ : lazy_spin_;
-    uint64_t start = 0;
-    for (uint32_t round = 0;; ++round) {
-      if (condition()) return true;
-      pause();
-      if (round % 16 != 15) continue;
-      uint64_t now = now_ns();
-      if (start == 0) start = now;
-      if (now - start >= limit) return false;
-    }
-  }
-  static void pause();
   Status sleep_until(const std::function<bool()>& condition, const std::function<bool(int)>& lags);
   void check_leaving(uint64_t* leaving_since);
   void check_stall(uint64_t waited, const std::function<bool(int)>& lags, bool* warned);
@@ -75,9 +103,9 @@ class Waiter {
   std::shared_ptr<HostMemory> memory_;
   WaiterOptions options_;
   std::vector<int> pidfds_;  // by local rank; -1: not watched
-  uint64_t urgent_spin_;
-  uint64_t lazy_spin_;
   bool urgent_ = false;
+  Sleeper sleeper_ = Sleeper::kEngineThread;
+  bool interrupted_ = false;
   uint64_t last_check_ = 0;
 };
 

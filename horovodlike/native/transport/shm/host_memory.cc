@@ -85,7 +85,7 @@ std::string HostMemory::broken_text() {
 void HostMemory::begin_wait(int local_rank) {
   if (rank(local_rank).waits.fetch_add(1) != 0) return;
   for (int peer = 0; peer < shape_.ranks; ++peer) {
-    if (rank(peer).holds_back.load() != 0) rank(peer).doorbell.ring();
+    if (peer != local_rank && rank(peer).queued.load() != 0) rank(peer).doorbell.ring();
   }
 }
 

@@ -40,7 +40,7 @@ struct alignas(kCacheLine) RankBlock {
   Doorbell doorbell;
   alignas(kCacheLine) std::atomic<uint32_t> left;  // 1: this rank has shut down in good order
   std::atomic<uint32_t> waits;                     // threads of this rank that wait for a result
-  std::atomic<uint32_t> holds_back;                // 1: its engine has requests that it has not announced yet
+  std::atomic<uint32_t> queued;                    // requests of this rank that its engine has not announced yet
   alignas(kCacheLine) std::atomic<uint64_t> log_read;
   alignas(kCacheLine) std::atomic<uint64_t> requests_written;
   alignas(kCacheLine) std::atomic<uint64_t> requests_read;
@@ -78,7 +78,7 @@ class HostMemory {
   bool is_broken() { return header().broken.load() != 0; }
   std::string broken_text();
   void ring_all_but(int local_rank);
-  // A thread of `local_rank` waits for a result: that is told to those that hold back requests.
+  // A thread of `local_rank` waits for a result: that is told to the others that hold back requests.
   void begin_wait(int local_rank);
   bool another_waits(int local_rank);
 

@@ -22,8 +22,8 @@ constexpr uint64_t kWatchInterval = 50 * kMillisecond;  // while requests are in
 constexpr uint64_t kIdleInterval = 500 * kMillisecond;
 constexpr uint64_t kStallCheckInterval = kSecond;
 constexpr int64_t kWorthSending = 1 << 20;  // bytes
-constexpr uint64_t kHurriedHold = kMillisecond;
 constexpr uint64_t kMaxHold = 50 * kMillisecond;
+constexpr uint64_t kFirstNudge = kMillisecond;
 
 std::atomic<uint64_t> engines_started{0};
 
@@ -32,6 +32,7 @@ WaiterOptions waiter_options(const EngineOptions& options, const std::atomic<boo
   waiter.local_rank = options.local_rank;
   for (int rank = 0; rank < options.size; ++rank) waiter.ranks.push_back(rank);
   waiter.pids = options.local_pids;
+  waiter.processors = options.processors;
   waiter.stall_warning = options.stall_warning;
   waiter.stall_shutdown = options.stall_shutdown;
   waiter.leaving = leaving;
@@ -99,7 +100,7 @@ Engine::~Engine() { shut_down(); }
 
 void Engine::shut_down() {
   stop_requested_.store(true);
-  doorbell().ring();
+  doorbell().ring(kRingNews);
   if (thread_.joinable()) thread_.join();
 }
 
@@ -119,18 +120,19 @@ Status Engine::enqueue(std::unique_ptr<Entry> entry, int64_t* handle) {
 }
 
 void Engine::notify() {
-  // What is held back is found by who waits for it, by the other ranks' waiters, or by the engine's thread in time.
-  if (options_.overlap || is_wanted() || memory_->another_waits(options_.local_rank)) doorbell().ring();
+  // What is held back is sent when this rank waits, when another one that waits asks for it, or in kMaxHold at last.
+  if (options_.overlap || is_wanted()) doorbell().ring(kRingNews);
 }
 
 void Engine::hurry() {
-  if (!hurried_.exchange(true)) doorbell().ring();
+  if (!hurried_.exchange(true)) doorbell().ring(kRingNews);
 }
 
 hvl_status Engine::wait(int64_t handle, uint64_t deadline) {
-  memory_->begin_wait(options_.local_rank);
+  std::atomic<uint32_t>& waits = memory_->rank(options_.local_rank).waits;
+  waits.fetch_add(1);
   hvl_status state = work_until_complete(handle, deadline);
-  memory_->rank(options_.local_rank).waits.fetch_sub(1);
+  waits.fetch_sub(1);
   return state;
 }
 
@@ -141,9 +143,9 @@ hvl_status Engine::work_until_complete(int64_t handle, uint64_t deadline) {
     return state != HVL_IN_PROGRESS || now_ns() >= deadline;
   };
   bool is_mine = false;
-  if (!spin_until([&] { return is_over() || (is_mine = baton_.try_lock()); }, kUrgentSpin)) {
+  if (!spin_until([&] { return is_over() || (is_mine = baton_.try_lock()); }, kUrgentSpin, true)) {
     // Somebody is at work. Should he be about to sleep, he is to look at the queue once more.
-    doorbell().ring();
+    doorbell().ring(kRingNews);
     return handles_->wait(handle, deadline);
   }
   if (is_mine) {
@@ -171,10 +173,10 @@ void Engine::run() {
 }
 
 void Engine::give_back_baton() {
-  doorbell().go_on_duty(Sleeper::kEngineThread);
+  doorbell().go_on_duty(Sleeper::kEngineThread, listening());
   const bool more = ended_ || has_work();
   baton_.unlock();
-  if (more) doorbell().ring();
+  if (more) doorbell().ring(kRingNews);
 }
 
 // Returns when there is enough, and when the engine has ended; a waiting thread also after a signal, and the engine's
@@ -188,12 +190,15 @@ void Engine::work(Sleeper worker, const std::function<bool()>& enough, uint64_t 
       bool progressed = false;
       waiter_.set_urgent(somebody_waits());
       status = step(&progressed);
+      if (progressed) waiting_since_ = 0;
       if (!status.ok() || progressed || ended_) continue;
       const auto is_to_wake = [&] { return has_work() || enough(); };
       const bool found = waiter_.spin(is_to_wake);
       if (!found && worker == Sleeper::kWaitingThread) {
-        waiter_.sleep_unless(is_to_wake, std::min(idle_timeout(), deadline - std::min(now_ns(), deadline)));
+        waiter_.sleep_unless(listening(), is_to_wake,
+                             std::min(idle_timeout(), deadline - std::min(now_ns(), deadline)));
       }
+      nudge();
       status = watch();
       if (!found && worker == Sleeper::kEngineThread) break;
     }
@@ -224,15 +229,37 @@ Status Engine::step(bool* progressed) {
 
 bool Engine::has_work() {
   const bool queue_has_work = held_since_ != 0 ? is_wanted() || hold_limit() < held_limit_ : !queue_.empty();
-  return queue_has_work || control_->has_news() || memory_->is_broken() || (stop_requested_.load() && !stop_announced_);
+  return queue_has_work || control_->has_news(is_idle()) || memory_->is_broken() ||
+         (stop_requested_.load() && !stop_announced_);
+}
+
+uint32_t Engine::listening() const {
+  return kRingNews | (is_idle() ? 0u : kRingReady) | (control_->is_flushed() ? 0u : kRingRoom);
 }
 
 uint64_t Engine::idle_timeout() const {
   uint64_t timeout = num_in_flight_ > 0 ? kWatchInterval : kIdleInterval;
   if (!options_.overlap) timeout = std::min(timeout, kMaxHold);  // nobody rings for what is held back
-  if (held_since_ == 0) return timeout;
-  const uint64_t until = held_since_ + held_limit_;
-  return std::min(timeout, until - std::min(now_ns(), until));
+  const uint64_t now = now_ns();
+  auto be_there_at = [&](uint64_t time) { timeout = std::min(timeout, time - std::min(now, time)); };
+  if (held_since_ != 0) be_there_at(held_since_ + held_limit_);
+  if (waiting_since_ != 0) be_there_at(next_nudge_);
+  return timeout;
+}
+
+// While somebody waits here and nothing happens, those that hold back requests are asked to send them: what is waited
+// for may be among them. Soon, but not at once, as they will most often come to wait themselves.
+void Engine::nudge() {
+  const uint64_t now = now_ns();
+  if (!somebody_waits()) {
+    waiting_since_ = 0;
+  } else if (waiting_since_ == 0) {
+    waiting_since_ = now;
+    next_nudge_ = now + kFirstNudge;
+  } else if (now >= next_nudge_) {
+    next_nudge_ = now + std::min(now - waiting_since_, kMaxHold);
+    memory_->ring_holders(options_.local_rank);
+  }
 }
 
 // Somebody here looks at the results, or there is so much that it is time to start.
@@ -246,7 +273,7 @@ bool Engine::is_wanted() const {
 // they have nothing left to compute, which shows by one of them waiting.
 uint64_t Engine::hold_limit() const {
   if (options_.overlap) return to_ns(options_.cycle_time);
-  return memory_->another_waits(options_.local_rank) ? kHurriedHold : kMaxHold;
+  return memory_->another_waits(options_.local_rank) ? 0 : kMaxHold;
 }
 
 bool Engine::holds_back() {
@@ -390,7 +417,8 @@ void Engine::flush_before_leaving() {
   bool progressed = false;
   while (!control_->is_flushed() && !memory_->is_broken() && now_ns() < deadline) {
     if (!control_->pump(&progressed).ok()) break;
-    waiter_.sleep_unless([this] { return control_->has_news() || memory_->is_broken(); }, kWatchInterval);
+    waiter_.sleep_unless(
+        kRingAlways, [this] { return control_->has_news(true) || memory_->is_broken(); }, kWatchInterval);
     waiter_.check_peers();
   }
   if (control_->is_flushed()) memory_->rank(options_.local_rank).left.store(1);

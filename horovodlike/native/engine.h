@@ -88,8 +88,11 @@ class Engine {
   void work(Sleeper worker, const std::function<bool()>& enough, uint64_t deadline);
   void give_back_baton();
   Status step(bool* progressed);
+  bool is_idle() const { return num_in_flight_ == 0; }
   bool has_work();
+  uint32_t listening() const;  // to which rings
   uint64_t idle_timeout() const;
+  void nudge();
   Status watch();
   uint64_t hold_limit() const;
   bool holds_back();
@@ -133,8 +136,10 @@ class Engine {
   bool ended_ = false;
   uint64_t last_watch_ = 0;
   uint64_t last_record_ = now_ns();  // when the log last said something
-  uint64_t held_since_ = 0;   // when requests began to be held back; 0: none are
-  uint64_t held_limit_ = 0;   // and for how long they were to be
+  uint64_t held_since_ = 0;          // when requests began to be held back; 0: none are
+  uint64_t held_limit_ = 0;          // and for how long they were to be
+  uint64_t waiting_since_ = 0;       // when a thread was first seen to wait while nothing happened; 0: none does
+  uint64_t next_nudge_ = 0;
 
   std::thread thread_;  // last: it uses all of the above
 };

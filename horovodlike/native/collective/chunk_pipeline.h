@@ -118,7 +118,7 @@ class ChunkPipeline {
 
   void publish(Counter* counter, uint64_t value) {
     counter->store(value);
-    memory_->ring_all_but(local_rank_);
+    memory_->ring_all_but(local_rank_, kRingProgress);
   }
 
   std::shared_ptr<HostMemory> memory_;

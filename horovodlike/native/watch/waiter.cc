@@ -17,7 +17,7 @@ constexpr uint64_t kCheckInterval = 50 * kMillisecond;
 }  // namespace
 
 Waiter::Waiter(std::shared_ptr<HostMemory> memory, WaiterOptions options)
-    : memory_(std::move(memory)), options_(std::move(options)) {
+    : memory_(std::move(memory)), options_(std::move(options)), crowded_(memory_->shape().ranks > options_.processors) {
   pidfds_.assign(static_cast<size_t>(memory_->shape().ranks), -1);
   for (size_t peer = 0; peer < options_.pids.size(); ++peer) {
     if (static_cast<int>(peer) == options_.local_rank) continue;
@@ -92,7 +92,7 @@ Status Waiter::sleep_until(const std::function<bool()>& condition, const std::fu
   bool warned = false;
   while (!condition()) {
     if (memory_->is_broken()) return Status(HVL_JOB_BROKEN, memory_->broken_text());
-    sleep_unless([&] { return condition() || memory_->is_broken(); }, kCheckInterval);
+    sleep_unless(kRingProgress, [&] { return condition() || memory_->is_broken(); }, kCheckInterval);
     check_peers();
     check_leaving(&leaving_since);
     check_stall(now_ns() - start, lags, &warned);

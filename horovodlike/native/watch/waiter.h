@@ -24,16 +24,19 @@ struct WaiterOptions {
   int local_rank = 0;
   std::vector<int> ranks;     // global rank, by local rank
   std::vector<int> pids;      // by local rank; empty: ranks are threads of this process, not watched
+  int processors = 1;         // that all of them may use together
   double stall_warning = 60;  // seconds; 0 never
   double stall_shutdown = 0;  // seconds; 0 never
   const std::atomic<bool>* leaving =
       nullptr;  // set when this rank is to shut down: then it waits for some seconds only
 };
 
-// Spins until `condition` holds, at most `limit` nanoseconds; returns whether it holds. Whoever else could use the
-// processor gets it now and then: ranks may outnumber processors.
+// Spins until `condition` holds, at most `limit` nanoseconds; returns whether it holds.
+//
+// If it yields, whoever else could use the processor gets it now and then. Where every thread can have a processor it
+// is better not to: two that yield to each other stay on one processor, a sleeper is woken on one that is free.
 template <typename Condition>
-bool spin_until(Condition&& condition, uint64_t limit) {
+bool spin_until(Condition&& condition, uint64_t limit, bool yields) {
   constexpr int kLooks = 16;  // between two looks at the clock
   uint64_t start = 0;
   for (;;) {
@@ -48,7 +51,7 @@ bool spin_until(Condition&& condition, uint64_t limit) {
     uint64_t now = now_ns();
     if (start == 0) start = now;
     if (now - start >= limit) return false;
-    sched_yield();
+    if (yields) sched_yield();
   }
 }
 
@@ -80,14 +83,14 @@ class Waiter {
   // Waits for a moment only.
   template <typename Condition>
   bool spin(Condition&& condition) {
-    return spin_until(condition, urgent_ ? kUrgentSpin : kLazySpin);
+    return spin_until(condition, urgent_ ? kUrgentSpin : kLazySpin, crowded_);
   }
 
   // Sleeps until the doorbell rings, a signal comes or `timeout` nanoseconds are over, unless `condition` holds.
   template <typename Condition>
-  void sleep_unless(Condition&& condition, uint64_t timeout) {
+  void sleep_unless(uint32_t listening, Condition&& condition, uint64_t timeout) {
     Doorbell& doorbell = memory_->rank(options_.local_rank).doorbell;
-    if (doorbell.sleep_unless(sleeper_, condition, timeout) == EINTR) interrupted_ = true;
+    if (doorbell.sleep_unless(sleeper_, listening, condition, timeout) == EINTR) interrupted_ = true;
   }
 
   // Breaks the job if a peer has ended without shutting down. Cheap enough to be called every few milliseconds.
@@ -103,6 +106,7 @@ class Waiter {
   std::shared_ptr<HostMemory> memory_;
   WaiterOptions options_;
   std::vector<int> pidfds_;  // by local rank; -1: not watched
+  const bool crowded_;       // more ranks than processors
   bool urgent_ = false;
   Sleeper sleeper_ = Sleeper::kEngineThread;
   bool interrupted_ = false;

@@ -69,7 +69,7 @@ void HostMemory::break_job(const std::string& text) {
     header().broken_text[length] = '\0';
     header().broken.store(2);
   }
-  ring_all_but(-1);
+  ring_all_but(-1, kRingAlways);
 }
 
 std::string HostMemory::broken_text() {
@@ -82,13 +82,6 @@ std::string HostMemory::broken_text() {
   return header().broken.load() == 2 ? header().broken_text : "a rank was lost while it reported a lost rank";
 }
 
-void HostMemory::begin_wait(int local_rank) {
-  if (rank(local_rank).waits.fetch_add(1) != 0) return;
-  for (int peer = 0; peer < shape_.ranks; ++peer) {
-    if (peer != local_rank && rank(peer).queued.load() != 0) rank(peer).doorbell.ring();
-  }
-}
-
 bool HostMemory::another_waits(int local_rank) {
   for (int peer = 0; peer < shape_.ranks; ++peer) {
     if (peer != local_rank && rank(peer).waits.load() != 0) return true;
@@ -96,9 +89,15 @@ bool HostMemory::another_waits(int local_rank) {
   return false;
 }
 
-void HostMemory::ring_all_but(int local_rank) {
+void HostMemory::ring_holders(int local_rank) {
   for (int peer = 0; peer < shape_.ranks; ++peer) {
-    if (peer != local_rank) rank(peer).doorbell.ring();
+    if (peer != local_rank && rank(peer).queued.load() != 0) rank(peer).doorbell.ring(kRingNews);
+  }
+}
+
+void HostMemory::ring_all_but(int local_rank, Ring why) {
+  for (int peer = 0; peer < shape_.ranks; ++peer) {
+    if (peer != local_rank) rank(peer).doorbell.ring(why);
   }
 }
 

@@ -12,7 +12,7 @@
 #include <memory>
 #include <string>
 
-#include "base/futex.h"
+#include "base/doorbell.h"
 #include "base/status.h"
 
 namespace hvl {
@@ -77,10 +77,10 @@ class HostMemory {
   void break_job(const std::string& text);
   bool is_broken() { return header().broken.load() != 0; }
   std::string broken_text();
-  void ring_all_but(int local_rank);
-  // A thread of `local_rank` waits for a result: that is told to the others that hold back requests.
-  void begin_wait(int local_rank);
+  void ring_all_but(int local_rank, Ring why);
   bool another_waits(int local_rank);
+  // Wakes the others that hold back requests.
+  void ring_holders(int local_rank);
 
  private:
   HostMemory(char* base, size_t bytes, const HostShape& shape) : base_(base), bytes_(bytes), shape_(shape) {}

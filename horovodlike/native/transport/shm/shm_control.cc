@@ -35,7 +35,7 @@ Status ShmCoordinator::pump(bool* progressed) {
       if (status.ok()) status = seat_.accept(rank, message_);
       if (!status.ok()) return status;
     }
-    if (freed) memory_->rank(rank).doorbell.ring();
+    if (freed) memory_->rank(rank).doorbell.ring(kRingRoom);
   }
   seat_.decide([this](const Record& record) {
     frame_.clear();
@@ -44,7 +44,7 @@ Status ShmCoordinator::pump(bool* progressed) {
   });
   if (log_.pump()) {
     *progressed = true;
-    memory_->ring_all_but(0);
+    memory_->ring_all_but(0, kRingNews);
   }
   return Status();
 }
@@ -55,8 +55,9 @@ Status ShmCoordinator::next(Record* record, bool* found) {
   return Status();
 }
 
-bool ShmCoordinator::has_news() {
+bool ShmCoordinator::has_news(bool idle) {
   if (seat_.has_messages() || next_is_public() || log_.can_pump()) return true;
+  if (idle) return false;  // nothing that the others have ready can be run without this rank
   for (const RingReader& reader : requests_) {
     if (reader.has_bytes()) return true;
   }
@@ -73,13 +74,14 @@ Status ShmWorker::send(const Message& message) {
   frame_.clear();
   encode(message, &frame_);
   requests_.send(frame_);
+  is_leaving_ |= message.type == Message::Type::kShutdown;
   return Status();
 }
 
 Status ShmWorker::pump(bool* progressed) {
   if (requests_.pump()) {
     *progressed = true;
-    memory_->rank(0).doorbell.ring();
+    memory_->rank(0).doorbell.ring(is_leaving_ ? kRingNews : kRingReady);
   }
   return Status();
 }
@@ -87,7 +89,7 @@ Status ShmWorker::pump(bool* progressed) {
 Status ShmWorker::next(Record* record, bool* found) {
   bool freed = false;
   *found = log_.receive(&frame_, &freed);
-  if (freed) memory_->rank(0).doorbell.ring();
+  if (freed) memory_->rank(0).doorbell.ring(kRingRoom);
   return *found ? decode(frame_.data(), frame_.size(), record) : Status();
 }
 

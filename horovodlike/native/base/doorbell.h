@@ -1,0 +1,69 @@
+// What wakes a rank's engine, whichever of its threads sleeps there, and whichever rank rings.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+
+#include "base/futex.h"
+
+namespace hvl {
+
+// Why a doorbell is rung. A sleeper says what he listens to: waking takes long, and what does not concern him now he
+// finds when he wakes for something else.
+enum Ring : uint32_t {
+  kRingNews = 1,      // there is something to do: a new request of this rank, a record in the log, the end of the job
+  kRingReady = 2,     // another rank has told the coordinator that tensors are ready
+  kRingProgress = 4,  // another rank got on with the collective that is under way
+  kRingRoom = 8,      // there is room in a ring of messages that was full
+  kRingAlways = 15
+};
+
+// Who sleeps: the engine's own thread, or a thread that waits for a result and does the engine's work meanwhile.
+enum class Sleeper : uint32_t { kEngineThread, kWaitingThread };
+
+// Wakes who is on duty, at the price of one shared load when he does not sleep. Any number of threads ring.
+//
+// The sleeper goes on duty, looks at his condition once more and only then sleeps; a ringer changes the condition and
+// then looks who is on duty. All of these are sequentially consistent, so one of the two sees the other. Each sleeper
+// has a word of his own: the engine's thread goes on sleeping while another one is on duty.
+class Doorbell {
+ public:
+  void ring(Ring why) {
+    uint32_t duty = duty_.load();
+    if ((duty & why) == 0 || !duty_.compare_exchange_strong(duty, 0)) return;  // or else another one rings
+    std::atomic<uint32_t>& rings = rings_[duty >> kRingBits];
+    rings.fetch_add(1);
+    futex_wake(&rings, 1, FutexScope::kHost);
+  }
+
+  void go_on_duty(Sleeper sleeper, uint32_t listening) { duty_.store(index_of(sleeper) << kRingBits | listening); }
+  // The caller is awake: rings need not wake anybody.
+  void go_off_duty() { duty_.store(0); }
+
+  // What to hand to sleep(): read it before going on duty.
+  uint32_t rings(Sleeper sleeper) const { return rings_[index_of(sleeper)].load(); }
+  // Sleeps unless there was a ring since `seen`, until a ring, a signal (then it returns EINTR) or `timeout`
+  // nanoseconds later.
+  int sleep(Sleeper sleeper, uint32_t seen, uint64_t timeout) {
+    return futex_wait(&rings_[index_of(sleeper)], seen, timeout, FutexScope::kHost);
+  }
+
+  // The same unless `condition` holds already; off duty afterwards.
+  template <typename Condition>
+  int sleep_unless(Sleeper sleeper, uint32_t listening, Condition&& condition, uint64_t timeout) {
+    uint32_t seen = rings(sleeper);
+    go_on_duty(sleeper, listening);
+    int result = condition() ? 0 : sleep(sleeper, seen, timeout);
+    go_off_duty();
+    return result;
+  }
+
+ private:
+  static constexpr int kRingBits = 4;
+  static uint32_t index_of(Sleeper sleeper) { return static_cast<uint32_t>(sleeper); }
+
+  std::atomic<uint32_t> rings_[2] = {};
+  std::atomic<uint32_t> duty_{0};  // 0: nobody; else the rings that are listened to, and above them the sleeper
+};
+
+}  // namespace hvl

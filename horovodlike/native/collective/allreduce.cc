@@ -16,13 +16,15 @@ constexpr uint64_t kPart = 32 << 10;
 
 uint64_t round_up(uint64_t bytes, uint64_t unit) { return (bytes + unit - 1) / unit * unit; }
 
-// Copies what is then to be written by this rank again.
-void take_out(char* to, const char* slot, uint64_t num_bytes) {
+// Copies what is then to be written by this rank again. That waits for another processor, so what is to be read from
+// memory next, if not null and as long, may come meanwhile.
+void take_out(char* to, const char* slot, uint64_t num_bytes, const char* next) {
   constexpr uint64_t kBlock = 512;
   prefetch_to_write(slot, std::min<uint64_t>(num_bytes, kPrefetchAhead));
   for (uint64_t done = 0; done < num_bytes; done += kBlock) {
     uint64_t ahead = done + kPrefetchAhead;
     if (ahead < num_bytes) prefetch_to_write(slot + ahead, std::min(kBlock, num_bytes - ahead));
+    if (next != nullptr) prefetch_to_read(next + done, std::min(kBlock, num_bytes - done));
     // Not memcpy, which the compiler would write as `rep movs`; that takes longer to begin than to copy a block.
     memmove(to + done, slot + done, std::min(kBlock, num_bytes - done));
   }
@@ -110,7 +112,10 @@ class Allreduce {
   void copy_out(const Range& range, const char* slot) {
     batch_.for_each_piece(range.begin, range.end,
                           [&](const Segment& segment, uint64_t from, uint64_t at, uint64_t num_bytes) {
-                            take_out(segment.output + from, slot + range.in_slot + at, num_bytes);
+                            const uint64_t next = from + pipeline_.depth() * chunk_bytes_;  // to be copied in
+                            const bool is_here = next + num_bytes <= segment.num_bytes;
+                            take_out(segment.output + from, slot + range.in_slot + at, num_bytes,
+                                     is_here ? segment.input + next : nullptr);
                           });
   }
 

@@ -301,5 +301,52 @@ TEST(groups_and_barriers_mixed) {
   }
 }
 
+// Waits in small portions, so that the engine's work goes from thread to thread.
+Status wait_impatiently(Job& job, int rank, int64_t handle, std::mt19937* random) {
+  hvl_status state = HVL_IN_PROGRESS;
+  while (state == HVL_IN_PROGRESS) state = job.engine(rank).wait(handle, now_ns() + (*random)() % 100000);
+  return job.wait(rank, handle);
+}
+
+TEST(many_threads_of_each_rank_wait) {
+  constexpr int kThreads = 3;
+  for (bool overlap : {true, false}) {
+    EngineOptions options;
+    options.overlap = overlap;
+    Job job(2, options);
+    std::vector<std::thread> threads;
+    for (int t = 0; t < kThreads * job.size(); ++t) {
+      threads.emplace_back([&job, rank = t % job.size(), name = "thread." + std::to_string(t / job.size())] {
+        std::mt19937 random(static_cast<unsigned>(rank));
+        auto operation = make(name, HVL_ALLREDUCE, {{3000}});
+        for (int round = 0; round < 100; ++round) {
+          std::vector<float> data(3000, static_cast<float>(rank + round));
+          char* address = reinterpret_cast<char*>(data.data());
+          int64_t handle = job.enqueue(rank, operation, {address}, {address});
+          CHECK_EQ(wait_impatiently(job, rank, handle, &random).message(), "");
+          for (float got : data) CHECK_EQ(got, static_cast<float>(2 * round + 1));
+        }
+      });
+    }
+    for (auto& thread : threads) thread.join();
+  }
+}
+
+TEST(a_rank_that_does_not_wait_holds_up_nobody) {
+  EngineOptions options;
+  options.overlap = false;
+  Job job(3, options);
+  std::vector<std::vector<float>> data(3, std::vector<float>(8, 1.0f));
+  std::vector<int64_t> handles;
+  for (int rank = 0; rank < 3; ++rank) {
+    char* address = reinterpret_cast<char*>(data[static_cast<size_t>(rank)].data());
+    handles.push_back(job.enqueue(rank, make("held.back", HVL_ALLREDUCE, {{8}}), {address}, {address}));
+  }
+  for (size_t rank : {1, 0, 2}) {  // the other two have nobody who waits
+    CHECK_EQ(job.wait(static_cast<int>(rank), handles[rank]).message(), "");
+    for (float got : data[rank]) CHECK_EQ(got, 3.0f);
+  }
+}
+
 }  // namespace
 }  // namespace hvl

@@ -2,7 +2,7 @@
 
 A binding describes an operation once (:class:`Request`), enqueues it with addresses, and waits for the handle. All
 functions may be called from any thread. Memory that is handed to :meth:`Request.enqueue` is read and written by the
-engine thread until :func:`wait` returns: the caller keeps it alive and leaves it alone.
+engine until :func:`wait` returns: the caller keeps it alive and leaves it alone.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 // Handles: how a request's completion reaches the threads that wait for it.
 //
-// Life of a handle: pending -> (waited for) -> complete -> consumed. complete() is called once by the engine thread,
+// Life of a handle: pending -> (waited for) -> complete -> consumed. complete() is called once by the engine,
 // the other functions by any thread.
 #pragma once
 
@@ -21,7 +21,7 @@ class HandleTable {
   // Takes over `outputs`, to be freed with hvl_free by who consumes the handle. Threads that wait stay asleep until
   // wake_waiters(): a thread that waits for many handles in turn is to find the whole batch complete when it wakes.
   void complete(int64_t handle, Status status, std::vector<hvl_output> outputs);
-  // Engine thread: wakes whoever waits for what was completed since the last call.
+  // The engine: wakes whoever waits for what was completed since the last call.
   void wake_waiters();
 
   // HVL_OK: complete; HVL_IN_PROGRESS; HVL_UNKNOWN_HANDLE.
@@ -53,7 +53,7 @@ class HandleTable {
   std::mutex mutex_;        // a leaf: no other lock is taken while it is held
   std::deque<Slot> slots_;  // a deque: slots keep their address
   std::vector<uint32_t> free_;
-  std::vector<Slot*> to_wake_;  // engine thread only
+  std::vector<Slot*> to_wake_;  // for the engine
 };
 
 }  // namespace hvl

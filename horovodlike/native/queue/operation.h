@@ -24,7 +24,7 @@ struct NamedTensor {
   std::atomic<bool> in_flight{false};
   std::atomic<bool> forgotten{false};  // no longer in the table: look the name up again
 
-  // Engine thread only.
+  // For the engine only.
   bool announced_in_full = false;     // the entry below, without an id
   TensorId id = kNoId;                // what the log calls it
   std::shared_ptr<Operation> agreed;  // the operation last found to be what the id stands for

@@ -1,4 +1,4 @@
-// The tensor queue: what framework threads hand to the engine thread.
+// The tensor queue: what framework threads hand to the engine.
 #pragma once
 
 #include <atomic>
@@ -21,13 +21,13 @@ class TensorQueue {
   // Any thread. Fails if the name is in flight already or the queue is closed.
   Status push(std::unique_ptr<Entry> entry);
 
-  // Engine thread: takes all that came since the last call; `entries` is empty.
+  // The engine: takes all that came since the last call; `entries` is empty.
   void take(std::vector<std::unique_ptr<Entry>>* entries);
-  // Engine thread: the entry is complete; its name may be used again.
+  // The engine: the entry is complete; its name may be used again.
   void finish(const Entry& entry);
-  // Engine thread: the coordinator has no id for the tensor any more.
+  // The engine: the coordinator has no id for the tensor any more.
   void forget_id(NamedTensor* tensor);
-  // Engine thread: after this every push fails with `status`.
+  // The engine: after this every push fails with `status`.
   void close(const Status& status);
 
   // Any thread: what waits to be taken.

@@ -20,7 +20,7 @@ struct Gather {
   std::vector<uint64_t> block_bytes;  // by rank
 };
 
-// All functions are called from the engine thread and return when this rank's part is done. An error means that the
+// All functions are called by the engine, one at a time, and return when this rank's part is done. An error means that the
 // job is broken; the outputs are then undefined.
 class DataPlane {
  public:

@@ -188,9 +188,14 @@ Status hand_over(const std::vector<hvl_output>& results, hvl_output** outputs, i
   return Status();
 }
 
-hvl_status wait(int64_t handle, uint64_t deadline) {
+void wait(const int64_t* handles, size_t count, double timeout) {
+  const uint64_t deadline = now_ns() + to_ns(timeout);
   std::shared_ptr<Engine> running = engine();
-  return running != nullptr ? running->wait(handle, deadline) : handle_table().wait(handle, deadline);
+  if (running != nullptr) {
+    running->wait(handles, count, deadline);
+  } else if (!is_forked_child) {  // the engine may be about to end, and then completes everything
+    while (count > 0 && handle_table().wait(handles[count - 1], deadline) != HVL_IN_PROGRESS) --count;
+  }
 }
 
 Status unfinished() {
@@ -292,11 +297,8 @@ int32_t hvl_wait(int64_t handle, double timeout, hvl_output** outputs, int32_t* 
       *outputs = nullptr;
       *num_outputs = 0;
     }
-    hvl_status waited = hvl::handle_table().poll(handle);
-    if (waited == HVL_IN_PROGRESS) {
-      waited = hvl::wait(handle, hvl::now_ns() + hvl::to_ns(timeout));
-    }
-    return hvl::finish(handle, waited, outputs, num_outputs);
+    hvl::wait(&handle, 1, timeout);
+    return hvl::finish(handle, hvl::handle_table().poll(handle), outputs, num_outputs);
   });
 }
 
@@ -306,12 +308,9 @@ int32_t hvl_try_wait(int64_t handle) {
 
 int32_t hvl_wait_all(int64_t* handles, int32_t count, double timeout) {
   return hvl::guarded([&]() -> hvl::Status {
-    uint64_t deadline = hvl::now_ns() + hvl::to_ns(timeout);
-    // The last one first: what was enqueued before is most often complete when it is, so one sleep is enough.
-    for (int32_t index = count; index-- > 0;) {
-      if (handles[index] == 0 || hvl::handle_table().poll(handles[index]) == HVL_OK) continue;
-      hvl_status waited = hvl::wait(handles[index], deadline);
-      if (waited == HVL_IN_PROGRESS) return hvl::unfinished();
+    hvl::wait(handles, static_cast<size_t>(count), timeout);
+    for (int32_t index = 0; index < count; ++index) {
+      if (hvl::handle_table().poll(handles[index]) == HVL_IN_PROGRESS) return hvl::unfinished();
     }
     hvl::Status first;
     for (int32_t index = 0; index < count; ++index) {

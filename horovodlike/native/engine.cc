@@ -5,6 +5,7 @@
 #include <sys/prctl.h>
 
 #include <algorithm>
+#include <cfenv>
 #include <exception>
 #include <utility>
 
@@ -76,6 +77,44 @@ class SignalsBlocked {
   sigset_t before_;
 };
 
+// One more thread that waits, as long as this lives.
+class CountedWait {
+ public:
+  explicit CountedWait(std::atomic<uint32_t>* waits) : waits_(waits) { waits_->fetch_add(1); }
+  ~CountedWait() { waits_->fetch_sub(1); }
+  CountedWait(const CountedWait&) = delete;
+  CountedWait& operator=(const CountedWait&) = delete;
+
+ private:
+  std::atomic<uint32_t>* waits_;
+};
+
+// Rounding and the treatment of denormal numbers are each thread's own, and a framework may have changed them. As long
+// as this lives they are what they are on all ranks.
+class DefaultArithmetic {
+ public:
+  DefaultArithmetic(const DefaultArithmetic&) = delete;
+  DefaultArithmetic& operator=(const DefaultArithmetic&) = delete;
+
+#if defined(__x86_64__)  // fegetenv() would also save the state of the x87 unit, which takes long and is not used
+  DefaultArithmetic() : before_(__builtin_ia32_stmxcsr()) { __builtin_ia32_ldmxcsr(kDefaultControl); }
+  ~DefaultArithmetic() { __builtin_ia32_ldmxcsr(before_); }
+
+ private:
+  static constexpr unsigned kDefaultControl = 0x1f80;  // round to nearest, keep denormals, mask all exceptions
+  unsigned before_;
+#else
+  DefaultArithmetic() {
+    fegetenv(&before_);
+    fesetenv(FE_DFL_ENV);
+  }
+  ~DefaultArithmetic() { fesetenv(&before_); }
+
+ private:
+  fenv_t before_;
+#endif
+};
+
 // Time-outs of microseconds are to be kept.
 void prepare_engine_thread() {
   pthread_setname_np(pthread_self(), "hvl-engine");
@@ -128,76 +167,79 @@ void Engine::hurry() {
   if (!hurried_.exchange(true)) doorbell().ring(kRingNews);
 }
 
-hvl_status Engine::wait(int64_t handle, uint64_t deadline) {
-  std::atomic<uint32_t>& waits = memory_->rank(options_.local_rank).waits;
-  waits.fetch_add(1);
-  hvl_status state = work_until_complete(handle, deadline);
-  waits.fetch_sub(1);
-  return state;
-}
-
-hvl_status Engine::work_until_complete(int64_t handle, uint64_t deadline) {
-  hvl_status state = HVL_IN_PROGRESS;
-  const auto is_over = [&] {
-    state = handles_->poll(handle);
-    return state != HVL_IN_PROGRESS || now_ns() >= deadline;
+hvl_status Engine::wait(const int64_t* handles, size_t count, uint64_t deadline) {
+  const CountedWait counted(&memory_->rank(options_.local_rank).waits);
+  // The last one first: what was enqueued before is most often complete when it is.
+  size_t left = count;
+  const auto is_complete = [&] {
+    while (left > 0 && handles_->poll(handles[left - 1]) != HVL_IN_PROGRESS) --left;
+    return left == 0;
   };
-  bool is_mine = false;
-  if (!spin_until([&] { return is_over() || (is_mine = baton_.try_lock()); }, kUrgentSpin, true)) {
-    // Somebody is at work. Should he be about to sleep, he is to look at the queue once more.
-    doorbell().ring(kRingNews);
-    return handles_->wait(handle, deadline);
+  const auto is_over = [&] { return is_complete() || now_ns() >= deadline; };
+  bool interrupted = false;
+  while (!interrupted && !is_over()) {
+    std::unique_lock<std::mutex> baton(baton_, std::defer_lock);
+    // It yields: who has the baton may be on this processor.
+    if (!spin_until([&] { return is_over() || baton.try_lock(); }, kUrgentSpin, true)) {
+      // Should he who has it be about to sleep, he is to look at the queue once more.
+      doorbell().ring(kRingNews);
+      interrupted = handles_->wait(handles[left - 1], deadline) == HVL_IN_PROGRESS;
+    } else if (baton.owns_lock()) {
+      work(Sleeper::kWaitingThread, std::cref(is_over), deadline);
+      interrupted = waiter_.is_interrupted();
+      give_back(std::move(baton));
+    }
   }
-  if (is_mine) {
-    work(Sleeper::kWaitingThread, is_over, deadline);
-    give_back_baton();
-    state = handles_->poll(handle);
-  }
-  return state;
+  if (is_complete()) return HVL_OK;
+  hurry();  // he will look again
+  return HVL_IN_PROGRESS;
 }
 
 void Engine::run() {
   prepare_engine_thread();
   bool ended = false;
-  uint64_t timeout = kWatchInterval;
   while (!ended) {
+    uint64_t timeout = kWatchInterval;
     const uint32_t seen = doorbell().rings(Sleeper::kEngineThread);
-    if (baton_.try_lock()) {
+    std::unique_lock<std::mutex> baton(baton_, std::try_to_lock);
+    if (baton.owns_lock()) {
       work(Sleeper::kEngineThread, [] { return false; }, UINT64_MAX);
       ended = ended_;
       timeout = idle_timeout();
-      give_back_baton();
+      give_back(std::move(baton));
     }
     if (!ended) doorbell().sleep(Sleeper::kEngineThread, seen, timeout);
   }
 }
 
-void Engine::give_back_baton() {
+// From here on it is the engine's thread that listens.
+void Engine::give_back(std::unique_lock<std::mutex> baton) {
+  const uint32_t seen = doorbell().rings(Sleeper::kEngineThread);
   doorbell().go_on_duty(Sleeper::kEngineThread, listening());
   const bool more = ended_ || has_work();
-  baton_.unlock();
-  if (more) doorbell().ring(kRingNews);
+  baton.unlock();
+  // Who rang before the baton was free has woken the engine's thread in vain.
+  if (more || doorbell().rings(Sleeper::kEngineThread) != seen) doorbell().wake(Sleeper::kEngineThread);
 }
 
-// Returns when there is enough, and when the engine has ended; a waiting thread also after a signal, and the engine's
-// own when there is nothing to do for the moment.
-void Engine::work(Sleeper worker, const std::function<bool()>& enough, uint64_t deadline) {
+// Returns when there is enough, and when the engine has ended; a waiting thread also when it is interrupted, and the
+// engine's own when there is nothing to do for the moment.
+void Engine::work(Sleeper worker, const std::function<bool()>& enough, uint64_t deadline) noexcept {
+  const DefaultArithmetic arithmetic;
   doorbell().go_off_duty();
-  waiter_.take_turn(worker);
+  waiter_.take_turn(worker, deadline, &enough);
+  waiting_since_ = 0;
   Status status;
   try {
-    while (status.ok() && !ended_ && !waiter_.interrupted() && !enough()) {
+    while (status.ok() && !ended_ && !waiter_.is_interrupted() && !waiter_.has_enough()) {
       bool progressed = false;
       waiter_.set_urgent(somebody_waits());
       status = step(&progressed);
       if (progressed) waiting_since_ = 0;
       if (!status.ok() || progressed || ended_) continue;
-      const auto is_to_wake = [&] { return has_work() || enough(); };
+      const auto is_to_wake = [&] { return has_work() || waiter_.has_enough(); };
       const bool found = waiter_.spin(is_to_wake);
-      if (!found && worker == Sleeper::kWaitingThread) {
-        waiter_.sleep_unless(listening(), is_to_wake,
-                             std::min(idle_timeout(), deadline - std::min(now_ns(), deadline)));
-      }
+      if (!found && worker == Sleeper::kWaitingThread) waiter_.sleep_unless(listening(), is_to_wake, idle_timeout());
       nudge();
       status = watch();
       if (!found && worker == Sleeper::kEngineThread) break;
@@ -211,30 +253,38 @@ void Engine::work(Sleeper worker, const std::function<bool()>& enough, uint64_t 
   end(Status(HVL_JOB_BROKEN, memory_->broken_text()));
 }
 
+// What was interrupted, then what the log says. Where the engine may work while the framework computes, it leaves as
+// soon as there is enough; elsewhere what is left would take the same processor.
 Status Engine::step(bool* progressed) {
   Status status = submit(progressed);
   if (status.ok()) status = control_->pump(progressed);
   Record record;
-  bool found = true;
-  while (status.ok() && !ended_) {
-    status = control_->next(&record, &found);
-    if (!status.ok() || !found) break;
+  while (status.ok() && !ended_ && !waiter_.is_interrupted() && !(options_.overlap && waiter_.has_enough())) {
+    bool found = true;
+    if (is_running_) {
+      status = go_on();
+    } else {
+      status = control_->next(&record, &found);
+      if (!status.ok() || !found) break;
+      last_record_ = now_ns();
+      status = apply(record);
+    }
     *progressed = true;
-    last_record_ = now_ns();
-    status = apply(record);
     handles_->wake_waiters();
+    if (is_running_) break;  // it was interrupted
   }
   return status;
 }
 
 bool Engine::has_work() {
   const bool queue_has_work = held_since_ != 0 ? is_wanted() || hold_limit() < held_limit_ : !queue_.empty();
-  return queue_has_work || control_->has_news(is_idle()) || memory_->is_broken() ||
+  return queue_has_work || is_running_ || control_->has_news() || memory_->is_broken() ||
          (stop_requested_.load() && !stop_announced_);
 }
 
 uint32_t Engine::listening() const {
-  return kRingNews | (is_idle() ? 0u : kRingReady) | (control_->is_flushed() ? 0u : kRingRoom);
+  // With nothing in flight here, nothing that the others have ready can be run.
+  return kRingNews | (num_in_flight_ == 0 ? 0u : kRingReady) | (control_->is_flushed() ? 0u : kRingRoom);
 }
 
 uint64_t Engine::idle_timeout() const {
@@ -409,6 +459,9 @@ void Engine::end(const Status& status) {
     if (tensor->entry != nullptr) complete(tensor, status);
     tensor->agreed = nullptr;
   }
+  is_running_ = false;
+  for (hvl_output& output : outputs_) free(output.data);
+  outputs_.clear();
   handles_->wake_waiters();
 }
 
@@ -417,8 +470,7 @@ void Engine::flush_before_leaving() {
   bool progressed = false;
   while (!control_->is_flushed() && !memory_->is_broken() && now_ns() < deadline) {
     if (!control_->pump(&progressed).ok()) break;
-    waiter_.sleep_unless(
-        kRingAlways, [this] { return control_->has_news(true) || memory_->is_broken(); }, kWatchInterval);
+    waiter_.sleep_unless(kRingAlways, [this] { return control_->has_news() || memory_->is_broken(); }, kWatchInterval);
     waiter_.check_peers();
   }
   if (control_->is_flushed()) memory_->rank(options_.local_rank).left.store(1);

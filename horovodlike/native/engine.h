@@ -1,8 +1,8 @@
 // The engine: negotiates what this rank has ready, and runs the log.
 //
 // One thread at a time does this work: who holds the baton. A thread that waits for a result takes it if it is free, so
-// that no thread has to wake another one and be woken by it. Otherwise the engine's own thread does the work. The baton
-// is given back between two records of the log, never within one.
+// that no thread has to wake another one and be woken by it. Otherwise the engine's own thread does the work, and goes
+// on with what a thread leaves undone that is interrupted by a signal or has no time left.
 #pragma once
 
 #include <atomic>
@@ -56,9 +56,9 @@ class Engine {
   Status enqueue(std::unique_ptr<Entry> entry, int64_t* handle);
   // Any thread. Call it after one or more calls of enqueue().
   void notify();
-  // Any thread: waits for the handle until the deadline (now_ns() time) or a signal. Meanwhile nothing is held back to
-  // make larger batches. Returns as HandleTable::wait() does.
-  hvl_status wait(int64_t handle, uint64_t deadline);
+  // Any thread: waits until all handles are complete or unknown (HVL_OK), at most until the deadline (now_ns() time) or
+  // a signal (HVL_IN_PROGRESS). Meanwhile nothing is held back to make larger batches.
+  hvl_status wait(const int64_t* handles, size_t count, uint64_t deadline);
   // Any thread: somebody looked for a result in vain, and will look again.
   void hurry();
   // Ends the job on all ranks. Returns when the engine thread has ended.
@@ -80,15 +80,13 @@ class Engine {
   Doorbell& doorbell() const { return memory_->rank(options_.local_rank).doorbell; }
   bool somebody_waits() const { return memory_->rank(options_.local_rank).waits.load() > 0; }
   bool is_wanted() const;
-  hvl_status work_until_complete(int64_t handle, uint64_t deadline);
   // The engine's own thread.
   void run();
 
   // All that follows is for who holds the baton.
-  void work(Sleeper worker, const std::function<bool()>& enough, uint64_t deadline);
-  void give_back_baton();
+  void work(Sleeper worker, const std::function<bool()>& enough, uint64_t deadline) noexcept;
+  void give_back(std::unique_lock<std::mutex> baton);
   Status step(bool* progressed);
-  bool is_idle() const { return num_in_flight_ == 0; }
   bool has_work();
   uint32_t listening() const;  // to which rings
   uint64_t idle_timeout() const;
@@ -104,8 +102,11 @@ class Engine {
   Status evict(const Record& record);
   Status fail(const Record& record);
   Status execute(const std::vector<TensorId>& ids);
-  Status execute_batch(Kind kind, const std::vector<NamedTensor*>& tensors);
-  Status execute_allgather(NamedTensor* tensor, const Known& known);
+  void prepare_batch();
+  Status prepare_allgather(const Known& known);
+  Status go_on();
+  Status go_on_with_batch();
+  Status go_on_with_allgather();
   void complete(NamedTensor* tensor, const Status& status, std::vector<hvl_output> outputs = {});
   void end(const Status& status);
   void flush_before_leaving();
@@ -128,8 +129,15 @@ class Engine {
   std::unordered_map<std::string, std::shared_ptr<NamedTensor>> in_full_;  // announced without an id, by key
   std::vector<std::unique_ptr<Entry>> new_entries_;
   Message ready_;
+  // The collective that is under way. Interrupted, it is gone on with by who has the baton next.
+  bool is_running_ = false;
+  std::vector<NamedTensor*> tensors_;
+  size_t num_completed_ = 0;  // of them
   Batch batch_;
   std::vector<uint64_t> entry_ends_;  // where in the batch's stream each of its requests ends
+  std::vector<Gather> gathers_;       // of an allgather, one for each of the group's tensors
+  std::vector<hvl_output> outputs_;   // of those
+  size_t num_gathered_ = 0;
   size_t num_in_flight_ = 0;
   bool stop_announced_ = false;
   uint64_t stop_announced_at_ = 0;

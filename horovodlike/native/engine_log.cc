@@ -85,29 +85,39 @@ Status Engine::fail(const Record& record) {
 
 Status Engine::execute(const std::vector<TensorId>& ids) {
   if (ids.empty()) return Status(HVL_JOB_BROKEN, "the log asks for a batch without tensors");
-  std::vector<NamedTensor*> tensors;
-  tensors.reserve(ids.size());
+  tensors_.clear();
   for (TensorId id : ids) {
     auto known = known_.find(id);
     if (known == known_.end() || known->second.tensor == nullptr || known->second.tensor->entry == nullptr) {
       return Status(HVL_JOB_BROKEN, "the log asks for a tensor that this rank has not announced (id " +
                                         std::to_string(id) + "): please report this as a defect of horovodlike");
     }
-    tensors.push_back(known->second.tensor.get());
+    tensors_.push_back(known->second.tensor.get());
   }
   counters_.batches.fetch_add(1, std::memory_order_relaxed);
+  num_completed_ = 0;
   const Known& first = known_.at(ids.front());
-  const Kind kind = first.signature.kind;
-  if (kind == HVL_ALLGATHER) return execute_allgather(tensors.front(), first);
-  if (kind != HVL_BARRIER) return execute_batch(kind, tensors);
-  complete(tensors.front(), Status());  // that all ranks asked is all there is to a barrier
-  return Status();
+  if (first.signature.kind == HVL_ALLGATHER) {
+    Status status = prepare_allgather(first);
+    if (!status.ok()) return status;
+  } else {
+    prepare_batch();
+  }
+  return go_on();
 }
 
-Status Engine::execute_batch(Kind kind, const std::vector<NamedTensor*>& tensors) {
+Status Engine::go_on() {
+  const Kind kind = tensors_.back()->entry->signature().kind;  // the last: others may be complete
+  Status status = kind == HVL_ALLGATHER ? go_on_with_allgather() : go_on_with_batch();
+  is_running_ = status.code() == HVL_IN_PROGRESS;
+  return is_running_ ? Status() : status;
+}
+
+// Of a barrier: that all ranks asked is all there is to it, its batch is empty.
+void Engine::prepare_batch() {
   batch_.clear();
   entry_ends_.clear();
-  for (const NamedTensor* tensor : tensors) {
+  for (const NamedTensor* tensor : tensors_) {
     const Entry& entry = *tensor->entry;
     const Signature& signature = entry.signature();
     Reduction reduction;
@@ -122,29 +132,35 @@ Status Engine::execute_batch(Kind kind, const std::vector<NamedTensor*>& tensors
     }
     entry_ends_.push_back(batch_.num_bytes());
   }
-  size_t completed = 0;
+}
+
+Status Engine::go_on_with_batch() {
   uint64_t last_wake = 0;
   const FinalBytes final_bytes = [&](uint64_t num_bytes) {
-    for (; completed < tensors.size() && entry_ends_[completed] <= num_bytes; ++completed) {
-      complete(tensors[completed], Status());
+    while (num_completed_ < tensors_.size() && entry_ends_[num_completed_] <= num_bytes) {
+      complete(tensors_[num_completed_++], Status());
     }
     if (num_bytes - last_wake < kWorthWaking) return;
     last_wake = num_bytes;
     handles_->wake_waiters();
   };
-  Status status = kind == HVL_ALLREDUCE
-                      ? data_plane_->allreduce(batch_, final_bytes)
-                      : data_plane_->broadcast(batch_, tensors.front()->entry->signature().root, final_bytes);
+  Status status;
+  if (batch_.num_bytes() > 0) {
+    // The operation's kind and root are those of all; the last tensor is the last to complete.
+    const Signature& signature = tensors_.back()->entry->signature();
+    status = signature.kind == HVL_ALLREDUCE ? data_plane_->allreduce(batch_, final_bytes)
+                                             : data_plane_->broadcast(batch_, signature.root, final_bytes);
+  }
   if (status.ok()) final_bytes(batch_.num_bytes());  // also what has no bytes
   return status;
 }
 
-Status Engine::execute_allgather(NamedTensor* tensor, const Known& known) {
-  const Entry& entry = *tensor->entry;
+Status Engine::prepare_allgather(const Known& known) {
+  const Entry& entry = *tensors_.front()->entry;
   const size_t size = static_cast<size_t>(options_.size);
-  std::vector<hvl_output> outputs;
-  Status status;
-  for (size_t t = 0; status.ok() && t < entry.signature().tensors.size(); ++t) {
+  gathers_.clear();
+  num_gathered_ = 0;
+  for (size_t t = 0; t < entry.signature().tensors.size(); ++t) {
     const TensorSignature& signature = entry.signature().tensors[t];
     hvl_output output{};
     output.ndim = static_cast<int32_t>(signature.shape.size());
@@ -164,22 +180,25 @@ Status Engine::execute_allgather(NamedTensor* tensor, const Known& known) {
     output.num_bytes = output.shape[0] * row_bytes;
     output.data = malloc(static_cast<size_t>(output.num_bytes) + 1);  // + 1: not null when empty
     if (output.data == nullptr) {
-      status = Status(HVL_JOB_BROKEN, "no memory for " + std::to_string(output.num_bytes) +
-                                          " bytes, the result of the "
-                                          "allgather of '" +
-                                          entry.signature().name + "' on " + waiter_.describe(options_.local_rank));
-      break;
+      return Status(HVL_JOB_BROKEN, "no memory for " + std::to_string(output.num_bytes) +
+                                        " bytes, the result of the allgather of '" + entry.signature().name + "' on " +
+                                        waiter_.describe(options_.local_rank));
     }
     gather.output = static_cast<char*>(output.data);
-    outputs.push_back(output);
-    status = data_plane_->allgather(gather);
+    outputs_.push_back(output);
+    gathers_.push_back(std::move(gather));
   }
-  if (status.ok()) {
-    complete(tensor, status, std::move(outputs));
-  } else {
-    for (hvl_output& output : outputs) free(output.data);
+  return Status();
+}
+
+Status Engine::go_on_with_allgather() {
+  for (; num_gathered_ < gathers_.size(); ++num_gathered_) {
+    Status status = data_plane_->allgather(gathers_[num_gathered_]);
+    if (!status.ok()) return status;
   }
-  return status;
+  complete(tensors_.front(), Status(), std::move(outputs_));
+  outputs_.clear();
+  return Status();
 }
 
 }  // namespace hvl

@@ -141,7 +141,8 @@ void hvl_release(hvl_prepared* prepared);
  * `outputs` is null, the engine allocates them and hvl_wait() hands them over. Broadcast: the root's inputs are sent
  * and every rank's outputs are written. `done` may be null; it is called once, when the request completes, by the
  * engine's thread or by one that waits for another request, and may neither wait nor call hvl_shutdown(); its message
- * lives as long as the call, and there is no handle: the return value is 0. Otherwise returns a handle > 0. Errors are negated hvl_status. Does not block. */
+ * lives as long as the call, and there is no handle: the return value is 0. Otherwise returns a handle > 0. Errors are
+ * negated hvl_status. Does not block. */
 int64_t hvl_enqueue(hvl_prepared* prepared, const uintptr_t* inputs, const uintptr_t* outputs,
                     void (*done)(void* context, int32_t status, const char* message), void* context);
 /* The same for one tensor that is input and output. */

@@ -45,3 +45,21 @@ def test_same_bits_in_five_runs(ranks):
     for _ in range(5):
         digests.update(ranks(4).run(_digest, 12))
     assert len(digests) == 1
+
+
+def _sum_of_denormals(count: int) -> list[float]:
+    import torch
+
+    import horovodlike.torch as hvd
+
+    tensor = torch.full((count,), 1e-40)
+    torch.set_flush_denormal(hvd.rank() == 0)  # this thread alone, from now on
+    hvd.allreduce_(tensor, op=hvd.Sum, name=f"denormals.{count}")
+    torch.set_flush_denormal(False)
+    return tensor.unique().tolist()
+
+
+@pytest.mark.parametrize("count", [5, 100_003])
+def test_denormals_are_kept_whatever_the_framework_has_set(ranks, count):
+    first, second = ranks(2).run(_sum_of_denormals, count)
+    assert first == second == [pytest.approx(2e-40, rel=1e-3)]

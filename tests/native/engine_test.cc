@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <future>
 #include <random>
 
 #include "check.h"
@@ -65,7 +66,7 @@ class Job {
 
   Status wait(int rank, int64_t handle, std::vector<hvl_output>* outputs = nullptr) {
     std::vector<hvl_output> ignored;
-    hvl_status waited = engine(rank).wait(handle, now_ns() + kPatience);
+    hvl_status waited = engine(rank).wait(&handle, 1, now_ns() + kPatience);
     CHECK_EQ(static_cast<int>(waited), static_cast<int>(HVL_OK));
     return handles_[static_cast<size_t>(rank)].consume(handle, outputs != nullptr ? outputs : &ignored);
   }
@@ -303,8 +304,8 @@ TEST(groups_and_barriers_mixed) {
 
 // Waits in small portions, so that the engine's work goes from thread to thread.
 Status wait_impatiently(Job& job, int rank, int64_t handle, std::mt19937* random) {
-  hvl_status state = HVL_IN_PROGRESS;
-  while (state == HVL_IN_PROGRESS) state = job.engine(rank).wait(handle, now_ns() + (*random)() % 100000);
+  while (job.engine(rank).wait(&handle, 1, now_ns() + (*random)() % 100000) == HVL_IN_PROGRESS) {
+  }
   return job.wait(rank, handle);
 }
 
@@ -330,6 +331,50 @@ TEST(many_threads_of_each_rank_wait) {
     }
     for (auto& thread : threads) thread.join();
   }
+}
+
+// The first tensor of a batch completes on rank 1 while the batch goes on, and whoever is told so keeps rank 1 there.
+TEST(a_wait_ends_in_time_within_a_collective) {
+  constexpr size_t kCount = 100000;
+  EngineOptions options;
+  options.overlap = false;  // so that both tensors make one batch
+  Job job(2, options);
+  std::promise<void> leave;
+  std::shared_future<void> may_leave = leave.get_future().share();
+  std::promise<void> reached;
+  struct Stop {
+    std::promise<void>* reached;
+    std::shared_future<void> may_leave;
+  } stop{&reached, may_leave};
+  std::vector<std::vector<float>> small(2, std::vector<float>(4, 1.0f)), large(2, std::vector<float>(kCount, 1.0f));
+  std::vector<int64_t> handles(2), small_handles(2);
+  for (int rank : {0, 1}) {
+    auto first = std::make_unique<Entry>();
+    first->operation = make("small", HVL_ALLREDUCE, {{4}});
+    char* address = reinterpret_cast<char*>(small[static_cast<size_t>(rank)].data());
+    first->memory = Memory{address, address};
+    if (rank == 1) {
+      first->done_context = &stop;
+      first->done = [](void* context, int32_t, const char*) {
+        auto* here = static_cast<Stop*>(context);
+        here->reached->set_value();
+        here->may_leave.wait();
+      };
+    }
+    CHECK_EQ(job.engine(rank).enqueue(std::move(first), &small_handles[static_cast<size_t>(rank)]).message(), "");
+    address = reinterpret_cast<char*>(large[static_cast<size_t>(rank)].data());
+    auto operation = make("large", HVL_ALLREDUCE, {{static_cast<int64_t>(kCount)}});
+    handles[static_cast<size_t>(rank)] = job.enqueue(rank, operation, {address}, {address});
+  }
+  std::thread other([&] { CHECK_EQ(job.wait(1, handles[1]).message(), ""); });
+  CHECK_EQ(job.engine(0).wait(&small_handles[0], 1, now_ns() + kPatience), HVL_OK);
+  reached.get_future().wait();
+  CHECK_EQ(job.engine(0).wait(&handles[0], 1, now_ns() + 5 * kMillisecond), HVL_IN_PROGRESS);
+  CHECK_EQ(job.engine(0).counters().batches.load(), 1);
+  leave.set_value();
+  CHECK_EQ(job.wait(0, handles[0]).message(), "");
+  other.join();
+  for (const auto& data : large) CHECK_EQ(data.back(), 2.0f);
 }
 
 TEST(a_rank_that_does_not_wait_holds_up_nobody) {

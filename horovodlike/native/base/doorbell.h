@@ -30,8 +30,13 @@ class Doorbell {
  public:
   void ring(Ring why) {
     uint32_t duty = duty_.load();
-    if ((duty & why) == 0 || !duty_.compare_exchange_strong(duty, 0)) return;  // or else another one rings
-    std::atomic<uint32_t>& rings = rings_[duty >> kRingBits];
+    // If it changes meanwhile, another one rings, or somebody goes on duty and then looks at his condition.
+    if ((duty & why) != 0 && duty_.compare_exchange_strong(duty, 0)) wake(static_cast<Sleeper>(duty >> kRingBits));
+  }
+
+  // On duty or not.
+  void wake(Sleeper sleeper) {
+    std::atomic<uint32_t>& rings = rings_[index_of(sleeper)];
     rings.fetch_add(1);
     futex_wake(&rings, 1, FutexScope::kHost);
   }

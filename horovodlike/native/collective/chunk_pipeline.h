@@ -31,37 +31,37 @@ class ChunkPipeline {
   // The slot of `rank` for chunk number `chunk` of the stream that run() works on, or is called for next.
   char* slot(int rank, uint64_t chunk) const { return memory_->slot(rank, base_ + chunk); }
 
-  // Runs the steps for chunks 0 .. count - 1; each step is a callable that takes the chunk's number.
+  // Runs the steps for chunks 0 .. count - 1; each step is a callable that takes the chunk's number. HVL_IN_PROGRESS:
+  // interrupted while it waited; the same call goes on from there.
   template <typename Fill, typename Reduce, typename Drain>
   Status run(uint64_t count, Fill&& fill, Reduce&& reduce, Drain&& drain) {
     Progress& mine = memory_->rank(local_rank_).progress;
     const uint64_t end = base_ + count;
-    uint64_t filled = base_, reduced = base_, drained = base_;
     // The others are done with this rank's slot when they have reduced, for which draining waits. What an earlier
     // stream left there, in the first slots, they may still have to drain.
     auto may_fill = [&] {
-      return filled < end && filled < drained + depth() && (filled >= base_ + depth() || slot_is_free(filled));
+      return filled_ < end && filled_ < drained_ + depth() && (filled_ >= base_ + depth() || slot_is_free(filled_));
     };
-    while (drained < end) {
-      if (drained < reduced && all_past(&Progress::reduced, drained)) {
-        drain(drained - base_);
-        publish(&mine.drained, ++drained);
-      } else if (reduced < filled && all_past(&Progress::filled, reduced)) {
-        reduce(reduced - base_);
-        publish(&mine.reduced, ++reduced);
+    while (drained_ < end) {
+      if (drained_ < reduced_ && all_past(&Progress::reduced, drained_)) {
+        drain(drained_ - base_);
+        publish(&mine.drained, ++drained_);
+      } else if (reduced_ < filled_ && all_past(&Progress::filled, reduced_)) {
+        reduce(reduced_ - base_);
+        publish(&mine.reduced, ++reduced_);
       } else if (may_fill()) {
-        fill(filled - base_);
-        publish(&mine.filled, ++filled);
+        fill(filled_ - base_);
+        publish(&mine.filled, ++filled_);
       } else {
         auto step_is_possible = [&] {
-          return (drained < reduced && all_past(&Progress::reduced, drained)) ||
-                 (reduced < filled && all_past(&Progress::filled, reduced)) || may_fill();
+          return (drained_ < reduced_ && all_past(&Progress::reduced, drained_)) ||
+                 (reduced_ < filled_ && all_past(&Progress::filled, reduced_)) || may_fill();
         };
         auto lags = [&](int peer) {
           Progress& theirs = memory_->rank(peer).progress;
-          return (reduced < filled && theirs.filled.load() <= reduced) ||
-                 (drained < reduced && theirs.reduced.load() <= drained) ||
-                 (filled < end && filled < base_ + depth() && theirs.drained.load() + depth() <= filled);
+          return (reduced_ < filled_ && theirs.filled.load() <= reduced_) ||
+                 (drained_ < reduced_ && theirs.reduced.load() <= drained_) ||
+                 (filled_ < end && filled_ < base_ + depth() && theirs.drained.load() + depth() <= filled_);
         };
         Status status = waiter_->wait(step_is_possible, lags);
         if (!status.ok()) return status;
@@ -77,30 +77,30 @@ class ChunkPipeline {
   Status run(uint64_t count, Fill&& fill, Drain&& drain) {
     Progress& mine = memory_->rank(local_rank_).progress;
     const uint64_t end = base_ + count;
-    uint64_t filled = base_, drained = base_;
-    while (drained < end) {
-      if (drained < filled && all_past(&Progress::filled, drained)) {
-        drain(drained - base_);
-        ++drained;
-        mine.reduced.store(drained, std::memory_order_relaxed);
-        publish(&mine.drained, drained);
-      } else if (filled < end && slot_is_free(filled)) {
-        fill(filled - base_);
-        publish(&mine.filled, ++filled);
+    while (drained_ < end) {
+      if (drained_ < filled_ && all_past(&Progress::filled, drained_)) {
+        drain(drained_ - base_);
+        ++drained_;
+        mine.reduced.store(drained_, std::memory_order_relaxed);
+        publish(&mine.drained, drained_);
+      } else if (filled_ < end && slot_is_free(filled_)) {
+        fill(filled_ - base_);
+        publish(&mine.filled, ++filled_);
       } else {
         auto step_is_possible = [&] {
-          return (drained < filled && all_past(&Progress::filled, drained)) || (filled < end && slot_is_free(filled));
+          return (drained_ < filled_ && all_past(&Progress::filled, drained_)) ||
+                 (filled_ < end && slot_is_free(filled_));
         };
         auto lags = [&](int peer) {
           Progress& theirs = memory_->rank(peer).progress;
-          return (drained < filled && theirs.filled.load() <= drained) ||
-                 (filled < end && theirs.drained.load() + depth() <= filled);
+          return (drained_ < filled_ && theirs.filled.load() <= drained_) ||
+                 (filled_ < end && theirs.drained.load() + depth() <= filled_);
         };
         Status status = waiter_->wait(step_is_possible, lags);
         if (!status.ok()) return status;
       }
     }
-    base_ = end;
+    base_ = reduced_ = end;
     return Status();
   }
 
@@ -124,7 +124,9 @@ class ChunkPipeline {
   std::shared_ptr<HostMemory> memory_;
   int local_rank_;
   Waiter* waiter_;
-  uint64_t base_ = 0;  // chunks of all streams so far; the same on all ranks between two runs
+  // Chunks of all streams: before the one that is run, or is run next; and how far this rank is. Between two runs all
+  // are equal, and the same on all ranks.
+  uint64_t base_ = 0, filled_ = 0, reduced_ = 0, drained_ = 0;
 };
 
 }  // namespace hvl

@@ -16,9 +16,8 @@ class ControlPlane {
   virtual Status pump(bool* progressed) = 0;
   // The next record of the log, if one is here.
   virtual Status next(Record* record, bool* found) = 0;
-  // True if pump() or next() would find something: the condition under which an engine does not sleep. `idle`: this
-  // rank has nothing in flight, so what others have ready is no news.
-  virtual bool has_news(bool idle) = 0;
+  // True if pump() or next() would find something: the condition under which an engine does not sleep.
+  virtual bool has_news() = 0;
   // True if all that was sent has left this rank.
   virtual bool is_flushed() = 0;
   // Reports tensors that some ranks wait for; called about once a second.

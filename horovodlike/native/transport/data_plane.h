@@ -20,8 +20,9 @@ struct Gather {
   std::vector<uint64_t> block_bytes;  // by rank
 };
 
-// All functions are called by the engine, one at a time, and return when this rank's part is done. An error means that the
-// job is broken; the outputs are then undefined.
+// All functions are called by the engine, one at a time, and return when this rank's part is done. HVL_IN_PROGRESS: the
+// thread was interrupted while it waited for other ranks; the next call, with the same arguments, goes on from there.
+// Any other error means that the job is broken; the outputs are then undefined.
 class DataPlane {
  public:
   virtual ~DataPlane() = default;

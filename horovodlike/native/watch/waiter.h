@@ -4,6 +4,7 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
 #include <cstdint>
@@ -64,16 +65,20 @@ class Waiter {
 
   // A thread of this process waits for a result: the processor has nothing better to do than to spin.
   void set_urgent(bool urgent) { urgent_ = urgent; }
-  // Who is going to wait.
-  void take_turn(Sleeper sleeper) {
+  // Who is going to wait, until when he has time (now_ns() time), and what tells that he needs not go on. `enough`
+  // lives until the next turn.
+  void take_turn(Sleeper sleeper, uint64_t deadline, const std::function<bool()>* enough) {
     sleeper_ = sleeper;
-    interrupted_ = false;
+    deadline_ = deadline;
+    enough_ = enough;
+    signalled_ = false;
   }
-  // A signal came while he slept.
-  bool interrupted() const { return interrupted_; }
+  bool has_enough() const { return (*enough_)(); }
+  // A signal came while he slept, or his time is over.
+  bool is_interrupted() const { return signalled_ || now_ns() >= deadline_; }
 
-  // Waits until `condition` holds; lags(peer) tells whether this rank waits for that local rank. An error means that
-  // the job is broken.
+  // Waits until `condition` holds; lags(peer) tells whether this rank waits for that local rank. HVL_IN_PROGRESS:
+  // interrupted, or he has enough and would sleep. Any other error means that the job is broken.
   template <typename Condition>
   Status wait(Condition&& condition, const std::function<bool(int)>& lags) {
     if (spin(condition)) return Status();
@@ -89,8 +94,9 @@ class Waiter {
   // Sleeps until the doorbell rings, a signal comes or `timeout` nanoseconds are over, unless `condition` holds.
   template <typename Condition>
   void sleep_unless(uint32_t listening, Condition&& condition, uint64_t timeout) {
+    const uint64_t left = deadline_ - std::min(now_ns(), deadline_);
     Doorbell& doorbell = memory_->rank(options_.local_rank).doorbell;
-    if (doorbell.sleep_unless(sleeper_, listening, condition, timeout) == EINTR) interrupted_ = true;
+    if (doorbell.sleep_unless(sleeper_, listening, condition, std::min(timeout, left)) == EINTR) signalled_ = true;
   }
 
   // Breaks the job if a peer has ended without shutting down. Cheap enough to be called every few milliseconds.
@@ -109,7 +115,9 @@ class Waiter {
   const bool crowded_;       // more ranks than processors
   bool urgent_ = false;
   Sleeper sleeper_ = Sleeper::kEngineThread;
-  bool interrupted_ = false;
+  uint64_t deadline_ = UINT64_MAX;
+  const std::function<bool()>* enough_ = nullptr;
+  bool signalled_ = false;
   uint64_t last_check_ = 0;
 };
 

@@ -18,7 +18,7 @@ class LoopbackControlPlane : public ControlPlane {
     *found = seat_.next(record);
     return Status();
   }
-  bool has_news(bool) override { return seat_.has_messages() || seat_.has_records(); }
+  bool has_news() override { return seat_.has_messages() || seat_.has_records(); }
   bool is_flushed() override { return true; }
   Status check_stalls() override { return Status(); }
 

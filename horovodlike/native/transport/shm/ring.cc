@@ -51,6 +51,13 @@ bool RingWriter::pump() {
   return true;
 }
 
+bool RingReader::frame_is_here() const {
+  Length length;
+  if (inbox_.size() - parsed_ < sizeof length) return false;
+  memcpy(&length, inbox_.data() + parsed_, sizeof length);
+  return inbox_.size() - parsed_ - sizeof length >= length;
+}
+
 bool RingReader::receive(std::string* frame, bool* freed) {
   uint64_t read = read_->load(std::memory_order_relaxed);
   size_t count = static_cast<size_t>(written_->load() - read);
@@ -67,10 +74,9 @@ bool RingReader::receive(std::string* frame, bool* freed) {
     read_->store(read + count);
     *freed = true;
   }
+  if (!frame_is_here()) return false;
   Length length;
-  if (inbox_.size() - parsed_ < sizeof length) return false;
   memcpy(&length, inbox_.data() + parsed_, sizeof length);
-  if (inbox_.size() - parsed_ - sizeof length < length) return false;
   frame->assign(inbox_, parsed_ + sizeof length, length);
   parsed_ += sizeof length + length;
   return true;

@@ -42,11 +42,14 @@ class RingReader {
   RingReader(const char* bytes, size_t capacity, std::atomic<uint64_t>* written, std::atomic<uint64_t>* read)
       : bytes_(bytes), capacity_(capacity), written_(written), read_(read) {}
 
-  bool has_bytes() const { return written_->load() != read_->load(); }
+  // True if receive() would find something: part of a frame at least.
+  bool has_frame() const { return written_->load() != read_->load() || frame_is_here(); }
   // True if a whole frame came. Sets *freed if it made room in the ring.
   bool receive(std::string* frame, bool* freed);
 
  private:
+  bool frame_is_here() const;
+
   const char* bytes_;
   size_t capacity_;
   std::atomic<uint64_t>* written_;

@@ -55,11 +55,10 @@ Status ShmCoordinator::next(Record* record, bool* found) {
   return Status();
 }
 
-bool ShmCoordinator::has_news(bool idle) {
+bool ShmCoordinator::has_news() {
   if (seat_.has_messages() || next_is_public() || log_.can_pump()) return true;
-  if (idle) return false;  // nothing that the others have ready can be run without this rank
   for (const RingReader& reader : requests_) {
-    if (reader.has_bytes()) return true;
+    if (reader.has_frame()) return true;
   }
   return false;
 }

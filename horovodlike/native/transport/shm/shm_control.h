@@ -19,7 +19,7 @@ class ShmCoordinator : public ControlPlane {
   Status send(const Message& message) override { return seat_.accept(0, message); }
   Status pump(bool* progressed) override;
   Status next(Record* record, bool* found) override;
-  bool has_news(bool idle) override;
+  bool has_news() override;
   bool is_flushed() override { return log_.is_flushed(); }
   Status check_stalls() override { return seat_.check_stalls(); }
 
@@ -44,7 +44,7 @@ class ShmWorker : public ControlPlane {
   Status send(const Message& message) override;
   Status pump(bool* progressed) override;
   Status next(Record* record, bool* found) override;
-  bool has_news(bool) override { return log_.has_bytes() || requests_.can_pump(); }
+  bool has_news() override { return log_.has_frame() || requests_.can_pump(); }
   bool is_flushed() override { return requests_.is_flushed(); }
   Status check_stalls() override { return Status(); }
 

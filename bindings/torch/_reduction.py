@@ -391,7 +391,10 @@ class Reduction:
     def _end_step(self) -> None:
         for slot in self.slots:
             slot.passes = 0
-            slot.grad = slot.dense = slot.work = slot.ctx = None
+            slot.grad = None
+        if not self._plain:
+            for slot in self.slots:
+                slot.dense = slot.work = slot.ctx = None
         for group in self._groups:
             group.ready = 0
         self._noted.clear()  # not replaced: the hooks hold it

@@ -188,14 +188,15 @@ Status hand_over(const std::vector<hvl_output>& results, hvl_output** outputs, i
   return Status();
 }
 
-void wait(const int64_t* handles, size_t count, double timeout) {
+// HVL_OK: none of them is in progress.
+hvl_status wait(const int64_t* handles, size_t count, double timeout) {
   const uint64_t deadline = now_ns() + to_ns(timeout);
   std::shared_ptr<Engine> running = engine();
-  if (running != nullptr) {
-    running->wait(handles, count, deadline);
-  } else if (!is_forked_child) {  // the engine may be about to end, and then completes everything
-    while (count > 0 && handle_table().wait(handles[count - 1], deadline) != HVL_IN_PROGRESS) --count;
-  }
+  if (running != nullptr) return running->wait(handles, count, deadline);
+  if (is_forked_child) return HVL_IN_PROGRESS;
+  // The engine may be about to end, and then completes everything.
+  while (count > 0 && handle_table().wait(handles[count - 1], deadline) != HVL_IN_PROGRESS) --count;
+  return count == 0 ? HVL_OK : HVL_IN_PROGRESS;
 }
 
 Status unfinished() {
@@ -308,10 +309,7 @@ int32_t hvl_try_wait(int64_t handle) {
 
 int32_t hvl_wait_all(int64_t* handles, int32_t count, double timeout) {
   return hvl::guarded([&]() -> hvl::Status {
-    hvl::wait(handles, static_cast<size_t>(count), timeout);
-    for (int32_t index = 0; index < count; ++index) {
-      if (hvl::handle_table().poll(handles[index]) == HVL_IN_PROGRESS) return hvl::unfinished();
-    }
+    if (hvl::wait(handles, static_cast<size_t>(count), timeout) != HVL_OK) return hvl::unfinished();
     hvl::Status first;
     for (int32_t index = 0; index < count; ++index) {
       if (handles[index] == 0) continue;

@@ -276,11 +276,13 @@ class RendezvousServer:
         return None
 
     def _spurn(self, rank: int) -> str:
-        """Two processes claim one rank, and nobody can tell which one is right: both learn of it."""
+        """Two processes claim one rank, and nobody can tell which one is right: all learn of it, now or on arrival."""
         reason = f"two processes claim to be rank {rank} of {self._size}; every rank must be started exactly once"
         replies = self._roll.fail_all(reason)
-        if all(reply.rank != rank for reply in replies):
-            self._members[rank].spurned = reason
+        told = {reply.rank for reply in replies}
+        for member in self._members.values():
+            if member.rank not in told:
+                member.spurned = reason
         self._tell(replies)
         return reason
 

@@ -164,6 +164,16 @@ def test_two_processes_claim_one_rank(serve: Serve, connect: Connect) -> None:
         first.begin()
 
 
+def test_a_rank_that_comes_late_learns_that_another_was_claimed_twice(serve: Serve, connect: Connect) -> None:
+    server = serve(3)
+    early, late = connect(server, 1, 3), connect(server, 0, 3)
+    with pytest.raises(RendezvousError, match="two processes claim to be rank 1 of 3"):
+        connect(server, 1, 3)
+    for client in (early, late):
+        with pytest.raises(RendezvousError, match="two processes claim to be rank 1 of 3"):
+            client.begin()
+
+
 def test_a_rank_that_waits_learns_that_another_claims_it(serve: Serve, connect: Connect, run_ranks: RunRanks) -> None:
     server = serve(3)
     clients = [connect(server, rank, 3, start_timeout=30) for rank in range(2)]

@@ -44,6 +44,7 @@ class Kind(IntEnum):
     ALLGATHER = lib.HVL_ALLGATHER
     BROADCAST = lib.HVL_BROADCAST
     BARRIER = lib.HVL_BARRIER
+    REDUCESCATTER = lib.HVL_REDUCESCATTER
 
 
 class ReduceOp(IntEnum):
@@ -127,12 +128,12 @@ class Request:
         name: Equal on all ranks; unique among the requests in flight of this rank.
         tensors: Element type and shape of each tensor. More than one make a group: it is executed as a whole or not
             at all, and may mix types and shapes. A barrier has none. Allgather: dimension 0 may differ between ranks.
-        op: How an allreduce combines elements.
+        op: How an allreduce or a reducescatter combines elements.
         root_rank: The rank whose data a broadcast sends.
         process_set: Id of the process set.
         device: 0 for memory of the CPU.
-        prescale: Factor applied to each rank's elements before an allreduce.
-        postscale: Factor applied to the result of an allreduce.
+        prescale: Factor applied to each rank's elements before they are reduced.
+        postscale: Factor applied to the result of a reduction.
 
     Raises:
         ValueError: What can be seen to be wrong without the other ranks.

@@ -15,7 +15,7 @@ from torch.autograd.function import FunctionCtx
 
 from horovodlike import basics
 from horovodlike.ops import Kind
-from horovodlike.torch._engine import Call, start_allgather, start_to_new, synchronize
+from horovodlike.torch._engine import Call, start_allgather, start_reducescatter, start_to_new, synchronize
 
 Tensors = tuple[torch.Tensor, ...]
 Gradients = tuple[torch.Tensor | None, ...]
@@ -30,10 +30,12 @@ def run(call: Call, tensors: Sequence[torch.Tensor]) -> Tensors:
 
 
 def _carry_out(call: Call, tensors: Sequence[torch.Tensor]) -> Tensors:
-    start = start_allgather if call.kind is Kind.ALLGATHER else start_to_new
-    results = synchronize(start(call, tensors, single=False))
+    results = synchronize(_START.get(call.kind, start_to_new)(call, tensors, single=False))
     assert isinstance(results, tuple)
     return results
+
+
+_START = {Kind.ALLGATHER: start_allgather, Kind.REDUCESCATTER: start_reducescatter}
 
 
 class _Context(FunctionCtx):
@@ -41,11 +43,15 @@ class _Context(FunctionCtx):
     first_dims: list[int]
 
 
-def _reduce_gradients(call: Call, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-    """Reduce the gradients of floating-point tensors; others have none. The choice is the same on all ranks."""
+def _communicate(call: Call, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+    """Run a call on the gradients of floating-point tensors; others have none. The choice is the same on all ranks."""
     floating = [gradient for gradient in gradients if gradient is not None and gradient.is_floating_point()]
-    reduced = iter(run(replace(call, kind=Kind.ALLREDUCE, name=f"{call.name}.grad"), floating))
-    return [next(reduced) if g is not None and g.is_floating_point() else None for g in gradients]
+    results = iter(run(replace(call, name=f"{call.name}.grad"), floating))
+    return [next(results) if g is not None and g.is_floating_point() else None for g in gradients]
+
+
+def _reduce_gradients(call: Call, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
+    return _communicate(replace(call, kind=Kind.ALLREDUCE), gradients)
 
 
 class _Allreduce(torch.autograd.Function):
@@ -94,8 +100,27 @@ class _Broadcast(torch.autograd.Function):
         return (None, *(None if gradient is None else torch.zeros_like(gradient) for gradient in averaged))
 
 
+class _Reducescatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: _Context, call: Call, *tensors: torch.Tensor) -> Tensors:
+        ctx.call = call
+        return _carry_out(call, tensors)
+
+    @staticmethod
+    def backward(ctx: _Context, *gradients: torch.Tensor) -> Gradients:
+        call = ctx.call
+        if call.op not in (basics.Average, basics.Sum):
+            raise NotImplementedError(
+                f"{call.name}: a reducescatter has a gradient for op=Average and op=Sum only; detach() its input"
+            )
+        factor = call.prescale * call.postscale * (basics.size() if call.op == basics.Sum else 1)
+        gathered = _communicate(Call(Kind.ALLGATHER, call.name), gradients)
+        return (None, *(g if g is None or factor == 1 else g * factor for g in gathered))
+
+
 _FUNCTIONS: dict[Kind, type[torch.autograd.Function]] = {
     Kind.ALLREDUCE: _Allreduce,
     Kind.ALLGATHER: _Allgather,
     Kind.BROADCAST: _Broadcast,
+    Kind.REDUCESCATTER: _Reducescatter,
 }

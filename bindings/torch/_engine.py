@@ -187,8 +187,29 @@ def start_to_new(call: Call, tensors: Sequence[torch.Tensor], single: bool) -> i
     """Enqueue an operation whose result has the shapes of the tensors but memory of its own; return its handle."""
     for tensor in tensors:
         check(tensor, call.name)
+    return _start_with_outputs(call, tensors, [tensor.shape for tensor in tensors], single)
+
+
+def start_reducescatter(call: Call, tensors: Sequence[torch.Tensor], single: bool) -> int:
+    """Enqueue an operation whose result is this rank's share of the rows of the tensors; return its handle."""
+    for tensor in tensors:
+        check(tensor, call.name)
+        if tensor.dim() == 0:
+            raise ValueError(f"{call.name}: a scalar has no rows; a reducescatter needs at least one dimension")
+    shapes = [(rows_of(tensor.shape[0], basics.rank()), *tensor.shape[1:]) for tensor in tensors]
+    return _start_with_outputs(call, tensors, shapes, single)
+
+
+def rows_of(rows: int, rank: int) -> int:
+    """How many of so many rows are a rank's share: the first ranks have one more if they cannot be divided evenly."""
+    return rows // basics.size() + (rank < rows % basics.size())
+
+
+def _start_with_outputs(
+    call: Call, tensors: Sequence[torch.Tensor], shapes: Sequence[Sequence[int]], single: bool
+) -> int:
     inputs = [in_memory(tensor) for tensor in tensors]
-    outputs = [torch.empty(tensor.shape, dtype=tensor.dtype) for tensor in tensors]
+    outputs = [torch.empty(shape, dtype=tensor.dtype) for shape, tensor in zip(shapes, tensors, strict=True)]
 
     def finish(_: list[Output]) -> Result:
         results = tuple(output.to(tensor.device) for output, tensor in zip(outputs, tensors, strict=True))

@@ -21,7 +21,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TypeVar
 
 import torch
 
@@ -44,6 +43,7 @@ from horovodlike.basics import (
 from horovodlike.ops import Kind
 from horovodlike.process_set import ProcessSet, global_process_set, registered_id
 from horovodlike.torch._autograd import run
+from horovodlike.torch._calls import group, reduction_call, result
 from horovodlike.torch._compile import leave_alone
 from horovodlike.torch._engine import (
     CALLS_KEPT,
@@ -57,9 +57,13 @@ from horovodlike.torch._engine import (
     start_to_new,
     synchronize,
 )
+from horovodlike.torch._reducescatter import (
+    grouped_reducescatter,
+    grouped_reducescatter_async,
+    reducescatter,
+    reducescatter_async,
+)
 from horovodlike.torch.compression import Compression, Compressor
-
-T = TypeVar("T")
 
 __all__ = [
     "Adasum",
@@ -87,12 +91,16 @@ __all__ = [
     "grouped_allreduce_",
     "grouped_allreduce_async",
     "grouped_allreduce_async_",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
     "is_homogeneous",
     "is_initialized",
     "local_rank",
     "local_size",
     "poll",
     "rank",
+    "reducescatter",
+    "reducescatter_async",
     "size",
     "synchronize",
 ]
@@ -112,38 +120,7 @@ def _allreduce_call(
             raise ValueError("op supersedes average: give only one of them")
         warnings.warn("average is deprecated: use op=Average or op=Sum", DeprecationWarning, stacklevel=3)
         op = Average if average else Sum
-    if process_set is not global_process_set:
-        registered_id(process_set)
-    if name is None:
-        return _new_allreduce(operation, None, op, prescale, postscale)
-    return _known_allreduce(operation, name, op, prescale, postscale)
-
-
-def _new_allreduce(operation: str, name: str | None, op: int | None, prescale: float, postscale: float) -> Call:
-    if op is None:
-        op = Average
-    if op == Adasum:
-        raise NotImplementedError("op=Adasum is not available in this release")
-    if op not in (Average, Sum, Min, Max, Product):
-        raise ValueError(f"op must be one of hvd.Average, Sum, Min, Max and Product, got {op!r}")
-    return Call(Kind.ALLREDUCE, full_name(operation, name), op, -1, prescale, postscale)
-
-
-_known_allreduce = lru_cache(maxsize=CALLS_KEPT)(_new_allreduce)
-
-
-def _group(tensors: Sequence[torch.Tensor], operation: str) -> Sequence[torch.Tensor]:
-    tensors = list(tensors)
-    if not tensors:
-        raise ValueError(f"{operation}: the list of tensors is empty")
-    if len({tensor.device for tensor in tensors if isinstance(tensor, torch.Tensor)}) > 1:
-        raise ValueError(f"{operation}: the tensors of a group must be on the same device")
-    return tensors
-
-
-def _result(handle: int, _: type[T]) -> T:
-    """Synchronize a handle that this module has just made, whose result is known to be of the given type."""
-    return synchronize(handle)  # type: ignore[return-value]
+    return reduction_call(Kind.ALLREDUCE, operation, name, op, prescale, postscale, process_set)
 
 
 def allreduce(
@@ -204,7 +181,7 @@ def allreduce_(
 ) -> torch.Tensor:
     """Do what `allreduce` does in place, and return the tensor. Not differentiable."""
     handle = allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor, process_set)
-    return _result(handle, torch.Tensor)
+    return result(handle, torch.Tensor)
 
 
 def allreduce_async_(
@@ -237,7 +214,7 @@ def grouped_allreduce(
 ) -> list[torch.Tensor]:
     """Do what `allreduce` does for a list of tensors, of any dtypes, as one operation; return a list."""
     call = _allreduce_call("grouped_allreduce", average, name, op, prescale_factor, postscale_factor, process_set)
-    pairs = [compression.compress(tensor) for tensor in _group(tensors, call.name)]
+    pairs = [compression.compress(tensor) for tensor in group(tensors, call.name)]
     reduced = run(call, [compressed for compressed, _ in pairs])
     return [compression.decompress(tensor, ctx) for tensor, (_, ctx) in zip(reduced, pairs, strict=True)]
 
@@ -253,7 +230,7 @@ def grouped_allreduce_async(
 ) -> int:
     """Start what `grouped_allreduce` does and return a handle, whose result is a tuple."""
     call = _allreduce_call("grouped_allreduce", average, name, op, prescale_factor, postscale_factor, process_set)
-    return start_to_new(call, _group(tensors, call.name), single=False)
+    return start_to_new(call, group(tensors, call.name), single=False)
 
 
 def grouped_allreduce_(
@@ -267,7 +244,7 @@ def grouped_allreduce_(
 ) -> list[torch.Tensor]:
     """Do what `allreduce_` does for a list of tensors, of any dtypes, as one operation; return a list of them."""
     call = _allreduce_call("grouped_allreduce", average, name, op, prescale_factor, postscale_factor, process_set)
-    return list(_result(start_in_place(call, _group(tensors, call.name), single=False), tuple))
+    return list(result(start_in_place(call, group(tensors, call.name), single=False), tuple))
 
 
 def grouped_allreduce_async_(
@@ -281,7 +258,7 @@ def grouped_allreduce_async_(
 ) -> int:
     """Start what `grouped_allreduce_` does and return a handle, whose result is a tuple."""
     call = _allreduce_call("grouped_allreduce", average, name, op, prescale_factor, postscale_factor, process_set)
-    return start_in_place(call, _group(tensors, call.name), single=False)
+    return start_in_place(call, group(tensors, call.name), single=False)
 
 
 def _allgather_call(operation: str, name: str | None, process_set: ProcessSet) -> Call:
@@ -323,7 +300,7 @@ def grouped_allgather(
 ) -> tuple[torch.Tensor, ...]:
     """Do what `allgather` does for a list of tensors, of any dtypes, as one operation; return a tuple."""
     call = _allgather_call("grouped_allgather", name, process_set)
-    return run(call, _group(tensors, call.name))
+    return run(call, group(tensors, call.name))
 
 
 def grouped_allgather_async(
@@ -331,7 +308,7 @@ def grouped_allgather_async(
 ) -> int:
     """Start what `grouped_allgather` does and return a handle, whose result is a tuple."""
     call = _allgather_call("grouped_allgather", name, process_set)
-    return start_allgather(call, _group(tensors, call.name), single=False)
+    return start_allgather(call, group(tensors, call.name), single=False)
 
 
 def _broadcast_call(root_rank: int, name: str | None, process_set: ProcessSet) -> Call:
@@ -377,7 +354,7 @@ def broadcast_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
     """Overwrite the tensor with the root's on every rank, and return it. Not differentiable."""
-    return _result(broadcast_async_(tensor, root_rank, name, process_set), torch.Tensor)
+    return result(broadcast_async_(tensor, root_rank, name, process_set), torch.Tensor)
 
 
 def broadcast_async_(

@@ -140,7 +140,8 @@ Status start(const hvl_config& config) {
   }
   if (config.size < 1 || config.rank < 0 || config.rank >= config.size || config.local_size != config.size ||
       config.local_rank != config.rank || config.slot_depth < 1 || config.slot_bytes < 4096 ||
-      config.slot_bytes % static_cast<int64_t>(kAlignment) != 0) {
+      config.slot_bytes % static_cast<int64_t>(kAlignment) != 0 ||
+      config.slot_bytes / config.local_size < static_cast<int64_t>(kAlignment)) {
     return Status(HVL_INVALID_ARGUMENT, "the engine's configuration contradicts itself");
   }
   std::lock_guard<std::mutex> lock(engine_mutex);

@@ -102,11 +102,13 @@ class Engine {
   Status evict(const Record& record);
   Status fail(const Record& record);
   Status execute(const std::vector<TensorId>& ids);
+  Reduction reduction_of(const Signature& signature, size_t tensor) const;
   void prepare_batch();
   Status prepare_allgather(const Known& known);
+  void prepare_reducescatter();
   Status go_on();
   Status go_on_with_batch();
-  Status go_on_with_allgather();
+  Status go_on_with_group();
   void complete(NamedTensor* tensor, const Status& status, std::vector<hvl_output> outputs = {});
   void end(const Status& status);
   void flush_before_leaving();
@@ -137,7 +139,8 @@ class Engine {
   std::vector<uint64_t> entry_ends_;  // where in the batch's stream each of its requests ends
   std::vector<Gather> gathers_;       // of an allgather, one for each of the group's tensors
   std::vector<hvl_output> outputs_;   // of those
-  size_t num_gathered_ = 0;
+  std::vector<Scatter> scatters_;     // of a reducescatter, likewise
+  size_t num_done_ = 0;               // of either
   size_t num_in_flight_ = 0;
   bool stop_announced_ = false;
   uint64_t stop_announced_at_ = 0;

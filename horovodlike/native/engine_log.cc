@@ -97,20 +97,32 @@ Status Engine::execute(const std::vector<TensorId>& ids) {
   counters_.batches.fetch_add(1, std::memory_order_relaxed);
   num_completed_ = 0;
   const Known& first = known_.at(ids.front());
-  if (first.signature.kind == HVL_ALLGATHER) {
-    Status status = prepare_allgather(first);
-    if (!status.ok()) return status;
-  } else {
-    prepare_batch();
+  num_done_ = 0;
+  Status status;
+  switch (first.signature.kind) {
+    case HVL_ALLGATHER: status = prepare_allgather(first); break;
+    case HVL_REDUCESCATTER: prepare_reducescatter(); break;
+    default: prepare_batch();
   }
-  return go_on();
+  return status.ok() ? go_on() : status;
 }
 
 Status Engine::go_on() {
   const Kind kind = tensors_.back()->entry->signature().kind;  // the last: others may be complete
-  Status status = kind == HVL_ALLGATHER ? go_on_with_allgather() : go_on_with_batch();
+  const bool one_by_one = kind == HVL_ALLGATHER || kind == HVL_REDUCESCATTER;
+  Status status = one_by_one ? go_on_with_group() : go_on_with_batch();
   is_running_ = status.code() == HVL_IN_PROGRESS;
   return is_running_ ? Status() : status;
+}
+
+Reduction Engine::reduction_of(const Signature& signature, size_t tensor) const {
+  Reduction reduction;
+  reduction.dtype = signature.tensors[tensor].dtype;
+  reduction.op = signature.op;
+  reduction.prescale = signature.prescale;
+  reduction.postscale = signature.postscale;
+  reduction.divisor = signature.op == HVL_AVERAGE ? options_.size : 1;
+  return reduction;
 }
 
 // Of a barrier: that all ranks asked is all there is to it, its batch is empty.
@@ -120,15 +132,9 @@ void Engine::prepare_batch() {
   for (const NamedTensor* tensor : tensors_) {
     const Entry& entry = *tensor->entry;
     const Signature& signature = entry.signature();
-    Reduction reduction;
-    reduction.op = signature.op;
-    reduction.prescale = signature.prescale;
-    reduction.postscale = signature.postscale;
-    reduction.divisor = signature.op == HVL_AVERAGE ? options_.size : 1;
     for (size_t t = 0; t < signature.tensors.size(); ++t) {
-      reduction.dtype = signature.tensors[t].dtype;
       uint64_t num_bytes = static_cast<uint64_t>(entry.operation->num_bytes[t]);
-      batch_.add(entry.memory_of(t).input, entry.memory_of(t).output, num_bytes, reduction);
+      batch_.add(entry.memory_of(t).input, entry.memory_of(t).output, num_bytes, reduction_of(signature, t));
     }
     entry_ends_.push_back(batch_.num_bytes());
   }
@@ -159,7 +165,6 @@ Status Engine::prepare_allgather(const Known& known) {
   const Entry& entry = *tensors_.front()->entry;
   const size_t size = static_cast<size_t>(options_.size);
   gathers_.clear();
-  num_gathered_ = 0;
   for (size_t t = 0; t < entry.signature().tensors.size(); ++t) {
     const TensorSignature& signature = entry.signature().tensors[t];
     hvl_output output{};
@@ -191,9 +196,29 @@ Status Engine::prepare_allgather(const Known& known) {
   return Status();
 }
 
-Status Engine::go_on_with_allgather() {
-  for (; num_gathered_ < gathers_.size(); ++num_gathered_) {
-    Status status = data_plane_->allgather(gathers_[num_gathered_]);
+void Engine::prepare_reducescatter() {
+  const Entry& entry = *tensors_.front()->entry;
+  const Signature& signature = entry.signature();
+  scatters_.clear();
+  for (size_t t = 0; t < signature.tensors.size(); ++t) {
+    const int64_t rows = signature.tensors[t].shape[0];
+    const int64_t row_bytes = rows > 0 ? entry.operation->num_bytes[t] / rows : 0;
+    Scatter scatter{entry.memory_of(t).input, entry.memory_of(t).output, {}, reduction_of(signature, t)};
+    for (int rank = 0; rank < options_.size; ++rank) {
+      const int64_t mine = rows / options_.size + (rank < rows % options_.size ? 1 : 0);
+      scatter.block_bytes.push_back(static_cast<uint64_t>(mine * row_bytes));
+    }
+    scatters_.push_back(std::move(scatter));
+  }
+}
+
+// One tensor of the group after the other.
+Status Engine::go_on_with_group() {
+  const size_t count = tensors_.front()->entry->signature().tensors.size();
+  const bool gathers = tensors_.front()->entry->signature().kind == HVL_ALLGATHER;
+  for (; num_done_ < count; ++num_done_) {
+    Status status =
+        gathers ? data_plane_->allgather(gathers_[num_done_]) : data_plane_->reducescatter(scatters_[num_done_]);
     if (!status.ok()) return status;
   }
   complete(tensors_.front(), Status(), std::move(outputs_));

@@ -37,7 +37,13 @@ typedef enum hvl_status {
   HVL_UNKNOWN_HANDLE = 8
 } hvl_status;
 
-typedef enum hvl_kind { HVL_ALLREDUCE = 0, HVL_ALLGATHER = 1, HVL_BROADCAST = 2, HVL_BARRIER = 3 } hvl_kind;
+typedef enum hvl_kind {
+  HVL_ALLREDUCE = 0,
+  HVL_ALLGATHER = 1,
+  HVL_BROADCAST = 2,
+  HVL_BARRIER = 3,
+  HVL_REDUCESCATTER = 4
+} hvl_kind;
 
 /* The values are Horovod's, which scripts use as integers. */
 typedef enum hvl_reduce_op {
@@ -79,7 +85,7 @@ typedef struct hvl_request {
   const hvl_tensor* tensors;
   int32_t num_tensors;
   int32_t kind;      /* hvl_kind */
-  int32_t reduce_op; /* hvl_reduce_op; allreduce only, else HVL_SUM */
+  int32_t reduce_op; /* hvl_reduce_op; allreduce and reducescatter only, else HVL_SUM */
   int32_t root_rank; /* global rank; broadcast only, else -1 */
   int32_t process_set;
   int32_t device; /* hvl_device */
@@ -138,11 +144,12 @@ hvl_prepared* hvl_prepare(const hvl_request* request);
 void hvl_release(hvl_prepared* prepared);
 
 /* Enqueues with the addresses of the tensors' memory, num_tensors of each. inputs[i] may equal outputs[i]. Allgather:
- * `outputs` is null, the engine allocates them and hvl_wait() hands them over. Broadcast: the root's inputs are sent
- * and every rank's outputs are written. `done` may be null; it is called once, when the request completes, by the
- * engine's thread or by one that waits for another request, and may neither wait nor call hvl_shutdown(); its message
- * lives as long as the call, and there is no handle: the return value is 0. Otherwise returns a handle > 0. Errors are
- * negated hvl_status. Does not block. */
+ * `outputs` is null, the engine allocates them and hvl_wait() hands them over. Reducescatter: an output holds this
+ * rank's rows of dimension 0, size()-th parts of which the first (extent modulo size()) ranks have one more, and is no
+ * input. Broadcast: the root's inputs are sent and every rank's outputs are written. `done` may be null; it is called
+ * once, when the request completes, by the engine's thread or by one that waits for another request, and may neither
+ * wait nor call hvl_shutdown(); its message lives as long as the call, and there is no handle: the return value is 0.
+ * Otherwise returns a handle > 0. Errors are negated hvl_status. Does not block. */
 int64_t hvl_enqueue(hvl_prepared* prepared, const uintptr_t* inputs, const uintptr_t* outputs,
                     void (*done)(void* context, int32_t status, const char* message), void* context);
 /* The same for one tensor that is input and output. */

@@ -282,6 +282,34 @@ TEST(many_new_names_at_once) {
   });
 }
 
+TEST(reducescatter_of_uneven_rows) {
+  for (int size : {1, 2, 3, 4, 7}) {
+    Job job(size);
+    for (int64_t rows : {0, 1, 3, 1009, 20011}) {
+      job.on_all([&](int rank) {
+        auto operation = make("scatter." + std::to_string(rows), HVL_REDUCESCATTER, {{rows, 3}});
+        std::vector<float> input(static_cast<size_t>(rows) * 3 + 1);
+        for (size_t i = 0; i < input.size(); ++i) input[i] = value(rank, i);
+        int64_t begin = 0, mine = 0;
+        for (int other = 0; other <= rank; ++other) {
+          begin += mine;
+          mine = rows / size + (other < rows % size ? 1 : 0);
+        }
+        std::vector<float> output(static_cast<size_t>(mine) * 3 + 1, -1.0f);
+        int64_t handle = job.enqueue(rank, operation, {reinterpret_cast<char*>(input.data())},
+                                     {reinterpret_cast<char*>(output.data())});
+        CHECK_EQ(job.wait(rank, handle).message(), "");
+        for (size_t i = 0; i + 1 < output.size(); ++i) {
+          float expected = 0;
+          for (int other = 0; other < size; ++other) expected += value(other, static_cast<size_t>(begin) * 3 + i);
+          CHECK_EQ(output[i], expected);
+        }
+        CHECK_EQ(output.back(), -1.0f);
+      });
+    }
+  }
+}
+
 TEST(groups_and_barriers_mixed) {
   for (int size : {1, 2, 4}) {
     Job job(size);

@@ -23,7 +23,7 @@ inline std::vector<hvl::Message> seed_messages() {
   message.ids = {1, 2, 3, 0xfffffffe};
   seeds.push_back(message);
   seeds.push_back(hvl::Message());  // no ids
-  for (hvl::Kind kind : {HVL_ALLREDUCE, HVL_ALLGATHER, HVL_BROADCAST, HVL_BARRIER}) {
+  for (hvl::Kind kind : {HVL_ALLREDUCE, HVL_ALLGATHER, HVL_BROADCAST, HVL_BARRIER, HVL_REDUCESCATTER}) {
     message = hvl::Message();
     message.type = hvl::Message::Type::kRequest;
     message.signature = seed_signature(kind);
@@ -44,7 +44,7 @@ inline std::vector<hvl::Message> seed_messages() {
 
 inline std::vector<hvl::Record> seed_records() {
   std::vector<hvl::Record> seeds;
-  for (hvl::Kind kind : {HVL_ALLREDUCE, HVL_ALLGATHER, HVL_BROADCAST, HVL_BARRIER}) {
+  for (hvl::Kind kind : {HVL_ALLREDUCE, HVL_ALLGATHER, HVL_BROADCAST, HVL_BARRIER, HVL_REDUCESCATTER}) {
     hvl::Record record;
     record.type = hvl::Record::Type::kDefine;
     record.id = 77;

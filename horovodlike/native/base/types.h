@@ -16,6 +16,7 @@ using DataType = hvl_dtype;
 using Device = hvl_device;
 using Shape = std::vector<int64_t>;
 
+constexpr int kNumKinds = HVL_REDUCESCATTER + 1;
 constexpr int kNumDataTypes = HVL_BFLOAT16 + 1;
 
 constexpr size_t size_of(DataType dtype) {
@@ -30,9 +31,11 @@ constexpr const char* name_of(DataType dtype) {
 }
 
 constexpr const char* name_of(Kind kind) {
-  constexpr const char* kNames[] = {"allreduce", "allgather", "broadcast", "barrier"};
+  constexpr const char* kNames[kNumKinds] = {"allreduce", "allgather", "broadcast", "barrier", "reducescatter"};
   return kNames[kind];
 }
+
+constexpr bool is_reduction(Kind kind) { return kind == HVL_ALLREDUCE || kind == HVL_REDUCESCATTER; }
 
 constexpr const char* name_of(ReduceOp op) {
   constexpr const char* kNames[] = {"Average", "Sum", "Adasum", "Min", "Max", "Product"};

@@ -112,7 +112,7 @@ Status compare_all(const std::vector<Proposal>& proposals) {
   const auto then = [&](bool applies, const char* what, const ValueText& value_of) {
     if (applies && status.ok()) status = compare(proposals, what, title_of(first), value_of);
   };
-  const bool reduces = first.kind == HVL_ALLREDUCE;
+  const bool reduces = is_reduction(first.kind);
   then(true, "devices", [](const Signature& s) { return name_of(s.device); });
   then(reduces, "reduction operations", [](const Signature& s) { return name_of(s.op); });
   then(first.kind == HVL_BROADCAST, "root ranks", [](const Signature& s) { return std::to_string(s.root); });
@@ -129,9 +129,10 @@ Status check_arguments(const Signature& signature, int size) {
                                             " is not a rank of this job: its size is " + std::to_string(size) + ".");
   }
   const auto is_scalar = [](const TensorSignature& tensor) { return tensor.shape.empty(); };
-  if (signature.kind == HVL_ALLGATHER && std::any_of(signature.tensors.begin(), signature.tensors.end(), is_scalar)) {
-    return Status(HVL_INVALID_ARGUMENT,
-                  "allgather needs at least one dimension: " + title_of(signature) + " has a scalar tensor.");
+  const bool needs_rows = signature.kind == HVL_ALLGATHER || signature.kind == HVL_REDUCESCATTER;
+  if (needs_rows && std::any_of(signature.tensors.begin(), signature.tensors.end(), is_scalar)) {
+    return Status(HVL_INVALID_ARGUMENT, std::string(name_of(signature.kind)) + " needs at least one dimension: " +
+                                            title_of(signature) + " has a scalar tensor.");
   }
   return Status();
 }

@@ -92,7 +92,7 @@ const char* read_tensors(Reader* in, Signature* signature) {
 }
 
 const char* read_signature(Reader* in, Signature* signature) {
-  if (!in->get_enum(HVL_ALLREDUCE, HVL_BARRIER, &signature->kind)) return "kind";
+  if (!in->get_enum(HVL_ALLREDUCE, static_cast<Kind>(kNumKinds - 1), &signature->kind)) return "kind";
   if (!in->get_enum(HVL_AVERAGE, HVL_PRODUCT, &signature->op)) return "reduction operation";
   if (!in->get_enum(HVL_CPU, HVL_CUDA, &signature->device)) return "device";
   if (!in->get(&signature->root) || !in->get(&signature->process_set)) return "signature cut short";

@@ -26,10 +26,11 @@ Status check_tensor(const hvl_request& request, int index) {
       return Status(HVL_INVALID_ARGUMENT, where + " is too large: its bytes do not fit 64 bits");
     }
   }
-  if (request.kind == HVL_ALLGATHER && tensor.ndim == 0) {
-    return Status(HVL_INVALID_ARGUMENT, where + " is a scalar; an allgather needs at least one dimension");
+  const Kind kind = static_cast<Kind>(request.kind);
+  if ((kind == HVL_ALLGATHER || kind == HVL_REDUCESCATTER) && tensor.ndim == 0) {
+    return Status(HVL_INVALID_ARGUMENT, where + " is a scalar; " + name_of(kind) + " needs at least one dimension");
   }
-  if (request.kind != HVL_ALLREDUCE) return Status();
+  if (!is_reduction(kind)) return Status();
   const char* why_not =
       why_not_reducible(static_cast<DataType>(tensor.dtype), static_cast<ReduceOp>(request.reduce_op));
   return why_not == nullptr ? Status() : Status(HVL_INVALID_ARGUMENT, where + ": " + why_not);
@@ -40,7 +41,7 @@ Status check_request(const hvl_request& request) {
     return Status(HVL_INVALID_ARGUMENT, "a request's name has 1 to " + std::to_string(kMaxNameBytes) + " bytes");
   }
   std::string name = std::string("'") + request.name + "'";
-  if (request.kind < HVL_ALLREDUCE || request.kind > HVL_BARRIER) {
+  if (request.kind < 0 || request.kind >= kNumKinds) {
     return Status(HVL_INVALID_ARGUMENT, "unknown operation " + std::to_string(request.kind) + " for " + name);
   }
   if (request.reduce_op < HVL_AVERAGE || request.reduce_op > HVL_PRODUCT || request.reduce_op == HVL_ADASUM) {
@@ -70,7 +71,7 @@ std::shared_ptr<Operation> copy(const hvl_request& request) {
   signature.name = request.name;
   signature.kind = static_cast<Kind>(request.kind);
   // What has no meaning for the kind is left at its default, so that the ranks do not differ in it.
-  const bool reduces = signature.kind == HVL_ALLREDUCE;
+  const bool reduces = is_reduction(signature.kind);
   if (reduces) signature.op = static_cast<ReduceOp>(request.reduce_op);
   signature.device = static_cast<Device>(request.device);
   if (signature.kind == HVL_BROADCAST) signature.root = request.root_rank;

@@ -20,6 +20,14 @@ struct Gather {
   std::vector<uint64_t> block_bytes;  // by rank
 };
 
+// One rank's view of one reducescatter.
+struct Scatter {
+  const char* input;                  // the ranks' blocks, one after the other
+  char* output;                       // this rank's block, reduced
+  std::vector<uint64_t> block_bytes;  // by rank; whole elements
+  Reduction reduction;
+};
+
 // All functions are called by the engine, one at a time, and return when this rank's part is done. HVL_IN_PROGRESS: the
 // thread was interrupted while it waited for other ranks; the next call, with the same arguments, goes on from there.
 // Any other error means that the job is broken; the outputs are then undefined.
@@ -30,6 +38,7 @@ class DataPlane {
   virtual Status allreduce(const Batch& batch, const FinalBytes& final_bytes) = 0;
   virtual Status broadcast(const Batch& batch, int root, const FinalBytes& final_bytes) = 0;
   virtual Status allgather(const Gather& gather) = 0;
+  virtual Status reducescatter(const Scatter& scatter) = 0;
 };
 
 }  // namespace hvl

@@ -27,4 +27,11 @@ Status LoopbackDataPlane::allgather(const Gather& gather) {
   return Status();
 }
 
+Status LoopbackDataPlane::reducescatter(const Scatter& scatter) {
+  const void* source = scatter.input;
+  void* dst = scatter.output;
+  reduce(scatter.reduction, Arrays{&source, 1, &dst, 1, scatter.block_bytes[0] / size_of(scatter.reduction.dtype)});
+  return Status();
+}
+
 }  // namespace hvl

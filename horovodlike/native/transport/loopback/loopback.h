@@ -10,6 +10,7 @@ class LoopbackDataPlane : public DataPlane {
   Status allreduce(const Batch& batch, const FinalBytes& final_bytes) override;
   Status broadcast(const Batch& batch, int root, const FinalBytes& final_bytes) override;
   Status allgather(const Gather& gather) override;
+  Status reducescatter(const Scatter& scatter) override;
 };
 
 }  // namespace hvl

@@ -3,6 +3,7 @@
 #include "collective/allgather.h"
 #include "collective/allreduce.h"
 #include "collective/broadcast.h"
+#include "collective/reducescatter.h"
 
 namespace hvl {
 
@@ -15,5 +16,7 @@ Status ShmDataPlane::broadcast(const Batch& batch, int root, const FinalBytes& f
 }
 
 Status ShmDataPlane::allgather(const Gather& gather) { return hvl::allgather(gather, &pipeline_); }
+
+Status ShmDataPlane::reducescatter(const Scatter& scatter) { return hvl::reducescatter(scatter, &pipeline_); }
 
 }  // namespace hvl

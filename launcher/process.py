@@ -109,8 +109,7 @@ class ExitQueue:
         """
         exits: list[tuple[int, int]] = []
         while True:
-            ready = self._ready()
-            exits += [(pid, self._take(pid)) for pid in ready]
+            exits += [(pid, self._take(pid)) for pid in self._ready()]
             try:
                 found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
@@ -119,8 +118,9 @@ class ExitQueue:
                 return exits, True
             if found.si_pid not in self._watched:
                 os.waitpid(found.si_pid, 0)
-            elif not ready:
+            elif found.si_pid not in self._pid_of.values():
                 exits.append((found.si_pid, self._take(found.si_pid)))
+            # Else it has exited just now, and the next look at the epoll finds it.
 
     def _ready(self) -> list[int]:
         pids = []

@@ -22,6 +22,9 @@
 
 namespace hvl {
 
+// How often it is looked whether the other ranks live, while requests are in flight.
+constexpr uint64_t kWatchInterval = 50 * kMillisecond;
+
 struct EngineOptions {
   int rank = 0;
   int size = 1;

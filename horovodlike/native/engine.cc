@@ -24,7 +24,7 @@ constexpr uint64_t kFirstNudge = kMillisecond;
 
 std::atomic<uint64_t> engines_started{0};
 
-WaiterOptions waiter_options(const EngineOptions& options, const std::atomic<bool>* leaving) {
+WaiterOptions waiter_options(const EngineOptions& options, const std::atomic<bool>* leaving, HandleTable* handles) {
   WaiterOptions waiter;
   waiter.local_rank = options.local_rank;
   for (int rank = 0; rank < options.size; ++rank) waiter.ranks.push_back(rank);
@@ -33,6 +33,7 @@ WaiterOptions waiter_options(const EngineOptions& options, const std::atomic<boo
   waiter.stall_warning = options.stall_warning;
   waiter.stall_shutdown = options.stall_shutdown;
   waiter.leaving = leaving;
+  waiter.before_sleep = [handles] { handles->wake_waiters(); };  // of what is complete while the rest has to wait
   return waiter;
 }
 
@@ -80,7 +81,7 @@ Engine::Engine(const EngineOptions& options, std::shared_ptr<HostMemory> memory,
       memory_(std::move(memory)),
       handles_(handles),
       queue_(++engines_started, &memory_->rank(options.local_rank).queued),
-      waiter_(memory_, waiter_options(options, &stop_requested_)),
+      waiter_(memory_, waiter_options(options, &stop_requested_, handles)),
       control_(make_control(options_, memory_)),
       data_plane_(make_data_plane(options_, memory_, &waiter_)) {
   SignalsBlocked while_the_thread_is_made;  // it inherits that: signals are for the framework's threads

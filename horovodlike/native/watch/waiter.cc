@@ -93,6 +93,7 @@ Status Waiter::sleep_until(const std::function<bool()>& condition, const std::fu
   while (!condition()) {
     if (memory_->is_broken()) return Status(HVL_JOB_BROKEN, memory_->broken_text());
     if (is_interrupted() || has_enough()) return Status(HVL_IN_PROGRESS, "interrupted");
+    options_.before_sleep();
     sleep_unless(kRingProgress, [&] { return condition() || memory_->is_broken(); }, kCheckInterval);
     check_peers();
     check_leaving(&leaving_since);

@@ -30,6 +30,7 @@ struct WaiterOptions {
   double stall_shutdown = 0;  // seconds; 0 never
   const std::atomic<bool>* leaving =
       nullptr;  // set when this rank is to shut down: then it waits for some seconds only
+  std::function<void()> before_sleep = [] {};  // called before sleeping within a collective
 };
 
 // Spins until `condition` holds, at most `limit` nanoseconds; returns whether it holds.

@@ -82,9 +82,9 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """Runs the parts; returns the results."""
-    results: dict[str, Any] = {"meta": meta(args)}
+def measure(args: argparse.Namespace, results: dict[str, Any]) -> None:
+    """Runs the parts and adds their results, each when it is there."""
+    results["meta"] = meta(args)
     parts = args.parts or list(PARTS)
     sizes = args.bytes or ([4, 64 << 10, MIB, 16 * MIB] if args.quick else list(allreduce.SIZES))
     budget = 0.02 if args.quick else 0.12
@@ -104,7 +104,6 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         say("memory")
         tensors = [MIB] if args.quick else [MIB, 256 * MIB]
         results["memory"] = memory.measure(args.np, tensors, runs=3 if args.quick else 21)
-    return results
 
 
 def write(results: dict[str, Any], folder: Path) -> str:
@@ -125,18 +124,21 @@ def write(results: dict[str, Any], folder: Path) -> str:
 
 
 def main() -> int:
-    """Measures and writes; returns 1 if a peer failed. Missed targets are shown, they are no failure."""
+    """Measures and writes what there is; returns 1 if a peer failed. Missed targets are shown, they are no failure."""
     args = parse_args()
     args.rounds = args.rounds or (2 if args.quick else 7)
     start = time.monotonic()
+    results: dict[str, Any] = {}
+    failure = None
     try:
-        results = measure(args)
+        measure(args, results)
     except driver.BenchmarkError as error:
-        say(f"failed: {error}")
-        return 1
+        failure = error
     print(write(results, args.output))
     say(f"{time.monotonic() - start:.0f} s; written to {args.output}")
-    return 0
+    if failure is not None:
+        say(f"failed: {failure}")
+    return 0 if failure is None else 1
 
 
 if __name__ == "__main__":

@@ -54,18 +54,24 @@ def _reduce_gradients(call: Call, gradients: Sequence[torch.Tensor]) -> list[tor
     return _communicate(replace(call, kind=Kind.ALLREDUCE), gradients)
 
 
-class _Allreduce(torch.autograd.Function):
+def _check_differentiable(call: Call, what: str) -> None:
+    if call.op not in (basics.Average, basics.Sum):
+        raise NotImplementedError(
+            f"{call.name}: {what} has a gradient for op=Average and op=Sum only; detach() its input"
+        )
+
+
+class _Collective(torch.autograd.Function):
     @staticmethod
     def forward(ctx: _Context, call: Call, *tensors: torch.Tensor) -> Tensors:
         ctx.call = call
         return _carry_out(call, tensors)
 
+
+class _Allreduce(_Collective):
     @staticmethod
     def backward(ctx: _Context, *gradients: torch.Tensor) -> Gradients:
-        if ctx.call.op not in (basics.Average, basics.Sum):
-            raise NotImplementedError(
-                f"{ctx.call.name}: an allreduce has a gradient for op=Average and op=Sum only; detach() its input"
-            )
+        _check_differentiable(ctx.call, "an allreduce")
         return (None, *_reduce_gradients(ctx.call, gradients))
 
 
@@ -86,12 +92,7 @@ class _Allgather(torch.autograd.Function):
         return (None, *(None if g is None else g.narrow(0, start, count) for g, start, count in own))
 
 
-class _Broadcast(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: _Context, call: Call, *tensors: torch.Tensor) -> Tensors:
-        ctx.call = call
-        return _carry_out(call, tensors)
-
+class _Broadcast(_Collective):
     @staticmethod
     def backward(ctx: _Context, *gradients: torch.Tensor) -> Gradients:
         averaged = _reduce_gradients(replace(ctx.call, op=basics.Average, root_rank=-1), gradients)
@@ -100,19 +101,11 @@ class _Broadcast(torch.autograd.Function):
         return (None, *(None if gradient is None else torch.zeros_like(gradient) for gradient in averaged))
 
 
-class _Reducescatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: _Context, call: Call, *tensors: torch.Tensor) -> Tensors:
-        ctx.call = call
-        return _carry_out(call, tensors)
-
+class _Reducescatter(_Collective):
     @staticmethod
     def backward(ctx: _Context, *gradients: torch.Tensor) -> Gradients:
         call = ctx.call
-        if call.op not in (basics.Average, basics.Sum):
-            raise NotImplementedError(
-                f"{call.name}: a reducescatter has a gradient for op=Average and op=Sum only; detach() its input"
-            )
+        _check_differentiable(call, "a reducescatter")
         factor = call.prescale * call.postscale * (basics.size() if call.op == basics.Sum else 1)
         gathered = _communicate(Call(Kind.ALLGATHER, call.name), gradients)
         return (None, *(g if g is None or factor == 1 else g * factor for g in gathered))

@@ -37,6 +37,8 @@ constexpr const char* name_of(Kind kind) {
 
 constexpr bool is_reduction(Kind kind) { return kind == HVL_ALLREDUCE || kind == HVL_REDUCESCATTER; }
 
+constexpr bool needs_rows(Kind kind) { return kind == HVL_ALLGATHER || kind == HVL_REDUCESCATTER; }
+
 constexpr const char* name_of(ReduceOp op) {
   constexpr const char* kNames[] = {"Average", "Sum", "Adasum", "Min", "Max", "Product"};
   return kNames[op];

@@ -129,8 +129,7 @@ Status check_arguments(const Signature& signature, int size) {
                                             " is not a rank of this job: its size is " + std::to_string(size) + ".");
   }
   const auto is_scalar = [](const TensorSignature& tensor) { return tensor.shape.empty(); };
-  const bool needs_rows = signature.kind == HVL_ALLGATHER || signature.kind == HVL_REDUCESCATTER;
-  if (needs_rows && std::any_of(signature.tensors.begin(), signature.tensors.end(), is_scalar)) {
+  if (needs_rows(signature.kind) && std::any_of(signature.tensors.begin(), signature.tensors.end(), is_scalar)) {
     return Status(HVL_INVALID_ARGUMENT, std::string(name_of(signature.kind)) + " needs at least one dimension: " +
                                             title_of(signature) + " has a scalar tensor.");
   }

@@ -27,7 +27,7 @@ Status check_tensor(const hvl_request& request, int index) {
     }
   }
   const Kind kind = static_cast<Kind>(request.kind);
-  if ((kind == HVL_ALLGATHER || kind == HVL_REDUCESCATTER) && tensor.ndim == 0) {
+  if (needs_rows(kind) && tensor.ndim == 0) {
     return Status(HVL_INVALID_ARGUMENT, where + " is a scalar; " + name_of(kind) + " needs at least one dimension");
   }
   if (!is_reduction(kind)) return Status();

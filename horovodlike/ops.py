@@ -21,9 +21,9 @@ __all__ = [
     "Output",
     "ReduceOp",
     "Request",
+    "RequestList",
     "before_waiting",
     "counters",
-    "enqueue_all",
     "is_in_flight",
     "poll",
     "wait",
@@ -216,24 +216,37 @@ class Request:
         return handle
 
 
-def enqueue_all(requests: Sequence[Request], addresses: Sequence[int], handles: list[int]) -> None:
-    """Do what :meth:`Request.enqueue_inplace` does for many requests, for a fraction of the price of as many calls.
+class RequestList:
+    """Requests that are enqueued together, for a fraction of the price of as many calls.
 
     Args:
         requests: Each of one tensor that is input and output.
-        addresses: The memory of each.
-        handles: Their handles are appended, also those of the requests before one that is refused.
-
-    Raises:
-        ValueError: A name is in flight, or a request does not fit the job. Those after it are not enqueued.
-        HorovodInternalError: The job is broken or shut down.
     """
-    count = len(requests)
-    natives = ffi.new("hvl_prepared *[]", [request._native for request in requests])
-    new_handles = ffi.new("int64_t[]", count)
-    status = lib.hvl_enqueue_all(natives, ffi.new("uintptr_t[]", addresses), count, new_handles)
-    handles += filter(None, ffi.unpack(new_handles, count)) if count else ()
-    check(status)
+
+    __slots__ = ("_natives", "_requests")
+
+    def __init__(self, requests: Sequence[Request]) -> None:
+        self._requests = tuple(requests)  # keeps what the array points to
+        self._natives = ffi.new("hvl_prepared *[]", [request._native for request in requests])
+
+    def enqueue_inplace(self, addresses: Sequence[int], handles: list[int]) -> None:
+        """Do what :meth:`Request.enqueue_inplace` does for each of the requests, in their order.
+
+        Args:
+            addresses: The memory of each.
+            handles: Their handles are appended, also those of the requests before one that is refused.
+
+        Raises:
+            ValueError: A name is in flight, or a request does not fit the job. Those after it are not enqueued.
+            HorovodInternalError: The job is broken or shut down.
+        """
+        count = len(self._requests)
+        if len(addresses) != count:
+            raise ValueError(f"{count} requests need as many addresses, not {len(addresses)}")
+        new_handles = ffi.new("int64_t[]", count)
+        status = lib.hvl_enqueue_all(self._natives, ffi.new("uintptr_t[]", addresses), count, new_handles)
+        handles += filter(None, ffi.unpack(new_handles, count)) if count else ()
+        check(status)
 
 
 def before_waiting(hand_over: Callable[[], None]) -> None:

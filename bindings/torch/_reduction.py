@@ -25,7 +25,7 @@ from horovodlike.errors import MismatchError
 from horovodlike.ops import Kind, Request
 from horovodlike.torch._compile import leave_alone
 from horovodlike.torch._engine import Call, abandon, build_request
-from horovodlike.torch._slot import Group, Slot
+from horovodlike.torch._slot import Group, Slot, SlotBatch
 from horovodlike.torch._tensor import check, in_memory
 from horovodlike.torch.compression import Compressor, NoneCompressor
 
@@ -80,6 +80,7 @@ class Reduction:
         self._borrowed: list[torch.Tensor] = []
         self._handles: list[int] = []
         self._finishers: list[Callable[[], None]] = []
+        self._batches: dict[Slot, SlotBatch] = {}  # that were handed over last, by their first slot
         self._presence = torch.empty(0, dtype=torch.uint8)
         self._presence_is_full = False
         self._presence_request: Request | None = None
@@ -159,9 +160,8 @@ class Reduction:
         with self._lock:
             noted = self._noted.copy()
             del self._noted[: len(noted)]
-            by_id, passes, complete = self._by_id, self.passes, self._complete
-            for param in noted:
-                slot = by_id[id(param)]
+            passes, complete = self.passes, self._complete
+            for slot in map(self._by_id.__getitem__, map(id, noted)):
                 if slot.passes >= passes or slot.grad is not None:
                     too_many = slot
                     continue
@@ -211,45 +211,37 @@ class Reduction:
                 self._complete.clear()
                 self._submit(complete)
 
-    def _submit(self, slots: Iterable[Slot]) -> None:
+    def _submit(self, slots: list[Slot]) -> None:
         """Hand over the gradients of these parameters as they are now, where there are any."""
         try:
-            for slot in self._submit_plain(slots) if self._plain else slots:
-                self._submit_other(slot)
+            if not self._submit_alike([slot for slot in slots if slot.alike]):
+                for slot in slots:
+                    slot.alike = False
+            for slot in slots:
+                if not slot.alike:
+                    self._submit_other(slot)
             if len(self._borrowed) == len(self.slots) and not self._presence_handle:
                 self._announce()
         except BaseException:
             self.abandon()
             raise
 
-    def _submit_plain(self, slots: Iterable[Slot]) -> list[Slot]:
-        # The hot path: hands over the gradients that are like those before, with a handful of attribute lookups for
-        # each, and returns the others. A wrong address or size would corrupt memory, hence each of the checks.
-        strided, borrow = torch.strided, self._borrowed.append
-        others: list[Slot] = []
-        requests: list[Request] = []
-        addresses: list[int] = []
-        for slot in slots:
-            grad, request = slot.param.grad, slot.request
-            if (
-                grad is not None
-                and request is not None
-                and grad.dtype is slot.dtype
-                and grad.layout is strided
-                and grad.numel() == slot.numel
-                and grad.is_cpu
-                and grad.is_contiguous()
-                and (slot.numel > 1 or not grad.is_neg())  # autograd may hand over a negated view of one element
-            ):
-                requests.append(request)
-                addresses.append(grad.data_ptr())
-                borrow(grad)
-                slot.grad = grad
-            else:
-                others.append(slot)
-        if requests:
-            ops.enqueue_all(requests, addresses, self._handles)
-        return others
+    def _submit_alike(self, slots: list[Slot]) -> bool:
+        # The hot path: hands over gradients that are like those of the step before, all together, or none of them. A
+        # wrong address or size would corrupt memory, hence each of the checks.
+        if not slots:
+            return True
+        batch = self._batches.get(slots[0])
+        if batch is None or batch.slots != slots:
+            batch = self._batches[slots[0]] = SlotBatch(slots)
+        grads = [grad for grad in [slot.param.grad for slot in slots] if grad is not None]
+        if not batch.fits(grads):
+            return False
+        self._borrowed += grads
+        for slot, grad in zip(slots, grads, strict=True):
+            slot.grad = grad
+        batch.requests.enqueue_inplace(list(map(torch.Tensor.data_ptr, grads)), self._handles)
+        return True
 
     def _submit_other(self, slot: Slot) -> None:
         grad = slot.param.grad
@@ -271,9 +263,12 @@ class Reduction:
             self._submit_member(slot.group)
             return
         if slot.request is None or slot.dtype is not work.dtype or slot.shape != work.shape:
+            self._batches.clear()  # they may hold the request that is replaced
             slot.request = build_request(self._call(slot.name), [work])
             slot.dtype, slot.shape, slot.numel = work.dtype, work.shape, work.numel()
         self._handles.append(slot.request.enqueue_inplace(work.data_ptr()))
+        # Autograd may hand over a negated view of one element, so that is looked at each time.
+        slot.alike = self._plain and work is grad and slot.numel > 1
         if slot.sparse or work is not dense:
             self._finishers.append(self._finisher(slot, dense, work))
 

@@ -77,6 +77,22 @@ void Waiter::check_stall(uint64_t waited, const std::function<bool(int)>& lags, 
   if (end) memory_->break_job("stalled: " + text);
 }
 
+void Waiter::show_processor() {
+  std::atomic<int>& shown = memory_->rank(options_.local_rank).processor;
+  const int processor = sched_getcpu() + 1;
+  if (shown.load(std::memory_order_relaxed) != processor) shown.store(processor, std::memory_order_relaxed);
+}
+
+// After a sleep: did one of those that were waited for need the processor on which this thread had been spinning?
+void Waiter::adapt_spin_limit() {
+  const int mine = memory_->rank(options_.local_rank).processor.load(std::memory_order_relaxed);
+  bool shared = false;
+  for (int peer = 0; peer < memory_->shape().ranks && !shared; ++peer) {
+    shared = peer != options_.local_rank && memory_->rank(peer).processor.load(std::memory_order_relaxed) == mine;
+  }
+  spin_limit_ = shared ? std::max(spin_limit_ / 2, kLazySpin) : std::min(2 * spin_limit_, kUrgentSpin);
+}
+
 void Waiter::check_leaving(uint64_t* leaving_since) {
   if (options_.leaving == nullptr || !options_.leaving->load()) return;
   uint64_t now = now_ns();

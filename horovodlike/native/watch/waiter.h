@@ -17,7 +17,9 @@
 
 namespace hvl {
 
-// To wake a sleeper takes 5 to 50 us, so it pays to spin as long when somebody waits.
+// To wake a sleeper takes 5 to 50 us, so it pays to spin as long when somebody waits. Unless it keeps the one that is
+// waited for from running: then the limit is halved, down to the lazy one, until they have processors of their own
+// again.
 constexpr uint64_t kUrgentSpin = 200 * kMicrosecond;
 constexpr uint64_t kLazySpin = 2 * kMicrosecond;
 
@@ -33,17 +35,19 @@ struct WaiterOptions {
   std::function<void()> before_sleep = [] {};  // called before sleeping within a collective
 };
 
-// Spins until `condition` holds, at most `limit` nanoseconds; returns whether it holds.
+enum class Spin { kInVain, kNotNeeded, kWorthIt };
+
+// Spins until `condition` holds, at most `limit` nanoseconds.
 //
 // If it yields, whoever else could use the processor gets it now and then. Where every thread can have a processor it
 // is better not to: two that yield to each other stay on one processor, a sleeper is woken on one that is free.
 template <typename Condition>
-bool spin_until(Condition&& condition, uint64_t limit, bool yields) {
+Spin spin_until(Condition&& condition, uint64_t limit, bool yields) {
   constexpr int kLooks = 16;  // between two looks at the clock
   uint64_t start = 0;
   for (;;) {
     for (int look = 0; look < kLooks; ++look) {
-      if (condition()) return true;
+      if (condition()) return start == 0 ? Spin::kNotNeeded : Spin::kWorthIt;
 #if defined(__x86_64__)
       __builtin_ia32_pause();
 #elif defined(__aarch64__)
@@ -52,7 +56,7 @@ bool spin_until(Condition&& condition, uint64_t limit, bool yields) {
     }
     uint64_t now = now_ns();
     if (start == 0) start = now;
-    if (now - start >= limit) return false;
+    if (now - start >= limit) return Spin::kInVain;
     if (yields) sched_yield();
   }
 }
@@ -89,7 +93,10 @@ class Waiter {
   // Waits for a moment only.
   template <typename Condition>
   bool spin(Condition&& condition) {
-    return spin_until(condition, urgent_ ? kUrgentSpin : kLazySpin, crowded_);
+    show_processor();
+    const Spin result = spin_until(condition, urgent_ ? spin_limit_ : kLazySpin, crowded_);
+    if (result == Spin::kWorthIt) spin_limit_ = std::min(2 * spin_limit_, kUrgentSpin);
+    return result != Spin::kInVain;
   }
 
   // Sleeps until the doorbell rings, a signal comes or `timeout` nanoseconds are over, unless `condition` holds.
@@ -98,6 +105,7 @@ class Waiter {
     const uint64_t left = deadline_ - std::min(now_ns(), deadline_);
     Doorbell& doorbell = memory_->rank(options_.local_rank).doorbell;
     if (doorbell.sleep_unless(sleeper_, listening, condition, std::min(timeout, left)) == EINTR) signalled_ = true;
+    adapt_spin_limit();
   }
 
   // Breaks the job if a peer has ended without shutting down. Cheap enough to be called every few milliseconds.
@@ -108,6 +116,8 @@ class Waiter {
  private:
   Status sleep_until(const std::function<bool()>& condition, const std::function<bool(int)>& lags);
   void check_leaving(uint64_t* leaving_since);
+  void show_processor();
+  void adapt_spin_limit();
   void check_stall(uint64_t waited, const std::function<bool(int)>& lags, bool* warned);
 
   std::shared_ptr<HostMemory> memory_;
@@ -115,6 +125,7 @@ class Waiter {
   std::vector<int> pidfds_;  // by local rank; -1: not watched
   const bool crowded_;       // more ranks than processors
   bool urgent_ = false;
+  uint64_t spin_limit_ = kUrgentSpin;
   Sleeper sleeper_ = Sleeper::kEngineThread;
   uint64_t deadline_ = UINT64_MAX;
   const std::function<bool()>* enough_ = nullptr;

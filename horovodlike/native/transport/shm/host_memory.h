@@ -41,6 +41,7 @@ struct alignas(kCacheLine) RankBlock {
   alignas(kCacheLine) std::atomic<uint32_t> left;  // 1: this rank has shut down in good order
   std::atomic<uint32_t> waits;                     // threads of this rank that wait for a result
   std::atomic<uint32_t> queued;                    // requests of this rank that its engine has not announced yet
+  alignas(kCacheLine) std::atomic<int> processor;  // on which this rank's engine was last seen to work, + 1
   alignas(kCacheLine) std::atomic<uint64_t> log_read;
   alignas(kCacheLine) std::atomic<uint64_t> requests_written;
   alignas(kCacheLine) std::atomic<uint64_t> requests_read;

@@ -92,7 +92,7 @@ Status check_against_job(const Signature& signature, const EngineOptions& option
 }
 
 Status check_inplace(const Signature& signature) {
-  if (signature.tensors.size() == 1 && signature.kind != HVL_ALLGATHER) return Status();
+  if (signature.tensors.size() == 1 && !allocates(signature.kind)) return Status();
   return Status(HVL_INVALID_ARGUMENT,
                 "'" + signature.name + "' is not an operation of one tensor that is input and output");
 }
@@ -258,7 +258,7 @@ void hvl_release(hvl_prepared* prepared) { delete prepared; }
 
 int64_t hvl_enqueue(hvl_prepared* prepared, const uintptr_t* inputs, const uintptr_t* outputs,
                     void (*done)(void* context, int32_t status, const char* message), void* context) {
-  const bool allocates = prepared->operation->signature.kind == HVL_ALLGATHER;
+  const bool allocates = hvl::allocates(prepared->operation->signature.kind);
   int64_t handle = 0;
   int32_t status = hvl::with_engine([&](hvl::Engine* engine) {
     return hvl::enqueue(engine, *prepared, inputs, allocates ? nullptr : outputs, done, context, &handle);

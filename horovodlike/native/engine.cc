@@ -4,6 +4,7 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "base/log.h"
@@ -84,6 +85,9 @@ Engine::Engine(const EngineOptions& options, std::shared_ptr<HostMemory> memory,
       waiter_(memory_, waiter_options(options, &stop_requested_, handles)),
       control_(make_control(options_, memory_)),
       data_plane_(make_data_plane(options_, memory_, &waiter_)) {
+  std::vector<int> all_ranks(static_cast<size_t>(options_.size));
+  std::iota(all_ranks.begin(), all_ranks.end(), 0);
+  process_sets_[0] = std::make_shared<Team>(std::move(all_ranks), options_.rank);
   SignalsBlocked while_the_thread_is_made;  // it inherits that: signals are for the framework's threads
   thread_ = std::thread([this] { run(); });
 }
@@ -150,8 +154,9 @@ bool Engine::has_work() {
 }
 
 uint32_t Engine::listening() const {
-  // With nothing in flight here, nothing that the others have ready can be run.
-  return kRingNews | (num_in_flight_ == 0 ? 0u : kRingReady) | (control_->is_flushed() ? 0u : kRingRoom);
+  // With nothing in flight here, what the others have ready can be run only if this rank is no member or has joined.
+  const bool may_run = num_in_flight_ > 0 || process_sets_.size() > 1;
+  return kRingNews | (may_run ? kRingReady : 0u) | (control_->is_flushed() ? 0u : kRingRoom);
 }
 
 uint64_t Engine::idle_timeout() const {
@@ -245,12 +250,31 @@ Status Engine::submit(bool* progressed) {
     NamedTensor* tensor = entry->tensor.get();
     tensor->entry = std::move(entry);
     ++num_in_flight_;
+    const Signature& signature = tensor->entry->signature();
+    const Status valid = check_process_set(signature.process_set, signature.name);
+    if (!valid.ok()) {
+      tensor->announced_in_full = false;
+      complete(tensor, valid);
+      continue;
+    }
     if (status.ok()) status = announce(tensor, &ready_);
     if (!status.ok()) in_full_[tensor->key] = tensor->entry->tensor;  // where end() finds it
   }
   new_entries_.clear();
+  handles_->wake_waiters();  // of what is invalid
   if (status.ok() && !ready_.ids.empty()) status = control_->send(ready_);
   return status;
+}
+
+Status Engine::check_process_set(int32_t process_set, const std::string& name) const {
+  const auto team = process_sets_.find(process_set);
+  if (team == process_sets_.end()) {
+    return Status(HVL_INVALID_ARGUMENT, "'" + name + "' is for process set " + std::to_string(process_set) +
+                                            ", which does not exist (any more)");
+  }
+  if (team->second->is_member()) return Status();
+  return Status(HVL_INVALID_ARGUMENT, "rank " + std::to_string(options_.rank) + " is not a member of process set " +
+                                          std::to_string(process_set) + ", for which it has enqueued '" + name + "'");
 }
 
 Status Engine::announce(NamedTensor* tensor, Message* ready) {
@@ -278,10 +302,7 @@ bool Engine::is_agreed(NamedTensor* tensor) {
   if (tensor->agreed == operation) return true;
   const Known& known = known_.at(tensor->id);
   Signature expected = known.signature;
-  for (size_t t = 0; t < expected.tensors.size() && !known.first_dims.empty(); ++t) {
-    size_t mine = t * static_cast<size_t>(options_.size) + static_cast<size_t>(options_.rank);
-    expected.tensors[t].shape[0] = known.first_dims[mine];
-  }
+  put_varying(known.varying_of(options_.rank), known.varying_per_rank, &expected);
   if (expected != operation->signature) return false;
   tensor->agreed = operation;
   return true;

@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -37,6 +38,7 @@ struct EngineOptions {
   int cache_capacity = 1024;
   double stall_warning = 60;
   double stall_shutdown = 0;
+  bool average_counts_joined = false;  // Average divides by the size of the process set, not by those that take part
 };
 
 struct EngineCounters {
@@ -75,8 +77,11 @@ class Engine {
   // What an id of the log stands for.
   struct Known {
     Signature signature;
-    std::vector<int64_t> first_dims;
+    std::vector<int64_t> varying;  // laid out as in Record
+    size_t varying_per_rank = 0;
     std::shared_ptr<NamedTensor> tensor;  // null: this rank has never asked for it
+
+    const int64_t* varying_of(int rank) const { return varying.data() + static_cast<size_t>(rank) * varying_per_rank; }
   };
 
   // Any thread.
@@ -98,16 +103,26 @@ class Engine {
   uint64_t hold_limit() const;
   bool holds_back();
   Status submit(bool* progressed);
+  Status check_process_set(int32_t process_set, const std::string& name) const;
   Status announce(NamedTensor* tensor, Message* ready);
   bool is_agreed(NamedTensor* tensor);
   Status apply(const Record& record);
   Status define(const Record& record);
   Status evict(const Record& record);
   Status fail(const Record& record);
-  Status execute(const std::vector<TensorId>& ids);
+  Status execute(const Record& record);
+  TeamPtr team_without(int32_t process_set, const std::vector<int32_t>& absent) const;
+  Status find_tensors(const std::vector<TensorId>& ids);
+  void change_process_sets(const Signature& signature);
+  void finish_join(int last_joined);
+
+  // engine_collectives.cc: the collective under way.
+  Status prepare(const Known& first);
   Reduction reduction_of(const Signature& signature, size_t tensor) const;
+  Status allocate(const Signature& signature, size_t tensor, int64_t rows, char** data);
   void prepare_batch();
   Status prepare_allgather(const Known& known);
+  Status prepare_alltoall(const Known& known);
   void prepare_reducescatter();
   Status go_on();
   Status go_on_with_batch();
@@ -134,16 +149,20 @@ class Engine {
   std::unordered_map<std::string, std::shared_ptr<NamedTensor>> in_full_;  // announced without an id, by key
   std::vector<std::unique_ptr<Entry>> new_entries_;
   Message ready_;
+  std::map<int32_t, TeamPtr> process_sets_;  // by id; 0 has all ranks
+  uint64_t num_executed_ = 0;                // collectives of the log, also those without this rank
   // The collective that is under way. Interrupted, it is gone on with by who has the baton next.
   bool is_running_ = false;
+  TeamPtr team_;  // who takes part
   std::vector<NamedTensor*> tensors_;
   size_t num_completed_ = 0;  // of them
   Batch batch_;
   std::vector<uint64_t> entry_ends_;  // where in the batch's stream each of its requests ends
   std::vector<Gather> gathers_;       // of an allgather, one for each of the group's tensors
-  std::vector<hvl_output> outputs_;   // of those
   std::vector<Scatter> scatters_;     // of a reducescatter, likewise
-  size_t num_done_ = 0;               // of either
+  Exchange exchange_;                 // of an alltoall
+  std::vector<hvl_output> outputs_;   // that the engine has allocated for it
+  size_t num_done_ = 0;               // tensors of a group
   size_t num_in_flight_ = 0;
   bool stop_announced_ = false;
   uint64_t stop_announced_at_ = 0;

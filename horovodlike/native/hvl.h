@@ -23,7 +23,7 @@ extern "C" {
 #pragma GCC visibility push(default)
 
 /* cffi:begin */
-enum { HVL_ABI_VERSION = 1 };
+enum { HVL_ABI_VERSION = 2 };
 
 typedef enum hvl_status {
   HVL_OK = 0,
@@ -42,7 +42,11 @@ typedef enum hvl_kind {
   HVL_ALLGATHER = 1,
   HVL_BROADCAST = 2,
   HVL_BARRIER = 3,
-  HVL_REDUCESCATTER = 4
+  HVL_REDUCESCATTER = 4,
+  HVL_ALLTOALL = 5,
+  HVL_JOIN = 6,
+  HVL_ADD_PROCESS_SET = 7,
+  HVL_REMOVE_PROCESS_SET = 8
 } hvl_kind;
 
 /* The values are Horovod's, which scripts use as integers. */
@@ -91,6 +95,10 @@ typedef struct hvl_request {
   int32_t device; /* hvl_device */
   double prescale;
   double postscale;
+  /* Alltoall: rows for each member of the process set, in their order. HVL_ADD_PROCESS_SET: the ranks, ascending.
+   * HVL_REMOVE_PROCESS_SET: the id. Else none. */
+  const int64_t* arguments;
+  int32_t num_arguments;
 } hvl_request;
 
 /* A request checked once, to be enqueued any number of times, also after another hvl_init(). */
@@ -143,8 +151,10 @@ hvl_prepared* hvl_prepare(const hvl_request* request);
 /* Requests in flight keep what they need. */
 void hvl_release(hvl_prepared* prepared);
 
-/* Enqueues with the addresses of the tensors' memory, num_tensors of each. inputs[i] may equal outputs[i]. Allgather:
- * `outputs` is null, the engine allocates them and hvl_wait() hands them over. Reducescatter: an output holds this
+/* Enqueues with the addresses of the tensors' memory, num_tensors of each. inputs[i] may equal outputs[i]. Allgather
+ * and alltoall: `outputs` is null, the engine allocates them and hvl_wait() hands them over; an alltoall has a second
+ * one, the rows received from each member (int32). So do a join (int64: the rank that joined last) and the addition of
+ * a process set (int64: its id), which have no tensors. Reducescatter: an output holds this
  * rank's rows of dimension 0, size()-th parts of which the first (extent modulo size()) ranks have one more, and is no
  * input. Broadcast: the root's inputs are sent and every rank's outputs are written. `done` may be null; it is called
  * once, when the request completes, by the engine's thread or by one that waits for another request, and may neither

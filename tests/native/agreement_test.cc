@@ -143,8 +143,8 @@ TEST(roots) {
   CHECK_EQ(mismatch({broadcast_of("x", 0), broadcast_of("x", 1)}),
            "Mismatched root ranks for broadcast 'x': rank 0 has 0, rank 1 has 1.");
   CHECK_EQ(invalid({broadcast_of("x", 2), broadcast_of("x", 2)}),
-           "Root rank 2 of broadcast 'x' is not a rank of this job: its size is 2.");
-  CHECK_EQ(invalid({broadcast_of("x", -1)}), "Root rank -1 of broadcast 'x' is not a rank of this job: its size is 1.");
+           "Root rank 2 of broadcast 'x' is not one of its ranks, ranks 0, 1.");
+  CHECK_EQ(invalid({broadcast_of("x", -1)}), "Root rank -1 of broadcast 'x' is not one of its ranks, rank 0.");
 }
 
 TEST(unknown_process_sets_fail_at_once) {

@@ -6,6 +6,10 @@
 
 #include "negotiate/message.h"
 
+constexpr hvl::Kind kSeedKinds[] = {HVL_ALLREDUCE, HVL_ALLGATHER,       HVL_BROADCAST,
+                                    HVL_BARRIER,   HVL_REDUCESCATTER,   HVL_ALLTOALL,
+                                    HVL_JOIN,      HVL_ADD_PROCESS_SET, HVL_REMOVE_PROCESS_SET};
+
 inline hvl::Signature seed_signature(hvl::Kind kind) {
   hvl::Signature signature;
   signature.name = "allreduce.layer1.0.weight";
@@ -13,7 +17,10 @@ inline hvl::Signature seed_signature(hvl::Kind kind) {
   signature.root = kind == HVL_BROADCAST ? 3 : -1;
   signature.prescale = 0.5;
   signature.postscale = 1.0 / 3;
-  if (kind != HVL_BARRIER) signature.tensors = {{HVL_FLOAT32, {5, 7}}, {HVL_BFLOAT16, {4}}};
+  if (hvl::has_tensors(kind)) signature.tensors = {{HVL_FLOAT32, {5, 7}}, {HVL_BFLOAT16, {4}}};
+  if (kind == HVL_ALLTOALL) signature.tensors.pop_back();
+  if (kind == HVL_ALLTOALL || kind == HVL_ADD_PROCESS_SET) signature.arguments = {1, 3};
+  if (kind == HVL_REMOVE_PROCESS_SET) signature.arguments = {2};
   return signature;
 }
 
@@ -23,13 +30,13 @@ inline std::vector<hvl::Message> seed_messages() {
   message.ids = {1, 2, 3, 0xfffffffe};
   seeds.push_back(message);
   seeds.push_back(hvl::Message());  // no ids
-  for (hvl::Kind kind : {HVL_ALLREDUCE, HVL_ALLGATHER, HVL_BROADCAST, HVL_BARRIER, HVL_REDUCESCATTER}) {
+  for (hvl::Kind kind : kSeedKinds) {
     message = hvl::Message();
     message.type = hvl::Message::Type::kRequest;
     message.signature = seed_signature(kind);
     seeds.push_back(message);
   }
-  message.signature.kind = HVL_ALLREDUCE;
+  message.signature = hvl::Signature();
   message.signature.op = HVL_MAX;
   message.signature.device = HVL_CUDA;
   message.signature.name = "";
@@ -44,17 +51,28 @@ inline std::vector<hvl::Message> seed_messages() {
 
 inline std::vector<hvl::Record> seed_records() {
   std::vector<hvl::Record> seeds;
-  for (hvl::Kind kind : {HVL_ALLREDUCE, HVL_ALLGATHER, HVL_BROADCAST, HVL_BARRIER, HVL_REDUCESCATTER}) {
+  for (hvl::Kind kind : kSeedKinds) {
     hvl::Record record;
     record.type = hvl::Record::Type::kDefine;
     record.id = 77;
     record.signature = seed_signature(kind);
-    if (kind == HVL_ALLGATHER) record.first_dims = {2, 0, 3, 1, 1, 2};
+    if (kind == HVL_ALLGATHER) {
+      record.varying = {2, 1, 0, 1, 3, 2};
+      record.varying_per_rank = 2;
+    }
+    if (kind == HVL_ALLTOALL) {
+      record.signature.arguments.clear();
+      record.varying = {2, 1, 1, 3, 0, 2};
+      record.varying_per_rank = 3;
+    }
     seeds.push_back(record);
   }
   hvl::Record record;
   record.type = hvl::Record::Type::kExecute;
   record.ids = {9, 8, 7};
+  seeds.push_back(record);
+  record.absent = {1, 3};
+  record.last_joined = 2;
   seeds.push_back(record);
   record.type = hvl::Record::Type::kEvict;
   seeds.push_back(record);

@@ -102,7 +102,7 @@ TEST(records_come_back_as_they_were) {
     CHECK(back.type == seed.type);
     CHECK_EQ(back.id, seed.id);
     CHECK(back.signature == seed.signature);
-    CHECK(back.first_dims == seed.first_dims);
+    CHECK(back.varying == seed.varying);
     CHECK(back.ids == seed.ids);
     CHECK(back.status == seed.status);
     CHECK_EQ(back.text, seed.text);
@@ -145,7 +145,7 @@ TEST(enumerations_are_checked) {
   signature.name = "";
   signature.tensors = {{HVL_FLOAT32, {5}}};
   const Message request = request_of(signature);
-  check_range(request, 1, HVL_ALLREDUCE, kNumKinds - 1, HVL_BARRIER);  // a barrier would have no tensor
+  check_range(request, 1, HVL_ALLREDUCE, HVL_ALLTOALL, HVL_BARRIER);  // the others would have no tensor
   check_range(request, 2, HVL_AVERAGE, HVL_PRODUCT);
   check_range(request, 3, HVL_CPU, HVL_CUDA);
   check_range(request, kDtypeOffset, HVL_UINT8, HVL_BFLOAT16);
@@ -182,6 +182,25 @@ TEST(numbers_of_tensors_are_checked) {
   CHECK(!decodes<Message>(encoded(request_of(barrier))));
 }
 
+TEST(arguments_are_checked) {
+  const auto accepts = [](Kind kind, const std::vector<int64_t>& arguments) {
+    Signature signature = seed_signature(kind);
+    signature.arguments = arguments;
+    return decodes<Message>(encoded(request_of(signature)));
+  };
+  CHECK(accepts(HVL_ALLTOALL, {5, 0}));
+  CHECK(!accepts(HVL_ALLTOALL, {5, 1}));
+  CHECK(!accepts(HVL_ALLTOALL, {5, -1}));
+  CHECK(accepts(HVL_ADD_PROCESS_SET, {0, 2}));
+  CHECK(!accepts(HVL_ADD_PROCESS_SET, {}));
+  CHECK(!accepts(HVL_ADD_PROCESS_SET, {-1, 2}));
+  CHECK(!accepts(HVL_ADD_PROCESS_SET, {2, 2}));
+  CHECK(!accepts(HVL_ADD_PROCESS_SET, {0, int64_t{1} << 31}));
+  CHECK(!accepts(HVL_REMOVE_PROCESS_SET, {}));
+  CHECK(!accepts(HVL_REMOVE_PROCESS_SET, {1, 2}));
+  CHECK(!accepts(HVL_ALLREDUCE, {1}));
+}
+
 TEST(names_are_limited) {
   Signature signature = seed_signature(HVL_ALLREDUCE);
   signature.name = std::string(kMaxNameBytes, 'n');
@@ -213,24 +232,41 @@ TEST(counts_beyond_the_bytes_allocate_nothing) {
 
 TEST(first_dimensions_must_add_up) {
   const Record seed = seed_records()[1];
-  const auto accepts = [&](const std::vector<int64_t>& first_dims) {
+  const auto accepts = [&](const std::vector<int64_t>& varying, uint32_t per_rank = 2) {
     Record record = seed;
-    record.first_dims = first_dims;
+    record.varying = varying;
+    record.varying_per_rank = per_rank;
     return decodes<Record>(encoded(record));
   };
-  CHECK(accepts({2, 0, 3, 1, 1, 2}));
+  CHECK(accepts({2, 1, 0, 1, 3, 2}));
   CHECK(accepts({5, 4}));
   CHECK(!accepts({}));
-  CHECK(!accepts({5, 0, 4}));           // no whole number of ranks
-  CHECK(!accepts({2, 0, 4, 1, 1, 2}));  // 6 of 5 rows
-  CHECK(!accepts({-1, 6, 4, 0}));
-  CHECK(!accepts({std::numeric_limits<int64_t>::max(), 6, 4, 0}));
+  CHECK(!accepts({5, 4}, 0));
+  CHECK(!accepts({5, 4}, 1));           // of one of two tensors
+  CHECK(!accepts({5, 4, 0}));           // no whole number of ranks
+  CHECK(!accepts({2, 1, 0, 1, 4, 2}));  // 6 of 5 rows
+  CHECK(!accepts({-1, 4, 6, 0}));
+  CHECK(!accepts({std::numeric_limits<int64_t>::max(), 4, 6, 0}));
   Record scalar = seed;
   scalar.signature.tensors[0].shape = {};
   CHECK(!decodes<Record>(encoded(scalar)));
   Record allreduce = seed_records()[0];
-  allreduce.first_dims = {5, 4};
+  allreduce.varying = {5, 4};
   CHECK(!decodes<Record>(encoded(allreduce)));
+}
+
+TEST(splits_must_fit) {
+  Record seed = seed_records()[5];
+  REQUIRE(seed.signature.kind == HVL_ALLTOALL);
+  const auto accepts = [&](const std::vector<int64_t>& varying) {
+    seed.varying = varying;
+    return decodes<Record>(encoded(seed));
+  };
+  CHECK(accepts({2, 1, 1, 3, 0, 2}));
+  CHECK(accepts({2, 0, 0, 3, 0, 0}));   // not all rows need to be sent
+  CHECK(!accepts({2, 1, 2, 3, 0, 2}));  // 3 of 2 rows
+  CHECK(!accepts({2, -1, 1, 3, 0, 2}));
+  CHECK(!accepts({2, 1, 1, 4, 0, 2}));  // together 6 of 5 rows
 }
 
 TEST(factors_keep_their_bits) {

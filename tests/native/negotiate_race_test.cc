@@ -91,9 +91,8 @@ class SimulatedRank {
 
   Signature local(const Record& record) const {
     Signature signature = record.signature;
-    for (size_t t = 0; t < signature.tensors.size() && !record.first_dims.empty(); ++t) {
-      signature.tensors[t].shape[0] = record.first_dims[t * static_cast<size_t>(size_) + static_cast<size_t>(rank_)];
-    }
+    const size_t begin = record.varying_per_rank * static_cast<size_t>(rank_);
+    put_varying(record.varying.data() + begin, record.varying_per_rank, &signature);
     return signature;
   }
 

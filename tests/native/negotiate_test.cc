@@ -42,7 +42,7 @@ TEST(executed_when_the_last_rank_is_ready) {
     }
     CHECK_EQ(driver.decide(), "define 1 a; execute 1");
     CHECK(driver.last[0].record.signature == allreduce_of("a"));
-    CHECK(driver.last[0].record.first_dims.empty());
+    CHECK(driver.last[0].record.varying.empty());
     CHECK_EQ(driver.decide(), "");
     for (int round = 0; round < 3; ++round) {
       for (int rank = size - 1; rank >= 0; --rank) {
@@ -131,7 +131,7 @@ TEST(allgather_tells_every_ranks_rows) {
   }
   CHECK_EQ(driver.decide(), "define 1 g; execute 1");
   const Record first = driver.last[0].record;
-  CHECK(first.first_dims == std::vector<int64_t>({0, 1, 2, 10, 9, 8}));
+  CHECK(first.varying == std::vector<int64_t>({0, 10, 1, 9, 2, 8}));
   CHECK(first.signature.tensors[0].shape == Shape({3, 5}));
   CHECK(first.signature.tensors[1].shape == Shape({27}));
 
@@ -141,7 +141,7 @@ TEST(allgather_tells_every_ranks_rows) {
   group.tensors[1].shape[0] = 9;
   driver.request(1, group);
   CHECK_EQ(driver.decide(), "define 1 g; execute 1");
-  CHECK(driver.last[0].record.first_dims == std::vector<int64_t>({0, 7, 2, 10, 9, 8}));
+  CHECK(driver.last[0].record.varying == std::vector<int64_t>({0, 10, 7, 9, 2, 8}));
   CHECK(driver.last[0].record.signature.tensors[0].shape == Shape({9, 5}));
   driver.ready_all({1});
   CHECK_EQ(driver.decide(), "execute 1");

@@ -16,7 +16,7 @@ using DataType = hvl_dtype;
 using Device = hvl_device;
 using Shape = std::vector<int64_t>;
 
-constexpr int kNumKinds = HVL_REDUCESCATTER + 1;
+constexpr int kNumKinds = HVL_REMOVE_PROCESS_SET + 1;
 constexpr int kNumDataTypes = HVL_BFLOAT16 + 1;
 
 constexpr size_t size_of(DataType dtype) {
@@ -31,13 +31,32 @@ constexpr const char* name_of(DataType dtype) {
 }
 
 constexpr const char* name_of(Kind kind) {
-  constexpr const char* kNames[kNumKinds] = {"allreduce", "allgather", "broadcast", "barrier", "reducescatter"};
+  constexpr const char* kNames[kNumKinds] = {"allreduce",
+                                             "allgather",
+                                             "broadcast",
+                                             "barrier",
+                                             "reducescatter",
+                                             "alltoall",
+                                             "join",
+                                             "addition of process set",
+                                             "removal of process set"};
   return kNames[kind];
 }
 
 constexpr bool is_reduction(Kind kind) { return kind == HVL_ALLREDUCE || kind == HVL_REDUCESCATTER; }
 
-constexpr bool needs_rows(Kind kind) { return kind == HVL_ALLGATHER || kind == HVL_REDUCESCATTER; }
+constexpr bool needs_rows(Kind kind) {
+  return kind == HVL_ALLGATHER || kind == HVL_REDUCESCATTER || kind == HVL_ALLTOALL;
+}
+
+// Their outputs' sizes depend on all ranks.
+constexpr bool allocates(Kind kind) { return kind == HVL_ALLGATHER || kind == HVL_ALLTOALL; }
+
+constexpr bool has_tensors(Kind kind) {
+  return kind != HVL_BARRIER && kind != HVL_JOIN && kind != HVL_ADD_PROCESS_SET && kind != HVL_REMOVE_PROCESS_SET;
+}
+
+constexpr bool changes_process_sets(Kind kind) { return kind == HVL_ADD_PROCESS_SET || kind == HVL_REMOVE_PROCESS_SET; }
 
 constexpr const char* name_of(ReduceOp op) {
   constexpr const char* kNames[] = {"Average", "Sum", "Adasum", "Min", "Max", "Product"};

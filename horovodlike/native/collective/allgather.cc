@@ -6,35 +6,28 @@ namespace hvl {
 
 Status allgather(const Gather& gather, ChunkPipeline* pipeline) {
   const uint64_t chunk_bytes = pipeline->slot_bytes();
-  const int ranks = pipeline->ranks();
-  const int mine = pipeline->local_rank();
+  const int mine = pipeline->mine();
+  const std::vector<Block<char>>& blocks = gather.blocks;
 
   uint64_t longest = 0;
-  std::vector<char*> blocks;  // where each rank's block begins in the output
-  char* next = gather.output;
-  for (uint64_t block_bytes : gather.block_bytes) {
-    blocks.push_back(next);
-    next += block_bytes;
-    longest = std::max(longest, block_bytes);
-  }
-  auto piece_bytes = [&](int rank, uint64_t chunk) {
-    uint64_t block_bytes = gather.block_bytes[static_cast<size_t>(rank)];
-    uint64_t begin = std::min(chunk * chunk_bytes, block_bytes);
-    return std::min(chunk_bytes, block_bytes - begin);
+  for (const Block<char>& block : blocks) longest = std::max(longest, block.num_bytes);
+  auto piece_of = [&](size_t member, uint64_t chunk) {
+    const uint64_t begin = std::min(chunk * chunk_bytes, blocks[member].num_bytes);
+    return Block<char>{blocks[member].data + begin, std::min(chunk_bytes, blocks[member].num_bytes - begin)};
   };
 
   auto fill = [&](uint64_t chunk) {
-    uint64_t num_bytes = piece_bytes(mine, chunk);
-    if (num_bytes == 0) return;
-    const char* piece = gather.input + chunk * chunk_bytes;
-    memcpy(pipeline->slot(mine, chunk), piece, num_bytes);
-    memcpy(blocks[static_cast<size_t>(mine)] + chunk * chunk_bytes, piece, num_bytes);
+    const Block<char> piece = piece_of(static_cast<size_t>(mine), chunk);
+    if (piece.num_bytes == 0) return;
+    const char* input = gather.input + chunk * chunk_bytes;
+    memcpy(pipeline->slot(mine, chunk), input, piece.num_bytes);
+    memcpy(piece.data, input, piece.num_bytes);
   };
   auto drain = [&](uint64_t chunk) {
-    for (int rank = 0; rank < ranks; ++rank) {
-      uint64_t num_bytes = piece_bytes(rank, chunk);
-      if (rank == mine || num_bytes == 0) continue;
-      memcpy(blocks[static_cast<size_t>(rank)] + chunk * chunk_bytes, pipeline->slot(rank, chunk), num_bytes);
+    for (int member = 0; member < pipeline->ranks(); ++member) {
+      const Block<char> piece = piece_of(static_cast<size_t>(member), chunk);
+      if (member == mine || piece.num_bytes == 0) continue;
+      memcpy(piece.data, pipeline->slot(member, chunk), piece.num_bytes);
     }
   };
   return pipeline->run((longest + chunk_bytes - 1) / chunk_bytes, fill, drain);

@@ -54,7 +54,7 @@ class Allreduce {
   Status run_whole() {
     auto fill = [&](uint64_t chunk) {
       Range range = range_of(chunk, 0, 1);
-      copy_in(range, pipeline_.slot(pipeline_.local_rank(), chunk));
+      copy_in(range, pipeline_.slot(pipeline_.mine(), chunk));
     };
     auto drain = [&](uint64_t chunk) {
       Range range = range_of(chunk, 0, 1);
@@ -70,16 +70,16 @@ class Allreduce {
   // whoever gets it owns it, and no further message is needed to write the result, or the next chunk, into it.
   Status run_in_parts() {
     const uint64_t ranks = static_cast<uint64_t>(pipeline_.ranks());
-    const uint64_t mine = static_cast<uint64_t>(pipeline_.local_rank());
+    const uint64_t mine = static_cast<uint64_t>(pipeline_.mine());
     auto fill = [&](uint64_t chunk) {
       for (uint64_t part = 0; part < ranks; ++part) {
-        if (part != mine) copy_in(range_of(chunk, part, ranks), pipeline_.slot(pipeline_.local_rank(), chunk));
+        if (part != mine) copy_in(range_of(chunk, part, ranks), pipeline_.slot(pipeline_.mine(), chunk));
       }
     };
     auto reduce_mine = [&](uint64_t chunk) { reduce_range(chunk, range_of(chunk, mine, ranks), true); };
     auto drain = [&](uint64_t chunk) {
       for (uint64_t part = 0; part < ranks; ++part) {
-        if (part != mine) copy_out(range_of(chunk, part, ranks), pipeline_.slot(pipeline_.local_rank(), chunk));
+        if (part != mine) copy_out(range_of(chunk, part, ranks), pipeline_.slot(pipeline_.mine(), chunk));
       }
       final_bytes_(range_of(chunk, 0, 1).end);
     };
@@ -121,7 +121,7 @@ class Allreduce {
 
   // Reduces a range of the stream into this rank's tensors, and if `everywhere` also into all the slots.
   void reduce_range(uint64_t chunk, const Range& range, bool everywhere) {
-    const size_t mine = static_cast<size_t>(pipeline_.local_rank());
+    const size_t mine = static_cast<size_t>(pipeline_.mine());
     batch_.for_each_piece(range.begin, range.end,
                           [&](const Segment& segment, uint64_t from, uint64_t at, uint64_t num_bytes) {
                             for (size_t rank = 0; rank < sources_.size(); ++rank) {

@@ -7,7 +7,7 @@ namespace hvl {
 Status broadcast(const Batch& batch, int root, ChunkPipeline* pipeline, const FinalBytes& final_bytes) {
   const uint64_t length = batch.num_bytes();
   const uint64_t chunk_bytes = pipeline->slot_bytes();
-  const bool is_root = pipeline->local_rank() == root;
+  const bool is_root = pipeline->mine() == root;
 
   auto fill = [&](uint64_t chunk) {
     if (!is_root) return;

@@ -8,13 +8,18 @@
 // it touches is still in its cache; it waits only when no step is possible. A slot is filled again only when nobody
 // needs what stood there.
 //
-// The counters run on from batch to batch: a slow rank may still drain the last chunks while others fill the next.
+// Chunks are numbered so that the counters only ever grow, and that ranks which take no part in a collective need not
+// count its chunks: those of the n-th collective in the log begin at n * 2^32. A slow rank may still drain the last
+// chunks of one collective while others fill the next, also if that is another team's.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <utility>
+#include <vector>
 
+#include "collective/team.h"
 #include "watch/waiter.h"
 
 namespace hvl {
@@ -22,20 +27,30 @@ namespace hvl {
 class ChunkPipeline {
  public:
   ChunkPipeline(std::shared_ptr<HostMemory> memory, int local_rank, Waiter* waiter)
-      : memory_(std::move(memory)), local_rank_(local_rank), waiter_(waiter) {}
+      : memory_(std::move(memory)), local_rank_(local_rank), waiter_(waiter), uses_(depth()) {}
 
-  int ranks() const { return memory_->shape().ranks; }
-  int local_rank() const { return local_rank_; }
+  // The streams that follow are the `number`-th collective of the log, and this team's; this rank is a member.
+  void begin(TeamPtr team, uint64_t number) {
+    team_ = std::move(team);
+    base_ = filled_ = reduced_ = drained_ = number << 32;
+    first_slot_ = number - base_;
+  }
+
+  // Of the team; its members are told apart by their places in it.
+  int ranks() const { return static_cast<int>(team_->size()); }
+  int mine() const { return static_cast<int>(team_->mine); }
   uint64_t slot_bytes() const { return static_cast<uint64_t>(memory_->shape().slot_bytes); }
   uint64_t depth() const { return static_cast<uint64_t>(memory_->shape().slot_depth); }
-  // The slot of `rank` for chunk number `chunk` of the stream that run() works on, or is called for next.
-  char* slot(int rank, uint64_t chunk) const { return memory_->slot(rank, base_ + chunk); }
+  // The slot of a member for chunk number `chunk` of the stream that run() works on, or is called for next.
+  char* slot(int place, uint64_t chunk) const {
+    return memory_->slot(team_->ranks[static_cast<size_t>(place)], first_slot_ + base_ + chunk);
+  }
 
   // Runs the steps for chunks 0 .. count - 1; each step is a callable that takes the chunk's number. HVL_IN_PROGRESS:
   // interrupted while it waited; the same call goes on from there.
   template <typename Fill, typename Reduce, typename Drain>
   Status run(uint64_t count, Fill&& fill, Reduce&& reduce, Drain&& drain) {
-    Progress& mine = memory_->rank(local_rank_).progress;
+    Progress& mine = progress(local_rank_);
     const uint64_t end = base_ + count;
     // The others are done with this rank's slot when they have reduced, for which draining waits. What an earlier
     // stream left there, in the first slots, they may still have to drain.
@@ -58,16 +73,15 @@ class ChunkPipeline {
                  (reduced_ < filled_ && all_past(&Progress::filled, reduced_)) || may_fill();
         };
         auto lags = [&](int peer) {
-          Progress& theirs = memory_->rank(peer).progress;
-          return (reduced_ < filled_ && theirs.filled.load() <= reduced_) ||
-                 (drained_ < reduced_ && theirs.reduced.load() <= drained_) ||
-                 (filled_ < end && filled_ < base_ + depth() && theirs.drained.load() + depth() <= filled_);
+          return (reduced_ < filled_ && is_behind(*team_, peer, &Progress::filled, reduced_)) ||
+                 (drained_ < reduced_ && is_behind(*team_, peer, &Progress::reduced, drained_)) ||
+                 (filled_ < end && filled_ < base_ + depth() && needs_slot(peer, filled_));
         };
         Status status = waiter_->wait(step_is_possible, lags);
         if (!status.ok()) return status;
       }
     }
-    base_ = end;
+    end_stream(end);
     return Status();
   }
 
@@ -75,58 +89,98 @@ class ChunkPipeline {
   // synchronisation a chunk instead of two.
   template <typename Fill, typename Drain>
   Status run(uint64_t count, Fill&& fill, Drain&& drain) {
-    Progress& mine = memory_->rank(local_rank_).progress;
+    Progress& mine = progress(local_rank_);
     const uint64_t end = base_ + count;
+    auto may_fill = [&] {
+      return filled_ < end &&
+             (filled_ < base_ + depth() ? slot_is_free(filled_) : all_past(&Progress::drained, filled_ - depth()));
+    };
     while (drained_ < end) {
       if (drained_ < filled_ && all_past(&Progress::filled, drained_)) {
         drain(drained_ - base_);
         ++drained_;
         mine.reduced.store(drained_, std::memory_order_relaxed);
         publish(&mine.drained, drained_);
-      } else if (filled_ < end && slot_is_free(filled_)) {
+      } else if (may_fill()) {
         fill(filled_ - base_);
         publish(&mine.filled, ++filled_);
       } else {
         auto step_is_possible = [&] {
-          return (drained_ < filled_ && all_past(&Progress::filled, drained_)) ||
-                 (filled_ < end && slot_is_free(filled_));
+          return (drained_ < filled_ && all_past(&Progress::filled, drained_)) || may_fill();
         };
         auto lags = [&](int peer) {
-          Progress& theirs = memory_->rank(peer).progress;
-          return (drained_ < filled_ && theirs.filled.load() <= drained_) ||
-                 (filled_ < end && theirs.drained.load() + depth() <= filled_);
+          if (drained_ < filled_ && is_behind(*team_, peer, &Progress::filled, drained_)) return true;
+          if (filled_ >= end) return false;
+          return filled_ < base_ + depth() ? needs_slot(peer, filled_)
+                                           : is_behind(*team_, peer, &Progress::drained, filled_ - depth());
         };
         Status status = waiter_->wait(step_is_possible, lags);
         if (!status.ok()) return status;
       }
     }
-    base_ = reduced_ = end;
+    end_stream(end);
     return Status();
   }
 
  private:
   using Counter = std::atomic<uint64_t>;
 
-  bool all_past(Counter Progress::* counter, uint64_t chunk) const {
-    for (int rank = 0; rank < ranks(); ++rank) {
-      if ((memory_->rank(rank).progress.*counter).load() <= chunk) return false;
+  // Who had to do with one of this rank's slots last, and for which chunk.
+  struct Use {
+    TeamPtr team;  // null: nobody yet
+    uint64_t chunk = 0;
+  };
+
+  Progress& progress(int rank) const { return memory_->rank(rank).progress; }
+
+  bool is_behind(const Team& team, int rank, Counter Progress::* counter, uint64_t chunk) const {
+    return team.contains(rank) && (progress(rank).*counter).load() <= chunk;
+  }
+
+  bool all_past(const Team& team, Counter Progress::* counter, uint64_t chunk) const {
+    for (int rank : team.ranks) {
+      if ((progress(rank).*counter).load() <= chunk) return false;
     }
     return true;
   }
+  bool all_past(Counter Progress::* counter, uint64_t chunk) const { return all_past(*team_, counter, chunk); }
 
-  bool slot_is_free(uint64_t chunk) const { return chunk < depth() || all_past(&Progress::drained, chunk - depth()); }
+  // Of the first chunks of a stream: what came before may have been another team's.
+  const Use& last_use(uint64_t chunk) const { return uses_[(first_slot_ + chunk) % depth()]; }
+  bool slot_is_free(uint64_t chunk) const {
+    const Use& use = last_use(chunk);
+    return use.team == nullptr || all_past(*use.team, &Progress::drained, use.chunk);
+  }
+  bool needs_slot(int peer, uint64_t chunk) const {
+    const Use& use = last_use(chunk);
+    return use.team != nullptr && is_behind(*use.team, peer, &Progress::drained, use.chunk);
+  }
+
+  void end_stream(uint64_t end) {
+    for (uint64_t chunk = std::max(base_ + depth(), end) - depth(); chunk < end; ++chunk) {
+      Use& use = uses_[(first_slot_ + chunk) % depth()];
+      if (use.team != team_) use.team = team_;
+      use.chunk = chunk;
+    }
+    base_ = reduced_ = end;
+  }
 
   void publish(Counter* counter, uint64_t value) {
     counter->store(value);
-    memory_->ring_all_but(local_rank_, kRingProgress);
+    for (int rank : team_->ranks) {
+      if (rank != local_rank_) memory_->rank(rank).doorbell.ring(kRingProgress);
+    }
   }
 
   std::shared_ptr<HostMemory> memory_;
   int local_rank_;
   Waiter* waiter_;
-  // Chunks of all streams: before the one that is run, or is run next; and how far this rank is. Between two runs all
-  // are equal, and the same on all ranks.
+  TeamPtr team_;
+  // Numbers of chunks: before the stream that is run, or is run next; and how far this rank is. Between two streams
+  // all are equal.
   uint64_t base_ = 0, filled_ = 0, reduced_ = 0, drained_ = 0;
+  uint64_t first_slot_ = 0;  // what is to be added to a chunk's number: collectives take turns with the slots
+  std::vector<Use> uses_;    // by slot
 };
 
 }  // namespace hvl

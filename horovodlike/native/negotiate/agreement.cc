@@ -93,7 +93,7 @@ Status compare_tensor(const std::vector<Proposal>& proposals, size_t t) {
   Status status =
       compare(proposals, "data types", title, [t](const Signature& s) { return name_of(s.tensors[t].dtype); });
   if (!status.ok()) return status;
-  if (first.kind != HVL_ALLGATHER) {
+  if (!allocates(first.kind)) {
     return compare(proposals, "shapes", title, [t](const Signature& s) { return text_of(s.tensors[t].shape, false); });
   }
   status = compare(proposals, "numbers of dimensions", title,
@@ -118,20 +118,28 @@ Status compare_all(const std::vector<Proposal>& proposals) {
   then(first.kind == HVL_BROADCAST, "root ranks", [](const Signature& s) { return std::to_string(s.root); });
   then(reduces, "prescale factors", [](const Signature& s) { return text_of(s.prescale); });
   then(reduces, "postscale factors", [](const Signature& s) { return text_of(s.postscale); });
+  then(changes_process_sets(first.kind), "arguments", [](const Signature& s) { return text_of(s.arguments, false); });
   then(true, "numbers of tensors", [](const Signature& s) { return std::to_string(s.tensors.size()); });
   for (size_t t = 0; status.ok() && t < first.tensors.size(); ++t) status = compare_tensor(proposals, t);
   return status;
 }
 
-Status check_arguments(const Signature& signature, int size) {
-  if (signature.kind == HVL_BROADCAST && (signature.root < 0 || signature.root >= size)) {
-    return Status(HVL_INVALID_ARGUMENT, "Root rank " + std::to_string(signature.root) + " of " + title_of(signature) +
-                                            " is not a rank of this job: its size is " + std::to_string(size) + ".");
+Status invalid(const std::string& text) { return Status(HVL_INVALID_ARGUMENT, text); }
+
+Status check_arguments(const Signature& signature, const std::vector<int>& members, int size) {
+  const std::string title = title_of(signature);
+  if (signature.kind == HVL_BROADCAST && !std::binary_search(members.begin(), members.end(), signature.root)) {
+    return invalid("Root rank " + std::to_string(signature.root) + " of " + title + " is not one of its ranks, " +
+                   text_of_ranks(members) + ".");
+  }
+  if (signature.kind == HVL_ADD_PROCESS_SET && (signature.arguments.empty() || signature.arguments.back() >= size)) {
+    return invalid("A process set is made of ranks from 0 to " + std::to_string(size - 1) + ", not of " +
+                   text_of(signature.arguments, false) + ".");
   }
   const auto is_scalar = [](const TensorSignature& tensor) { return tensor.shape.empty(); };
   if (needs_rows(signature.kind) && std::any_of(signature.tensors.begin(), signature.tensors.end(), is_scalar)) {
-    return Status(HVL_INVALID_ARGUMENT, std::string(name_of(signature.kind)) + " needs at least one dimension: " +
-                                            title_of(signature) + " has a scalar tensor.");
+    return invalid(std::string(name_of(signature.kind)) + " needs at least one dimension: " + title +
+                   " has a scalar tensor.");
   }
   return Status();
 }
@@ -150,16 +158,33 @@ bool fits(const Signature& signature) {
   return true;
 }
 
-// Lays the first dimensions out by tensor and rank, and puts their sums into the signature. False on overflow.
-bool sum_first_dims(const std::vector<Proposal>& proposals, size_t size, Verdict* verdict) {
-  std::vector<TensorSignature>& tensors = verdict->signature.tensors;
-  verdict->first_dims.assign(tensors.size() * size, 0);
+// An alltoall has a number of rows for each member.
+Status check_splits(const std::vector<Proposal>& proposals, size_t num_members) {
+  if (proposals[0].signature.kind != HVL_ALLTOALL) return Status();
   for (const Proposal& proposal : proposals) {
     for (size_t i = 0; i < proposal.ranks.size(); ++i) {
+      if (proposal.varying[i].size() == 1 + num_members) continue;
+      return invalid(title_of(proposal.signature) + " on rank " + std::to_string(proposal.ranks[i]) + " has " +
+                     std::to_string(proposal.varying[i].size() - 1) + " splits for " + std::to_string(num_members) +
+                     " ranks.");
+    }
+  }
+  return Status();
+}
+
+// Lays out what varies by rank, and puts the sums of the first dimensions into the signature. False on overflow.
+bool combine_varying(const std::vector<Proposal>& proposals, size_t size, Verdict* verdict) {
+  std::vector<TensorSignature>& tensors = verdict->signature.tensors;
+  const size_t per_rank = proposals[0].varying[0].size();
+  verdict->varying_per_rank = static_cast<uint32_t>(per_rank);
+  verdict->varying.assign(per_rank * size, 0);
+  for (const Proposal& proposal : proposals) {
+    for (size_t i = 0; i < proposal.ranks.size(); ++i) {
+      const std::vector<int64_t>& numbers = proposal.varying[i];
+      const size_t begin = static_cast<size_t>(proposal.ranks[i]) * per_rank;
+      std::copy(numbers.begin(), numbers.end(), verdict->varying.begin() + static_cast<ptrdiff_t>(begin));
       for (size_t t = 0; t < tensors.size(); ++t) {
-        const int64_t extent = proposal.first_dims[i][t];
-        verdict->first_dims[t * size + static_cast<size_t>(proposal.ranks[i])] = extent;
-        if (__builtin_add_overflow(tensors[t].shape[0], extent, &tensors[t].shape[0])) return false;
+        if (__builtin_add_overflow(tensors[t].shape[0], numbers[t], &tensors[t].shape[0])) return false;
       }
     }
   }
@@ -169,20 +194,15 @@ bool sum_first_dims(const std::vector<Proposal>& proposals, size_t size, Verdict
 }  // namespace
 
 void add_to_proposals(int rank, Signature signature, std::vector<Proposal>* proposals) {
-  std::vector<int64_t> first_dims;
-  if (signature.kind == HVL_ALLGATHER) {
-    for (TensorSignature& tensor : signature.tensors) {
-      first_dims.push_back(tensor.shape.empty() ? 0 : std::exchange(tensor.shape[0], 0));
-    }
-  }
+  std::vector<int64_t> varying = take_varying(&signature);
   auto same = std::find_if(proposals->begin(), proposals->end(),
                            [&](const Proposal& proposal) { return proposal.signature == signature; });
   if (same == proposals->end()) same = proposals->insert(same, Proposal{std::move(signature), {}, {}});
   same->ranks.push_back(rank);
-  if (same->signature.kind == HVL_ALLGATHER) same->first_dims.push_back(std::move(first_dims));
+  if (allocates(same->signature.kind)) same->varying.push_back(std::move(varying));
 }
 
-Verdict agree(std::vector<Proposal> proposals, int size) {
+Verdict agree(std::vector<Proposal> proposals, const std::vector<int>& members, int size) {
   Verdict verdict;
   verdict.status = compare_all(proposals);
   if (!verdict.status.ok()) return verdict;
@@ -192,10 +212,12 @@ Verdict agree(std::vector<Proposal> proposals, int size) {
   auto chosen = std::min_element(proposals.begin(), proposals.end(),
                                  [&](const Proposal& a, const Proposal& b) { return lowest(a) < lowest(b); });
   verdict.signature = chosen->signature;
-  verdict.status = check_arguments(verdict.signature, size);
-  if (!verdict.status.ok() || verdict.signature.kind != HVL_ALLGATHER) return verdict;
-  if (!sum_first_dims(proposals, static_cast<size_t>(size), &verdict)) {
-    verdict.status = Status(HVL_INVALID_ARGUMENT, "The output of " + title_of(verdict.signature) + " is too large.");
+  verdict.status = check_arguments(verdict.signature, members, size);
+  if (!verdict.status.ok() || !allocates(verdict.signature.kind)) return verdict;
+  verdict.status = check_splits(proposals, members.size());
+  if (!verdict.status.ok()) return verdict;
+  if (!combine_varying(proposals, static_cast<size_t>(size), &verdict)) {
+    verdict.status = invalid("The output of " + title_of(verdict.signature) + " is too large.");
   }
   return verdict;
 }

@@ -9,11 +9,11 @@
 
 namespace hvl {
 
-// One value that some ranks ask for. Allgather: with 0 as the first dimensions, which may differ.
+// One value that some ranks ask for, without what may vary.
 struct Proposal {
   Signature signature;
   std::vector<int> ranks;
-  std::vector<std::vector<int64_t>> first_dims;  // [position in `ranks`][tensor]; empty unless allgather
+  std::vector<std::vector<int64_t>> varying;  // of each of the `ranks`; empty where nothing may vary
 };
 
 // Adds what one rank asks for to the proposal that it equals, or as a new one.
@@ -23,10 +23,11 @@ void add_to_proposals(int rank, Signature signature, std::vector<Proposal>* prop
 struct Verdict {
   Status status;
   Signature signature;
-  std::vector<int64_t> first_dims;
+  std::vector<int64_t> varying;
+  uint32_t varying_per_rank = 0;
 };
 
-// `proposals` must not be empty. The verdict does not depend on their order.
-Verdict agree(std::vector<Proposal> proposals, int size);
+// `proposals` must not be empty. The verdict does not depend on their order. `members`: of the process set.
+Verdict agree(std::vector<Proposal> proposals, const std::vector<int>& members, int size);
 
 }  // namespace hvl

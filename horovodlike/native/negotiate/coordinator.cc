@@ -2,28 +2,13 @@
 
 #include <algorithm>
 #include <numeric>
-#include <unordered_map>
 #include <utility>
 
 #include "negotiate/agreement.h"
-#include "negotiate/entry_table.h"
+#include "negotiate/coordinator_state.h"
 
 namespace hvl {
 namespace {
-
-struct ProcessSet {
-  std::vector<int> members;  // ascending
-  std::unordered_map<std::string, TensorId> names;
-};
-
-// Allreduces that are to be executed together; open until something has to come after it.
-struct Batch {
-  int32_t process_set = 0;
-  Device device = HVL_CPU;
-  int64_t bytes = 0;
-  int32_t num_tensors = 0;
-  std::vector<TensorId> ids;
-};
 
 Status protocol_error(int rank, const std::string& what) {
   return Status(HVL_JOB_BROKEN, "Protocol error: rank " + std::to_string(rank) + " " + what + ".");
@@ -36,9 +21,10 @@ Decision make_decision(Record::Type type, Reason::Why why, int32_t count, int64_
   return decision;
 }
 
-Decision make_execute(std::vector<TensorId> ids, int32_t num_tensors, int64_t bytes) {
-  Decision decision = make_decision(Record::Type::kExecute, Reason::Why::kAllReady, num_tensors, bytes);
-  decision.record.ids = std::move(ids);
+Decision make_execute(Batch batch) {
+  Decision decision = make_decision(Record::Type::kExecute, Reason::Why::kAllReady, batch.num_tensors, batch.bytes);
+  decision.record.ids = std::move(batch.ids);
+  decision.record.absent = std::move(batch.absent);
   return decision;
 }
 
@@ -52,11 +38,10 @@ Decision make_error(const Signature& request, const Status& status, int32_t num_
 }
 
 // What the defined entry stands for on one rank.
-Signature signature_on(const Details& details, int rank, int size) {
+Signature signature_on(const Details& details, int rank) {
   Signature signature = details.signature;
-  for (size_t t = 0; t < signature.tensors.size() && !details.first_dims.empty(); ++t) {
-    signature.tensors[t].shape[0] = details.first_dims[t * static_cast<size_t>(size) + static_cast<size_t>(rank)];
-  }
+  const size_t begin = static_cast<size_t>(rank) * details.varying_per_rank;
+  put_varying(details.varying.data() + begin, details.varying_per_rank, &signature);
   return signature;
 }
 
@@ -75,53 +60,21 @@ std::string Reason::text() const {
     case Why::kChanged: return tensors + ", changed since the last use of the name";
     case Why::kRefused: return "not executed on " + count_of(count, "rank");
     case Why::kCacheFull: return "least recently used of " + count_of(count, "known tensor");
+    case Why::kSetRemoved: return count_of(count, "tensor") + " of a process set that was removed";
     case Why::kRankLeft: return "a rank has ended the job";
   }
   return "";
 }
-
-struct Coordinator::State {
-  explicit State(const CoordinatorOptions& given);
-
-  // The one place that knows who takes part. Null: no such process set.
-  ProcessSet* find_process_set(int32_t process_set) { return process_set == 0 ? &all_ranks : nullptr; }
-
-  Status on_request(int rank, const Signature& signature, uint64_t now);
-  Status add_ready(TableEntry* entry, int rank, uint64_t now);
-  Status stale_or_unknown(int rank, TensorId id);
-  TableEntry* find_or_add(ProcessSet* set, const Signature& signature);
-  void shut_down(int rank, const std::string& text);
-
-  bool settle(TableEntry* entry, std::vector<Decision>* decisions);
-  void define(TableEntry* entry, Verdict verdict, std::vector<Decision>* decisions);
-  void remove(TableEntry* entry);
-  void execute(TableEntry* entry, std::vector<Decision>* decisions);
-  Batch* batch_for(const TableEntry& entry, std::vector<Decision>* decisions);
-  size_t likely_batch(const TableEntry& first) const;
-  void close_batches(std::vector<Decision>* decisions);
-  void evict(std::vector<Decision>* decisions);
-
-  CoordinatorOptions options;
-  ProcessSet all_ranks;
-  EntryTable table;
-  std::vector<TensorId> completed;  // all members ready, not decided yet; in order of completion
-  std::vector<Decision> refused;    // needs no other rank to be wrong
-  std::vector<Batch> batches;       // open ones while deciding, at most one per process set and device
-  size_t num_undecided = 0;         // of `completed`, while deciding
-  uint64_t num_started = 0;
-  uint64_t num_requests = 0;
-  bool shutting_down = false;
-  bool shutdown_decided = false;
-  std::string shutdown_text;
-};
 
 Coordinator::State::State(const CoordinatorOptions& given) : options(given), table(std::max(1, given.size)) {
   options.size = std::max(1, given.size);
   options.fusion_threshold = std::max<int64_t>(0, given.fusion_threshold);
   options.cache_capacity = std::max(0, given.cache_capacity);
   options.max_batch = std::max(1, given.max_batch);
-  all_ranks.members.resize(static_cast<size_t>(options.size));
-  std::iota(all_ranks.members.begin(), all_ranks.members.end(), 0);
+  std::vector<int> all_ranks(static_cast<size_t>(options.size));
+  std::iota(all_ranks.begin(), all_ranks.end(), 0);
+  add_process_set(std::move(all_ranks));
+  num_joins.resize(static_cast<size_t>(options.size));
 }
 
 // ---- Messages -------------------------------------------------------------------------------------------------------
@@ -135,7 +88,14 @@ Status Coordinator::State::add_ready(TableEntry* entry, int rank, uint64_t now) 
     entry->since = now;
     entry->order = ++num_started;
   }
-  if (entry->num_ready == entry->num_members) completed.push_back(entry->id);
+  if (entry->kind == HVL_JOIN) {
+    on_join(*entry, rank);
+  } else if (find_process_set(entry->process_set)->has_joined[static_cast<size_t>(rank)]) {
+    ++entry->num_needed;  // another thread of it goes on: it takes part
+  }
+  if (entry->num_ready < entry->num_needed) return Status();
+  completed.push_back(entry->id);
+  all_have_joined |= entry->kind == HVL_JOIN;
   return Status();
 }
 
@@ -150,9 +110,9 @@ TableEntry* Coordinator::State::find_or_add(ProcessSet* set, const Signature& si
   const auto known = set->names.find(signature.name);
   if (known != set->names.end()) return table.find(known->second);
   TableEntry* entry = table.add();
-  entry->num_members = static_cast<int32_t>(set->members.size());
   entry->process_set = signature.process_set;
   entry->kind = signature.kind;
+  make_idle(entry);
   table.details(*entry).signature = signature;
   set->names.emplace(signature.name, entry->id);
   return entry;
@@ -164,14 +124,19 @@ Status Coordinator::State::on_request(int rank, const Signature& signature, uint
   if (set == nullptr) {
     const std::string text = "There is no process set " + std::to_string(signature.process_set) + ", which rank " +
                              std::to_string(rank) + " wants for '" + signature.name + "'.";
-    refused.push_back(make_error(signature, Status(HVL_INVALID_ARGUMENT, text), 1));
+    early.push_back(make_error(signature, Status(HVL_INVALID_ARGUMENT, text), 1));
     return Status();
+  }
+  if (!std::binary_search(set->members.begin(), set->members.end(), rank)) {
+    return protocol_error(rank, "sent '" + signature.name + "' for process set " +
+                                    std::to_string(signature.process_set) + ", of which it is no member");
   }
   TableEntry* entry = find_or_add(set, signature);
   Status status = add_ready(entry, rank, now);
   if (!status.ok()) return status;
   entry->requested = true;
   add_to_proposals(rank, signature, &table.details(*entry).proposals);
+  end_join();
   return status;
 }
 
@@ -194,25 +159,38 @@ bool Coordinator::State::settle(TableEntry* entry, std::vector<Decision>* decisi
       for (int rank : proposal.ranks) has_requested[static_cast<size_t>(rank)] = true;
     }
     for (int rank : find_process_set(entry->process_set)->members) {
-      if (has_requested[static_cast<size_t>(rank)]) continue;
-      add_to_proposals(rank, signature_on(details, rank, options.size), &proposals);
+      if (has_requested[static_cast<size_t>(rank)] || !table.is_ready(*entry, rank)) continue;
+      add_to_proposals(rank, signature_on(details, rank), &proposals);
     }
   }
-  Verdict verdict = agree(std::move(proposals), options.size);
+  Verdict verdict = agree(std::move(proposals), find_process_set(entry->process_set)->members, options.size);
   if (verdict.status.ok()) {
     define(entry, std::move(verdict), decisions);
     return true;
   }
-  close_batches(decisions);  // what was complete before comes before
-  decisions->push_back(make_error(details.signature, verdict.status, entry->num_members));
-  table.clear_ready(entry);
-  if (!entry->defined) remove(entry);
+  refuse(entry, verdict.status, decisions);
   return false;
+}
+
+void Coordinator::State::refuse(TableEntry* entry, const Status& status, std::vector<Decision>* decisions) {
+  close_batches(decisions);  // what was complete before comes before
+  decisions->push_back(make_error(table.details(*entry).signature, status, entry->num_ready));
+  make_idle(entry);
+  if (!entry->defined) remove(entry);
+}
+
+// No rank has it ready, and all that have not joined will be needed; for a join, all.
+void Coordinator::State::make_idle(TableEntry* entry) {
+  table.clear_ready(entry);
+  const ProcessSet& set = *find_process_set(entry->process_set);
+  entry->num_needed = entry->kind == HVL_JOIN ? static_cast<int32_t>(set.members.size()) : set.num_active();
 }
 
 void Coordinator::State::define(TableEntry* entry, Verdict verdict, std::vector<Decision>* decisions) {
   Details& details = table.details(*entry);
-  if (entry->defined && verdict.signature == details.signature && verdict.first_dims == details.first_dims) return;
+  if (entry->defined && verdict.signature == details.signature && verdict.varying == details.varying) {
+    return;
+  }
   const Reason::Why why = entry->defined ? Reason::Why::kChanged : Reason::Why::kNew;
   entry->defined = true;
   entry->kind = verdict.signature.kind;
@@ -220,12 +198,14 @@ void Coordinator::State::define(TableEntry* entry, Verdict verdict, std::vector<
   entry->num_tensors = static_cast<int32_t>(verdict.signature.tensors.size());
   entry->num_bytes = verdict.signature.num_bytes();
   details.signature = std::move(verdict.signature);
-  details.first_dims = std::move(verdict.first_dims);
+  details.varying = std::move(verdict.varying);
+  details.varying_per_rank = verdict.varying_per_rank;
 
   Decision decision = make_decision(Record::Type::kDefine, why, entry->num_tensors, entry->num_bytes);
   decision.record.id = entry->id;
   decision.record.signature = details.signature;
-  decision.record.first_dims = details.first_dims;
+  decision.record.varying = details.varying;
+  decision.record.varying_per_rank = details.varying_per_rank;
   decisions->push_back(std::move(decision));
 }
 
@@ -235,17 +215,18 @@ void Coordinator::State::remove(TableEntry* entry) {
 }
 
 // The batch that has room for the entry.
-Batch* Coordinator::State::batch_for(const TableEntry& entry, std::vector<Decision>* decisions) {
+Batch* Coordinator::State::batch_for(const TableEntry& entry, const std::vector<int32_t>& absent,
+                                     std::vector<Decision>* decisions) {
   const auto fits_kind = [&](const Batch& batch) {
-    return batch.process_set == entry.process_set && batch.device == entry.device;
+    return batch.process_set == entry.process_set && batch.device == entry.device && batch.absent == absent;
   };
   auto batch = std::find_if(batches.begin(), batches.end(), fits_kind);
   if (batch == batches.end()) {
-    batch = batches.insert(batch, {entry.process_set, entry.device, 0, 0, {}});
+    batch = batches.insert(batch, {entry.process_set, entry.device, absent, 0, 0, {}});
   } else if (options.fusion_threshold == 0 || entry.num_bytes > options.fusion_threshold - batch->bytes ||
              static_cast<int64_t>(batch->ids.size()) >= options.max_batch) {
-    decisions->push_back(make_execute(std::move(batch->ids), batch->num_tensors, batch->bytes));
-    *batch = {entry.process_set, entry.device, 0, 0, {}};
+    decisions->push_back(make_execute(std::move(*batch)));
+    *batch = {entry.process_set, entry.device, absent, 0, 0, {}};
   }
   return &*batch;
 }
@@ -257,23 +238,38 @@ size_t Coordinator::State::likely_batch(const TableEntry& first) const {
 }
 
 void Coordinator::State::execute(TableEntry* entry, std::vector<Decision>* decisions) {
-  table.clear_ready(entry);
+  const std::vector<int32_t> absent = absent_from(*entry);
+  const Status status = check_absent(*entry, absent);
+  if (!status.ok()) return refuse(entry, status, decisions);
+  if (changes_process_sets(entry->kind)) {
+    const Status change = check_change(table.details(*entry).signature);
+    if (!change.ok()) return refuse(entry, change, decisions);
+  }
+  make_idle(entry);
   table.touch(entry);
-  if (entry->kind != HVL_ALLREDUCE) {
-    close_batches(decisions);
-    decisions->push_back(make_execute({entry->id}, entry->num_tensors, entry->num_bytes));
+  if (entry->kind == HVL_ALLREDUCE) {
+    Batch* batch = batch_for(*entry, absent, decisions);
+    if (batch->ids.empty()) batch->ids.reserve(likely_batch(*entry));
+    batch->ids.push_back(entry->id);
+    batch->bytes += entry->num_bytes;
+    batch->num_tensors += entry->num_tensors;
     return;
   }
-  Batch* batch = batch_for(*entry, decisions);
-  if (batch->ids.empty()) batch->ids.reserve(likely_batch(*entry));
-  batch->ids.push_back(entry->id);
-  batch->bytes += entry->num_bytes;
-  batch->num_tensors += entry->num_tensors;
+  close_batches(decisions);
+  const bool changes = changes_process_sets(entry->kind);
+  const Signature change = changes ? table.details(*entry).signature : Signature();
+  const bool joins = entry->kind == HVL_JOIN;
+  if (joins) forget_joins(*entry);
+  if (change.kind == HVL_REMOVE_PROCESS_SET) remove_process_set(static_cast<int32_t>(change.arguments[0]), decisions);
+  decisions->push_back(
+      make_execute({entry->process_set, entry->device, absent, entry->num_bytes, entry->num_tensors, {entry->id}}));
+  if (joins) decisions->back().record.last_joined = find_process_set(entry->process_set)->last_joined;
+  if (change.kind == HVL_ADD_PROCESS_SET) add_process_set({change.arguments.begin(), change.arguments.end()});
 }
 
 void Coordinator::State::close_batches(std::vector<Decision>* decisions) {
   for (Batch& batch : batches) {
-    decisions->push_back(make_execute(std::move(batch.ids), batch.num_tensors, batch.bytes));
+    decisions->push_back(make_execute(std::move(batch)));
   }
   batches.clear();
 }
@@ -303,17 +299,27 @@ void Coordinator::State::evict(std::vector<Decision>* decisions) {
 Coordinator::Coordinator(const CoordinatorOptions& options) : state_(std::make_unique<State>(options)) {}
 Coordinator::~Coordinator() = default;
 
+// When the last rank has joined, what follows is for all ranks again.
+void Coordinator::State::end_join() {
+  if (all_have_joined) decide_completed(&early);
+  all_have_joined = false;
+}
+
 Status Coordinator::on_ready(int rank, TensorId id, uint64_t now) {
   if (state_->shutting_down) return Status();
   if (rank < 0 || rank >= state_->options.size) return protocol_error(rank, "does not exist");
   TableEntry* entry = state_->table.find(id);
   if (entry == nullptr || !entry->defined) return state_->stale_or_unknown(rank, id);
-  return state_->add_ready(entry, rank, now);
+  Status status = state_->add_ready(entry, rank, now);
+  state_->end_join();
+  return status;
 }
 
 Status Coordinator::on_message(int rank, const Message& message, uint64_t now) {
   if (state_->shutting_down) return Status();
   if (rank < 0 || rank >= state_->options.size) return protocol_error(rank, "does not exist");
+  // What is complete without a rank that has joined goes on without it, also if another thread of it has more to say.
+  if (state_->num_joins[static_cast<size_t>(rank)] > 0) state_->decide_completed(&state_->early);
   switch (message.type) {
     case Message::Type::kReady:
       for (TensorId id : message.ids) {
@@ -327,18 +333,23 @@ Status Coordinator::on_message(int rank, const Message& message, uint64_t now) {
   return protocol_error(rank, "sent a message of unknown type");
 }
 
+void Coordinator::State::decide_completed(std::vector<Decision>* decisions) {
+  num_undecided = completed.size();
+  for (TensorId id : completed) {
+    TableEntry* entry = table.find(id);
+    if (entry == nullptr) continue;  // its process set is gone
+    if (!entry->requested || settle(entry, decisions)) execute(entry, decisions);
+    --num_undecided;
+  }
+  completed.clear();
+  close_batches(decisions);
+}
+
 void Coordinator::decide(std::vector<Decision>* decisions) {
   State& state = *state_;
-  for (Decision& decision : state.refused) decisions->push_back(std::move(decision));
-  state.refused.clear();
-  state.num_undecided = state.completed.size();
-  for (TensorId id : state.completed) {
-    TableEntry* entry = state.table.find(id);
-    if (!entry->requested || state.settle(entry, decisions)) state.execute(entry, decisions);
-    --state.num_undecided;
-  }
-  state.completed.clear();
-  state.close_batches(decisions);
+  for (Decision& decision : state.early) decisions->push_back(std::move(decision));
+  state.early.clear();
+  state.decide_completed(decisions);
   state.evict(decisions);
   if (!state.shutting_down || state.shutdown_decided) return;
   state.shutdown_decided = true;
@@ -351,14 +362,19 @@ void Coordinator::decide(std::vector<Decision>* decisions) {
 std::vector<Pending> Coordinator::pending() const {
   std::vector<std::pair<uint64_t, const TableEntry*>> waiting;
   state_->table.for_each([&](const TableEntry& entry) {
-    if (entry.num_ready > 0 && entry.num_ready < entry.num_members) waiting.emplace_back(entry.order, &entry);
+    if (entry.num_ready > 0 && entry.num_ready < entry.num_needed) waiting.emplace_back(entry.order, &entry);
   });
   std::sort(waiting.begin(), waiting.end());
   std::vector<Pending> result;
   for (const auto& [order, entry] : waiting) {
     Pending pending{state_->table.details(*entry).signature.name, entry->kind, {}, {}, entry->since};
-    for (int rank : state_->find_process_set(entry->process_set)->members) {
-      (state_->table.is_ready(*entry, rank) ? pending.ready : pending.missing).push_back(rank);
+    const ProcessSet& set = *state_->find_process_set(entry->process_set);
+    for (int rank : set.members) {
+      const bool is_ready = state_->table.is_ready(*entry, rank);
+      if (is_ready) pending.ready.push_back(rank);
+      if (!is_ready && (entry->kind == HVL_JOIN || !set.has_joined[static_cast<size_t>(rank)])) {
+        pending.missing.push_back(rank);
+      }
     }
     result.push_back(std::move(pending));
   }

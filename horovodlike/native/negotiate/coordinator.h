@@ -21,9 +21,10 @@ struct CoordinatorOptions {
 
 // Why a record was made. Numbers, because most reasons are never read.
 struct Reason {
-  enum class Why : uint8_t { kAllReady, kNew, kChanged, kRefused, kCacheFull, kRankLeft };
+  enum class Why : uint8_t { kAllReady, kNew, kChanged, kRefused, kCacheFull, kSetRemoved, kRankLeft };
   Why why = Why::kAllReady;
-  int32_t count = 0;  // tensors (kAllReady, kNew, kChanged), ids defined (kCacheFull), ranks (kRefused, kRankLeft)
+  // Tensors (kAllReady, kNew, kChanged, kSetRemoved), ids defined (kCacheFull), ranks (kRefused, kRankLeft).
+  int32_t count = 0;
   int64_t bytes = 0;
 
   std::string text() const;  // e.g. "3 tensors, 12288 bytes, all ranks ready"
@@ -34,6 +35,14 @@ struct Decision {
   Record record;
   Reason reason;
 };
+
+// The id that the next process set gets: the lowest that is free. `process_sets`: a map from the ids in use.
+template <typename Map>
+int32_t next_process_set(const Map& process_sets) {
+  int32_t id = 0;
+  while (process_sets.count(id) > 0) ++id;
+  return id;
+}
 
 // A tensor that some ranks have ready and others not.
 struct Pending {

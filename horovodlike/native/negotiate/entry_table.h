@@ -22,7 +22,7 @@ constexpr TensorId kNoId = 0;
 struct TableEntry {
   TensorId id = kNoId;
   int32_t num_ready = 0;
-  int32_t num_members = 0;
+  int32_t num_needed = 0;  // ranks that have to be ready
   int32_t process_set = 0;
   Kind kind = HVL_ALLREDUCE;
   Device device = HVL_CPU;
@@ -40,8 +40,9 @@ static_assert(sizeof(TableEntry) == 64);
 
 // What only definitions and errors need.
 struct Details {
-  Signature signature;              // as defined; until then, as the first rank asked for it
-  std::vector<int64_t> first_dims;  // as defined, laid out as in Record
+  Signature signature;           // as defined; until then, as the first rank asked for it
+  std::vector<int64_t> varying;  // as defined, laid out as in Record
+  uint32_t varying_per_rank = 0;
   std::vector<Proposal> proposals;
 };
 

@@ -39,6 +39,8 @@ void write_signature(const Signature& signature, Writer* out) {
     out->put(static_cast<uint8_t>(tensor.shape.size()));
     out->put_array(tensor.shape.data(), tensor.shape.size());
   }
+  out->put(static_cast<uint32_t>(signature.arguments.size()));
+  out->put_array(signature.arguments.data(), signature.arguments.size());
 }
 
 const char* read_ids(Reader* in, std::vector<TensorId>* ids) {
@@ -82,13 +84,37 @@ const char* read_tensors(Reader* in, Signature* signature) {
   uint32_t count = 0;
   if (!in->get(&count)) return "number of tensors cut short";
   if (count > kMaxGroup || count > in->remaining() / kMinTensorBytes) return "number of tensors";
-  if ((count == 0) != (signature->kind == HVL_BARRIER)) return "number of tensors";
+  if ((count == 0) == has_tensors(signature->kind)) return "number of tensors";
+  if (signature->kind == HVL_ALLTOALL && count != 1) return "number of tensors";
   signature->tensors.resize(count);
   int64_t num_bytes = 0;
   for (TensorSignature& tensor : signature->tensors) {
     if (const char* error = read_tensor(in, &tensor, &num_bytes)) return error;
   }
   return nullptr;
+}
+
+const char* check_arguments(const Signature& signature) {
+  const std::vector<int64_t>& arguments = signature.arguments;
+  int64_t left = 0;
+  int64_t least = 0;
+  switch (signature.kind) {
+    case HVL_ALLTOALL:
+      left = signature.tensors[0].shape.empty() ? 0 : signature.tensors[0].shape[0];
+      for (int64_t rows : arguments) {
+        if (rows < 0 || rows > left) return "splits";
+        left -= rows;
+      }
+      return nullptr;
+    case HVL_ADD_PROCESS_SET:
+      for (int64_t rank : arguments) {
+        if (rank < least || rank > INT32_MAX) return "ranks of a process set";
+        least = rank + 1;
+      }
+      return arguments.empty() ? "process set without ranks" : nullptr;
+    case HVL_REMOVE_PROCESS_SET: return arguments.size() == 1 ? nullptr : "number of arguments";
+    default: return arguments.empty() ? nullptr : "number of arguments";
+  }
 }
 
 const char* read_signature(Reader* in, Signature* signature) {
@@ -98,23 +124,37 @@ const char* read_signature(Reader* in, Signature* signature) {
   if (!in->get(&signature->root) || !in->get(&signature->process_set)) return "signature cut short";
   if (!in->get(&signature->prescale) || !in->get(&signature->postscale)) return "signature cut short";
   if (const char* error = read_name(in, &signature->name)) return error;
-  return read_tensors(in, signature);
+  if (const char* error = read_tensors(in, signature)) return error;
+  uint32_t count = 0;
+  if (!in->get(&count) || !in->get_array(count, &signature->arguments)) return "arguments cut short";
+  return check_arguments(*signature);
 }
 
-// Whoever runs an allgather takes addresses from these, so they must add up to what the signature says.
-const char* check_first_dims(const Signature& signature, const std::vector<int64_t>& first_dims) {
-  if (signature.kind != HVL_ALLGATHER) return first_dims.empty() ? nullptr : "first dimensions without an allgather";
+// Whoever runs an allgather or an alltoall takes addresses from these, so they must add up to what the signature says.
+const char* check_varying(const Signature& signature, const std::vector<int64_t>& varying, size_t per_rank) {
+  if (!allocates(signature.kind)) return varying.empty() ? nullptr : "varying numbers where nothing varies";
   const size_t num_tensors = signature.tensors.size();
-  if (first_dims.empty() || first_dims.size() % num_tensors != 0) return "number of first dimensions";
-  const size_t num_ranks = first_dims.size() / num_tensors;
+  if (signature.kind == HVL_ALLGATHER ? per_rank != num_tensors : per_rank <= num_tensors) {
+    return "number of varying numbers of a rank";
+  }
+  if (varying.empty() || varying.size() % per_rank != 0) return "number of varying numbers";
+  for (int64_t number : varying) {
+    if (number < 0) return "negative varying number";
+  }
   for (size_t t = 0; t < num_tensors; ++t) {
     const Shape& shape = signature.tensors[t].shape;
     int64_t sum = 0;
-    for (size_t r = 0; r < num_ranks; ++r) {
-      const int64_t extent = first_dims[t * num_ranks + r];
-      if (extent < 0 || __builtin_add_overflow(sum, extent, &sum)) return "first dimension";
+    for (size_t at = t; at < varying.size(); at += per_rank) {
+      if (__builtin_add_overflow(sum, varying[at], &sum)) return "first dimension";
     }
     if (shape.empty() || shape[0] != sum) return "sum of first dimensions";
+  }
+  for (size_t begin = 0; begin < varying.size(); begin += per_rank) {
+    int64_t left = varying[begin];
+    for (size_t at = num_tensors; at < per_rank; ++at) {
+      if (varying[begin + at] > left) return "splits of more rows than there are";
+      left -= varying[begin + at];
+    }
   }
   return nullptr;
 }
@@ -123,8 +163,17 @@ const char* read_definition(Reader* in, Record* record) {
   uint32_t count = 0;
   if (!in->get(&record->id)) return "id cut short";
   if (const char* error = read_signature(in, &record->signature)) return error;
-  if (!in->get(&count) || !in->get_array(count, &record->first_dims)) return "first dimensions cut short";
-  return check_first_dims(record->signature, record->first_dims);
+  if (!in->get(&record->varying_per_rank)) return "varying numbers cut short";
+  if (!in->get(&count) || !in->get_array(count, &record->varying)) return "varying numbers cut short";
+  return check_varying(record->signature, record->varying, record->varying_per_rank);
+}
+
+const char* read_execution(Reader* in, Record* record) {
+  if (const char* error = read_ids(in, &record->ids)) return error;
+  uint32_t count = 0;
+  if (!in->get(&count) || !in->get_array(count, &record->absent)) return "absent ranks cut short";
+  if (!in->get(&record->last_joined)) return "execution cut short";
+  return nullptr;
 }
 
 const char* read_error(Reader* in, Record* record) {
@@ -151,7 +200,7 @@ const char* read_body(Reader* in, Message* message) {
 const char* read_body(Reader* in, Record* record) {
   switch (record->type) {
     case Record::Type::kDefine: return read_definition(in, record);
-    case Record::Type::kExecute:
+    case Record::Type::kExecute: return read_execution(in, record);
     case Record::Type::kEvict: return read_ids(in, &record->ids);
     case Record::Type::kError: return read_error(in, record);
     case Record::Type::kShutdown: return read_shutdown(in, record);
@@ -193,9 +242,14 @@ void encode(const Record& record, std::string* out) {
     case Record::Type::kDefine:
       writer.put(record.id);
       write_signature(record.signature, &writer);
-      writer.put(static_cast<uint32_t>(record.first_dims.size()));
-      return writer.put_array(record.first_dims.data(), record.first_dims.size());
+      writer.put(record.varying_per_rank);
+      writer.put(static_cast<uint32_t>(record.varying.size()));
+      return writer.put_array(record.varying.data(), record.varying.size());
     case Record::Type::kExecute:
+      write_ids(record.ids, &writer);
+      writer.put(static_cast<uint32_t>(record.absent.size()));
+      writer.put_array(record.absent.data(), record.absent.size());
+      return writer.put(record.last_joined);
     case Record::Type::kEvict: return write_ids(record.ids, &writer);
     case Record::Type::kError:
       writer.put(static_cast<uint8_t>(record.status));

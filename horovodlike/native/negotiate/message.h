@@ -37,8 +37,8 @@ struct Message {
 // Coordinator to all ranks: one record of the log.
 struct Record {
   enum class Type : uint8_t {
-    kDefine = 1,    // from now on `id` stands for `signature`; `first_dims`: see below
-    kExecute = 2,   // run `ids` as one batch
+    kDefine = 1,    // from now on `id` stands for `signature`; `varying`: see below
+    kExecute = 2,   // run `ids` as one batch, of the members of their process set but for those `absent`
     kError = 3,     // the request `signature.name` of `signature.process_set` failed with `status` and `text`
     kEvict = 4,     // `ids` stand for nothing any more
     kShutdown = 5,  // the job ends; `status` is HVL_SHUT_DOWN or HVL_JOB_BROKEN, `text` says why
@@ -46,10 +46,13 @@ struct Record {
   Type type = Type::kExecute;
   TensorId id = 0;
   Signature signature;
-  // Allgather: the extent of dimension 0 of tensor t on rank r stands at [t * size + r], and `signature` has their sum
-  // as dimension 0: the shape of the output. Empty otherwise.
-  std::vector<int64_t> first_dims;
+  // What varies, rank after rank, as many numbers for each; see take_varying(). `signature` has the sum of all ranks'
+  // dimensions 0. Zeros for ranks that take no part. Empty for kinds where nothing varies.
+  std::vector<int64_t> varying;
+  uint32_t varying_per_rank = 0;
   std::vector<TensorId> ids;
+  std::vector<int32_t> absent;  // ascending; ranks that have joined without these tensors
+  int32_t last_joined = -1;     // if a join is executed: the rank that joined last
   hvl_status status = HVL_OK;
   std::string text;
 };

@@ -1,5 +1,7 @@
 #include "negotiate/signature.h"
 
+#include <utility>
+
 namespace hvl {
 namespace {
 
@@ -11,7 +13,26 @@ bool same_factor(double a, double b) { return a == b || (a != a && b != b); }
 bool Signature::operator==(const Signature& other) const {
   return kind == other.kind && op == other.op && device == other.device && root == other.root &&
          process_set == other.process_set && same_factor(prescale, other.prescale) &&
-         same_factor(postscale, other.postscale) && name == other.name && tensors == other.tensors;
+         same_factor(postscale, other.postscale) && name == other.name && tensors == other.tensors &&
+         arguments == other.arguments;
+}
+
+std::vector<int64_t> take_varying(Signature* signature) {
+  std::vector<int64_t> varying;
+  if (!allocates(signature->kind)) return varying;
+  for (TensorSignature& tensor : signature->tensors) {
+    varying.push_back(tensor.shape.empty() ? 0 : std::exchange(tensor.shape[0], 0));
+  }
+  varying.insert(varying.end(), signature->arguments.begin(), signature->arguments.end());
+  signature->arguments.clear();
+  return varying;
+}
+
+void put_varying(const int64_t* varying, size_t count, Signature* signature) {
+  if (!allocates(signature->kind)) return;
+  const size_t num_tensors = signature->tensors.size();
+  for (size_t t = 0; t < num_tensors; ++t) signature->tensors[t].shape[0] = varying[t];
+  signature->arguments.assign(varying + num_tensors, varying + count);
 }
 
 int64_t Signature::num_bytes() const {

@@ -26,10 +26,16 @@ struct Signature {
   double prescale = 1.0;
   double postscale = 1.0;
   std::vector<TensorSignature> tensors;  // more than one: a group, executed as a whole or not at all
+  std::vector<int64_t> arguments;        // see hvl_request
 
   bool operator==(const Signature& other) const;
   bool operator!=(const Signature& other) const { return !(*this == other); }
   int64_t num_bytes() const;
 };
+
+// What may differ between the ranks. Allgather: the extent of dimension 0 of each tensor. Alltoall: that, and then the
+// rows for each member of the process set. Takes it out of the signature, or puts it in.
+std::vector<int64_t> take_varying(Signature* signature);
+void put_varying(const int64_t* varying, size_t count, Signature* signature);
 
 }  // namespace hvl

@@ -1,6 +1,8 @@
 #include "queue/make_operation.h"
 
+#include <algorithm>
 #include <cstring>
+#include <functional>
 #include <string>
 #include <utility>
 
@@ -36,6 +38,30 @@ Status check_tensor(const hvl_request& request, int index) {
   return why_not == nullptr ? Status() : Status(HVL_INVALID_ARGUMENT, where + ": " + why_not);
 }
 
+Status check_arguments(const hvl_request& request, Kind kind, const std::string& name) {
+  const int64_t* begin = request.arguments;
+  const int64_t* end = begin + request.num_arguments;
+  if (kind == HVL_ALLTOALL) {
+    int64_t left = request.tensors[0].shape[0];
+    for (const int64_t* split = begin; split != end; ++split) {
+      if (*split < 0) return Status(HVL_INVALID_ARGUMENT, "the splits of " + name + " must not be negative");
+      if (*split > left) {
+        return Status(HVL_INVALID_ARGUMENT, "the splits of " + name + " are more than its " +
+                                                std::to_string(request.tensors[0].shape[0]) + " rows");
+      }
+      left -= *split;
+    }
+  } else if (kind == HVL_ADD_PROCESS_SET) {
+    if (begin == end || *begin < 0 || std::adjacent_find(begin, end, std::greater_equal<int64_t>()) != end) {
+      return Status(HVL_INVALID_ARGUMENT, "a process set needs ranks that are different and ascending");
+    }
+  } else if (request.num_arguments != (kind == HVL_REMOVE_PROCESS_SET ? 1 : 0)) {
+    return Status(HVL_INVALID_ARGUMENT,
+                  std::to_string(request.num_arguments) + " arguments for " + name_of(kind) + " " + name);
+  }
+  return Status();
+}
+
 Status check_request(const hvl_request& request) {
   if (request.name == nullptr || request.name[0] == '\0' || strlen(request.name) > kMaxNameBytes) {
     return Status(HVL_INVALID_ARGUMENT, "a request's name has 1 to " + std::to_string(kMaxNameBytes) + " bytes");
@@ -48,21 +74,23 @@ Status check_request(const hvl_request& request) {
     return Status(HVL_INVALID_ARGUMENT, "reduction operation " + std::to_string(request.reduce_op) + " for " + name +
                                             " is not one of Average, Sum, Min, Max, Product");
   }
-  if (request.process_set != 0) {
-    return Status(HVL_INVALID_ARGUMENT, "process set " + std::to_string(request.process_set) + " for " + name +
-                                            " does not exist, or has not been registered");
+  if (request.process_set < 0) {
+    return Status(HVL_INVALID_ARGUMENT,
+                  name + " is for process set " + std::to_string(request.process_set) + ", which cannot exist");
   }
   if (request.device != HVL_CPU) {
     return Status(HVL_INVALID_ARGUMENT, name + " is on a device that the engine cannot reach yet: copy it to the CPU");
   }
-  bool has_tensors = request.num_tensors > 0 && request.tensors != nullptr;
-  if (has_tensors == (request.kind == HVL_BARRIER) || static_cast<size_t>(request.num_tensors) > kMaxGroup) {
+  const Kind kind = static_cast<Kind>(request.kind);
+  const bool given = request.num_tensors > 0 && request.tensors != nullptr;
+  if (given != has_tensors(kind) || static_cast<size_t>(request.num_tensors) > kMaxGroup ||
+      (kind == HVL_ALLTOALL && request.num_tensors != 1)) {
     return Status(HVL_INVALID_ARGUMENT, std::to_string(request.num_tensors) + " tensors for " +
                                             name_of(static_cast<Kind>(request.kind)) + " " + name);
   }
   Status status;
   for (int t = 0; status.ok() && t < request.num_tensors; ++t) status = check_tensor(request, t);
-  return status;
+  return status.ok() ? check_arguments(request, kind, name) : status;
 }
 
 std::shared_ptr<Operation> copy(const hvl_request& request) {
@@ -78,6 +106,7 @@ std::shared_ptr<Operation> copy(const hvl_request& request) {
   signature.process_set = request.process_set;
   if (reduces) signature.prescale = request.prescale;
   if (reduces) signature.postscale = request.postscale;
+  signature.arguments.assign(request.arguments, request.arguments + request.num_arguments);
   for (int t = 0; t < request.num_tensors; ++t) {
     const hvl_tensor& tensor = request.tensors[t];
     TensorSignature described;

@@ -47,7 +47,7 @@ using DoneFunction = void (*)(void* context, int32_t status, const char* message
 // Where a tensor's elements are read and written.
 struct Memory {
   const char* input = nullptr;
-  char* output = nullptr;  // allgather: null, the engine allocates
+  char* output = nullptr;  // null: the engine allocates it
 };
 
 // One accepted request of this rank, from enqueue to completion.

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "collective/team.h"
 #include "fuse/batch.h"
 
 namespace hvl {
@@ -13,19 +14,31 @@ namespace hvl {
 // Told now and then how many bytes of the stream are final in the outputs, so that tensors complete before the batch.
 using FinalBytes = std::function<void(uint64_t num_bytes)>;
 
-// One rank's view of one allgather.
-struct Gather {
-  const char* input;                  // this rank's block
-  char* output;                       // all blocks, one after the other
-  std::vector<uint64_t> block_bytes;  // by rank
+// What goes to, or comes from, one member of a team.
+template <typename Byte>
+struct Block {
+  Byte* data;
+  uint64_t num_bytes;
 };
 
-// One rank's view of one reducescatter.
+// One member's view of one allgather.
+struct Gather {
+  const char* input;                // its own block
+  std::vector<Block<char>> blocks;  // the output, by place in the team
+};
+
+// One member's view of one reducescatter.
 struct Scatter {
-  const char* input;                  // the ranks' blocks, one after the other
-  char* output;                       // this rank's block, reduced
-  std::vector<uint64_t> block_bytes;  // by rank; whole elements
+  std::vector<Block<const char>> blocks;  // the input, by place in the team; whole elements
+  char* output;                           // its own block, reduced
   Reduction reduction;
+};
+
+// One member's view of one alltoall.
+struct Exchange {
+  std::vector<Block<const char>> sent;  // by place in the team
+  std::vector<Block<char>> received;
+  uint64_t longest;  // bytes of the longest block that any two members exchange
 };
 
 // All functions are called by the engine, one at a time, and return when this rank's part is done. HVL_IN_PROGRESS: the
@@ -35,10 +48,15 @@ class DataPlane {
  public:
   virtual ~DataPlane() = default;
 
+  // What is called next is the `number`-th collective of the log, and done by this team, of which this rank is one.
+  virtual void begin(TeamPtr team, uint64_t number) = 0;
+
   virtual Status allreduce(const Batch& batch, const FinalBytes& final_bytes) = 0;
+  // root: its place in the team.
   virtual Status broadcast(const Batch& batch, int root, const FinalBytes& final_bytes) = 0;
   virtual Status allgather(const Gather& gather) = 0;
   virtual Status reducescatter(const Scatter& scatter) = 0;
+  virtual Status alltoall(const Exchange& exchange) = 0;
 };
 
 }  // namespace hvl

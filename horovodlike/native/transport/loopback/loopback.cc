@@ -4,6 +4,14 @@
 
 namespace hvl {
 
+namespace {
+
+void copy(const char* from, const Block<char>& to) {
+  if (to.num_bytes > 0) memcpy(to.data, from, to.num_bytes);
+}
+
+}  // namespace
+
 Status LoopbackDataPlane::allreduce(const Batch& batch, const FinalBytes& final_bytes) {
   for (const Segment& segment : batch.segments()) {
     const void* source = segment.input;
@@ -23,14 +31,20 @@ Status LoopbackDataPlane::broadcast(const Batch& batch, int, const FinalBytes& f
 }
 
 Status LoopbackDataPlane::allgather(const Gather& gather) {
-  if (gather.block_bytes[0] > 0) memcpy(gather.output, gather.input, gather.block_bytes[0]);
+  copy(gather.input, gather.blocks[0]);
   return Status();
 }
 
 Status LoopbackDataPlane::reducescatter(const Scatter& scatter) {
-  const void* source = scatter.input;
+  const void* source = scatter.blocks[0].data;
   void* dst = scatter.output;
-  reduce(scatter.reduction, Arrays{&source, 1, &dst, 1, scatter.block_bytes[0] / size_of(scatter.reduction.dtype)});
+  reduce(scatter.reduction,
+         Arrays{&source, 1, &dst, 1, scatter.blocks[0].num_bytes / size_of(scatter.reduction.dtype)});
+  return Status();
+}
+
+Status LoopbackDataPlane::alltoall(const Exchange& exchange) {
+  copy(exchange.sent[0].data, exchange.received[0]);
   return Status();
 }
 

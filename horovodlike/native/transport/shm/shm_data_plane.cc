@@ -2,6 +2,7 @@
 
 #include "collective/allgather.h"
 #include "collective/allreduce.h"
+#include "collective/alltoall.h"
 #include "collective/broadcast.h"
 #include "collective/reducescatter.h"
 
@@ -18,5 +19,7 @@ Status ShmDataPlane::broadcast(const Batch& batch, int root, const FinalBytes& f
 Status ShmDataPlane::allgather(const Gather& gather) { return hvl::allgather(gather, &pipeline_); }
 
 Status ShmDataPlane::reducescatter(const Scatter& scatter) { return hvl::reducescatter(scatter, &pipeline_); }
+
+Status ShmDataPlane::alltoall(const Exchange& exchange) { return hvl::alltoall(exchange, &pipeline_); }
 
 }  // namespace hvl

@@ -1,0 +1,215 @@
+// The part of the engine that does the collective that the log asks for.
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+#include "engine.h"
+
+namespace hvl {
+
+namespace {
+
+// So many bytes of a batch are worth waking those whose results are among them before the batch ends: they will want
+// the processor that the engine works on.
+constexpr uint64_t kWorthWaking = 4 << 20;
+
+int64_t bytes_of_row(const TensorSignature& tensor) {
+  int64_t num_bytes = static_cast<int64_t>(size_of(tensor.dtype));
+  for (size_t d = 1; d < tensor.shape.size(); ++d) num_bytes *= tensor.shape[d];
+  return num_bytes;
+}
+
+uint64_t to_bytes(int64_t rows, int64_t row_bytes) { return static_cast<uint64_t>(rows * row_bytes); }
+
+}  // namespace
+
+Status Engine::prepare(const Known& first) {
+  num_completed_ = 0;
+  num_done_ = 0;
+  switch (first.signature.kind) {
+    case HVL_ALLGATHER: return prepare_allgather(first);
+    case HVL_ALLTOALL: return prepare_alltoall(first);
+    case HVL_REDUCESCATTER: prepare_reducescatter(); return Status();
+    default: prepare_batch(); return Status();
+  }
+}
+
+Status Engine::go_on() {
+  const Kind kind = tensors_.back()->entry->signature().kind;  // the last: others may be complete
+  const bool one_by_one = allocates(kind) || kind == HVL_REDUCESCATTER;
+  Status status = one_by_one ? go_on_with_group() : go_on_with_batch();
+  is_running_ = status.code() == HVL_IN_PROGRESS;
+  return is_running_ ? Status() : status;
+}
+
+Reduction Engine::reduction_of(const Signature& signature, size_t tensor) const {
+  Reduction reduction;
+  reduction.dtype = signature.tensors[tensor].dtype;
+  reduction.op = signature.op;
+  reduction.prescale = signature.prescale;
+  reduction.postscale = signature.postscale;
+  const Team& counted = options_.average_counts_joined ? *process_sets_.at(signature.process_set) : *team_;
+  reduction.divisor = signature.op == HVL_AVERAGE ? static_cast<int>(counted.size()) : 1;
+  return reduction;
+}
+
+// Of a barrier: that all ranks asked is all there is to it, its batch is empty.
+void Engine::prepare_batch() {
+  batch_.clear();
+  entry_ends_.clear();
+  for (const NamedTensor* tensor : tensors_) {
+    const Entry& entry = *tensor->entry;
+    const Signature& signature = entry.signature();
+    for (size_t t = 0; t < signature.tensors.size(); ++t) {
+      uint64_t num_bytes = static_cast<uint64_t>(entry.operation->num_bytes[t]);
+      batch_.add(entry.memory_of(t).input, entry.memory_of(t).output, num_bytes, reduction_of(signature, t));
+    }
+    entry_ends_.push_back(batch_.num_bytes());
+  }
+}
+
+Status Engine::go_on_with_batch() {
+  uint64_t last_wake = 0;
+  const FinalBytes final_bytes = [&](uint64_t num_bytes) {
+    while (num_completed_ < tensors_.size() && entry_ends_[num_completed_] <= num_bytes) {
+      complete(tensors_[num_completed_++], Status());
+    }
+    if (num_bytes - last_wake < kWorthWaking) return;
+    last_wake = num_bytes;
+    handles_->wake_waiters();
+  };
+  Status status;
+  if (batch_.num_bytes() > 0) {
+    // The operation's kind and root are those of all; the last tensor is the last to complete.
+    const Signature& signature = tensors_.back()->entry->signature();
+    status = signature.kind == HVL_ALLREDUCE
+                 ? data_plane_->allreduce(batch_, final_bytes)
+                 : data_plane_->broadcast(batch_, team_->place_of(signature.root), final_bytes);
+  }
+  if (status.ok()) final_bytes(batch_.num_bytes());  // also what has no bytes
+  return status;
+}
+
+// An output with as many rows and otherwise the tensor's shape.
+Status Engine::allocate(const Signature& signature, size_t tensor, int64_t rows, char** data) {
+  const TensorSignature& described = signature.tensors[tensor];
+  hvl_output output{};
+  output.ndim = static_cast<int32_t>(described.shape.size());
+  output.dtype = described.dtype;
+  std::copy(described.shape.begin(), described.shape.end(), output.shape);
+  output.shape[0] = rows;
+  output.num_bytes = rows * bytes_of_row(described);
+  output.data = malloc(static_cast<size_t>(output.num_bytes) + 1);  // + 1: not null when empty
+  if (output.data == nullptr) {
+    return Status(HVL_JOB_BROKEN, "no memory for " + std::to_string(output.num_bytes) + " bytes, the result of the " +
+                                      name_of(signature.kind) + " of '" + signature.name + "' on " +
+                                      waiter_.describe(options_.local_rank));
+  }
+  *data = static_cast<char*>(output.data);
+  outputs_.push_back(output);
+  return Status();
+}
+
+Status Engine::prepare_allgather(const Known& known) {
+  const Entry& entry = *tensors_.front()->entry;
+  gathers_.clear();
+  for (size_t t = 0; t < entry.signature().tensors.size(); ++t) {
+    int64_t rows = 0;
+    for (int rank : team_->ranks) rows += known.varying_of(rank)[t];
+    char* next = nullptr;
+    Status status = allocate(entry.signature(), t, rows, &next);
+    if (!status.ok()) return status;
+    Gather gather{entry.memory_of(t).input, {}};
+    const int64_t row_bytes = bytes_of_row(entry.signature().tensors[t]);
+    for (int rank : team_->ranks) {
+      gather.blocks.push_back({next, to_bytes(known.varying_of(rank)[t], row_bytes)});
+      next += gather.blocks.back().num_bytes;
+    }
+    gathers_.push_back(std::move(gather));
+  }
+  return Status();
+}
+
+// The rows from every rank to every other one are known. Those that a rank has for one that takes no part stay.
+Status Engine::prepare_alltoall(const Known& known) {
+  const Entry& entry = *tensors_.front()->entry;
+  const Signature& signature = entry.signature();
+  const Team& members = *process_sets_.at(signature.process_set);
+  const int64_t row_bytes = bytes_of_row(signature.tensors[0]);
+  const auto rows_between = [&](int from, int to) { return known.varying_of(from)[1 + members.place_of(to)]; };
+  int64_t rows = 0;
+  exchange_ = Exchange{};
+  for (int from : team_->ranks) {
+    rows += rows_between(from, options_.rank);
+    for (int to : team_->ranks) {
+      exchange_.longest = std::max(exchange_.longest, to_bytes(rows_between(from, to), row_bytes));
+    }
+  }
+  char* to = nullptr;
+  Status status = allocate(signature, 0, rows, &to);
+  if (!status.ok()) return status;
+  Signature splits;
+  splits.name = signature.name;
+  splits.kind = signature.kind;
+  splits.tensors = {TensorSignature{HVL_INT32, {0}}};
+  char* received = nullptr;
+  status = allocate(splits, 0, static_cast<int64_t>(members.size()), &received);
+  if (!status.ok()) return status;
+  const char* from = entry.memory.input;
+  for (int rank : members.ranks) {
+    const uint64_t num_sent = to_bytes(rows_between(options_.rank, rank), row_bytes);
+    const bool takes_part = team_->contains(rank);
+    const int32_t rows_received = takes_part ? static_cast<int32_t>(rows_between(rank, options_.rank)) : 0;
+    memcpy(received, &rows_received, sizeof rows_received);
+    received += sizeof rows_received;
+    if (takes_part) {
+      exchange_.sent.push_back({from, num_sent});
+      exchange_.received.push_back({to, to_bytes(rows_received, row_bytes)});
+    }
+    from += num_sent;
+    to += to_bytes(rows_received, row_bytes);
+  }
+  return Status();
+}
+
+// Each member of the process set has its rows, whether or not it takes part.
+void Engine::prepare_reducescatter() {
+  const Entry& entry = *tensors_.front()->entry;
+  const Signature& signature = entry.signature();
+  const Team& members = *process_sets_.at(signature.process_set);
+  const int64_t size = static_cast<int64_t>(members.size());
+  scatters_.clear();
+  for (size_t t = 0; t < signature.tensors.size(); ++t) {
+    const int64_t rows = signature.tensors[t].shape[0];
+    const int64_t row_bytes = bytes_of_row(signature.tensors[t]);
+    const char* next = entry.memory_of(t).input;
+    Scatter scatter{{}, entry.memory_of(t).output, reduction_of(signature, t)};
+    for (int64_t place = 0; place < size; ++place) {
+      const uint64_t num_bytes = to_bytes(rows / size + (place < rows % size ? 1 : 0), row_bytes);
+      if (team_->contains(members.ranks[static_cast<size_t>(place)])) scatter.blocks.push_back({next, num_bytes});
+      next += num_bytes;
+    }
+    scatters_.push_back(std::move(scatter));
+  }
+}
+
+// One tensor of the group after the other.
+Status Engine::go_on_with_group() {
+  const Signature& signature = tensors_.front()->entry->signature();
+  for (; num_done_ < signature.tensors.size(); ++num_done_) {
+    Status status;
+    switch (signature.kind) {
+      case HVL_ALLGATHER: status = data_plane_->allgather(gathers_[num_done_]); break;
+      case HVL_ALLTOALL: status = data_plane_->alltoall(exchange_); break;
+      default: status = data_plane_->reducescatter(scatters_[num_done_]);
+    }
+    if (!status.ok()) return status;
+  }
+  complete(tensors_.front(), Status(), std::move(outputs_));
+  outputs_.clear();
+  return Status();
+}
+
+}  // namespace hvl

@@ -1,0 +1,117 @@
+// The part of the coordinator that knows which ranks take part: process sets, and ranks that have joined.
+
+#include <algorithm>
+#include <utility>
+
+#include "negotiate/coordinator_state.h"
+#include "negotiate/rank_list.h"
+
+namespace hvl {
+
+// What is asked for has been agreed upon; whether it can be done depends on the sets there are by now.
+Status Coordinator::State::check_change(const Signature& signature) {
+  if (signature.kind == HVL_REMOVE_PROCESS_SET) {
+    const int64_t id = signature.arguments[0];
+    if (id != 0 && id <= INT32_MAX && find_process_set(static_cast<int32_t>(id)) != nullptr) return Status();
+    return Status(HVL_INVALID_ARGUMENT, "There is no process set " + std::to_string(id) + " that could be removed.");
+  }
+  const std::vector<int> members(signature.arguments.begin(), signature.arguments.end());
+  for (const auto& [id, set] : process_sets) {
+    if (set.members != members) continue;
+    return Status(HVL_INVALID_ARGUMENT,
+                  "Process set " + std::to_string(id) + " has the same ranks already: " + text_of_ranks(members) + ".");
+  }
+  return Status();
+}
+
+void Coordinator::State::add_process_set(std::vector<int> members) {
+  ProcessSet set;
+  set.members = std::move(members);
+  set.has_joined.resize(static_cast<size_t>(options.size));
+  process_sets.emplace(next_process_set(process_sets), std::move(set));
+}
+
+// What ranks have asked for on that set fails, and its tensors are forgotten.
+void Coordinator::State::remove_process_set(int32_t process_set, std::vector<Decision>* decisions) {
+  Decision evicted;
+  evicted.record.type = Record::Type::kEvict;
+  evicted.reason = {Reason::Why::kSetRemoved, 0, 0};
+  const auto names = std::move(find_process_set(process_set)->names);
+  for (const auto& [name, id] : names) {
+    TableEntry* entry = table.find(id);
+    if (entry->num_ready > 0) {
+      Decision failed;
+      failed.record.type = Record::Type::kError;
+      failed.record.signature.name = name;
+      failed.record.signature.process_set = process_set;
+      failed.record.status = HVL_INVALID_ARGUMENT;
+      failed.record.text = "'" + name + "': process set " + std::to_string(process_set) + " has been removed.";
+      failed.reason = {Reason::Why::kRefused, entry->num_ready, 0};
+      decisions->push_back(std::move(failed));
+    }
+    if (entry->defined) evicted.record.ids.push_back(id);
+    table.remove(entry);
+  }
+  const ProcessSet& set = *find_process_set(process_set);
+  for (int rank : set.members)
+    num_joins[static_cast<size_t>(rank)] -= set.has_joined[static_cast<size_t>(rank)] ? 1 : 0;
+  process_sets.erase(process_set);
+  evicted.reason.count = static_cast<int32_t>(evicted.record.ids.size());
+  if (!evicted.record.ids.empty()) decisions->push_back(std::move(evicted));
+}
+
+// What the others have ready is complete if this rank was all that was missing.
+void Coordinator::State::on_join(const TableEntry& join, int rank) {
+  ProcessSet& set = *find_process_set(join.process_set);
+  set.has_joined[static_cast<size_t>(rank)] = true;
+  ++set.num_joined;
+  set.last_joined = rank;
+  ++num_joins[static_cast<size_t>(rank)];
+  std::vector<std::pair<uint64_t, TensorId>> complete;
+  for (const auto& [name, id] : set.names) {
+    TableEntry* entry = table.find(id);
+    if (entry->kind == HVL_JOIN || table.is_ready(*entry, rank)) continue;
+    const bool was_complete = entry->num_ready == entry->num_needed;
+    --entry->num_needed;
+    if (!was_complete && entry->num_ready > 0 && entry->num_ready == entry->num_needed) {
+      complete.emplace_back(entry->order, id);
+    }
+  }
+  std::sort(complete.begin(), complete.end());
+  for (const auto& [order, id] : complete) completed.push_back(id);
+}
+
+// All have joined: all are back.
+void Coordinator::State::forget_joins(const TableEntry& join) {
+  ProcessSet& set = *find_process_set(join.process_set);
+  set.num_joined = 0;
+  for (int rank : set.members) --num_joins[static_cast<size_t>(rank)];
+  std::fill(set.has_joined.begin(), set.has_joined.end(), false);
+  for (const auto& [name, id] : set.names) {
+    TableEntry* entry = table.find(id);
+    entry->num_needed = static_cast<int32_t>(set.members.size());
+  }
+}
+
+std::vector<int32_t> Coordinator::State::absent_from(const TableEntry& entry) {
+  std::vector<int32_t> absent;
+  const ProcessSet& set = *find_process_set(entry.process_set);
+  if (set.num_joined == 0) return absent;
+  for (int rank : set.members) {
+    if (!table.is_ready(entry, rank)) absent.push_back(rank);
+  }
+  return absent;
+}
+
+Status Coordinator::State::check_absent(const TableEntry& entry, const std::vector<int32_t>& absent) {
+  if (absent.empty()) return Status();
+  const Signature& signature = table.details(entry).signature;
+  const bool needs_all = changes_process_sets(entry.kind);
+  const bool needs_root = entry.kind == HVL_BROADCAST;
+  if (!needs_all && !(needs_root && std::binary_search(absent.begin(), absent.end(), signature.root))) return Status();
+  return Status(HVL_INVALID_ARGUMENT, std::string(name_of(entry.kind)) + " '" + signature.name + "' needs " +
+                                          text_of_ranks({absent.begin(), absent.end()}) + ", which " +
+                                          (absent.size() == 1 ? "has" : "have") + " joined.");
+}
+
+}  // namespace hvl

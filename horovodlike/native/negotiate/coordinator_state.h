@@ -1,0 +1,90 @@
+// What the coordinator keeps: for its own files only.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "negotiate/coordinator.h"
+#include "negotiate/entry_table.h"
+
+namespace hvl {
+
+struct ProcessSet {
+  std::vector<int> members;  // ascending
+  std::unordered_map<std::string, TensorId> names;
+  std::vector<bool> has_joined;  // by rank
+  int32_t num_joined = 0;
+  int last_joined = -1;
+
+  int32_t num_active() const { return static_cast<int32_t>(members.size()) - num_joined; }
+};
+
+// Allreduces that are to be executed together; open until something has to come after it.
+struct Batch {
+  int32_t process_set = 0;
+  Device device = HVL_CPU;
+  std::vector<int32_t> absent;
+  int64_t bytes = 0;
+  int32_t num_tensors = 0;
+  std::vector<TensorId> ids;
+};
+
+struct Coordinator::State {
+  explicit State(const CoordinatorOptions& given);
+
+  // The one place that knows who takes part. Null: no such process set.
+  ProcessSet* find_process_set(int32_t process_set) {
+    const auto found = process_sets.find(process_set);
+    return found == process_sets.end() ? nullptr : &found->second;
+  }
+
+  // Messages.
+  Status on_request(int rank, const Signature& signature, uint64_t now);
+  Status add_ready(TableEntry* entry, int rank, uint64_t now);
+  Status stale_or_unknown(int rank, TensorId id);
+  TableEntry* find_or_add(ProcessSet* set, const Signature& signature);
+  void shut_down(int rank, const std::string& text);
+
+  // Decisions.
+  void decide_completed(std::vector<Decision>* decisions);
+  bool settle(TableEntry* entry, std::vector<Decision>* decisions);
+  void define(TableEntry* entry, Verdict verdict, std::vector<Decision>* decisions);
+  void remove(TableEntry* entry);
+  void execute(TableEntry* entry, std::vector<Decision>* decisions);
+  void make_idle(TableEntry* entry);
+  Batch* batch_for(const TableEntry& entry, const std::vector<int32_t>& absent, std::vector<Decision>* decisions);
+  size_t likely_batch(const TableEntry& first) const;
+  void close_batches(std::vector<Decision>* decisions);
+  void evict(std::vector<Decision>* decisions);
+  void refuse(TableEntry* entry, const Status& status, std::vector<Decision>* decisions);
+
+  // Process sets and who has joined: coordinator_sets.cc.
+  Status check_change(const Signature& signature);
+  void add_process_set(std::vector<int> members);
+  void remove_process_set(int32_t process_set, std::vector<Decision>* decisions);
+  void on_join(const TableEntry& join, int rank);
+  void forget_joins(const TableEntry& join);
+  void end_join();
+  std::vector<int32_t> absent_from(const TableEntry& entry);
+  Status check_absent(const TableEntry& entry, const std::vector<int32_t>& absent);
+
+  CoordinatorOptions options;
+  std::map<int32_t, ProcessSet> process_sets;  // by id; 0 has all ranks
+  std::vector<int32_t> num_joins;              // by rank: process sets on which it has joined
+  EntryTable table;
+  std::vector<TensorId> completed;  // all members ready, not decided yet; in order of completion
+  std::vector<Decision> early;      // decided before decide() was called
+  std::vector<Batch> batches;       // open ones while deciding, at most one per process set and device
+  size_t num_undecided = 0;         // of `completed`, while deciding
+  uint64_t num_started = 0;
+  uint64_t num_requests = 0;
+  bool all_have_joined = false;  // of a process set, and it is not decided yet
+  bool shutting_down = false;
+  bool shutdown_decided = false;
+  std::string shutdown_text;
+};
+
+}  // namespace hvl

@@ -1,0 +1,103 @@
+// A job whose ranks are engines of one process, for tests of the engine.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "engine.h"
+
+namespace hvl {
+
+constexpr uint64_t kPatience = 60 * kSecond;
+
+// A job whose ranks are engines of this process.
+class Job {
+ public:
+  explicit Job(int size, EngineOptions options = EngineOptions(), int64_t slot_bytes = 4096, int slot_depth = 4) {
+    auto memory = HostMemory::anonymous(HostShape{size, slot_bytes, slot_depth});
+    options.size = size;
+    for (int rank = 0; rank < size; ++rank) {
+      options.rank = options.local_rank = rank;
+      handles_.emplace_back();
+      engines_.push_back(std::make_unique<Engine>(options, memory, &handles_.back()));
+    }
+  }
+
+  // Engines leave together: each waits until the others have seen the end.
+  ~Job() { shut_down(); }
+
+  void shut_down() {
+    on_all([&](int rank) { engines_[static_cast<size_t>(rank)]->shut_down(); });
+  }
+
+  int size() const { return static_cast<int>(engines_.size()); }
+  Engine& engine(int rank) { return *engines_[static_cast<size_t>(rank)]; }
+
+  void on_all(const std::function<void(int)>& function) {
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < size(); ++rank) threads.emplace_back(function, rank);
+    for (auto& thread : threads) thread.join();
+  }
+
+  int64_t enqueue(int rank, const std::shared_ptr<Operation>& operation, const std::vector<const char*>& inputs,
+                  const std::vector<char*>& outputs, Status* status = nullptr) {
+    auto entry = std::make_unique<Entry>();
+    entry->operation = operation;
+    for (size_t t = 0; t < inputs.size(); ++t) {
+      Memory memory{inputs[t], outputs.empty() ? nullptr : outputs[t]};
+      if (t == 0) entry->memory = memory;
+      if (t > 0) entry->more.push_back(memory);
+    }
+    int64_t handle = 0;
+    Status result = engine(rank).enqueue(std::move(entry), &handle);
+    engine(rank).notify();
+    if (status != nullptr) {
+      *status = result;
+    } else {
+      CHECK_EQ(result.message(), "");
+    }
+    return handle;
+  }
+
+  Status wait(int rank, int64_t handle, std::vector<hvl_output>* outputs = nullptr) {
+    std::vector<hvl_output> ignored;
+    hvl_status waited = engine(rank).wait(&handle, 1, now_ns() + kPatience);
+    CHECK_EQ(static_cast<int>(waited), static_cast<int>(HVL_OK));
+    return handles_[static_cast<size_t>(rank)].consume(handle, outputs != nullptr ? outputs : &ignored);
+  }
+
+  Status run(int rank, const std::shared_ptr<Operation>& operation, void* data) {
+    return wait(rank, enqueue(rank, operation, {static_cast<char*>(data)}, {static_cast<char*>(data)}));
+  }
+
+ private:
+  std::deque<HandleTable> handles_;  // of each rank, as in a process of its own
+  std::vector<std::unique_ptr<Engine>> engines_;
+};
+
+inline std::shared_ptr<Operation> make(const std::string& name, Kind kind, const std::vector<Shape>& shapes,
+                                       ReduceOp op = HVL_SUM, int root = -1) {
+  auto operation = std::make_shared<Operation>();
+  operation->signature.name = name;
+  operation->signature.kind = kind;
+  operation->signature.op = op;
+  operation->signature.root = root;
+  for (const Shape& shape : shapes) {
+    TensorSignature tensor{HVL_FLOAT32, shape};
+    operation->num_bytes.push_back(tensor.num_bytes());
+    operation->total_bytes += tensor.num_bytes();
+    operation->signature.tensors.push_back(tensor);
+  }
+  return operation;
+}
+
+inline float value(int rank, size_t index) {
+  return static_cast<float>((index * 31 + static_cast<size_t>(rank) * 7) % 97);
+}
+
+}  // namespace hvl

@@ -1,0 +1,157 @@
+// Collectives of some of the ranks: process sets, ranks that have joined, and alltoall, over engines that are threads.
+
+#include <cstdlib>
+#include <numeric>
+
+#include "check.h"
+#include "job_of_threads.h"
+
+namespace hvl {
+namespace {
+
+int64_t number_of(Job& job, int rank, const std::shared_ptr<Operation>& operation) {
+  std::vector<hvl_output> outputs;
+  CHECK_EQ(job.wait(rank, job.enqueue(rank, operation, {}, {}), &outputs).message(), "");
+  REQUIRE(outputs.size() == 1);
+  int64_t number = 0;
+  memcpy(&number, outputs[0].data, sizeof number);
+  free(outputs[0].data);
+  return number;
+}
+
+std::shared_ptr<Operation> add_of(const std::vector<int64_t>& ranks) {
+  auto operation = make("add", HVL_ADD_PROCESS_SET, {});
+  operation->signature.arguments = ranks;
+  return operation;
+}
+
+std::shared_ptr<Operation> on_set(int64_t process_set, std::shared_ptr<Operation> operation) {
+  operation->signature.process_set = static_cast<int32_t>(process_set);
+  return operation;
+}
+
+bool contains(const std::vector<int64_t>& ranks, int rank) {
+  return std::find(ranks.begin(), ranks.end(), rank) != ranks.end();
+}
+
+void check_sum(Job& job, int rank, int64_t set, const std::vector<int64_t>& ranks, size_t count, int round) {
+  std::vector<float> data(count + 1);
+  for (size_t i = 0; i < count; ++i) data[i] = value(rank, i) + static_cast<float>(round);
+  auto operation = on_set(set, make("sum", HVL_ALLREDUCE, {{static_cast<int64_t>(count)}}));
+  CHECK_EQ(job.run(rank, operation, data.data()).message(), "");
+  for (size_t i = 0; i < count; ++i) {
+    float expected = 0;
+    for (int64_t other : ranks) expected += value(static_cast<int>(other), i) + static_cast<float>(round);
+    CHECK_EQ(data[i], expected);
+  }
+}
+
+TEST(overlapping_and_disjoint_sets_at_the_same_time) {
+  const std::vector<std::vector<int64_t>> sets = {{0, 1, 2, 3}, {1, 3}, {0, 2}, {1, 2, 3}, {2}};
+  for (bool overlap : {true, false}) {
+    EngineOptions options;
+    options.overlap = overlap;
+    Job job(4, options);
+    job.on_all([&](int rank) {
+      for (size_t set = 1; set < sets.size(); ++set) {
+        CHECK_EQ(number_of(job, rank, add_of(sets[set])), static_cast<int64_t>(set));
+      }
+      for (int round = 0; round < 20; ++round) {
+        for (size_t set = 0; set < sets.size(); ++set) {
+          if (!contains(sets[set], rank)) continue;
+          for (size_t count : {1, 1009, 20011}) {
+            check_sum(job, rank, static_cast<int64_t>(set), sets[set], count + set, round);
+          }
+        }
+      }
+    });
+  }
+}
+
+TEST(a_set_that_is_removed_exists_no_more) {
+  Job job(3);
+  job.on_all([&](int rank) {
+    CHECK_EQ(number_of(job, rank, add_of({0, 2})), 1);
+    if (rank != 1) check_sum(job, rank, 1, {0, 2}, 100, 0);
+    float data = 1;
+    if (rank == 1) {
+      const Status status = job.run(rank, on_set(1, make("x", HVL_ALLREDUCE, {{1}})), &data);
+      CHECK_EQ(status.message(), "rank 1 is not a member of process set 1, for which it has enqueued 'x'");
+    }
+    auto removal = make("remove", HVL_REMOVE_PROCESS_SET, {});
+    removal->signature.arguments = {1};
+    CHECK_EQ(job.wait(rank, job.enqueue(rank, removal, {}, {})).message(), "");
+    const Status status = job.run(rank, on_set(1, make("x", HVL_ALLREDUCE, {{1}})), &data);
+    CHECK_EQ(status.message(), "'x' is for process set 1, which does not exist (any more)");
+    CHECK_EQ(number_of(job, rank, add_of({1})), 1);  // the id is used again
+    if (rank == 1) check_sum(job, rank, 1, {1}, 100, 0);
+  });
+}
+
+// Each rank runs as many rounds as its number, then joins.
+TEST(ranks_that_have_joined_take_no_part) {
+  for (int size : {1, 2, 3, 4}) {
+    Job job(size);
+    for (int epoch = 0; epoch < 2; ++epoch) {
+      job.on_all([&](int rank) {
+        for (int round = 0; round <= rank; ++round) {
+          std::vector<int64_t> present(static_cast<size_t>(size - round));
+          std::iota(present.begin(), present.end(), round);
+          check_sum(job, rank, 0, present, 5003, round);
+          float most = -1.0F - static_cast<float>(rank);
+          CHECK_EQ(job.run(rank, make("max", HVL_ALLREDUCE, {{1}}, HVL_MAX), &most).message(), "");
+          CHECK_EQ(most, -1.0F - static_cast<float>(round));
+          float mean = static_cast<float>(rank);
+          CHECK_EQ(job.run(rank, make("mean", HVL_ALLREDUCE, {{1}}, HVL_AVERAGE), &mean).message(), "");
+          CHECK_EQ(mean, static_cast<float>(round + size - 1) / 2);
+        }
+        CHECK_EQ(number_of(job, rank, make("join", HVL_JOIN, {})), size - 1);
+      });
+    }
+  }
+}
+
+int64_t rows_between(int from, int to, int round) { return (from * 3 + to * 2 + round) % 5 * (round == 2 ? 700 : 1); }
+
+void check_alltoall(Job& job, int rank, int round) {
+  const int size = job.size();
+  auto operation = make("a2a", HVL_ALLTOALL, {});
+  int64_t rows = 0;
+  std::vector<float> sent;
+  for (int to = 0; to < size; ++to) {
+    const int64_t mine = rows_between(rank, to, round);
+    operation->signature.arguments.push_back(mine);
+    for (int64_t i = 0; i < 3 * mine; ++i) sent.push_back(static_cast<float>(100 * rank + 10 * to + i % 7));
+    rows += mine;
+  }
+  sent.resize(sent.size() + 3);  // a row that nobody gets
+  operation->signature.tensors = {TensorSignature{HVL_FLOAT32, {rows + 1, 3}}};
+  operation->num_bytes = {operation->signature.num_bytes()};
+  std::vector<hvl_output> outputs;
+  const char* input = reinterpret_cast<const char*>(sent.data());
+  CHECK_EQ(job.wait(rank, job.enqueue(rank, operation, {input}, {}), &outputs).message(), "");
+  REQUIRE(outputs.size() == 2);
+  const float* next = static_cast<const float*>(outputs[0].data);
+  const int32_t* splits = static_cast<const int32_t*>(outputs[1].data);
+  CHECK_EQ(outputs[1].shape[0], size);
+  for (int from = 0; from < size; ++from) {
+    CHECK_EQ(splits[from], rows_between(from, rank, round));
+    for (int64_t i = 0; i < 3 * splits[from]; ++i) {
+      CHECK_EQ(*next++, static_cast<float>(100 * from + 10 * rank + i % 7));
+    }
+  }
+  CHECK_EQ((next - static_cast<const float*>(outputs[0].data)) * 4, outputs[0].num_bytes);
+  for (hvl_output& output : outputs) free(output.data);
+}
+
+TEST(alltoall_of_uneven_rows) {
+  for (int size : {1, 2, 3, 4}) {
+    Job job(size);
+    job.on_all([&](int rank) {
+      for (int round : {0, 1, 2, 2, 3}) check_alltoall(job, rank, round);
+    });
+  }
+}
+
+}  // namespace
+}  // namespace hvl

@@ -50,6 +50,7 @@ _place: Place | None = None
 _engine_overlaps = False
 _pid = 0  # the process that called init()
 _at_init: list[Callable[[Place], None]] = []
+_at_shutdown: list[Callable[[], None]] = []
 
 
 def init(comm: Any = None, process_sets: Sequence[Any] | str | None = None) -> None:
@@ -60,10 +61,13 @@ def init(comm: Any = None, process_sets: Sequence[Any] | str | None = None) -> N
 
     Args:
         comm: Only None, the job's ranks, is supported in this release.
-        process_sets: Only None or an empty sequence is supported in this release.
+        process_sets: Process sets to register at once, in the same order on all ranks; what
+            :func:`horovodlike.process_set.add_process_set` does later. ``"dynamic"``, which scripts pass so that sets
+            can be added later, is accepted: they always can.
 
     Raises:
-        NotImplementedError: ``comm`` or ``process_sets`` were given.
+        NotImplementedError: ``comm`` was given.
+        ValueError: A process set cannot be registered. The job has ended then.
         ConfigError: A setting or an environment variable has a bad value.
         RendezvousError: The ranks could not find or trust each other in time.
     """
@@ -71,12 +75,26 @@ def init(comm: Any = None, process_sets: Sequence[Any] | str | None = None) -> N
         raise NotImplementedError(
             "init(comm=...) is not supported yet; start the job with hvdrun or mpirun and leave it out"
         )
-    if process_sets:
-        raise NotImplementedError("init(process_sets=...) is not supported yet; every collective runs on all ranks")
+    if isinstance(process_sets, str) and process_sets != "dynamic":
+        raise ValueError(f'process_sets must be a sequence of process sets or "dynamic", got {process_sets!r}')
+    chosen = () if process_sets is None or isinstance(process_sets, str) else process_sets
+    if not _start() or not chosen:
+        return
+    from horovodlike import process_set
+
+    try:
+        process_set.register(chosen)
+    except BaseException:
+        shutdown()
+        raise
+
+
+def _start() -> bool:
+    """Join the job; False if it was joined already."""
     global _place, _pid, _engine_overlaps
     with _lock:
         if is_initialized():
-            return
+            return False
         from horovodlike import rendezvous
 
         settings = config_module.load(os.environ)
@@ -93,6 +111,7 @@ def init(comm: Any = None, process_sets: Sequence[Any] | str | None = None) -> N
         _place, _pid, _engine_overlaps = joined.place, os.getpid(), bool(native.overlap)
         for notify in _at_init:
             notify(joined.place)
+    return True
 
 
 def _segment_bytes(settings: Config, place: Place) -> int:
@@ -138,6 +157,7 @@ def _native_config(settings: Config, place: Place, processors: int) -> Any:
             "cache_capacity": settings.cache_capacity,
             "stall_warning_time": warning_time,
             "stall_shutdown_time": settings.stall_shutdown_time_seconds,
+            "average_counts_joined": settings.join_average == "all",
             "log_level": config_module.LOG_LEVELS.index(settings.log_level),
         },
     )
@@ -154,6 +174,8 @@ def shutdown() -> None:
     with _lock:
         ops.check(lib.hvl_shutdown())
         _place = None
+        for notify in _at_shutdown:
+            notify()
 
 
 def is_initialized() -> bool:
@@ -169,6 +191,11 @@ def overlaps() -> bool:
 def on_init(notify: Callable[[Place], None]) -> None:
     """Have ``notify`` called with this process's place at the end of every :func:`init`; for bindings."""
     _at_init.append(notify)
+
+
+def on_shutdown(notify: Callable[[], None]) -> None:
+    """Have ``notify`` called at the end of every :func:`shutdown`; for bindings."""
+    _at_shutdown.append(notify)
 
 
 def _current() -> Place:

@@ -114,6 +114,13 @@ class Config:
         horovod=True,
         minimum=0,
     )
+    join_average: str = _row(
+        "present",
+        "What Average divides by while ranks have joined (join()): the number of ranks that take part (present), or "
+        "of all ranks of the process set (all), as Horovod does.",
+        choices=("present", "all"),
+        same_on_all_ranks=True,
+    )
     overlap: str = _row(
         "auto",
         "Whether tensors are reduced while the framework computes (always) or when a thread waits for a result "

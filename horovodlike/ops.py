@@ -45,6 +45,14 @@ class Kind(IntEnum):
     BROADCAST = lib.HVL_BROADCAST
     BARRIER = lib.HVL_BARRIER
     REDUCESCATTER = lib.HVL_REDUCESCATTER
+    ALLTOALL = lib.HVL_ALLTOALL
+    JOIN = lib.HVL_JOIN
+    ADD_PROCESS_SET = lib.HVL_ADD_PROCESS_SET
+    REMOVE_PROCESS_SET = lib.HVL_REMOVE_PROCESS_SET
+
+
+# Of which the caller need not provide the outputs: the engine allocates them, or there are none.
+_WITHOUT_OUTPUTS = frozenset(Kind) - {Kind.ALLREDUCE, Kind.BROADCAST, Kind.REDUCESCATTER}
 
 
 class ReduceOp(IntEnum):
@@ -127,13 +135,16 @@ class Request:
         kind: What to do.
         name: Equal on all ranks; unique among the requests in flight of this rank.
         tensors: Element type and shape of each tensor. More than one make a group: it is executed as a whole or not
-            at all, and may mix types and shapes. A barrier has none. Allgather: dimension 0 may differ between ranks.
+            at all, and may mix types and shapes. An alltoall has one; a barrier, a join and changes of process sets
+            have none. Allgather, alltoall: dimension 0 may differ between ranks.
         op: How an allreduce or a reducescatter combines elements.
         root_rank: The rank whose data a broadcast sends.
         process_set: Id of the process set.
         device: 0 for memory of the CPU.
         prescale: Factor applied to each rank's elements before they are reduced.
         postscale: Factor applied to the result of a reduction.
+        arguments: Alltoall: rows for each member of the process set. Addition of a process set: its ranks, ascending.
+            Removal of one: its id. Else none.
 
     Raises:
         ValueError: What can be seen to be wrong without the other ranks.
@@ -153,12 +164,14 @@ class Request:
         device: int = 0,
         prescale: float = 1.0,
         postscale: float = 1.0,
+        arguments: Sequence[int] = (),
     ) -> None:
         shapes = [ffi.new("int64_t[]", list(shape)) for _, shape in tensors]
         described = ffi.new("hvl_tensor[]", len(tensors))
         for native, (dtype, shape), extents in zip(described, tensors, shapes, strict=True):
             native.shape, native.ndim, native.dtype = extents, len(shape), dtype
         encoded = ffi.new("char[]", name.encode())
+        numbers = ffi.new("int64_t[]", list(arguments))
         request = ffi.new(
             "hvl_request *",
             {
@@ -172,6 +185,8 @@ class Request:
                 "device": device,
                 "prescale": prescale,
                 "postscale": postscale,
+                "arguments": numbers,
+                "num_arguments": len(arguments),
             },
         )
         prepared = lib.hvl_prepare(request)
@@ -187,7 +202,8 @@ class Request:
 
         Args:
             inputs: Address of each tensor's memory.
-            outputs: Where each result goes; may equal the input. Empty for an allgather and a barrier.
+            outputs: Where each result goes; may equal the input. Empty where the engine allocates them or there are
+                none.
 
         Returns:
             A handle for :func:`wait`, :func:`wait_all` and :func:`poll`.
@@ -200,7 +216,7 @@ class Request:
             raise ValueError(f"{self.name!r} has {self._num_tensors} tensors, not {len(inputs)}")
         if outputs and len(outputs) != self._num_tensors:
             raise ValueError(f"{self.name!r} has {self._num_tensors} tensors, not {len(outputs)} outputs")
-        if not outputs and self.kind not in (Kind.ALLGATHER, Kind.BARRIER):
+        if not outputs and self.kind not in _WITHOUT_OUTPUTS:
             raise ValueError(f"{self.name!r} needs an output for each of its {self._num_tensors} tensors")
         addresses = ffi.new("uintptr_t[]", [*inputs, *outputs])
         handle: int = lib.hvl_enqueue(self._native, addresses, addresses + self._num_tensors, ffi.NULL, ffi.NULL)
@@ -296,7 +312,8 @@ def wait(handle: int) -> list[Output]:
         handle: From :meth:`Request.enqueue`.
 
     Returns:
-        What the engine allocated: one output per tensor of an allgather, else nothing.
+        What the engine allocated: one output per tensor of an allgather; of an alltoall the rows and how many came
+        from each member; of a join the last rank and of the addition of a process set its id, as an int64 each.
 
     Raises:
         MismatchError: The ranks do not agree about the request.

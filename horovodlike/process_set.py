@@ -1,22 +1,27 @@
 """Process sets: which ranks take part in a collective.
 
-This release runs every collective on the global set, which holds all ranks. Others can be described already, and are
-refused where they would be used.
+A set that has been registered on all ranks can be given to every operation. Operations on sets that have no rank in
+common run at the same time, and names belong to a set: the same name may be in flight on several.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from horovodlike import basics
+from horovodlike import basics, ops
+from horovodlike.errors import MismatchError
+from horovodlike.ops import Kind, Request
+
+__all__ = ["ProcessSet", "add_process_set", "global_process_set", "remove_process_set"]
 
 
 class ProcessSet:
     """A set of ranks that take part in a collective together.
 
     Args:
-        ranks: Global ranks, in any order and without repetition.
+        ranks: Global ranks, in any order and without repetition; or an mpi4py communicator of ranks of the job.
 
     Raises:
         ValueError: An entry is no integer, is negative, or occurs twice.
@@ -25,8 +30,10 @@ class ProcessSet:
     process_set_id: int | None
     _ranks: list[int] | None
 
-    def __init__(self, ranks: Iterable[int]) -> None:
+    def __init__(self, ranks: Iterable[int] | Any) -> None:
         """Describe a set; it has no id until it is registered with the job."""
+        if hasattr(ranks, "Get_group"):
+            ranks = _ranks_of_communicator(ranks)
         try:
             chosen = sorted(operator.index(rank) for rank in ranks)
         except TypeError as error:
@@ -67,6 +74,14 @@ class ProcessSet:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
 
 
+def _ranks_of_communicator(communicator: Any) -> list[int]:
+    from mpi4py import MPI
+
+    group = communicator.Get_group()
+    world = MPI.COMM_WORLD.Get_group()
+    return list(MPI.Group.Translate_ranks(group, list(range(group.Get_size())), world))
+
+
 class _GlobalProcessSet(ProcessSet):
     """All ranks of the job. Its ranks follow the job through shut-down and initialisation with another size."""
 
@@ -81,18 +96,117 @@ class _GlobalProcessSet(ProcessSet):
 
 global_process_set: ProcessSet = _GlobalProcessSet()
 
+_registered: dict[int, ProcessSet] = {}  # by id, without the global one
+
+
+def _forget_all() -> None:
+    while _registered:
+        _registered.popitem()[1].process_set_id = None
+
+
+basics.on_shutdown(_forget_all)
+basics.on_init(lambda _: _forget_all())
+
+
+def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
+    """Register a process set with the job, so that operations can be given it.
+
+    All ranks of the job have to call it, with the same ranks and in the same order with other changes of process sets.
+    One thread at a time.
+
+    Args:
+        process_set: The set, or its ranks.
+
+    Returns:
+        The set, which now has an id. Ids of sets that were removed are used again.
+
+    Raises:
+        ValueError: The ranks cannot make a set, a registered one has the same, or `init()` has not been called.
+        HorovodInternalError: The ranks disagree about the set, or the job is broken or shut down.
+    """
+    chosen = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+    if chosen.process_set_id is not None:
+        raise ValueError(f"{chosen} is registered already")
+    basics.size()  # raises before init()
+    request = Request(Kind.ADD_PROCESS_SET, "add_process_set", [], arguments=chosen.ranks or [])
+    (output,) = ops.wait(request.enqueue([], []))
+    process_set_id = int.from_bytes(output.memory[:], "little")
+    _registered[process_set_id] = chosen
+    chosen.process_set_id = process_set_id
+    return chosen
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Take a process set out of the job. All ranks of the job have to call it. One thread at a time.
+
+    What is in flight on it fails. The object can be registered again.
+
+    Returns:
+        False, having done nothing, if the set is the global one or is not registered.
+
+    Raises:
+        HorovodInternalError: The ranks disagree about the set, or the job is broken or shut down.
+    """
+    process_set_id = process_set.process_set_id
+    if process_set is global_process_set or process_set_id is None:
+        return False
+    request = Request(Kind.REMOVE_PROCESS_SET, "remove_process_set", [], arguments=[process_set_id])
+    ops.wait(request.enqueue([], []))
+    del _registered[process_set_id]
+    process_set.process_set_id = None
+    return True
+
+
+def register(process_sets: Sequence[ProcessSet]) -> None:
+    """Add the process sets that were given to `init()`.
+
+    Raises:
+        ValueError: One cannot be registered; the message says which.
+    """
+    for index, process_set in enumerate(process_sets):
+        try:
+            add_process_set(process_set)
+        except (ValueError, MismatchError) as error:
+            raise ValueError(f"init() could not register entry number {index} of process_sets: {error}") from error
+
+
+def ids_and_ranks() -> dict[int, list[int]]:
+    """The ranks of all registered sets and the global one, by id."""
+    basics.size()  # raises before init()
+    return {set_id: members(set_id) for set_id in (0, *sorted(_registered))}
+
+
+def members(process_set_id: int) -> list[int]:
+    """The ranks of a registered set, ascending."""
+    ranks = (_registered[process_set_id] if process_set_id else global_process_set).ranks
+    assert ranks is not None
+    return ranks
+
+
+def check_registered(process_set: ProcessSet) -> int:
+    """Return the id of a registered set, of which this rank need not be a member.
+
+    Raises:
+        TypeError: It is no process set.
+        ValueError: It is not registered.
+    """
+    if not isinstance(process_set, ProcessSet):
+        raise TypeError(f"process_set must be a ProcessSet, got {process_set!r}")
+    if process_set.process_set_id is None:
+        raise ValueError(f"{process_set} is not registered: call hvd.add_process_set() with it on all ranks first")
+    return process_set.process_set_id
+
 
 def registered_id(process_set: ProcessSet) -> int:
     """Return the id that the engine knows the set by.
 
     Raises:
-        NotImplementedError: The set is not the global one.
         TypeError: It is no process set.
+        ValueError: It is not registered, or this rank is no member.
     """
     if process_set is global_process_set:
         return 0
-    if not isinstance(process_set, ProcessSet):
-        raise TypeError(f"process_set must be a ProcessSet, got {process_set!r}")
-    raise NotImplementedError(
-        f"{process_set} cannot be used: this release runs collectives on global_process_set, all ranks, only"
-    )
+    process_set_id = check_registered(process_set)
+    if not process_set.included():
+        raise ValueError(f"rank {basics.rank()} is not a member of {process_set}")
+    return process_set_id

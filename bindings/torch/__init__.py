@@ -29,7 +29,7 @@ from horovodlike.basics import (
     size,
 )
 from horovodlike.errors import HorovodInternalError
-from horovodlike.process_set import ProcessSet, global_process_set
+from horovodlike.process_set import ProcessSet, add_process_set, global_process_set, remove_process_set
 from horovodlike.torch.compression import Compression
 from horovodlike.torch.functions import (
     allgather_object,
@@ -44,6 +44,8 @@ from horovodlike.torch.mpi_ops import (
     allreduce_,
     allreduce_async,
     allreduce_async_,
+    alltoall,
+    alltoall_async,
     barrier,
     broadcast,
     broadcast_,
@@ -57,6 +59,7 @@ from horovodlike.torch.mpi_ops import (
     grouped_allreduce_async_,
     grouped_reducescatter,
     grouped_reducescatter_async,
+    join,
     poll,
     reducescatter,
     reducescatter_async,
@@ -75,6 +78,7 @@ __all__ = [
     "ProcessSet",
     "Product",
     "Sum",
+    "add_process_set",
     "allgather",
     "allgather_async",
     "allgather_object",
@@ -82,6 +86,8 @@ __all__ = [
     "allreduce_",
     "allreduce_async",
     "allreduce_async_",
+    "alltoall",
+    "alltoall_async",
     "barrier",
     "broadcast",
     "broadcast_",
@@ -103,12 +109,14 @@ __all__ = [
     "grouped_reducescatter_async",
     "init",
     "is_initialized",
+    "join",
     "local_rank",
     "local_size",
     "poll",
     "rank",
     "reducescatter",
     "reducescatter_async",
+    "remove_process_set",
     "shutdown",
     "size",
     "synchronize",

@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 from torch.autograd.function import FunctionCtx
 
-from horovodlike import basics
+from horovodlike import basics, process_set
 from horovodlike.ops import Kind
 from horovodlike.torch._engine import Call, start_allgather, start_reducescatter, start_to_new, synchronize
 
@@ -85,8 +85,9 @@ class _Allgather(torch.autograd.Function):
     @staticmethod
     def backward(ctx: _Context, *gradients: torch.Tensor) -> Gradients:
         mine = torch.tensor([ctx.first_dims])
-        (rows,) = _carry_out(Call(Kind.ALLGATHER, f"{ctx.call.name}.grad.rows"), [mine])
-        starts = rows[: basics.rank()].sum(dim=0).tolist()
+        (rows,) = _carry_out(replace(ctx.call, name=f"{ctx.call.name}.grad.rows"), [mine])
+        place = process_set.members(ctx.call.process_set).index(basics.rank())
+        starts = rows[:place].sum(dim=0).tolist()
         averaged = _reduce_gradients(replace(ctx.call, op=basics.Average), gradients)
         own = zip(averaged, starts, ctx.first_dims, strict=True)
         return (None, *(None if g is None else g.narrow(0, start, count) for g, start, count in own))
@@ -106,8 +107,9 @@ class _Reducescatter(_Collective):
     def backward(ctx: _Context, *gradients: torch.Tensor) -> Gradients:
         call = ctx.call
         _check_differentiable(call, "a reducescatter")
-        factor = call.prescale * call.postscale * (basics.size() if call.op == basics.Sum else 1)
-        gathered = _communicate(Call(Kind.ALLGATHER, call.name), gradients)
+        size = len(process_set.members(call.process_set))
+        factor = call.prescale * call.postscale * (size if call.op == basics.Sum else 1)
+        gathered = _communicate(Call(Kind.ALLGATHER, call.name, process_set=call.process_set), gradients)
         return (None, *(g if g is None or factor == 1 else g * factor for g in gathered))
 
 

@@ -26,15 +26,14 @@ def reduction_call(
     process_set: ProcessSet,
 ) -> Call:
     """Return the call of an allreduce or a reducescatter; `operation` begins its full name."""
-    if process_set is not global_process_set:
-        registered_id(process_set)
+    set_id = 0 if process_set is global_process_set else registered_id(process_set)
     if name is None:
-        return _new_reduction(kind, operation, None, op, prescale, postscale)
-    return _known_reduction(kind, operation, name, op, prescale, postscale)
+        return _new_reduction(kind, operation, None, op, prescale, postscale, set_id)
+    return _known_reduction(kind, operation, name, op, prescale, postscale, set_id)
 
 
 def _new_reduction(
-    kind: Kind, operation: str, name: str | None, op: int | None, prescale: float, postscale: float
+    kind: Kind, operation: str, name: str | None, op: int | None, prescale: float, postscale: float, set_id: int
 ) -> Call:
     if op is None:
         op = Average
@@ -42,7 +41,7 @@ def _new_reduction(
         raise NotImplementedError("op=Adasum is not available in this release")
     if op not in (Average, Sum, Min, Max, Product):
         raise ValueError(f"op must be one of hvd.Average, Sum, Min, Max and Product, got {op!r}")
-    return Call(kind, full_name(operation, name), op, -1, prescale, postscale)
+    return Call(kind, full_name(operation, name, set_id), op, -1, prescale, postscale, set_id)
 
 
 _known_reduction = lru_cache(maxsize=CALLS_KEPT)(_new_reduction)

@@ -7,14 +7,14 @@ them, whatever the caller does with his own.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from torch.autograd.graph import increment_version
 
-from horovodlike import basics, ops
+from horovodlike import basics, ops, process_set
 from horovodlike.ops import Kind, Output, Request
 from horovodlike.torch._tensor import DTYPES, check, engine_shape, from_output, in_memory, is_in_memory
 
@@ -25,7 +25,7 @@ Result = torch.Tensor | tuple[torch.Tensor, ...] | None
 CALLS_KEPT = 2048
 REQUESTS_KEPT_PER_CALL = 4
 
-_unnamed = itertools.count()
+_unnamed: dict[int, Iterator[int]] = {}  # by process set: its members count alike
 
 
 @dataclass(eq=False)
@@ -38,7 +38,8 @@ class Call:
     root_rank: int = -1
     prescale: float = 1.0
     postscale: float = 1.0
-    # By dtype and shape of each tensor.
+    process_set: int = 0  # its id
+    # By dtype and shape of each tensor, and the request's arguments.
     requests: dict[tuple[object, ...], Request] = field(default_factory=dict, init=False, repr=False)
 
 
@@ -64,29 +65,31 @@ _in_flight: dict[int, _InFlight | torch.Tensor] = {}
 _overwritten: list[torch.Tensor] = []
 _last: dict[str | None, _Last] = {}  # by the name that the caller gave
 _STRIDED = torch.strided
+_SPLITS = torch.empty(0, dtype=torch.int32)
 # From torch 2.7 on increment_version takes many tensors, and those of inference mode.
 _VERSIONS_OF_MANY = torch.__version__ >= "2.7"
 _abandoned: list[tuple[Sequence[int], Sequence[object]]] = []
 
 
-def full_name(operation: str, name: str | None) -> str:
-    """Return the name that the ranks match an operation by.
+def full_name(operation: str, name: str | None, process_set: int = 0) -> str:
+    """Return the name that the ranks of a process set match an operation by.
 
     Unnamed operations are counted, so every rank has to call them in the same order.
     """
-    return f"{operation}.{name}" if name is not None else f"{operation}.noname.{next(_unnamed)}"
+    if name is not None:
+        return f"{operation}.{name}"
+    return f"{operation}.noname.{next(_unnamed.setdefault(process_set, itertools.count()))}"
 
 
 def reset_names() -> None:
     """Start counting unnamed operations from 0, as ranks that are new in a job do."""
-    global _unnamed
-    _unnamed = itertools.count()
+    _unnamed.clear()
 
 
 basics.on_init(lambda _: reset_names())
 
 
-def build_request(call: Call, tensors: Sequence[torch.Tensor]) -> Request:
+def build_request(call: Call, tensors: Sequence[torch.Tensor], arguments: Sequence[int] = ()) -> Request:
     """Return a request for tensors like these."""
     described = [(DTYPES[tensor.dtype], engine_shape(tensor.shape)) for tensor in tensors]
     return Request(
@@ -97,14 +100,18 @@ def build_request(call: Call, tensors: Sequence[torch.Tensor]) -> Request:
         root_rank=call.root_rank,
         prescale=call.prescale,
         postscale=call.postscale,
+        process_set=call.process_set,
+        arguments=arguments,
     )
 
 
-def _enqueue(call: Call, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> int:
-    key = tuple(attribute for tensor in inputs for attribute in (tensor.dtype, tensor.shape))
+def _enqueue(
+    call: Call, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], arguments: Sequence[int] = ()
+) -> int:
+    key = (*(attribute for tensor in inputs for attribute in (tensor.dtype, tensor.shape)), *arguments)
     request = call.requests.get(key)
     if request is None:
-        request = build_request(call, inputs)
+        request = build_request(call, inputs, arguments)
         if len(call.requests) >= REQUESTS_KEPT_PER_CALL:
             call.requests.clear()
         call.requests[key] = request
@@ -196,13 +203,15 @@ def start_reducescatter(call: Call, tensors: Sequence[torch.Tensor], single: boo
         check(tensor, call.name)
         if tensor.dim() == 0:
             raise ValueError(f"{call.name}: a scalar has no rows; a reducescatter needs at least one dimension")
-    shapes = [(rows_of(tensor.shape[0], basics.rank()), *tensor.shape[1:]) for tensor in tensors]
+    members = process_set.members(call.process_set)
+    place = members.index(basics.rank())
+    shapes = [(rows_of(tensor.shape[0], place, len(members)), *tensor.shape[1:]) for tensor in tensors]
     return _start_with_outputs(call, tensors, shapes, single)
 
 
-def rows_of(rows: int, rank: int) -> int:
-    """How many of so many rows are a rank's share: the first ranks have one more if they cannot be divided evenly."""
-    return rows // basics.size() + (rank < rows % basics.size())
+def rows_of(rows: int, place: int, parts: int) -> int:
+    """How many of so many rows are one part: the first parts have one more if they cannot be divided evenly."""
+    return rows // parts + (place < rows % parts)
 
 
 def _start_with_outputs(
@@ -232,6 +241,25 @@ def start_allgather(call: Call, tensors: Sequence[torch.Tensor], single: bool) -
 
     handle = _enqueue(call, inputs, inputs)
     _in_flight[handle] = _InFlight(inputs, finish)
+    return handle
+
+
+def start_alltoall(call: Call, tensor: torch.Tensor, splits: Sequence[int]) -> int:
+    """Enqueue an alltoall of so many rows for each member of the process set; return its handle.
+
+    The result is the rows received, and how many came from each member (int32).
+    """
+    check(tensor, call.name)
+    if tensor.dim() == 0:
+        raise ValueError(f"{call.name}: a scalar has no rows; an alltoall needs at least one dimension")
+    memory = in_memory(tensor)
+
+    def finish(outputs: list[Output]) -> Result:
+        rows, received = outputs
+        return from_output(rows, tensor), from_output(received, _SPLITS)
+
+    handle = _enqueue(call, [memory], [memory], splits)
+    _in_flight[handle] = _InFlight([memory], finish)
     return handle
 
 

@@ -23,6 +23,7 @@ import torch
 from horovodlike import basics, ops
 from horovodlike.errors import MismatchError
 from horovodlike.ops import Kind, Request
+from horovodlike.process_set import ProcessSet, global_process_set
 from horovodlike.torch._compile import leave_alone
 from horovodlike.torch._engine import Call, abandon, build_request
 from horovodlike.torch._slot import Group, Slot, SlotBatch
@@ -61,6 +62,7 @@ class ReductionOptions:
     prescale: float = 1.0
     postscale: float = 1.0
     sparse_as_dense: bool = False
+    process_set: ProcessSet = global_process_set
 
 
 class Reduction:
@@ -104,6 +106,7 @@ class Reduction:
         self._presence_is_full = True
         if self.slots:
             call = Call(Kind.ALLREDUCE, f"presence.{min(slot.name for slot in self.slots)}", basics.Max)
+            call.process_set = self._set_id
             self._presence_request = build_request(call, [self._presence])
         waiting = 0
         for slot in reversed(added):  # about the order of a backward pass
@@ -131,8 +134,11 @@ class Reduction:
 
     @property
     def communicates(self) -> bool:
-        """Whether there are other ranks."""
-        return basics.size() > 1
+        """Whether this rank is one of several that reduce gradients together."""
+        process_set = self.options.process_set
+        if process_set is global_process_set:
+            return basics.size() > 1
+        return bool(process_set.included()) and (process_set.size() or 0) > 1
 
     def _handing_over_hook(self, is_last: bool) -> Callable[[torch.Tensor], None]:
         def hook(param: torch.Tensor) -> None:
@@ -288,7 +294,11 @@ class Reduction:
 
     def _call(self, name: str) -> Call:
         options = self.options
-        return Call(Kind.ALLREDUCE, name, options.op, -1, options.prescale, options.postscale)
+        return Call(Kind.ALLREDUCE, name, options.op, -1, options.prescale, options.postscale, self._set_id)
+
+    @property
+    def _set_id(self) -> int:
+        return self.options.process_set.process_set_id or 0
 
     def _finisher(self, slot: Slot, dense: torch.Tensor, work: torch.Tensor) -> Callable[[], None]:
         decompress, ctx = self.options.compression.decompress, slot.ctx

@@ -15,7 +15,7 @@ import torch
 
 from horovodlike import basics
 from horovodlike.errors import HorovodInternalError
-from horovodlike.process_set import ProcessSet, global_process_set
+from horovodlike.process_set import ProcessSet, global_process_set, registered_id
 from horovodlike.torch._compile import leave_alone
 from horovodlike.torch._engine import full_name
 from horovodlike.torch.mpi_ops import allgather_async, broadcast_, broadcast_async_, synchronize
@@ -175,7 +175,7 @@ def broadcast_object(
     Raises:
         HorovodInternalError: The job is broken; or the root could not pickle its object (on the root, the cause).
     """
-    name = full_name("object", name)
+    name = full_name("object", name, registered_id(process_set))
     if basics.rank() != root_rank:
         (size,) = broadcast_(torch.zeros(1, dtype=torch.int64), root_rank, f"{name}.sz", process_set).tolist()
         if size == _PICKLING_FAILED:
@@ -206,7 +206,7 @@ def allgather_object(
     Raises:
         HorovodInternalError: The job is broken; or a rank could not pickle its object (on that rank, the cause).
     """
-    name = full_name("object", name)
+    name = full_name("object", name, registered_id(process_set))
     data, error = _pickled(obj)
     mine = torch.tensor([data.numel() if error is None else _PICKLING_FAILED])
     handles = [
@@ -219,7 +219,8 @@ def allgather_object(
         raise error
     counts = sizes.tolist()
     if _PICKLING_FAILED in counts:
-        failed = [rank for rank, count in enumerate(counts) if count == _PICKLING_FAILED]
+        ranks = process_set.ranks or []
+        failed = [rank for rank, count in zip(ranks, counts, strict=True) if count == _PICKLING_FAILED]
         raise HorovodInternalError(f"{name}: ranks {failed} could not pickle their objects")
     return [_unpickled(part) for part in torch.split(everything, counts)]
 

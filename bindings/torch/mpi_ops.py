@@ -13,6 +13,7 @@ whole or not at all (`grouped_*`). What holds for all:
 * The tensors of an asynchronous operation may be neither written nor, in place, read until `synchronize`, to be called
   once for each handle.
 * The synchronous forms that return new tensors are differentiable.
+* Every operation takes a process set. The rest of the ranks need not call it.
 * Any thread may call them, as long as all ranks do under the same names.
 """
 
@@ -24,6 +25,7 @@ from functools import lru_cache
 
 import torch
 
+from horovodlike import ops
 from horovodlike.basics import (
     Adasum,
     Average,
@@ -40,8 +42,9 @@ from horovodlike.basics import (
     rank,
     size,
 )
-from horovodlike.ops import Kind
+from horovodlike.ops import Kind, Request
 from horovodlike.process_set import ProcessSet, global_process_set, registered_id
+from horovodlike.torch._alltoall import alltoall, alltoall_async
 from horovodlike.torch._autograd import run
 from horovodlike.torch._calls import group, reduction_call, result
 from horovodlike.torch._compile import leave_alone
@@ -78,6 +81,8 @@ __all__ = [
     "allreduce_",
     "allreduce_async",
     "allreduce_async_",
+    "alltoall",
+    "alltoall_async",
     "barrier",
     "broadcast",
     "broadcast_",
@@ -95,6 +100,7 @@ __all__ = [
     "grouped_reducescatter_async",
     "is_homogeneous",
     "is_initialized",
+    "join",
     "local_rank",
     "local_size",
     "poll",
@@ -194,7 +200,7 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Start what `allreduce_` does and return a handle for `poll` and `synchronize`."""
-    arguments = (average, op, prescale_factor, postscale_factor, process_set)
+    arguments = (average, op, prescale_factor, postscale_factor, getattr(process_set, "process_set_id", None))
     handle = start_again_in_place(name, arguments, tensor)
     if handle:
         return handle
@@ -262,13 +268,15 @@ def grouped_allreduce_async_(
 
 
 def _allgather_call(operation: str, name: str | None, process_set: ProcessSet) -> Call:
-    registered_id(process_set)
-    return Call(Kind.ALLGATHER, full_name(operation, name)) if name is None else _known_allgather(operation, name)
+    set_id = registered_id(process_set)
+    return (_new_allgather if name is None else _known_allgather)(operation, name, set_id)
 
 
-@lru_cache(maxsize=CALLS_KEPT)
-def _known_allgather(operation: str, name: str) -> Call:
-    return Call(Kind.ALLGATHER, full_name(operation, name))
+def _new_allgather(operation: str, name: str | None, set_id: int) -> Call:
+    return Call(Kind.ALLGATHER, full_name(operation, name, set_id), process_set=set_id)
+
+
+_known_allgather = lru_cache(maxsize=CALLS_KEPT)(_new_allgather)
 
 
 def allgather(
@@ -312,12 +320,12 @@ def grouped_allgather_async(
 
 
 def _broadcast_call(root_rank: int, name: str | None, process_set: ProcessSet) -> Call:
-    registered_id(process_set)
-    return _new_broadcast(root_rank, None) if name is None else _known_broadcast(root_rank, name)
+    set_id = registered_id(process_set)
+    return (_new_broadcast if name is None else _known_broadcast)(root_rank, name, set_id)
 
 
-def _new_broadcast(root_rank: int, name: str | None) -> Call:
-    return Call(Kind.BROADCAST, full_name("broadcast", name), root_rank=root_rank)
+def _new_broadcast(root_rank: int, name: str | None, set_id: int) -> Call:
+    return Call(Kind.BROADCAST, full_name("broadcast", name, set_id), root_rank=root_rank, process_set=set_id)
 
 
 _known_broadcast = lru_cache(maxsize=CALLS_KEPT)(_new_broadcast)
@@ -364,13 +372,39 @@ def broadcast_async_(
     return start_in_place(_broadcast_call(root_rank, name, process_set), [tensor], single=True)
 
 
-_BARRIER = Call(Kind.BARRIER, "barrier.noname")
+@lru_cache(maxsize=CALLS_KEPT)
+def _barrier_call(set_id: int) -> Call:
+    return Call(Kind.BARRIER, "barrier.noname", process_set=set_id)
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Return when all ranks have called it."""
-    registered_id(process_set)
-    synchronize(start_in_place(_BARRIER, [], single=False))
+    """Return when all ranks of the process set have called it."""
+    synchronize(start_in_place(_barrier_call(registered_id(process_set)), [], single=False))
+
+
+def join(device: int = -1, process_set: ProcessSet = global_process_set) -> int:
+    """Say that this rank has no more data, and return when all ranks of the process set have said so.
+
+    Until then the others go on without it, with every operation: a rank that has joined contributes nothing. A sum is
+    over those that go on, an allgather has no rows of it, an alltoall sends it none, a reducescatter leaves its rows
+    out. Average divides by the number of ranks that go on, or by all (`HOROVODLIKE_JOIN_AVERAGE=all`). A broadcast from
+    it, and changes of process sets, fail.
+
+    Args:
+        device: Not needed; accepted for scripts that pass it.
+        process_set: The ranks that join.
+
+    Returns:
+        The rank that joined last, the same on all ranks.
+
+    Raises:
+        HorovodInternalError: The job is broken or shut down.
+        ValueError: Another thread of this rank is joining already.
+    """
+    del device
+    request = Request(Kind.JOIN, "join", [], process_set=registered_id(process_set))
+    (output,) = ops.wait(request.enqueue([], []))
+    return int.from_bytes(output.memory[:], "little")
 
 
 leave_alone(*(globals()[name] for name in __all__ if name[0].islower()))

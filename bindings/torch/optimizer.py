@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from horovodlike import basics
-from horovodlike.process_set import ProcessSet, global_process_set, registered_id
+from horovodlike.process_set import ProcessSet, check_registered, global_process_set
 from horovodlike.torch._compile import leave_alone
 from horovodlike.torch._reduction import Reduction, ReductionOptions
 from horovodlike.torch._slot import Slot
@@ -77,13 +77,14 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         return reducing_closure
 
     def _reduced_loss(self, loss: Any) -> Any:
-        op, slots = self._reduction.options.op, self._reduction.slots
+        op, process_set = self._reduction.options.op, self._reduction.options.process_set
+        slots = self._reduction.slots
         if loss is None or op not in (basics.Average, basics.Sum) or not (slots and self._reduction.communicates):
             return loss
         name = f"loss.{min(slot.name for slot in slots)}"
         if isinstance(loss, torch.Tensor):
-            return allreduce(loss.detach(), name=name, op=op)
-        return allreduce(torch.tensor(loss, dtype=torch.float64), name=name, op=op).item()
+            return allreduce(loss.detach(), name=name, op=op, process_set=process_set)
+        return allreduce(torch.tensor(loss, dtype=torch.float64), name=name, op=op, process_set=process_set).item()
 
     def synchronize(self) -> None:
         """Wait until the gradients of this step are reduced. All ranks have to call it, or `step`.
@@ -293,14 +294,14 @@ def DistributedOptimizer(
         groups: Number of groups of consecutive parameters, or lists of parameters. Gradients of a group are reduced
             as one operation, when all of them are there.
         sparse_as_dense: Reduce sparse gradients as dense ones. Without it they are refused in this release.
-        process_set: The ranks that take part.
+        process_set: The ranks whose gradients are reduced together. On others the optimizer is a plain one.
 
     Raises:
         ValueError: An argument cannot be used, or `init()` has not been called.
-        NotImplementedError: `op` is Adasum, or `process_set` is not the global one.
+        NotImplementedError: `op` is Adasum.
     """
     basics.size()  # raises before init()
-    registered_id(process_set)
+    check_registered(process_set)
     if isinstance(optimizer, _DistributedOptimizer):
         raise ValueError("the optimizer is a DistributedOptimizer already")
     if op == basics.Adasum:
@@ -312,7 +313,7 @@ def DistributedOptimizer(
     chosen_groups = _checked_groups(groups, num_groups)
     names = _checked_names(named_parameters, [p for group in optimizer.param_groups for p in group["params"]])
     factor = gradient_predivide_factor
-    options = ReductionOptions(op, compression, 1.0 / factor, factor, sparse_as_dense)
+    options = ReductionOptions(op, compression, 1.0 / factor, factor, sparse_as_dense, process_set)
     reduction = Reduction(options, backward_passes_per_step)
     slots = reduction.add(
         entry for index, group in enumerate(optimizer.param_groups) for entry in _named(group["params"], index, names)

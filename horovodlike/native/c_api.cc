@@ -157,6 +157,7 @@ Status start(const hvl_config& config) {
   options.stall_warning = config.stall_warning_time;
   options.stall_shutdown = config.stall_shutdown_time;
   options.processors = config.processors;
+  options.average_counts_joined = config.average_counts_joined != 0;
   if (config.local_pids != nullptr) options.local_pids.assign(config.local_pids, config.local_pids + config.local_size);
   set_log_level(static_cast<LogLevel>(config.log_level));
   HostShape shape{config.local_size, config.slot_bytes, config.slot_depth};

@@ -129,7 +129,9 @@ typedef struct hvl_config {
   int32_t cache_capacity;     /* known tensors at most */
   double stall_warning_time;  /* seconds; 0 turns the warning off */
   double stall_shutdown_time; /* seconds; 0 means never */
-  int32_t log_level;          /* 0 trace, 1 debug, 2 info, 3 warning, 4 error, 5 fatal */
+  /* Average divides by the size of the process set also if ranks have joined: 1; by those that take part: 0. */
+  int32_t average_counts_joined;
+  int32_t log_level; /* 0 trace, 1 debug, 2 info, 3 warning, 4 error, 5 fatal */
 } hvl_config;
 
 typedef struct hvl_counters {

@@ -69,6 +69,10 @@ class ProcessSet:
         """Whether this process is in the set; None for the global set before `init()`."""
         return None if self.ranks is None else basics.rank() in self.ranks
 
+    def __deepcopy__(self, memo: dict[int, object]) -> ProcessSet:
+        """The set itself: a model that is copied with its layers stays in the same job."""
+        return self
+
     def __repr__(self) -> str:
         """Id and ranks."""
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
@@ -88,6 +92,10 @@ class _GlobalProcessSet(ProcessSet):
     def __init__(self) -> None:
         super().__init__(())
         self.process_set_id = 0
+
+    def __reduce__(self) -> str:
+        """Copies and pickles refer to the one object: `global_process_set` of the process that reads them."""
+        return "global_process_set"
 
     @property
     def ranks(self) -> list[int] | None:

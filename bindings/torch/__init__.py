@@ -8,6 +8,7 @@ The modules behind this façade:
 
 * :mod:`horovodlike.torch.mpi_ops`: the collectives; :mod:`horovodlike.torch.compression`: what is sent for a gradient
 * :mod:`horovodlike.torch.optimizer`: `DistributedOptimizer`
+* :mod:`horovodlike.torch.sync_batch_norm`: batch normalization over the batches of all ranks
 * :mod:`horovodlike.torch.functions`: parameters, optimizer state and objects brought to the same value on all ranks
 """
 
@@ -66,6 +67,7 @@ from horovodlike.torch.mpi_ops import (
     synchronize,
 )
 from horovodlike.torch.optimizer import DistributedOptimizer
+from horovodlike.torch.sync_batch_norm import SyncBatchNorm
 
 __all__ = [
     "Adasum",
@@ -79,6 +81,7 @@ __all__ = [
     "Product",
     "Sum",
     "add_process_set",
+    "SyncBatchNorm",
     "allgather",
     "allgather_async",
     "allgather_object",

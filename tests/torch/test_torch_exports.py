@@ -36,6 +36,7 @@ COLLECTIVES = {
     "broadcast_optimizer_state": "optimizer, root_rank, model, process_set",
     "broadcast_object": "obj, root_rank, name, process_set",
     "allgather_object": "obj, name, process_set",
+    "SyncBatchNorm": "num_features, eps, momentum, affine, track_running_stats, process_set",
     "DistributedOptimizer": (
         "optimizer, named_parameters, compression, backward_passes_per_step, op, gradient_predivide_factor, "
         "num_groups, groups, sparse_as_dense, process_set"
@@ -76,13 +77,14 @@ def test_signatures_are_horovods():
 
 
 def test_modules_that_scripts_import():
-    from horovodlike.torch import compression, functions, mpi_ops, optimizer
+    from horovodlike.torch import compression, functions, mpi_ops, optimizer, sync_batch_norm
 
     assert mpi_ops.allreduce is hvd.allreduce
     assert mpi_ops.is_homogeneous
     assert compression.Compression is hvd.Compression
     assert functions.broadcast_object is hvd.broadcast_object
     assert optimizer.DistributedOptimizer is hvd.DistributedOptimizer
+    assert sync_batch_norm.SyncBatchNorm is hvd.SyncBatchNorm
 
 
 def test_import_does_not_load_the_compiler():

@@ -10,6 +10,7 @@ The modules behind this façade:
 * :mod:`horovodlike.torch.optimizer`: `DistributedOptimizer`
 * :mod:`horovodlike.torch.sync_batch_norm`: batch normalization over the batches of all ranks
 * :mod:`horovodlike.torch.functions`: parameters, optimizer state and objects brought to the same value on all ranks
+* :mod:`horovodlike.torch.consistency`: a check that all ranks hold the same model
 """
 
 from horovodlike.basics import (
@@ -32,6 +33,7 @@ from horovodlike.basics import (
 from horovodlike.errors import HorovodInternalError
 from horovodlike.process_set import ProcessSet, add_process_set, global_process_set, remove_process_set
 from horovodlike.torch.compression import Compression
+from horovodlike.torch.consistency import check_consistency
 from horovodlike.torch.functions import (
     allgather_object,
     broadcast_object,
@@ -99,6 +101,7 @@ __all__ = [
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
+    "check_consistency",
     "cross_rank",
     "cross_size",
     "global_process_set",

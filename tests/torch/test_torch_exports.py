@@ -36,6 +36,7 @@ COLLECTIVES = {
     "broadcast_optimizer_state": "optimizer, root_rank, model, process_set",
     "broadcast_object": "obj, root_rank, name, process_set",
     "allgather_object": "obj, name, process_set",
+    "check_consistency": "model, process_set",
     "SyncBatchNorm": "num_features, eps, momentum, affine, track_running_stats, process_set",
     "DistributedOptimizer": (
         "optimizer, named_parameters, compression, backward_passes_per_step, op, gradient_predivide_factor, "

@@ -167,8 +167,8 @@ def _nobody_has_anything() -> None:
 CASES = (_grid, _dtypes, _memory_formats, _a_mean_that_is_large, _evaluation, _nobody_has_anything)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__.strip("_"))
 @pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__.strip("_"))
 def test_as_the_plain_layer_on_the_joined_batch(ranks, case, size):
     ranks(size).run(case)
 
@@ -310,8 +310,8 @@ USES = (
 )
 
 
-@pytest.mark.parametrize("case", USES, ids=lambda case: case.__name__.strip("_"))
 @pytest.mark.parametrize("size", (2, 3))
+@pytest.mark.parametrize("case", USES, ids=lambda case: case.__name__.strip("_"))
 def test_use_in_a_model(ranks, case, size):
     ranks(size).run(case)
 

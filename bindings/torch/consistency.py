@@ -1,0 +1,169 @@
+"""`check_consistency`: do all ranks hold the same model?
+
+Hashes are compared, so a check costs one pass over the rank's own tensors and a message of some bytes; only if ranks
+differ are the hashes of the single tensors exchanged, to say where.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from horovodlike.errors import MismatchError
+from horovodlike.process_set import ProcessSet, global_process_set
+from horovodlike.torch._compile import leave_alone
+from horovodlike.torch.mpi_ops import allgather
+
+_DIGEST_BYTES = 16
+
+
+class Record(NamedTuple):
+    """What a rank holds under a name."""
+
+    name: str
+    dtype: str
+    shape: list[int]
+    digest: str
+
+
+Model = torch.nn.Module | Mapping[str, torch.Tensor | None] | Iterable[tuple[str, torch.Tensor | None]]
+
+
+def check_consistency(model: Model, process_set: ProcessSet = global_process_set) -> None:
+    """Raise on every rank unless all ranks hold the same tensors: same names, shapes, dtypes and bits.
+
+    A collective: every rank of the set has to call it, and it returns or raises alike on all of them. Tensors are
+    compared by BLAKE2b hashes, which are sent instead of them; their order, strides and devices do not matter. NaNs of
+    the same bits are the same, and 0.0 and -0.0 are not. One thread at a time may call it.
+
+    Args:
+        model: A module, of which parameters and buffers are compared (also buffers that are not saved); a state
+            dict; or an iterable of pairs of name and tensor. Entries that are None are left out. Tensors may be of
+            any dtype.
+        process_set: The ranks that are compared.
+
+    Raises:
+        MismatchError: (A `HorovodInternalError`.) The ranks differ. The message is the same on all of them: the first
+            tensor that differs, in the order of the model, parameters first; whether it is missing or differs in
+            shape, dtype or values; and which ranks hold the same. The job goes on.
+        HorovodInternalError: The job is broken or shut down.
+        ValueError: On this rank alone: an entry is no dense tensor with values, or a name occurs twice.
+    """
+    named = _named_tensors(model)
+    if process_set.size() == 1:
+        return
+    records = [_record(name, tensor) for name, tensor in named]
+    digests = allgather(_digest_of_all(records).unsqueeze(0), "consistency.digest", process_set)
+    if bool((digests == digests[0]).all()):
+        return
+    lines = json.dumps(records).encode() + b"\n"  # within which json leaves no line ends
+    gathered = allgather(torch.frombuffer(bytearray(lines), dtype=torch.uint8), "consistency.records", process_set)
+    held = [[Record(*record) for record in json.loads(line)] for line in _bytes_of(gathered).splitlines()]
+    raise MismatchError(describe_difference(held, process_set.ranks or range(len(held))))
+
+
+def _named_tensors(model: Model) -> list[tuple[str, torch.Tensor]]:
+    if isinstance(model, torch.nn.Module):
+        entries: list[Any] = [*model.named_parameters(), *model.named_buffers()]
+    elif isinstance(model, Mapping):
+        entries = list(model.items())
+    elif isinstance(model, Iterable) and not isinstance(model, (str, bytes, torch.Tensor)):
+        entries = list(model)
+    else:
+        raise ValueError(f"expected a module, a state dict or pairs of name and tensor, got {type(model)}")
+    named: dict[str, torch.Tensor] = {}
+    for entry in entries:
+        if not (isinstance(entry, tuple) and len(entry) == 2 and isinstance(entry[0], str)):
+            raise ValueError(f"expected pairs of name and tensor, got an entry of type {type(entry)}")
+        name, tensor = entry
+        if name in named:
+            raise ValueError(f"{name}: the name occurs twice")
+        if tensor is not None:
+            _check(name, tensor)
+            named[name] = tensor
+    return list(named.items())
+
+
+def _check(name: str, tensor: object) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise ValueError(f"{name}: expected a tensor, got {type(tensor)}")
+    if tensor.layout is not torch.strided:
+        raise ValueError(f"{name}: tensors of layout {tensor.layout} are not supported; use .to_dense() first")
+    if tensor.is_meta or torch.nn.parameter.is_lazy(tensor):
+        raise ValueError(f"{name}: the tensor has no values yet")
+
+
+def _record(name: str, tensor: torch.Tensor) -> Record:
+    in_order = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    digest = hashlib.blake2b(_memory(in_order), digest_size=_DIGEST_BYTES).hexdigest()
+    return Record(name, str(tensor.dtype).removeprefix("torch."), list(tensor.shape), digest)
+
+
+def _memory(tensor: torch.Tensor) -> Any:
+    """The memory of a contiguous tensor in CPU memory, as what `hashlib` takes; without a copy."""
+    size = tensor.numel() * tensor.element_size()
+    return (ctypes.c_ubyte * size).from_address(tensor.data_ptr()) if size else b""
+
+
+def _bytes_of(tensor: torch.Tensor) -> bytes:
+    return bytes(_memory(tensor))
+
+
+def _digest_of_all(records: Sequence[Record]) -> torch.Tensor:
+    """One hash of all records. They are sorted: a dict may have been filled in another order on another rank."""
+    text = json.dumps(sorted(records)).encode()
+    return torch.frombuffer(bytearray(hashlib.blake2b(text, digest_size=32).digest()), dtype=torch.uint8)
+
+
+def describe_difference(held: Sequence[Sequence[Record]], ranks: Sequence[int]) -> str:
+    """Say what the first tensor is that ranks do not all hold alike, and who holds what.
+
+    Args:
+        held: The records of each rank, in the order of its model. Not all ranks have the same.
+        ranks: What the ranks are called.
+    """
+    by_rank = [{record.name: record for record in records} for records in held]
+    # The first rank's order, then what other ranks have beyond that.
+    names = list(dict.fromkeys(record.name for records in held for record in records))
+    differing = [name for name in names if any(own.get(name) != by_rank[0].get(name) for own in by_rank)]
+    first = [own.get(differing[0]) for own in by_rank]
+    return (
+        f"the ranks do not hold the same model: {differing[0]}: {_describe(first, ranks)} "
+        f"({len(differing)} of {len(names)} tensors differ)"
+    )
+
+
+def _describe(records: Sequence[Record | None], ranks: Sequence[int]) -> str:
+    """Say in what the records of one tensor differ: the first that applies of presence, shape, dtype and values."""
+    if None in records:
+        missing = _groups([record is None for record in records], ranks)
+        return f"missing on {_named(missing[True])}, present on {_named(missing[False])}"
+    present = [record for record in records if record is not None]
+    for what in ("shape", "dtype"):
+        groups = _groups([str(getattr(record, what)) for record in present], ranks)
+        if len(groups) > 1:
+            return f"{what} is " + ", ".join(f"{value} on {_named(group)}" for value, group in groups.items())
+    majority, *others = _groups([record.digest for record in present], ranks).values()
+    verb = "differs" if len(others) == 1 and len(others[0]) == 1 else "differ"
+    among = " and from each other" if len(others) > 1 else ""
+    return f"values: {' and '.join(map(_named, others))} {verb} from {_named(majority)}{among}"
+
+
+def _groups(values: Sequence[Any], ranks: Sequence[int]) -> dict[Any, list[int]]:
+    """The ranks by what they hold; the largest group first, of equal ones that with the lowest rank."""
+    groups: dict[Any, list[int]] = {}
+    for rank, value in zip(ranks, values, strict=True):
+        groups.setdefault(value, []).append(rank)
+    return dict(sorted(groups.items(), key=lambda item: (-len(item[1]), item[1])))
+
+
+def _named(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+leave_alone(check_consistency)

@@ -1,0 +1,155 @@
+"""Horovod's module names as other names for horovodlike's modules.
+
+:data:`ALIASES` is the table. What lies below a module of the table lies below its counterpart as well, so
+``horovod.torch.mpi_ops`` needs no row. An alias is the very same module: ``horovod.torch is horovodlike.torch``, and
+so are the classes in it, whichever name they were imported by.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+
+from horovodlike.compat import children
+
+__all__ = ["ALIASES", "HOROVOD_VERSION", "Alias", "counterpart", "install"]
+
+HOROVOD_VERSION = "0.28.1"
+"""What ``horovod.__version__`` says: the release of Horovod whose API this is, for scripts that compare versions."""
+
+
+@dataclass(frozen=True)
+class Alias:
+    """One row of the table.
+
+    Attributes:
+        name: A module of Horovod.
+        module: The module of horovodlike that stands for it. It need not exist yet.
+        advice: What is said if it does not exist: why, and what to do.
+    """
+
+    name: str
+    module: str
+    advice: str = "it is not among the modules that Horovod documents"
+
+
+_NO_ELASTIC = "elastic training is not supported yet; run with a fixed number of ranks, without hvd.elastic"
+_NO_TENSORFLOW = "TensorFlow and Keras are not supported yet; run this script with Horovod, or port it to PyTorch"
+_NO_PLATFORM = "it is not supported yet; start the ranks with hvdrun, or from Python with horovod.run()"
+
+ALIASES: tuple[Alias, ...] = (
+    Alias("horovod", "horovodlike.compat.horovod"),
+    Alias("horovod.torch", "horovodlike.torch"),
+    Alias("horovod.torch.elastic", "horovodlike.torch.elastic", _NO_ELASTIC),
+    Alias(
+        "horovod.torch.sync_batch_norm",
+        "horovodlike.torch.sync_batch_norm",
+        "SyncBatchNorm is not supported yet; use torch.nn.BatchNorm2d, whose statistics are those of each rank",
+    ),
+    Alias("horovod.tensorflow", "horovodlike.tensorflow", _NO_TENSORFLOW),
+    Alias("horovod.tensorflow.elastic", "horovodlike.tensorflow.elastic", _NO_ELASTIC),
+    Alias("horovod.tensorflow.keras", "horovodlike.tensorflow.keras", _NO_TENSORFLOW),
+    Alias("horovod.keras", "horovodlike.keras", _NO_TENSORFLOW),
+    Alias("horovod.data", "horovodlike.data"),
+    Alias("horovod.common.elastic", "horovodlike.elastic", _NO_ELASTIC),
+    Alias("horovod.common.exceptions", "horovodlike.errors"),
+    Alias("horovod.common.process_sets", "horovodlike.process_set"),
+    Alias("horovod.ray", "horovodlike.ray", _NO_PLATFORM),
+    Alias("horovod.spark", "horovodlike.spark", _NO_PLATFORM),
+    Alias("horovod.mxnet", "horovodlike.mxnet", "MXNet has been retired and is not supported; port the script"),
+)
+"""Every module of Horovod that has a counterpart, or that deserves a word about why it has none."""
+
+
+def counterpart(name: str, table: Sequence[Alias] = ALIASES) -> Alias | None:
+    """The row that decides about a module: its own, or one made from the closest package above it that has one.
+
+    Args:
+        name: The full name of a module.
+        table: The rows.
+
+    Returns:
+        The row, whose module need not exist; None if the name has nothing to do with Horovod.
+    """
+    rows = {row.name: row for row in table}
+    above, below = name, ""
+    while above not in rows:
+        above, dot, last = above.rpartition(".")
+        if not dot:
+            return None
+        below = f".{last}{below}"
+    return rows[above] if not below else Alias(name, rows[above].module + below)
+
+
+class _Loader(Loader):
+    """Lets an import end with a module that has another name."""
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """An empty module, as is the rule; it is never seen."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        # What stands in sys.modules after this is what the import returns; that is a documented use. Handing out the
+        # real module in create_module() instead would have its __spec__ overwritten.
+        sys.modules[module.__name__] = importlib.import_module(self._module)
+
+
+class _Finder(MetaPathFinder):
+    """Answers for ``horovod`` and everything below it, so that no copy is loaded through a package's folder."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        row = counterpart(fullname)
+        if row is None:
+            return None
+        real = importlib.util.find_spec(row.module)
+        if real is None:
+            raise ModuleNotFoundError(
+                f"No module named {fullname!r}: horovodlike stands in for Horovod here, and has no {row.module}. "
+                f"{row.advice[0].upper()}{row.advice[1:]}.",
+                name=fullname,
+            )
+        spec = ModuleSpec(fullname, _Loader(row.module), origin=real.origin)
+        spec.submodule_search_locations = real.submodule_search_locations
+        return spec
+
+
+def install() -> None:
+    """Gives this process and its children Horovod's module names. A second call does nothing.
+
+    An installed Horovod is hidden by this, and a line on standard error (of rank 0) says so.
+
+    Raises:
+        ImportError: Horovod itself has been imported already.
+    """
+    if any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        return
+    if "horovod" in sys.modules:
+        raise ImportError(
+            f"Horovod has been imported already, from {sys.modules['horovod'].__file__}: call "
+            "horovodlike.compat.install() before that",
+            name="horovod",
+        )
+    note = _hidden_horovod()
+    if note and not any(os.environ.get(f"{prefix}_RANK", "0") != "0" for prefix in ("HOROVODLIKE", "HOROVOD")):
+        print(note, file=sys.stderr)
+    sys.meta_path.insert(0, _Finder())
+    children.follow()
+
+
+def _hidden_horovod() -> str | None:
+    real = PathFinder.find_spec("horovod")
+    # A folder that merely has this name, such as one of examples, has no origin.
+    if real is None or real.origin is None:
+        return None
+    return f"horovodlike.compat: the Horovod in {os.path.dirname(real.origin)} is not used; horovodlike stands in for it"

@@ -1,0 +1,11 @@
+"""What a script sees as ``horovod``: the package above the frameworks' modules.
+
+The modules below have Horovod's names and shapes because scripts import them; each leads to horovodlike's own.
+"""
+
+from horovodlike.compat.aliases import HOROVOD_VERSION
+from horovodlike.compat.horovod.runner import run
+
+__version__ = HOROVOD_VERSION
+
+__all__ = ["__version__", "run"]

@@ -1,0 +1,45 @@
+"""What a script sees as ``horovod.runner``: a function on several processes."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import horovodlike
+from horovodlike.compat.aliases import install
+
+__all__ = ["run"]
+
+T = TypeVar("T")
+
+
+class _NeedsNames:
+    """A function that is sent inside of a second pickle: the names are installed before that is read."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._function(*args, **kwargs)
+
+    def __reduce__(self) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
+        import cloudpickle  # type: ignore[import-untyped]
+
+        return _restore, (bytes(cloudpickle.dumps(self._function)),)
+
+
+def _restore(data: bytes) -> Any:
+    install()
+    return pickle.loads(data)
+
+
+def run(
+    func: Callable[..., T],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int | None = None,
+    **options: Any,
+) -> list[T]:
+    """Does what :func:`horovodlike.run` does; in the ranks, too, ``horovod`` can be imported."""
+    return horovodlike.run(_NeedsNames(func), args, kwargs, num_proc, **options)

@@ -1,0 +1,176 @@
+"""Runs a script, a module or a text as ``python`` itself would, but with Horovod's module names.
+
+The program's module is ``__main__`` to everybody and stays it until the interpreter ends, since exit handlers, threads
+and pickles may still need it; that is why this is no call of :mod:`runpy`.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
+from types import CodeType, ModuleType, TracebackType
+from typing import Any, NoReturn
+
+from horovodlike.compat.aliases import install
+
+__all__ = ["main"]
+
+_USAGE = """usage: python -m horovodlike.compat script.py [arguments]
+       python -m horovodlike.compat -m module [arguments]
+       python -m horovodlike.compat -c text [arguments]
+
+Runs a program that imports horovod, with horovodlike in its place. Options of Python, such as -u, stand before the
+first -m. For several ranks: hvdrun --compat -np 2 python script.py"""
+
+_USAGE_ERROR = 2
+
+
+@dataclass(frozen=True)
+class _Program:
+    """What is to be run.
+
+    Attributes:
+        code: The code.
+        name: The first word of ``sys.argv``.
+        attributes: What its module has besides the code's own.
+    """
+
+    code: CodeType
+    name: str
+    attributes: dict[str, Any]
+
+
+def main(words: Sequence[str]) -> None:
+    """Runs what a command line asks for.
+
+    Args:
+        words: The script, or ``-m`` and a module, or ``-c`` and a text; then the arguments of that.
+
+    Raises:
+        SystemExit: The program cannot be found, or has raised it.
+        BaseException: Whatever else the program has raised; how it is shown does not betray this module.
+    """
+    if not words or words[0] in ("-h", "--help"):
+        print(_USAGE, file=sys.stdout if words else sys.stderr)
+        sys.exit(0 if words else _USAGE_ERROR)
+    install()
+    how, *rest = words
+    if how in ("-m", "-c"):
+        if not rest:
+            _fail(f"argument expected for the {how} option\n{_USAGE}")
+        what, *rest = rest
+    elif how.startswith("-"):
+        _fail(f"unknown option {how}\n{_USAGE}")
+    else:
+        how, what = "script", how
+    _prepend(how, what)
+    _run(_load(how, what), rest)
+
+
+def _fail(reason: str) -> NoReturn:
+    print(f"{sys.executable}: {reason}", file=sys.stderr)
+    sys.exit(_USAGE_ERROR)
+
+
+def _prepend(how: str, what: str) -> None:
+    """Adds to the search path what Python adds for a program."""
+    if getattr(sys.flags, "safe_path", False) or sys.flags.isolated:
+        return
+    if how == "script":
+        sys.path.insert(0, what if os.path.isdir(what) else os.path.dirname(os.path.realpath(what)))
+    else:
+        sys.path.insert(0, os.getcwd() if how == "-m" else "")
+
+
+def _load(how: str, what: str) -> _Program:
+    try:
+        if how == "-m":
+            return _module(what)
+        if how == "-c":
+            return _Program(compile(what, "<string>", "exec", dont_inherit=True), "-c", {"__spec__": None})
+        return _folder(what) if os.path.isdir(what) else _script(what)
+    except SyntaxError as error:
+        _show_only(error, None)
+        raise
+
+
+def _script(path: str) -> _Program:
+    loader = SourceFileLoader("__main__", path)
+    try:
+        code = loader.source_to_code(loader.get_data(path), path)
+    except OSError as error:
+        _fail(f"can't open file {path!r}: [Errno {error.errno}] {error.strerror}")
+    return _Program(code, path, {"__file__": path, "__loader__": loader, "__spec__": None, "__cached__": None})
+
+
+def _folder(path: str) -> _Program:
+    spec = PathFinder.find_spec("__main__", [path])
+    if spec is None or spec.origin is None:
+        _fail(f"can't find '__main__' module in {path!r}")
+    return _from_spec(spec, path)
+
+
+def _module(name: str) -> _Program:
+    spec = _find(name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        name = f"{name}.__main__"
+        spec = _find(name)
+    if spec is None or spec.origin is None:
+        _fail(f"No module named {name}")
+    return _from_spec(spec, spec.origin)
+
+
+def _find(name: str) -> ModuleSpec | None:
+    try:
+        return importlib.util.find_spec(name)
+    except ModuleNotFoundError as error:
+        _fail(f"Error while finding module specification for {name!r} ({type(error).__name__}: {error})")
+
+
+def _from_spec(spec: ModuleSpec, name: str) -> _Program:
+    code = getattr(spec.loader, "get_code", lambda name: None)(spec.name)
+    if not isinstance(code, CodeType):
+        _fail(f"No code object available for {spec.name}")
+    attributes = {
+        "__file__": spec.origin,
+        "__loader__": spec.loader,
+        "__package__": spec.parent,
+        "__spec__": spec,
+        "__cached__": spec.cached,
+    }
+    return _Program(code, name, attributes)
+
+
+def _run(program: _Program, words: Sequence[str]) -> None:
+    module = ModuleType("__main__")
+    module.__dict__.update(__builtins__=builtins, **program.attributes)
+    sys.argv[:] = [program.name, *words]
+    sys.modules["__main__"] = module
+    try:
+        exec(program.code, module.__dict__)
+    except BaseException as error:
+        trace = error.__traceback__
+        _show_only(error, trace.tb_next if trace is not None else None)
+        raise
+
+
+def _show_only(shown: BaseException, trace: TracebackType | None) -> None:
+    """Keeps the frames of this module out of the traceback of an exception that will end the interpreter.
+
+    All else is left to the interpreter (exit codes, the signal after an interrupt) and to the hook that the program may
+    have set: raising the exception on would add our frames, so they are taken out at the last moment.
+    """
+    hook = sys.excepthook
+
+    def show(kind: type[BaseException], value: BaseException, whole: TracebackType | None) -> None:
+        if value is shown:
+            whole = trace
+            value = value.with_traceback(trace)
+        hook(kind, value, whole)
+
+    sys.excepthook = show

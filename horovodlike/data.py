@@ -1,0 +1,137 @@
+"""Data loaders that prepare batches in a thread beside the training loop.
+
+A loader of one's own says how to iterate; the mixin, as the first base class, makes that happen in the background::
+
+    class Loader(BaseDataLoader):
+        def __len__(self): ...
+        def _iterate(self): ...
+
+    class AsyncLoader(AsyncDataLoaderMixin, Loader):
+        pass
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["AsyncDataLoaderMixin", "BaseDataLoader"]
+
+_log = logging.getLogger(__name__)
+
+
+class BaseDataLoader:
+    """What a loader of batches has to define."""
+
+    def __len__(self) -> int:
+        """The number of batches of an epoch."""
+        raise NotImplementedError
+
+    def _iterate(self) -> Iterable[Any]:
+        """Yield the batches of an epoch."""
+        raise NotImplementedError
+
+    def _process_batch(self, batch: Any) -> Any:
+        """Change a batch before the training loop gets it; in the thread of the training loop."""
+        return batch
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the batches of an epoch, processed."""
+        for batch in self._iterate():
+            yield self._process_batch(batch)
+
+
+@dataclass(frozen=True)
+class _End:
+    """The last thing in a queue: the epoch is over, or this went wrong."""
+
+    error: BaseException | None = None
+
+
+class _Epoch:
+    """One pass over the batches, in a thread of its own that is at most the queue's size ahead."""
+
+    def __init__(self, iterate: Callable[[], Iterable[Any]], size: int) -> None:
+        self._queue: queue.Queue[Any] = queue.Queue(size)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._produce, args=(iterate,), daemon=True, name="horovodlike-data")
+        self._thread.start()
+
+    def _produce(self, iterate: Callable[[], Iterable[Any]]) -> None:
+        end = _End()
+        try:
+            for batch in iterate():
+                if self._stopped.is_set():
+                    break
+                self._queue.put(batch)
+        except BaseException as error:
+            end = _End(error)
+        self._queue.put(end)
+
+    def __iter__(self) -> Iterator[Any]:
+        while not isinstance(item := self._queue.get(), _End):
+            yield item
+        self._queue.put(item)  # for whoever asks again
+        if item.error is not None:
+            raise item.error
+
+    def close(self) -> None:
+        """Ends the thread. It may wait for a place in the queue, so the queue is emptied up to its end."""
+        self._stopped.set()
+        while not isinstance(self._queue.get(), _End):
+            pass
+        self._thread.join()
+        self._queue.put(_End())  # for whoever is still iterating
+
+
+class AsyncDataLoaderMixin:
+    """Prepares batches in a thread; the first base class of a loader.
+
+    Each epoch has a thread of its own, which ends with the epoch, or when the loop over it is left. A new epoch ends
+    the one before. What ``_iterate`` raises is raised in the training loop.
+
+    Args:
+        async_loader_queue_size: How many batches are prepared ahead; with 0 there is no thread.
+        debug_data_loader: Logs the beginning and the end of each epoch (``logging``, level info).
+        *args: For the next base class.
+        **kwargs: For the next base class.
+    """
+
+    def __init__(
+        self, async_loader_queue_size: int = 64, debug_data_loader: bool = False, *args: Any, **kwargs: Any
+    ) -> None:
+        """Start nothing yet."""
+        self.async_loader_queue_size = async_loader_queue_size
+        self.debug_data_loader = debug_data_loader
+        self._epoch: _Epoch | None = None
+        super().__init__(*args, **kwargs)
+
+    def close_async_loader(self) -> None:
+        """End the thread, if there is one, and drop what it has prepared."""
+        epoch, self._epoch = self._epoch, None
+        if epoch is not None:
+            epoch.close()
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the batches of an epoch, processed."""
+        if self.async_loader_queue_size <= 0:
+            yield from super().__iter__()  # type: ignore[misc]
+            return
+        self.close_async_loader()
+        self._say("begins")
+        self._epoch = epoch = _Epoch(self._iterate, self.async_loader_queue_size)  # type: ignore[attr-defined]
+        try:
+            for batch in epoch:
+                yield self._process_batch(batch)  # type: ignore[attr-defined]
+        finally:
+            if self._epoch is epoch:
+                self.close_async_loader()
+            self._say("ends")
+
+    def _say(self, what: str) -> None:
+        if self.debug_data_loader:
+            _log.info("an epoch %s; %d batches are prepared ahead", what, self.async_loader_queue_size)

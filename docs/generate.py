@@ -28,6 +28,13 @@ what is accepted.
 
 """
 
+IGNORED_HEAD = """
+## Horovod's variables that have no effect
+
+They are accepted. `hvdrun --verbose` says which of them are set, and so does rank 0 if the log level is `debug`.
+
+"""
+
 API_HEAD = """# API
 
 <!-- Written by `make docs` from the docstrings. -->
@@ -37,12 +44,12 @@ call guarantees.
 """
 
 # The framework modules first: they are what scripts use.
-MODULES = ("horovodlike.torch", "horovodlike", "horovodlike.errors", "horovodlike.config")
+MODULES = ("horovodlike.torch", "horovodlike", "horovodlike.data", "horovodlike.errors", "horovodlike.config")
 
 
 def settings_page() -> str:
-    """Returns the table of settings."""
-    return SETTINGS_HEAD + config.render_markdown()
+    """Returns the tables of settings and of what is ignored."""
+    return SETTINGS_HEAD + config.render_markdown() + IGNORED_HEAD + config.render_without_effect()
 
 
 def api_page() -> str:

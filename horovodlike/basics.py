@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -109,9 +110,16 @@ def _start() -> bool:
         if _pid != os.getpid():
             atexit.register(shutdown)
         _place, _pid, _engine_overlaps = joined.place, os.getpid(), bool(native.overlap)
+        _log_what_is_ignored(settings, joined.place)
         for notify in _at_init:
             notify(joined.place)
     return True
+
+
+def _log_what_is_ignored(settings: Config, place: Place) -> None:
+    if place.rank == 0 and settings.log_level in ("trace", "debug"):
+        for line in config_module.without_effect(os.environ):
+            print(f"horovodlike debug: {line}", file=sys.stderr)
 
 
 def _segment_bytes(settings: Config, place: Place) -> int:

@@ -15,7 +15,19 @@ from typing import Any
 
 from horovodlike.errors import ConfigError
 
-__all__ = ["LOG_LEVELS", "SETTINGS", "Config", "Setting", "Value", "load", "parse", "render_markdown"]
+__all__ = [
+    "LOG_LEVELS",
+    "SETTINGS",
+    "WITHOUT_EFFECT",
+    "Config",
+    "Setting",
+    "Value",
+    "load",
+    "parse",
+    "render_markdown",
+    "render_without_effect",
+    "without_effect",
+]
 
 Value = int | float | bool | str
 
@@ -192,6 +204,34 @@ def _settings() -> dict[str, Setting]:
 SETTINGS: dict[str, Setting] = _settings()
 """The table of settings by name."""
 
+_REASONS: dict[str, tuple[str, ...]] = {
+    "on one machine there is no hierarchy": ("HIERARCHICAL_ALLREDUCE", "HIERARCHICAL_ALLGATHER", "TORUS_ALLREDUCE"),
+    "there is no autotuning in this release": (
+        *("AUTOTUNE", "AUTOTUNE_LOG", "AUTOTUNE_WARMUP_SAMPLES", "AUTOTUNE_STEPS_PER_SAMPLE"),
+        *("AUTOTUNE_BAYES_OPT_MAX_SAMPLES", "AUTOTUNE_GAUSSIAN_PROCESS_NOISE"),
+    ),
+    "there is no timeline in this release": ("TIMELINE", "TIMELINE_MARK_CYCLES"),
+    "ranks communicate through shared memory": (
+        *("CONTROLLER", "CPU_OPERATIONS", "GLOO_IFACE", "GLOO_TIMEOUT_SECONDS", "MPI_THREADS_DISABLE"),
+        *("NUM_NCCL_STREAMS", "CCL_CACHE", "ADASUM_MPI_CHUNK_SIZE"),
+    ),
+    "there is no fusion buffer to copy into": ("BATCH_D2D_MEMCOPIES",),
+    "tensors of a GPU are copied to the CPU": ("ENABLE_ASYNC_COMPLETION", "DISABLE_NVTX_RANGES"),
+    "a group is carried out as a whole, however large it is": ("DISABLE_GROUP_FUSION",),
+    "hvdrun --bind-to binds ranks; the engine's thread needs no core of its own": ("THREAD_AFFINITY",),
+    "process sets other than the global one are not supported yet": ("DYNAMIC_PROCESS_SETS",),
+    "TensorFlow is not supported yet": ("ENABLE_XLA_OPS",),
+    "elastic training is not supported yet": ("ELASTIC", "ELASTIC_TIMEOUT"),
+    "messages have no time": ("LOG_HIDE_TIME",),
+}
+WITHOUT_EFFECT: dict[str, str] = {f"HOROVOD_{name}": reason for reason, names in _REASONS.items() for name in names}
+"""Horovod's variables that are accepted and ignored, each with the reason."""
+
+
+def without_effect(environ: Mapping[str, str]) -> list[str]:
+    """What there is to say about those of Horovod's variables that are set and have no effect."""
+    return [f"{name} has no effect: {why}" for name, why in WITHOUT_EFFECT.items() if environ.get(name, "").strip()]
+
 
 def _fits(setting: Setting, value: Value) -> bool:
     if isinstance(value, str | bool):
@@ -283,3 +323,9 @@ def render_markdown() -> str:
         also = f"`{setting.horovod_name}`" if setting.horovod_name else ""
         lines.append(f"| `{setting.variable}` | {also} | {_shown(setting)} | {setting.accepts} | {setting.help} |")
     return "\n".join(lines) + "\n"
+
+
+def render_without_effect() -> str:
+    """The table of Horovod's variables that have no effect, as Markdown."""
+    rows = [f"| `{name}` | {reason} |" for name, reason in WITHOUT_EFFECT.items()]
+    return "\n".join(["| variable | why |", "|---|---|", *rows]) + "\n"

@@ -157,8 +157,8 @@ def _join_launcher(environ: Mapping[str, str], key: JobKey | None, place: Place,
     if key is None:
         raise RendezvousError(
             f"{_SECRET} is not set although HOROVODLIKE_RENDEZVOUS_PORT is: only the processes that hvdrun starts "
-            "itself can be ranks, and this one seems to have been started by a rank. Unset HOROVODLIKE_RANK and "
-            "HOROVODLIKE_SIZE in its environment to make it a job of its own"
+            "itself can be ranks, and this one seems to have been started by a rank. Unset HOROVODLIKE_RANK, "
+            "HOROVODLIKE_SIZE, HOROVOD_RANK and HOROVOD_SIZE in its environment to make it a job of its own"
         )
     return Rendezvous(host, int(text), key, place, config.start_timeout, owner="hvdrun")
 

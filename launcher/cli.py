@@ -1,4 +1,4 @@
-"""The command line of ``hvdrun``."""
+"""The command line of ``hvdrun``, and of ``horovodrun`` where that second name is installed."""
 
 import argparse
 import os
@@ -8,21 +8,23 @@ from typing import Any, NoReturn
 
 from horovodlike import config
 from horovodlike.errors import ConfigError, RendezvousError
-from horovodlike.launcher import options
-from horovodlike.launcher.command import resolve_command
+from horovodlike.launcher import horovod_options, options
+from horovodlike.launcher.command import resolve_command, with_horovod_names
 from horovodlike.launcher.errors import UsageError
 from horovodlike.launcher.spec import Binding, JobSpec, check_hosts, parse_hosts
 from horovodlike.launcher.topology import local_names
 
-__all__ = ["main", "parse"]
+__all__ = ["horovodrun", "main", "parse"]
 
 USAGE_ERROR = 2
+_HOROVODRUN = "horovodrun"
 
 _DESCRIPTION = "Runs a command once per rank of a distributed training job, and ends all ranks when one fails."
 _EPILOG = """examples:
   hvdrun -np 4 python train.py --epochs 3
   hvdrun -np 4 train.py
   hvdrun -np 2 --output-filename logs --bind-to core python -m package.train
+  hvdrun --compat -np 2 python written_for_horovod.py
 
 Options stand before the command. They win over the configuration file, which wins over the environment.
 """
@@ -44,10 +46,10 @@ class _CheckBuild(argparse.Action):
         parser.exit(0)
 
 
-def _make_parser() -> argparse.ArgumentParser:
+def _make_parser(program: str, compat: bool) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        "hvdrun",
-        usage="hvdrun -np N [options] command [arguments]",
+        program,
+        usage=f"{program} -np N [options] command [arguments]",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -74,7 +76,14 @@ def _make_parser() -> argparse.ArgumentParser:
         help="core: an equal share of the physical cores for each rank; numa: ranks are spread over the NUMA nodes; "
         "none: the system decides (default)",
     )
+    add(
+        "--compat",
+        action="store_true",
+        help="run a Python program that imports horovod, with horovodlike in its place; accept horovodrun's options",
+    )
     options.add_arguments(parser)
+    if compat:
+        horovod_options.add_arguments(parser)
     return parser
 
 
@@ -113,12 +122,44 @@ def _number_of_ranks(text: str | None) -> int:
     return number
 
 
-def parse(argv: Sequence[str], environ: Mapping[str, str]) -> JobSpec:
+def _read(argv: Sequence[str], program: str) -> tuple[argparse.Namespace, tuple[str, ...]]:
+    """The options, ``compat`` among them, and the command."""
+    parser = _make_parser(program, compat=True)
+    words, command = _split(parser, argv)
+    if program != _HOROVODRUN and "--compat" not in words:
+        known = horovod_options.flags()
+        foreign = next((word for word in words if word.partition("=")[0] in known), None)
+        # Horovod's flags would make abbreviations of ours ambiguous: those who do not want them do not get them.
+        parser = _make_parser(program, compat=False)
+        if foreign is not None:
+            parser.error(f"{foreign} is an option of Horovod's, which only --compat accepts")
+        words, command = _split(parser, argv)
+    arguments = parser.parse_args(words)
+    arguments.compat |= program == _HOROVODRUN
+    return arguments, command
+
+
+def _settings(arguments: argparse.Namespace) -> tuple[dict[str, str], list[str]]:
+    """The settings that were asked for, and what of Horovod's was given and has no effect."""
+    ignored = horovod_options.given(arguments) if arguments.compat else []
+    settings = {}
+    path = arguments.config_file
+    if path is not None:
+        content = options.read_file(path)
+        if arguments.compat:
+            content, keys = horovod_options.without_effect(content)
+            ignored = [*ignored, *keys]
+        settings = options.from_mapping(content, path)
+    return settings | options.from_arguments(arguments), ignored
+
+
+def parse(argv: Sequence[str], environ: Mapping[str, str], program: str = "hvdrun") -> JobSpec:
     """Reads the command line.
 
     Args:
         argv: The words after the program's name.
         environ: The environment; its settings are checked, and used where nothing else is given.
+        program: The name that the user called; ``horovodrun`` stands for ``hvdrun --compat``.
 
     Returns:
         The job.
@@ -127,12 +168,9 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> JobSpec:
         UsageError: Something is missing or not accepted.
         SystemExit: An unknown flag; or ``--help``, ``--version`` or ``--check-build``, which have been printed.
     """
-    parser = _make_parser()
-    words, command = _split(parser, argv)
-    arguments = parser.parse_args(words)
+    arguments, command = _read(argv, program)
     number = _number_of_ranks(arguments.num_proc)
-    settings = options.load_file(arguments.config_file) if arguments.config_file is not None else {}
-    settings |= options.from_arguments(arguments)
+    settings, ignored = _settings(arguments)
     try:
         values = config.load({**environ, **settings})
     except ConfigError as error:
@@ -148,26 +186,39 @@ def parse(argv: Sequence[str], environ: Mapping[str, str]) -> JobSpec:
         output_directory=arguments.output_filename,
         timestamps=arguments.timestamps,
         verbose=arguments.verbose,
+        compat=arguments.compat,
+        ignored=tuple(ignored),
     )
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None, program: str = "hvdrun") -> int:
     """Runs ``hvdrun``; returns its exit code."""
     try:
-        spec = parse(sys.argv[1:] if argv is None else argv, os.environ)
-        command, reason = resolve_command(spec.command, os.environ)
+        spec = parse(sys.argv[1:] if argv is None else argv, os.environ, program)
+        command, *reasons = resolve_command(spec.command, os.environ)
+        if spec.compat:
+            command, reason = with_horovod_names(command)
+            reasons.append(reason)
+        reasons += config.without_effect(os.environ)
+        if spec.ignored:
+            print(f"{program}: without effect here: {', '.join(spec.ignored)}", file=sys.stderr)
 
         from horovodlike.launcher.job import run_job  # after the errors that need no more than this
 
-        return run_job(spec, command, os.environ, take_signals=True, reasons=(reason,)).exit_code
+        return run_job(spec, command, os.environ, take_signals=True, reasons=reasons).exit_code
     except UsageError as error:
-        print(f"hvdrun: {error}", file=sys.stderr)
+        print(f"{program}: {error}", file=sys.stderr)
         return USAGE_ERROR
     except (OSError, RendezvousError) as error:
-        print(f"hvdrun: {error}", file=sys.stderr)
+        print(f"{program}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:  # before the ranks were there to pass it on to
         return 130
+
+
+def horovodrun() -> int:
+    """Runs ``hvdrun --compat`` under Horovod's name for it; returns its exit code."""
+    return main(program=_HOROVODRUN)
 
 
 if __name__ == "__main__":

@@ -1,18 +1,18 @@
 """From what a user typed after the options to what is executed, with the errors that can be known beforehand."""
 
 import os
-import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
 
 from horovodlike.launcher.errors import UsageError
+from horovodlike.launcher.interpreter import PythonCommand, is_python, split_python
 
-__all__ = ["resolve_command"]
+__all__ = ["resolve_command", "with_horovod_names"]
 
-_PYTHON = re.compile(r"(python|pypy)[0-9.]*")
+# By its path: with -m Python would look for it in the current folder first, where a checkout has the source.
+_COMPAT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "compat", "__main__.py")
 _NEEDS_NO_SCRIPT = frozenset({"-h", "-?", "--help", "-V", "--version"})
-_TAKES_VALUE = ("-W", "-X", "--check-hash-based-pycs")
 
 
 def resolve_command(command: Sequence[str], environ: Mapping[str, str]) -> tuple[tuple[str, ...], str]:
@@ -77,19 +77,36 @@ def _check_executable(name: str) -> None:
 
 def _check_interpreted(command: Sequence[str]) -> None:
     """Looks at ``python ... script``: that the script is missing should be said once, before anything starts."""
-    if not _PYTHON.fullmatch(os.path.basename(command[0])):
+    if not is_python(command[0]) or _NEEDS_NO_SCRIPT.intersection(command[1:2]):
         return
-    if _NEEDS_NO_SCRIPT.intersection(command[1:2]):
-        return None
-    words = iter(command[1:])
-    for word in words:
-        if not word.startswith("-"):
-            return _check_script(word)
-        # -c and -m, alone or after other letters (-uc, -Bm), are followed by something else than a script; - is stdin.
-        if word == "-" or (not word.startswith("--") and not word.startswith(("-W", "-X")) and re.search("[cm]", word)):
-            return None
-        if word in _TAKES_VALUE:
-            next(words, None)
-    raise UsageError(
-        f"{' '.join(command)}: no script given, and ranks have no terminal to read one from; add a script, -m or -c"
-    )
+    asked = split_python(command[1:])
+    if asked.how == "script":
+        _check_script(asked.rest[0])
+    elif not asked.how:
+        raise UsageError(
+            f"{' '.join(command)}: no script given, and ranks have no terminal to read one from; add a script, -m or -c"
+        )
+
+
+def with_horovod_names(command: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
+    """Changes what each rank executes so that it can import ``horovod``.
+
+    Args:
+        command: What :func:`resolve_command` has decided.
+
+    Returns:
+        The words to execute, and the reason.
+
+    Raises:
+        UsageError: It is no Python program.
+    """
+    if command[0].endswith(".py"):  # it names its interpreter, which would not know what to do
+        return (sys.executable, _COMPAT, *command), f"{command[0]} runs with this Python and horovodlike.compat"
+    asked = split_python(command[1:]) if is_python(command[0]) else PythonCommand()
+    if asked.how not in ("script", "-m", "-c"):
+        raise UsageError(
+            f"--compat runs Python programs, and {' '.join(command)} is none that it could change; leave --compat out, "
+            "and start Python there as: python -m horovodlike.compat script.py"
+        )
+    how = () if asked.how == "script" else (asked.how,)
+    return (command[0], *asked.options, _COMPAT, *how, *asked.rest), "horovodlike.compat stands in for Horovod"

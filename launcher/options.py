@@ -9,7 +9,7 @@ from horovodlike.config import LOG_LEVELS, SETTINGS, Setting, parse
 from horovodlike.errors import ConfigError
 from horovodlike.launcher.errors import UsageError
 
-__all__ = ["OPTIONS", "Option", "add_arguments", "from_arguments", "load_file"]
+__all__ = ["OPTIONS", "Option", "add_arguments", "from_arguments", "from_mapping", "read_file"]
 
 _MIB = 1024 * 1024
 
@@ -119,11 +119,11 @@ def from_arguments(arguments: argparse.Namespace) -> dict[str, str]:
     return {option.row.variable: _variable(option, text, option.flag) for option, text in given if text is not None}
 
 
-def load_file(path: str) -> dict[str, str]:
-    """The environment variables of the options in a configuration file.
+def read_file(path: str) -> Any:
+    """What a configuration file holds.
 
     Raises:
-        UsageError: The file is missing or no YAML, or a key or a value is not accepted; the message names it.
+        UsageError: The file is missing or no YAML; the message names it.
     """
     import yaml  # only those who have a file pay for it
 
@@ -134,7 +134,7 @@ def load_file(path: str) -> dict[str, str]:
         raise UsageError(f"--config-file {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UsageError(f"--config-file {path} is not YAML: {error}") from None
-    return from_mapping({} if content is None else content, path)
+    return {} if content is None else content
 
 
 def from_mapping(content: Any, path: str) -> dict[str, str]:

@@ -117,10 +117,6 @@ def plan_ranks(
     common = {
         **spec.settings,
         "HOROVODLIKE_START_TIMEOUT": f"{spec.start_timeout:.12g}",
-        "HOROVODLIKE_SIZE": str(size),
-        "HOROVODLIKE_LOCAL_SIZE": str(size),
-        "HOROVODLIKE_CROSS_RANK": "0",
-        "HOROVODLIKE_CROSS_SIZE": "1",
         "HOROVODLIKE_NODE_ID": identity.node_id,
         "HOROVODLIKE_RENDEZVOUS_ADDR": identity.address,
         "HOROVODLIKE_RENDEZVOUS_PORT": str(identity.port),
@@ -134,10 +130,16 @@ def plan_ranks(
         RankPlan(
             rank=rank,
             local_rank=rank,
-            environ={**common, "HOROVODLIKE_RANK": str(rank), "HOROVODLIKE_LOCAL_RANK": str(rank)},
+            environ={**common, **_place(rank, size)},
             command=command,
             cpus=cpus[rank],
         )
         for rank in range(size)
     ]
     return plans, [] if threads is None else [reason]
+
+
+def _place(rank: int, size: int) -> dict[str, str]:
+    """A rank's place in the job, also under the names that scripts written for Horovod read."""
+    place = {"RANK": rank, "SIZE": size, "LOCAL_RANK": rank, "LOCAL_SIZE": size, "CROSS_RANK": 0, "CROSS_SIZE": 1}
+    return {f"{owner}_{name}": str(value) for owner in ("HOROVODLIKE", "HOROVOD") for name, value in place.items()}

@@ -41,6 +41,8 @@ class JobSpec:
         output_directory: Where each rank's output goes as well, or None.
         timestamps: Each line of output begins with the time.
         verbose: Decisions are explained on standard error.
+        compat: The command is a Python program that imports ``horovod``.
+        ignored: Horovod's options that were given and have no effect.
     """
 
     num_proc: int
@@ -51,6 +53,8 @@ class JobSpec:
     output_directory: str | None = None
     timestamps: bool = False
     verbose: bool = False
+    compat: bool = False
+    ignored: tuple[str, ...] = ()
 
 
 def parse_hosts(text: str) -> tuple[HostSlots, ...]:

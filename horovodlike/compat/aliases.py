@@ -152,4 +152,6 @@ def _hidden_horovod() -> str | None:
     # A folder that merely has this name, such as one of examples, has no origin.
     if real is None or real.origin is None:
         return None
-    return f"horovodlike.compat: the Horovod in {os.path.dirname(real.origin)} is not used; horovodlike stands in for it"
+    return (
+        f"horovodlike.compat: the Horovod in {os.path.dirname(real.origin)} is not used; horovodlike stands in for it"
+    )

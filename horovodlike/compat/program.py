@@ -72,9 +72,9 @@ def main(words: Sequence[str]) -> None:
     _run(_load(how, what), rest)
 
 
-def _fail(reason: str) -> NoReturn:
+def _fail(reason: str, code: int = _USAGE_ERROR) -> NoReturn:
     print(f"{sys.executable}: {reason}", file=sys.stderr)
-    sys.exit(_USAGE_ERROR)
+    sys.exit(code)
 
 
 def _prepend(how: str, what: str) -> None:
@@ -82,9 +82,13 @@ def _prepend(how: str, what: str) -> None:
     if getattr(sys.flags, "safe_path", False) or sys.flags.isolated:
         return
     if how == "script":
-        sys.path.insert(0, what if os.path.isdir(what) else os.path.dirname(os.path.realpath(what)))
+        sys.path.insert(0, _absolute(what) if os.path.isdir(what) else os.path.dirname(os.path.realpath(what)))
     else:
         sys.path.insert(0, os.getcwd() if how == "-m" else "")
+
+
+def _absolute(path: str) -> str:
+    return os.path.join(os.getcwd(), path)
 
 
 def _load(how: str, what: str) -> _Program:
@@ -99,20 +103,22 @@ def _load(how: str, what: str) -> _Program:
         raise
 
 
-def _script(path: str) -> _Program:
+def _script(name: str) -> _Program:
+    path = _absolute(name)
     loader = SourceFileLoader("__main__", path)
     try:
         code = loader.source_to_code(loader.get_data(path), path)
     except OSError as error:
         _fail(f"can't open file {path!r}: [Errno {error.errno}] {error.strerror}")
-    return _Program(code, path, {"__file__": path, "__loader__": loader, "__spec__": None, "__cached__": None})
+    return _Program(code, name, {"__file__": path, "__loader__": loader, "__spec__": None, "__cached__": None})
 
 
-def _folder(path: str) -> _Program:
+def _folder(name: str) -> _Program:
+    path = _absolute(name)
     spec = PathFinder.find_spec("__main__", [path])
     if spec is None or spec.origin is None:
-        _fail(f"can't find '__main__' module in {path!r}")
-    return _from_spec(spec, path)
+        _fail(f"can't find '__main__' module in {path!r}", code=1)
+    return _from_spec(spec, name)
 
 
 def _module(name: str) -> _Program:
@@ -121,7 +127,7 @@ def _module(name: str) -> _Program:
         name = f"{name}.__main__"
         spec = _find(name)
     if spec is None or spec.origin is None:
-        _fail(f"No module named {name}")
+        _fail(f"No module named {name}", code=1)
     return _from_spec(spec, spec.origin)
 
 
@@ -129,13 +135,13 @@ def _find(name: str) -> ModuleSpec | None:
     try:
         return importlib.util.find_spec(name)
     except ModuleNotFoundError as error:
-        _fail(f"Error while finding module specification for {name!r} ({type(error).__name__}: {error})")
+        _fail(f"Error while finding module specification for {name!r} ({type(error).__name__}: {error})", code=1)
 
 
 def _from_spec(spec: ModuleSpec, name: str) -> _Program:
     code = getattr(spec.loader, "get_code", lambda name: None)(spec.name)
     if not isinstance(code, CodeType):
-        _fail(f"No code object available for {spec.name}")
+        _fail(f"No code object available for {spec.name}", code=1)
     attributes = {
         "__file__": spec.origin,
         "__loader__": spec.loader,

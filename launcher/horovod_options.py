@@ -1,0 +1,171 @@
+"""What ``horovodrun`` accepts and ``hvdrun`` has no use for: known by name, so that job scripts keep working."""
+
+import argparse
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from horovodlike.launcher.errors import UsageError
+
+__all__ = ["HOROVOD_OPTIONS", "HorovodOption", "add_arguments", "flags", "given", "without_effect"]
+
+
+@dataclass(frozen=True)
+class HorovodOption:
+    """Some flags and configuration-file keys of Horovod's that share a fate.
+
+    Attributes:
+        reason: Why they have no effect, or what to do instead if they are refused.
+        switches: The flags that stand alone.
+        flags: The flags that have a value.
+        keys: ``section.key`` of the configuration file.
+        refused: They cannot be ignored, since the user would get another job than the one that was asked for.
+    """
+
+    reason: str
+    switches: tuple[str, ...] = ()
+    flags: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
+    refused: bool = False
+
+
+HOROVOD_OPTIONS = (
+    HorovodOption(
+        "ranks communicate through shared memory",
+        switches=("--gloo", "--mpi", "--jsrun", "--tcp", "--mpi-threads-disable", "--no-mpi-threads-disable"),
+        flags=("--mpi-args", "--num-nccl-streams", "--gloo-timeout-seconds"),
+        keys=(
+            "controller",
+            "library_options.mpi_threads_disable",
+            "library_options.num_nccl_streams",
+            "library_options.gloo_timeout_seconds",
+        ),
+    ),
+    HorovodOption(
+        "no other machine is connected to",
+        switches=("--disable-cache",),
+        flags=(
+            *("--network-interfaces", "--network-interface"),
+            *("-p", "--ssh-port", "-i", "--ssh-identity-file"),
+        ),
+    ),
+    HorovodOption(
+        "on one machine there is no hierarchy",
+        switches=(
+            *("--hierarchical-allreduce", "--no-hierarchical-allreduce"),
+            *("--hierarchical-allgather", "--no-hierarchical-allgather"),
+            *("--torus-allreduce", "--no-torus-allreduce"),
+        ),
+        keys=("params.hierarchical_allreduce", "params.hierarchical_allgather", "params.torus_allreduce"),
+    ),
+    HorovodOption(
+        "there is no autotuning in this release",
+        switches=("--autotune", "--no-autotune"),
+        flags=(
+            *("--autotune-log-file", "--autotune-warmup-samples", "--autotune-steps-per-sample"),
+            *("--autotune-bayes-opt-max-samples", "--autotune-gaussian-process-noise"),
+        ),
+        keys=(
+            *("autotune.enabled", "autotune.log_file", "autotune.warmup_samples", "autotune.steps_per_sample"),
+            *("autotune.bayes_opt_max_samples", "autotune.gaussian_process_noise"),
+        ),
+    ),
+    HorovodOption(
+        "there is no timeline in this release",
+        switches=("--timeline-mark-cycles", "--no-timeline-mark-cycles"),
+        flags=("--timeline-filename",),
+        keys=("timeline.filename", "timeline.mark_cycles"),
+    ),
+    HorovodOption(
+        "use --bind-to to bind ranks",
+        flags=("--thread-affinity", "--binding-args"),
+        keys=("library_options.thread_affinity",),
+    ),
+    HorovodOption(
+        "messages of the engine have no time",
+        switches=(
+            *("--log-with-timestamp", "--log-without-timestamp"),
+            *("--log-hide-timestamp", "--no-log-hide-timestamp"),
+        ),
+        keys=("logging.with_timestamp",),
+    ),
+    HorovodOption(
+        "several hosts are not supported yet; leave it out, or use -H localhost:N",
+        flags=("-hostfile", "--hostfile"),
+        refused=True,
+    ),
+    HorovodOption(
+        "elastic training is not supported yet; use -np N alone",
+        flags=(
+            *("--min-np", "--min-num-proc", "--max-np", "--max-num-proc", "--slots-per-host", "--slots"),
+            *("--elastic-timeout", "--reset-limit", "--host-discovery-script", "--blacklist-cooldown-range"),
+        ),
+        refused=True,
+    ),
+)
+"""Whatever has an effect is in ``cli`` and ``options``."""
+
+_TWO_VALUES = ("--blacklist-cooldown-range",)
+
+
+def flags() -> dict[str, HorovodOption]:
+    """The row of each flag."""
+    return {flag: row for row in HOROVOD_OPTIONS for flag in (*row.switches, *row.flags)}
+
+
+class _Note(argparse.Action):
+    """Notes that a flag was given; its value does not matter."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        setattr(namespace, self.dest, [*getattr(namespace, self.dest), self.option_strings[0]])
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds every flag; they are not shown by ``--help``."""
+    for row in HOROVOD_OPTIONS:
+        for flag in (*row.switches, *row.flags):
+            values: int | None = 0 if flag in row.switches else 2 if flag in _TWO_VALUES else None
+            more: dict[str, Any] = {"dest": "horovod_flags", "default": [], "help": argparse.SUPPRESS}
+            parser.add_argument(flag, action=_Note, nargs=values, **more)
+
+
+def given(arguments: argparse.Namespace) -> list[str]:
+    """The flags that were given and have no effect.
+
+    Raises:
+        UsageError: One of them is refused.
+    """
+    names: list[str] = arguments.horovod_flags
+    rows = flags()
+    for name in names:
+        if rows[name].refused:
+            raise UsageError(f"{name} cannot be used: {rows[name].reason}")
+    return names
+
+
+def without_effect(content: Any) -> tuple[Any, list[str]]:
+    """Takes the keys that have no effect out of what a configuration file holds.
+
+    Args:
+        content: What the file holds, of any shape.
+
+    Returns:
+        What is left of it, and the keys that were taken out.
+    """
+    if not isinstance(content, Mapping):
+        return content, []
+    keys = {key for row in HOROVOD_OPTIONS for key in row.keys}
+    left, found = {}, []
+    for section, values in content.items():
+        if section in keys:
+            found.append(section)
+        elif not isinstance(values, Mapping):
+            left[section] = values
+        else:
+            found += [f"{section}.{name}" for name in values if f"{section}.{name}" in keys]
+            rest = {name: value for name, value in values.items() if f"{section}.{name}" not in keys}
+            if rest or not values:
+                left[section] = rest
+    return left, found

@@ -1,0 +1,49 @@
+"""Horovod's names in this process for the length of a test, and programs of their own processes."""
+
+from __future__ import annotations
+
+import multiprocessing.spawn
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import horovodlike.compat
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """In the test, `import horovod` finds horovodlike."""
+    spawn: Any = multiprocessing.spawn
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    monkeypatch.setattr(spawn, "get_preparation_data", spawn.get_preparation_data)
+    horovodlike.compat.install()
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] == "horovod"]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    """`run("-m", "horovodlike.compat", "train.py")` runs this Python in the test's folder, outside of any job."""
+
+    def start(*words: object, **environ: str) -> subprocess.CompletedProcess[str]:
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD")}
+        return subprocess.run(
+            [sys.executable, *map(str, words)],
+            cwd=tmp_path,
+            env={**clean, "OMP_NUM_THREADS": "1", **environ},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    return start

@@ -92,7 +92,11 @@ def _split(parser: argparse.ArgumentParser, argv: Sequence[str]) -> tuple[list[s
 
     argparse would take the command's own options for ours, if only to complain that an abbreviation is ambiguous.
     """
-    values = {name: action.nargs != 0 for action in parser._actions for name in action.option_strings}
+    values = {
+        name: 1 if action.nargs is None else int(action.nargs)
+        for action in parser._actions
+        for name in action.option_strings
+    }
     index = 0
     while index < len(argv):
         word = argv[index]
@@ -100,14 +104,15 @@ def _split(parser: argparse.ArgumentParser, argv: Sequence[str]) -> tuple[list[s
             return list(argv[:index]), tuple(argv[index + 1 :])
         if not word.startswith("-") or word == "-":
             break
-        index += 2 if _takes_next(word, values) else 1
+        index += 1 + _values_of(word, values)
     return list(argv[:index]), tuple(argv[index:])
 
 
-def _takes_next(word: str, takes_value: Mapping[str, bool]) -> bool:
+def _values_of(word: str, values: Mapping[str, int]) -> int:
+    """How many words after an option, which may be abbreviated, are its own."""
     name, equals, _ = word.partition("=")
-    meant = [name] if name in takes_value else [known for known in takes_value if known.startswith(name)]
-    return not equals and any(takes_value[known] for known in meant)
+    meant = [name] if name in values else [known for known in values if known.startswith(name)]
+    return 0 if equals else max((values[known] for known in meant), default=0)
 
 
 def _number_of_ranks(text: str | None) -> int:

@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from horovodlike.config import SETTINGS
+from horovodlike.launcher import horovod_options
 from horovodlike.launcher.cli import main, parse
 from horovodlike.launcher.errors import UsageError
+from horovodlike.launcher.horovod_options import HOROVOD_OPTIONS, without_effect
 from horovodlike.launcher.options import OPTIONS, from_mapping
 from horovodlike.launcher.spec import Binding, HostSlots, JobSpec, parse_hosts
 
@@ -203,3 +205,104 @@ def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     for option in OPTIONS:
         assert (option.opposite or option.flag) in text
+
+
+FLAGS = [(row, flag) for row in HOROVOD_OPTIONS for flag in (*row.switches, *row.flags)]
+
+
+def with_values(row: horovod_options.HorovodOption, flag: str) -> list[str]:
+    if flag in row.switches:
+        return [flag]
+    return [flag, "3", "5"] if flag == "--blacklist-cooldown-range" else [flag, "3"]
+
+
+@pytest.mark.parametrize(("row", "flag"), FLAGS, ids=lambda value: value if isinstance(value, str) else "")
+def test_each_of_horovodruns_options_is_known(row: horovod_options.HorovodOption, flag: str) -> None:
+    words = with_values(row, flag)
+    if row.refused:
+        with pytest.raises(UsageError, match=f"^{flag} cannot be used: {row.reason}"):
+            spec("--compat", *words)
+    else:
+        job = spec("--compat", *words)
+        assert (job.command, job.ignored, job.settings) == (("python", "train.py"), (flag,), {})
+        assert spec(*words, "--compat").ignored == (flag,)
+
+
+def test_horovodruns_options_are_in_one_table_only() -> None:
+    assert len(horovod_options.flags()) == len(FLAGS)
+    ours = {flag for option in OPTIONS for flag in (option.flag, option.opposite)}
+    assert not ours & horovod_options.flags().keys()
+
+
+@pytest.mark.parametrize("word", ["--gloo", "--autotune-log-file=x", "-p", "-hostfile"])
+def test_horovodruns_options_need_compat(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        spec(word, "1")
+    assert caught.value.code == 2
+    assert f"error: {word} is an option of Horovod's, which only --compat accepts" in capsys.readouterr().err
+
+
+def test_compat() -> None:
+    assert spec("--compat").compat
+    assert not spec().compat
+    assert parse(["-np", "1", "python", "train.py", "--compat"], {}) == JobSpec(1, ("python", "train.py", "--compat"))
+    job = parse(["-np", "1", "--gloo", "python", "train.py"], {}, "horovodrun")
+    assert job == JobSpec(1, ("python", "train.py"), compat=True, ignored=("--gloo",))
+
+
+def test_horovodruns_options_that_mean_something() -> None:
+    job = parse(
+        [
+            *(
+                "-np",
+                "2",
+                "-H",
+                "localhost:2",
+                "--fusion-threshold-mb",
+                "32",
+                "--cycle-time-ms",
+                "5",
+                "--no-stall-check",
+            ),
+            *("--stall-check-warning-time-seconds", "9", "--cache-capacity", "0", "--start-timeout", "8", "--tcp", "x"),
+        ],
+        {},
+        "horovodrun",
+    )
+    assert job.settings == {
+        "HOROVODLIKE_FUSION_THRESHOLD": str(32 * 1024 * 1024),
+        "HOROVODLIKE_CYCLE_TIME": "5",
+        "HOROVODLIKE_STALL_CHECK_DISABLE": "1",
+        "HOROVODLIKE_STALL_CHECK_TIME_SECONDS": "9",
+        "HOROVODLIKE_CACHE_CAPACITY": "0",
+        "HOROVODLIKE_START_TIMEOUT": "8",
+    }
+    assert (job.ignored, job.start_timeout) == (("--tcp",), 8.0)
+
+
+def test_keys_without_effect() -> None:
+    content = {
+        "controller": "gloo",
+        "params": {"cycle_time_ms": 5, "torus_allreduce": False},
+        "autotune": {"enabled": True},
+        "logging": {},
+        "other": 3,
+    }
+    assert without_effect(content) == (
+        {"params": {"cycle_time_ms": 5}, "logging": {}, "other": 3},
+        ["controller", "params.torus_allreduce", "autotune.enabled"],
+    )
+    assert without_effect([1]) == ([1], [])
+
+
+def test_a_configuration_file_of_horovods(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text("controller: gloo\nparams: {cycle_time_ms: 5, hierarchical_allreduce: true}\n")
+    job = spec("--compat", "--config-file", str(path))
+    assert job.settings == {"HOROVODLIKE_CYCLE_TIME": "5"}
+    assert job.ignored == ("controller", "params.hierarchical_allreduce")
+    with pytest.raises(UsageError, match="there is no section 'controller'"):
+        spec("--config-file", str(path))
+    path.write_text("params: {cycle_times: 5}\n")
+    with pytest.raises(UsageError, match="there is no key params.cycle_times"):
+        spec("--compat", "--config-file", str(path))

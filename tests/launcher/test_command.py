@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from horovodlike.launcher.command import resolve_command
+from horovodlike.launcher.command import resolve_command, with_horovod_names
 from horovodlike.launcher.errors import UsageError
+from horovodlike.launcher.interpreter import PythonCommand, is_python, split_python
 
 PATH = {"PATH": os.defpath}
 
@@ -74,3 +75,71 @@ def test_what_cannot_run_is_named(here: Path, words: list[str], message: str) ->
     (here / "folder.py").mkdir()
     with pytest.raises(UsageError, match=message):
         resolve_command(words, PATH)
+
+
+@pytest.mark.parametrize(
+    ("words", "options", "how", "rest"),
+    [
+        ("train.py -m x", "", "script", "train.py -m x"),
+        ("-u train.py", "-u", "script", "train.py"),
+        ("-u -X dev -W error -B folder -u", "-u -X dev -W error -B", "script", "folder -u"),
+        (
+            "-Xdev -Werror --check-hash-based-pycs never t.py",
+            "-Xdev -Werror --check-hash-based-pycs never",
+            "script",
+            "t.py",
+        ),
+        ("-uW error t.py", "-uW error", "script", "t.py"),
+        ("-m package.train -u", "", "-m", "package.train -u"),
+        ("-um package", "-u", "-m", "package"),
+        ("-Bumpackage x", "-Bu", "-m", "package x"),
+        ("-c print() x", "", "-c", "print() x"),
+        ("-Ic print()", "-I", "-c", "print()"),
+        ("-u - x", "-u", "-", "x"),
+        ("-m", "", "-m", ""),
+        ("--version", "--version", "", ""),
+        ("", "", "", ""),
+    ],
+)
+def test_a_command_line_of_python(words: str, options: str, how: str, rest: str) -> None:
+    expected = PythonCommand(tuple(options.split()), how, tuple(rest.split()))
+    assert split_python(words.split()) == expected
+
+
+def test_names_of_interpreters() -> None:
+    assert all(map(is_python, ["python", "/usr/bin/python3.11", "pypy3"]))
+    assert not any(map(is_python, ["pythonic", "sh", "/python/run", "ipython"]))
+
+
+@pytest.mark.parametrize(
+    ("command", "changed"),
+    [
+        (("/bin/python", "t.py", "-u"), ("/bin/python", "MAIN", "t.py", "-u")),
+        (("/bin/python3.11", "-u", "t.py"), ("/bin/python3.11", "-u", "MAIN", "t.py")),
+        (("/bin/python", "-um", "package", "-x"), ("/bin/python", "-u", "MAIN", "-m", "package", "-x")),
+        (("/bin/python", "-c", "a b"), ("/bin/python", "MAIN", "-c", "a b")),
+        (("./train.py", "-x"), (sys.executable, "MAIN", "./train.py", "-x")),
+    ],
+)
+def test_a_command_with_horovods_names(command: tuple[str, ...], changed: tuple[str, ...]) -> None:
+    import horovodlike.compat
+
+    main = str(Path(horovodlike.compat.__file__).with_name("__main__.py"))
+    assert os.path.exists(main)
+    assert with_horovod_names(command)[0] == tuple(main if word == "MAIN" else word for word in changed)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("/bin/sh", "-c", "python t.py"),
+        ("/bin/python", "--version"),
+        ("/bin/python", "-"),
+        ("/usr/bin/env", "python", "t.py"),
+    ],
+)
+def test_a_command_that_cannot_have_horovods_names(command: tuple[str, ...]) -> None:
+    with pytest.raises(
+        UsageError, match=f"--compat runs Python programs, and {' '.join(command)} is none.*-m horovodl"
+    ):
+        with_horovod_names(command)

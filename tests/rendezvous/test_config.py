@@ -6,7 +6,16 @@ import pickle
 import pytest
 
 from horovodlike import errors
-from horovodlike.config import SETTINGS, Config, load, parse, render_markdown
+from horovodlike.config import (
+    SETTINGS,
+    WITHOUT_EFFECT,
+    Config,
+    load,
+    parse,
+    render_markdown,
+    render_without_effect,
+    without_effect,
+)
 
 
 def test_defaults() -> None:
@@ -77,6 +86,31 @@ def test_markdown_has_one_row_for_each_setting() -> None:
         assert line.startswith(f"| `{setting.variable}` |")
         assert setting.help in line
         assert line.count("|") == 6
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "name", "value"),
+    [
+        ("HOROVOD_FUSION_THRESHOLD", "67108864", "fusion_threshold", 64 * 1024 * 1024),
+        ("HOROVOD_CYCLE_TIME", "3.5", "cycle_time", 3.5),
+        ("HOROVOD_CACHE_CAPACITY", "1024", "cache_capacity", 1024),
+        ("HOROVOD_STALL_CHECK_DISABLE", "1", "stall_check_disable", True),
+        ("HOROVOD_STALL_CHECK_TIME_SECONDS", "30", "stall_check_time_seconds", 30.0),
+        ("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "90", "stall_shutdown_time_seconds", 90.0),
+        ("HOROVOD_START_TIMEOUT", "60", "start_timeout", 60.0),
+        ("HOROVOD_LOG_LEVEL", "DEBUG", "log_level", "debug"),
+    ],
+)
+def test_horovods_variables_keep_their_meaning(variable: str, text: str, name: str, value: object) -> None:
+    assert getattr(load({variable: text}), name) == value
+
+
+def test_horovods_variables_without_effect() -> None:
+    assert not WITHOUT_EFFECT.keys() & {setting.horovod_name for setting in SETTINGS.values()}
+    environ = {"HOROVOD_TIMELINE": "t.json", "HOROVOD_AUTOTUNE": " ", "HOROVOD_CYCLE_TIME": "1", "HOME": "/"}
+    assert load(environ) == Config(cycle_time=1.0)
+    assert without_effect(environ) == ["HOROVOD_TIMELINE has no effect: there is no timeline in this release"]
+    assert len(render_without_effect().splitlines()) == 2 + len(WITHOUT_EFFECT)
 
 
 def test_the_tree_of_exceptions() -> None:

@@ -44,7 +44,14 @@ call guarantees.
 """
 
 # The framework modules first: they are what scripts use.
-MODULES = ("horovodlike.torch", "horovodlike", "horovodlike.data", "horovodlike.errors", "horovodlike.config")
+MODULES = (
+    "horovodlike.torch",
+    "horovodlike",
+    "horovodlike.data",
+    "horovodlike.compat",
+    "horovodlike.errors",
+    "horovodlike.config",
+)
 
 
 def settings_page() -> str:

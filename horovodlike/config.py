@@ -219,7 +219,7 @@ _REASONS: dict[str, tuple[str, ...]] = {
     "tensors of a GPU are copied to the CPU": ("ENABLE_ASYNC_COMPLETION", "DISABLE_NVTX_RANGES"),
     "a group is carried out as a whole, however large it is": ("DISABLE_GROUP_FUSION",),
     "hvdrun --bind-to binds ranks; the engine's thread needs no core of its own": ("THREAD_AFFINITY",),
-    "process sets other than the global one are not supported yet": ("DYNAMIC_PROCESS_SETS",),
+    "process sets can always be added": ("DYNAMIC_PROCESS_SETS",),
     "TensorFlow is not supported yet": ("ENABLE_XLA_OPS",),
     "elastic training is not supported yet": ("ELASTIC", "ELASTIC_TIMEOUT"),
     "messages have no time": ("LOG_HIDE_TIME",),

@@ -15,6 +15,6 @@ starts do not.
 * :mod:`horovodlike.compat.program`: runs a script as Python itself would
 """
 
-from horovodlike.compat.aliases import HOROVOD_VERSION, install
+from horovodlike.compat.aliases import API_VERSION, install
 
-__all__ = ["HOROVOD_VERSION", "install"]
+__all__ = ["API_VERSION", "install"]

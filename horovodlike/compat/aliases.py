@@ -19,9 +19,9 @@ from types import ModuleType
 
 from horovodlike.compat import children
 
-__all__ = ["ALIASES", "HOROVOD_VERSION", "Alias", "counterpart", "install"]
+__all__ = ["ALIASES", "API_VERSION", "Alias", "counterpart", "install"]
 
-HOROVOD_VERSION = "0.28.1"
+API_VERSION = "0.28.1"
 """What ``horovod.__version__`` says: the release of Horovod whose API this is, for scripts that compare versions."""
 
 
@@ -124,10 +124,13 @@ class _Finder(MetaPathFinder):
         return spec
 
 
-def install() -> None:
+def install(*, quiet: bool = False) -> None:
     """Gives this process and its children Horovod's module names. A second call does nothing.
 
     An installed Horovod is hidden by this, and a line on standard error (of rank 0) says so.
+
+    Args:
+        quiet: Leaves that line out.
 
     Raises:
         ImportError: Horovod itself has been imported already.
@@ -140,18 +143,16 @@ def install() -> None:
             "horovodlike.compat.install() before that",
             name="horovod",
         )
-    note = _hidden_horovod()
-    if note and not any(os.environ.get(f"{prefix}_RANK", "0") != "0" for prefix in ("HOROVODLIKE", "HOROVOD")):
-        print(note, file=sys.stderr)
+    if not quiet and os.environ.get("HOROVODLIKE_RANK", os.environ.get("HOROVOD_RANK", "0")) == "0":
+        _mention_what_is_hidden()
     sys.meta_path.insert(0, _Finder())
     children.follow()
 
 
-def _hidden_horovod() -> str | None:
+def _mention_what_is_hidden() -> None:
     real = PathFinder.find_spec("horovod")
     # A folder that merely has this name, such as one of examples, has no origin.
-    if real is None or real.origin is None:
-        return None
-    return (
-        f"horovodlike.compat: the Horovod in {os.path.dirname(real.origin)} is not used; horovodlike stands in for it"
-    )
+    if real is not None and real.origin is not None:
+        folder = os.path.dirname(real.origin)
+        note = f"horovodlike.compat: the Horovod in {folder} is not used; horovodlike stands in for it"
+        print(note, file=sys.stderr)

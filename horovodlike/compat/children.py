@@ -17,7 +17,7 @@ __all__ = ["follow"]
 _KEY = "horovodlike.compat"
 
 # The child's search path is a part of the same dictionary, but comes into force only later.
-_INSTALL = "import sys\nsys.path[:] = {path!r}\nimport horovodlike.compat\nhorovodlike.compat.install()"
+_INSTALL = "import sys\nsys.path[:] = {path!r}\nimport horovodlike.compat\nhorovodlike.compat.install(quiet=True)"
 
 
 class _InstallWhereRead:

@@ -151,6 +151,20 @@ def test_an_installed_horovod_is_hidden_and_rank_0_says_so(run: Any, tmp_path: P
         assert (done.returncode, done.stdout, done.stderr) == (0, "0.28.1\n", shown)
 
 
+def test_children_do_not_say_it_again(run: Any, tmp_path: Path) -> None:
+    site = write_horovod(tmp_path)
+    (tmp_path / "train.py").write_text(
+        "import multiprocessing, horovod\n"
+        "if __name__ == '__main__':\n"
+        "    child = multiprocessing.get_context('spawn').Process(target=print, args=(horovod.__version__,))\n"
+        "    child.start()\n"
+        "    child.join()\n"
+    )
+    done = run("-m", "horovodlike.compat", "train.py", PYTHONPATH=str(site))
+    assert done.stdout == "0.28.1\n"
+    assert done.stderr.count("\n") == 1
+
+
 def test_nothing_is_said_about_a_folder_of_that_name(run: Any, tmp_path: Path) -> None:
     (tmp_path / "horovod").mkdir()
     done = run("-m", "horovodlike.compat", "-c", SHOW)

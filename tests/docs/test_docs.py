@@ -64,7 +64,7 @@ def check_hvdrun(words: list[str], help_text: str) -> None:
     while words and words[0].startswith("-"):
         option = words.pop(0)
         assert re.search(rf"(?<![\w-]){re.escape(option)}(?![\w-])", help_text), f"hvdrun has no {option}"
-        if option not in ("--check-build", "--verbose", "--help"):
+        if option not in ("--check-build", "--compat", "--verbose", "--help"):
             words.pop(0)
     if words and words[0] == "python":
         check_python(words[1:])
@@ -85,7 +85,7 @@ def test_command_exists(page: str, line: str, hvdrun_help: str) -> None:
         check_pip(words)
     elif program == "python":
         check_python(words)
-    elif program == "hvdrun":
+    elif program in ("hvdrun", "horovodrun"):
         check_hvdrun(words, hvdrun_help)
     else:
         assert program in FOREIGN, f"{page} uses {program}"

@@ -3,9 +3,9 @@
 The modules below have Horovod's names and shapes because scripts import them; each leads to horovodlike's own.
 """
 
-from horovodlike.compat.aliases import HOROVOD_VERSION
+from horovodlike.compat.aliases import API_VERSION
 from horovodlike.compat.horovod.runner import run
 
-__version__ = HOROVOD_VERSION
+__version__ = API_VERSION
 
 __all__ = ["__version__", "run"]

@@ -30,7 +30,7 @@ class _NeedsNames:
 
 
 def _restore(data: bytes) -> Any:
-    install()
+    install(quiet=True)  # the process that sent it has said what there is to say
     return pickle.loads(data)
 
 

@@ -136,3 +136,13 @@ def test_the_second_name_is_a_distribution_of_its_own() -> None:
     [target] = re.findall(r'^horovodrun = "(.*)"$', other, re.MULTILINE)
     assert EntryPoint("horovodrun", target, "console_scripts").load() is cli.horovodrun
     assert re.findall(r'^version = "(.*)"$', other, re.MULTILINE) == [version("horovodlike")]
+
+
+def test_a_rank_that_fails_ends_the_job_with_its_own_traceback_and_code(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import horovod.common.util\ndef train():\n    1 / 0\ntrain()\n")
+    done = run(*HVDRUN, "--compat", "-np", 1, "train.py")
+    assert done.returncode == 1
+    shown = re.findall(r'^\[0\]<stderr>:   File "([^"]*)", line (\d)', done.stderr, re.MULTILINE)
+    assert shown == [(str(tmp_path / "train.py"), "4"), (str(tmp_path / "train.py"), "3")]
+    (tmp_path / "train.py").write_text("import sys; sys.exit(7)")
+    assert run(*HVDRUN, "--compat", "-np", 1, "train.py").returncode == 7

@@ -108,6 +108,7 @@ class Engine {
   bool is_agreed(NamedTensor* tensor);
   Status apply(const Record& record);
   Status define(const Record& record);
+  void adopt(TensorId id, Known* known);
   Status evict(const Record& record);
   Status fail(const Record& record);
   Status execute(const Record& record);

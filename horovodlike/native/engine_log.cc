@@ -56,16 +56,18 @@ Status Engine::define(const Record& record) {
   known.signature = record.signature;
   known.varying = record.varying;
   known.varying_per_rank = record.varying_per_rank;
-  auto waiting = in_full_.find(key_of(record.signature.process_set, record.signature.name));
-  if (waiting != in_full_.end()) {
-    known.tensor = std::move(waiting->second);
-    in_full_.erase(waiting);
-  }
-  if (known.tensor != nullptr) {
-    known.tensor->id = record.id;
-    known.tensor->agreed = nullptr;
-  }
+  adopt(record.id, &known);
+  if (known.tensor != nullptr) known.tensor->agreed = nullptr;
   return Status();
+}
+
+// What this rank has announced in full has got an id.
+void Engine::adopt(TensorId id, Known* known) {
+  auto waiting = in_full_.find(key_of(known->signature.process_set, known->signature.name));
+  if (waiting == in_full_.end()) return;
+  known->tensor = std::move(waiting->second);
+  known->tensor->id = id;
+  in_full_.erase(waiting);
 }
 
 Status Engine::evict(const Record& record) {
@@ -137,6 +139,8 @@ Status Engine::find_tensors(const std::vector<TensorId>& ids) {
   tensors_.clear();
   for (TensorId id : ids) {
     auto known = known_.find(id);
+    // It may have been defined while this rank had joined, and has not changed since.
+    if (known != known_.end() && known->second.tensor == nullptr) adopt(id, &known->second);
     if (known == known_.end() || known->second.tensor == nullptr || known->second.tensor->entry == nullptr) {
       return Status(HVL_JOB_BROKEN, "the log asks for a tensor that this rank has not announced (id " +
                                         std::to_string(id) + "): please report this as a defect of horovodlike");

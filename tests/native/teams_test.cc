@@ -111,6 +111,21 @@ TEST(ranks_that_have_joined_take_no_part) {
   }
 }
 
+TEST(a_name_that_was_defined_while_a_rank_had_joined) {
+  Job job(2);
+  job.on_all([&](int rank) {
+    float data = 1;
+    if (rank == 1) CHECK_EQ(job.run(rank, make("x", HVL_ALLREDUCE, {{1}}), &data).message(), "");
+    CHECK_EQ(data, 1.0F);
+    number_of(job, rank, make("join", HVL_JOIN, {}));
+    for (int round = 0; round < 2; ++round) {
+      data = 1;
+      CHECK_EQ(job.run(rank, make("x", HVL_ALLREDUCE, {{1}}), &data).message(), "");
+      CHECK_EQ(data, 2.0F);
+    }
+  });
+}
+
 int64_t rows_between(int from, int to, int round) { return (from * 3 + to * 2 + round) % 5 * (round == 2 ? 700 : 1); }
 
 void check_alltoall(Job& job, int rank, int round) {

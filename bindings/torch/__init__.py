@@ -32,7 +32,7 @@ from horovodlike.basics import (
 )
 from horovodlike.errors import HorovodInternalError
 from horovodlike.process_set import ProcessSet, add_process_set, global_process_set, remove_process_set
-from horovodlike.torch.compression import Compression
+from horovodlike.torch.compression import Compression, GradientReducer, PowerSGD, TopK
 from horovodlike.torch.consistency import check_consistency
 from horovodlike.torch.functions import (
     allgather_object,
@@ -76,14 +76,17 @@ __all__ = [
     "Average",
     "Compression",
     "DistributedOptimizer",
+    "GradientReducer",
     "HorovodInternalError",
     "Max",
     "Min",
+    "PowerSGD",
     "ProcessSet",
     "Product",
     "Sum",
     "add_process_set",
     "SyncBatchNorm",
+    "TopK",
     "allgather",
     "allgather_async",
     "allgather_object",

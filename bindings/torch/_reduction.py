@@ -253,11 +253,7 @@ class Reduction:
         grad = slot.param.grad
         if grad is None:
             return
-        slot.sparse = grad.layout is not torch.strided
-        if slot.sparse and not self.options.sparse_as_dense:
-            raise ValueError(f"{slot.name}: its gradient is sparse; use sparse_as_dense=True, or sparse=False")
-        dense = grad.to_dense() if slot.sparse else grad
-        check(dense, slot.name)
+        dense = self._as_dense(slot, grad)
         with torch.no_grad():
             compressed, ctx = self.options.compression.compress(dense)
             work = in_memory(compressed)
@@ -277,6 +273,14 @@ class Reduction:
         slot.alike = self._plain and work is grad and slot.numel > 1
         if slot.sparse or work is not dense:
             self._finishers.append(self._finisher(slot, dense, work))
+
+    def _as_dense(self, slot: Slot, grad: torch.Tensor) -> torch.Tensor:
+        slot.sparse = grad.layout is not torch.strided
+        if slot.sparse and not self.options.sparse_as_dense:
+            raise ValueError(f"{slot.name}: its gradient is sparse; use sparse_as_dense=True, or sparse=False")
+        dense = grad.to_dense() if slot.sparse else grad
+        check(dense, slot.name)
+        return dense
 
     def _submit_member(self, group: Group) -> None:
         group.ready += 1

@@ -1,11 +1,28 @@
 """What is sent in place of a gradient: the gradient itself, or fewer bits of it.
 
-To add one, derive from `Compressor` and pass the class where `compression=` is accepted.
+To add one, derive from `Compressor` and pass the class where `compression=` is accepted. A method that cannot be told
+as "one tensor, summed over the ranks" is a `GradientReducer`, of which `DistributedOptimizer` takes an instance.
 """
 
 from __future__ import annotations
 
 import torch
+
+from horovodlike.torch._gradient_reducer import Collectives, GradientReducer
+from horovodlike.torch._powersgd import PowerSGD
+from horovodlike.torch._topk import TopK
+
+__all__ = [
+    "BF16Compressor",
+    "Collectives",
+    "Compression",
+    "Compressor",
+    "FP16Compressor",
+    "GradientReducer",
+    "NoneCompressor",
+    "PowerSGD",
+    "TopK",
+]
 
 
 class Compressor:
@@ -65,8 +82,14 @@ class BF16Compressor(_CastCompressor):
 
 
 class Compression:
-    """The compressions that come with the package, as values of the `compression` arguments."""
+    """The compressions that come with the package, as values of the `compression` arguments.
+
+    `none`, `fp16` and `bf16` are passed as they are. `powersgd` and `topk` make an object that `DistributedOptimizer`
+    takes, as in `compression=Compression.powersgd(rank=2)`; the collectives do not take them.
+    """
 
     none = NoneCompressor
     fp16 = FP16Compressor
     bf16 = BF16Compressor
+    powersgd = PowerSGD
+    topk = TopK

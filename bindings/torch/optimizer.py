@@ -13,9 +13,10 @@ import torch
 from horovodlike import basics
 from horovodlike.process_set import ProcessSet, check_registered, global_process_set
 from horovodlike.torch._compile import leave_alone
+from horovodlike.torch._compressed_reduction import CompressedReduction
 from horovodlike.torch._reduction import Reduction, ReductionOptions
 from horovodlike.torch._slot import Slot
-from horovodlike.torch.compression import Compression, Compressor
+from horovodlike.torch.compression import Compression, Compressor, GradientReducer
 from horovodlike.torch.mpi_ops import allreduce
 
 Groups = Sequence[Sequence[torch.nn.Parameter]]
@@ -240,6 +241,19 @@ def _checked_groups(groups: int | Groups | None, num_groups: int) -> int | list[
     return groups
 
 
+def _checked_compression(
+    compression: type[Compressor] | GradientReducer, groups: object
+) -> tuple[GradientReducer | None, type[Compressor]]:
+    """Return the reducer, if it is one, and the class that compresses gradient by gradient."""
+    if isinstance(compression, type) and issubclass(compression, GradientReducer):
+        raise ValueError(f"compression must be an object of {compression.__name__}, not the class: add parentheses")
+    if not isinstance(compression, GradientReducer):
+        return None, compression
+    if groups:
+        raise ValueError(f"compression={type(compression).__name__} reduces all gradients together: leave out groups")
+    return compression, Compression.none
+
+
 def _make_groups(
     reduction: Reduction, slots: list[Slot], groups: int | list[list[torch.nn.Parameter]] | None
 ) -> list[list[torch.nn.Parameter]] | None:
@@ -262,7 +276,7 @@ def _make_groups(
 def DistributedOptimizer(
     optimizer: torch.optim.Optimizer,
     named_parameters: Iterable[tuple[str, torch.nn.Parameter]] | None = None,
-    compression: type[Compressor] = Compression.none,
+    compression: type[Compressor] | GradientReducer = Compression.none,
     backward_passes_per_step: int = 1,
     op: int = basics.Average,
     gradient_predivide_factor: float = 1.0,
@@ -285,7 +299,10 @@ def DistributedOptimizer(
         optimizer: Any torch optimizer, over the same parameters on all ranks.
         named_parameters: `model.named_parameters()`. Ranks match gradients by these names; without them, by the
             parameters' positions. Optimizers in one process need different names if they are used at the same time.
-        compression: What to send instead of a gradient: `Compression.none`, `.fp16`, `.bf16` or a class of your own.
+        compression: What to send instead of a gradient: `Compression.none`, `.fp16`, `.bf16` or a class of your own;
+            or an object that reduces all gradients of a step together, when `step` or `synchronize` is called:
+            `Compression.powersgd(rank=4)`, `Compression.topk(ratio=0.01)` or a `GradientReducer` of your own. That
+            works with Average and Sum, without groups and without `gradient_predivide_factor`.
         backward_passes_per_step: How many times `backward` adds to the gradients before they are reduced. The
             gradients are summed, not averaged, over the passes.
         op: Average, Sum, Min, Max or Product.
@@ -313,8 +330,12 @@ def DistributedOptimizer(
     chosen_groups = _checked_groups(groups, num_groups)
     names = _checked_names(named_parameters, [p for group in optimizer.param_groups for p in group["params"]])
     factor = gradient_predivide_factor
-    options = ReductionOptions(op, compression, 1.0 / factor, factor, sparse_as_dense, process_set)
-    reduction = Reduction(options, backward_passes_per_step)
+    reducer, compressor = _checked_compression(compression, chosen_groups)
+    options = ReductionOptions(op, compressor, 1.0 / factor, factor, sparse_as_dense, process_set)
+    if reducer is None:
+        reduction = Reduction(options, backward_passes_per_step)
+    else:
+        reduction = CompressedReduction(options, backward_passes_per_step, reducer, process_set)
     slots = reduction.add(
         entry for index, group in enumerate(optimizer.param_groups) for entry in _named(group["params"], index, names)
     )

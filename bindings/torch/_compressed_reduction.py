@@ -1,0 +1,94 @@
+"""Reducing the gradients of one optimizer by a `GradientReducer`: all together, when all are there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from horovodlike import basics
+from horovodlike.process_set import ProcessSet
+from horovodlike.torch._gradient_reducer import GradientReducer
+from horovodlike.torch._reduction import Reduction, ReductionOptions
+from horovodlike.torch._slot import Slot
+from horovodlike.torch.mpi_ops import grouped_allgather, grouped_allreduce_
+
+
+class CompressedReduction(Reduction):
+    """The gradients of one optimizer, which wait for the end of the step and are handed to a reducer then."""
+
+    def __init__(
+        self, options: ReductionOptions, passes: int, reducer: GradientReducer, process_set: ProcessSet
+    ) -> None:
+        """Start without parameters.
+
+        Raises:
+            ValueError: The options ask for something other than a plain average or sum.
+        """
+        if options.op not in (basics.Average, basics.Sum):
+            raise ValueError(f"compression={type(reducer).__name__} works with op=Average and op=Sum only")
+        if options.prescale != 1.0:
+            raise ValueError(f"compression={type(reducer).__name__} knows no gradient_predivide_factor")
+        super().__init__(options, passes)
+        self._plain = False
+        self._reducer = reducer
+        self._process_set = process_set
+
+    def hand_over(self) -> None:
+        """Only count: gradients are handed over by `finish`."""
+        self.count()
+
+    def _submit(self, slots: list[Slot]) -> None:
+        for slot in slots:
+            grad = slot.param.grad
+            if grad is None:
+                continue
+            slot.dense = self._as_dense(slot, grad)
+            slot.grad = grad
+            self._borrowed.append(grad)
+        if len(self._borrowed) == len(self.slots) and not self._presence_handle:
+            self._announce()
+
+    def _wait(self) -> None:
+        # Here all ranks have the same gradients: those that a rank lacked are zeros.
+        slots = sorted((slot for slot in self.slots if slot.grad is not None), key=lambda slot: slot.index)
+        gradients = [(slot.name.removeprefix("allreduce."), slot.dense) for slot in slots if slot.dense is not None]
+        if not gradients:
+            return
+        ranks = _CountedCollectives(gradients[0][0], self._process_set)
+        with torch.no_grad():
+            self._reducer.reduce(gradients, ranks)
+            for slot, (_, dense) in zip(slots, gradients, strict=True):
+                if self.options.op == basics.Sum:
+                    dense.mul_(ranks.size)
+                slot.param.grad = dense.to_sparse() if slot.sparse else slot.grad
+        self._reducer.bytes_sent += ranks.bytes_sent
+        self._reducer.bytes_uncompressed += _bytes_in([dense for _, dense in gradients])
+
+
+class _CountedCollectives:
+    """The collectives of one step."""
+
+    def __init__(self, name: str, process_set: ProcessSet) -> None:
+        size = process_set.size()
+        assert size is not None
+        self.size = size
+        self.bytes_sent = 0
+        self._name = name
+        self._process_set = process_set
+
+    def average(self, tensors: Sequence[torch.Tensor], name: str) -> None:
+        if tensors:
+            self.bytes_sent += _bytes_in(tensors)
+            grouped_allreduce_(tensors, name=f"{name}.{self._name}", op=basics.Average, process_set=self._process_set)
+
+    def gather(self, tensors: Sequence[torch.Tensor], name: str) -> Sequence[torch.Tensor]:
+        if not tensors:
+            return []
+        self.bytes_sent += _bytes_in(tensors)
+        rows = [tensor.unsqueeze(0) for tensor in tensors]
+        return grouped_allgather(rows, name=f"{name}.{self._name}", process_set=self._process_set)
+
+
+def _bytes_in(tensors: Sequence[torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import allreduce, driver, launch, memory, tables, targets, training
+from benchmarks import allreduce, driver, gradient_compression, launch, memory, tables, targets, training
 
-PARTS = ("allreduce", "training", "memory")
+PARTS = ("allreduce", "training", "memory", "compression")
 MIB = 1 << 20
 
 
@@ -104,6 +104,9 @@ def measure(args: argparse.Namespace, results: dict[str, Any]) -> None:
         say("memory")
         tensors = [MIB] if args.quick else [MIB, 256 * MIB]
         results["memory"] = memory.measure(args.np, tensors, runs=3 if args.quick else 21)
+    if "compression" in parts:
+        say("compression of gradients, 2 ranks")
+        results["compression"] = gradient_compression.measure(2, epochs=2 if args.quick else 12)
 
 
 def write(results: dict[str, Any], folder: Path) -> str:

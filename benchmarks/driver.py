@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -211,3 +212,19 @@ def _rotated(groups: list[Group], number: int) -> list[Group]:
     """The groups, starting with another one each round, so that none always comes after the same neighbour."""
     first = number % len(groups) if groups else 0
     return groups[first:] + groups[:first]
+
+
+def reports(script: Path, size: int, *arguments: object) -> list[dict[str, Any]]:
+    """Returns what each rank has written, in no order: `script FOLDER ARGUMENTS` leaves FOLDER/<rank>.json."""
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+        launcher = launch.horovodlike(script, (folder, *map(str, arguments)))
+        if launcher.missing:
+            raise BenchmarkError(launcher.missing)
+        (command,) = launcher.commands(size, Path(folder))
+        done = subprocess.run(
+            command.argv, env=os.environ | launch.COMMON_ENVIRONMENT, capture_output=True, text=True, check=False
+        )
+        written = [json.loads(path.read_text()) for path in Path(folder).glob("*.json")]
+    if done.returncode != 0 or len(written) != size:
+        raise BenchmarkError(f"{script.name}, exit code {done.returncode}:\n{done.stdout}{done.stderr}")
+    return written

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import statistics
 import subprocess
 import sys
@@ -13,8 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import launch
-from benchmarks.driver import BenchmarkError
+from benchmarks import driver
 
 RANK_SCRIPT = Path(__file__).parent / "memory_rank.py"
 
@@ -24,17 +21,7 @@ READ_PEAK = "print(next(l.split()[1] for l in open('/proc/self/status') if l.sta
 
 def engine(size: int, nbytes: int) -> dict[str, Any]:
     """Returns the largest figures of any rank, in bytes, for a job of `size` ranks that reduces `nbytes`."""
-    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
-        launcher = launch.horovodlike(RANK_SCRIPT, (folder, str(nbytes)))
-        if launcher.missing:
-            raise BenchmarkError(launcher.missing)
-        (command,) = launcher.commands(size, Path(folder))
-        done = subprocess.run(
-            command.argv, env=os.environ | launch.COMMON_ENVIRONMENT, capture_output=True, text=True, check=False
-        )
-        reports = [json.loads(path.read_text()) for path in Path(folder).glob("*.json")]
-    if done.returncode != 0 or len(reports) != size:
-        raise BenchmarkError(f"memory, exit code {done.returncode}:\n{done.stdout}{done.stderr}")
+    reports = driver.reports(RANK_SCRIPT, size, nbytes)
     row: dict[str, Any] = {"np": size, "nbytes": nbytes}
     for key in reports[0].keys() - {"rank", "nbytes"}:
         row[key] = max(report[key] for report in reports)

@@ -46,6 +46,9 @@ def document(results: dict[str, Any], verdicts: Sequence[Verdict]) -> str:
     if results.get("memory"):
         parts += ["## Memory of the engine, the largest of all ranks", memory(results["memory"]["engine"])]
         parts.append(imports(results["memory"]["import"]))
+    if results.get("compression"):
+        title = "## Compression of gradients, 2 ranks, {steps} steps of a CNN on real images"
+        parts += [title.format(**results["compression"][0]), compression(results["compression"])]
     parts += ["## Targets", targets(verdicts)]
     return "\n\n".join(parts) + "\n"
 
@@ -118,6 +121,28 @@ def imports(row: dict[str, float]) -> str:
         f"`import horovodlike` adds {row['seconds'] * 1e3:.0f} ms and {row['bytes'] / MIB:.1f} MiB to the bare "
         f"interpreter's {row['bare_seconds'] * 1e3:.0f} ms and {row['bare_bytes'] / MIB:.1f} MiB."
     )
+
+
+def compression(rows: Sequence[dict[str, Any]]) -> str:
+    """One line per method; what is sent as a part of what is sent without compression, which comes first."""
+    first, epochs = rows[0], len(rows[0]["losses"])
+    early = min(2, epochs)
+    losses = [f"loss after {early} epochs", f"after {epochs}"]
+    head = ["compression", "sent per rank and step", "of none", *losses, "test accuracy", "step", "x none"]
+    lines = [
+        [
+            row["method"],
+            f"{row['nbytes']:,.0f} B",
+            f"1/{first['nbytes'] / row['nbytes']:.3g}",
+            f"{row['losses'][early - 1]:.3f}",
+            f"{row['losses'][-1]:.4f}",
+            f"{row['accuracy']:.1%}",
+            human_time(row["seconds"]),
+            f"{row['seconds'] / first['seconds']:.2f}",
+        ]
+        for row in rows
+    ]
+    return table(head, lines)
 
 
 def targets(verdicts: Sequence[Verdict]) -> str:

@@ -43,7 +43,7 @@ class CompressedReduction(Reduction):
             grad = slot.param.grad
             if grad is None:
                 continue
-            slot.dense = self._as_dense(slot, grad)
+            slot.dense = slot.dense_form_of(grad, self.options.sparse_as_dense)
             slot.grad = grad
             self._borrowed.append(grad)
         if len(self._borrowed) == len(self.slots) and not self._presence_handle:
@@ -55,7 +55,7 @@ class CompressedReduction(Reduction):
         gradients = [(slot.name.removeprefix("allreduce."), slot.dense) for slot in slots if slot.dense is not None]
         if not gradients:
             return
-        ranks = _CountedCollectives(gradients[0][0], self._process_set)
+        ranks = _CountedCollectives(f"{gradients[0][0]}..{gradients[-1][0]}", self._process_set)
         with torch.no_grad():
             self._reducer.reduce(gradients, ranks)
             for slot, (_, dense) in zip(slots, gradients, strict=True):
@@ -70,6 +70,7 @@ class _CountedCollectives:
     """The collectives of one step."""
 
     def __init__(self, name: str, process_set: ProcessSet) -> None:
+        """Start; `name` begins the names of all operations, and is that of no other optimizer."""
         size = process_set.size()
         assert size is not None
         self.size = size
@@ -80,14 +81,14 @@ class _CountedCollectives:
     def average(self, tensors: Sequence[torch.Tensor], name: str) -> None:
         if tensors:
             self.bytes_sent += _bytes_in(tensors)
-            grouped_allreduce_(tensors, name=f"{name}.{self._name}", op=basics.Average, process_set=self._process_set)
+            grouped_allreduce_(tensors, name=f"{self._name}.{name}", op=basics.Average, process_set=self._process_set)
 
     def gather(self, tensors: Sequence[torch.Tensor], name: str) -> Sequence[torch.Tensor]:
         if not tensors:
             return []
         self.bytes_sent += _bytes_in(tensors)
         rows = [tensor.unsqueeze(0) for tensor in tensors]
-        return grouped_allgather(rows, name=f"{name}.{self._name}", process_set=self._process_set)
+        return grouped_allgather(rows, name=f"{self._name}.{name}", process_set=self._process_set)
 
 
 def _bytes_in(tensors: Sequence[torch.Tensor]) -> int:

@@ -27,7 +27,7 @@ from horovodlike.process_set import ProcessSet, global_process_set
 from horovodlike.torch._compile import leave_alone
 from horovodlike.torch._engine import Call, abandon, build_request
 from horovodlike.torch._slot import Group, Slot, SlotBatch
-from horovodlike.torch._tensor import check, in_memory
+from horovodlike.torch._tensor import in_memory
 from horovodlike.torch.compression import Compressor, NoneCompressor
 
 # Gradients are handed over when there are about so many bytes; each time costs the computing thread its caches.
@@ -253,7 +253,7 @@ class Reduction:
         grad = slot.param.grad
         if grad is None:
             return
-        dense = self._as_dense(slot, grad)
+        dense = slot.dense_form_of(grad, self.options.sparse_as_dense)
         with torch.no_grad():
             compressed, ctx = self.options.compression.compress(dense)
             work = in_memory(compressed)
@@ -273,14 +273,6 @@ class Reduction:
         slot.alike = self._plain and work is grad and slot.numel > 1
         if slot.sparse or work is not dense:
             self._finishers.append(self._finisher(slot, dense, work))
-
-    def _as_dense(self, slot: Slot, grad: torch.Tensor) -> torch.Tensor:
-        slot.sparse = grad.layout is not torch.strided
-        if slot.sparse and not self.options.sparse_as_dense:
-            raise ValueError(f"{slot.name}: its gradient is sparse; use sparse_as_dense=True, or sparse=False")
-        dense = grad.to_dense() if slot.sparse else grad
-        check(dense, slot.name)
-        return dense
 
     def _submit_member(self, group: Group) -> None:
         group.ready += 1

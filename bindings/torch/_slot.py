@@ -6,6 +6,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from horovodlike.ops import Request, RequestList
+from horovodlike.torch._tensor import check
 
 
 class Slot:
@@ -32,9 +33,18 @@ class Slot:
         self.group: Group | None = None
         self.ctx: object = None  # of the compression
         self.grad: torch.Tensor | None = None  # that has been handed over in this step
-        # Of a member of a group: the gradient, and what is reduced in its place.
+        # Of a member of a group, or of what a reducer gets: the gradient, and what is reduced in its place.
         self.dense: torch.Tensor | None = None
         self.work: torch.Tensor | None = None
+
+    def dense_form_of(self, grad: torch.Tensor, sparse_as_dense: bool) -> torch.Tensor:
+        """Return the gradient, or a dense copy of a sparse one; refuse what cannot be reduced."""
+        self.sparse = grad.layout is not torch.strided
+        if self.sparse and not sparse_as_dense:
+            raise ValueError(f"{self.name}: its gradient is sparse; use sparse_as_dense=True, or sparse=False")
+        dense = grad.to_dense() if self.sparse else grad
+        check(dense, self.name)
+        return dense
 
 
 class Group:

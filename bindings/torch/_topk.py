@@ -6,6 +6,7 @@ import math
 
 import torch
 
+from horovodlike.errors import MismatchError
 from horovodlike.torch._error_feedback import ErrorFeedbackReducer, State
 from horovodlike.torch._gradient_reducer import Collectives, NamedGradients
 
@@ -56,7 +57,9 @@ class TopK(ErrorFeedbackReducer):
             chosen.append(indices.to(_index_dtype(gradient)))
             values.append(total[indices].to(gradient.dtype))
             total[indices] -= values[-1]  # where it was rounded, the rest is sent later
-        gathered = ranks.gather([*values, *chosen], "largest")
+        sizes = torch.tensor([total.numel() for total in totals], device=totals[0].device)
+        *gathered, all_sizes = ranks.gather([*values, *chosen, sizes], "largest")
+        _check_sizes(all_sizes, gradients)
         all_values, all_indices = gathered[: len(values)], gathered[len(values) :]
         for (_, gradient), total, from_ranks, places in zip(gradients, totals, all_values, all_indices, strict=True):
             gradient.copy_(_mean(from_ranks, places, torch.zeros_like(total)).view(gradient.shape))
@@ -66,6 +69,13 @@ class TopK(ErrorFeedbackReducer):
 
 def _index_dtype(gradient: torch.Tensor) -> torch.dtype:
     return torch.int32 if gradient.numel() <= _MAX_INT32 else torch.int64
+
+
+def _check_sizes(sizes: torch.Tensor, gradients: NamedGradients) -> None:
+    """Refuse indices into gradients of other sizes, which need not show otherwise. On all ranks or on none."""
+    for (name, _), by_rank in zip(gradients, sizes.t().tolist(), strict=True):
+        if len(set(by_rank)) > 1:
+            raise MismatchError(f"{name}: the gradients of ranks 0 to {len(by_rank) - 1} have {by_rank} elements")
 
 
 def _mean(values: torch.Tensor, indices: torch.Tensor, zeros: torch.Tensor) -> torch.Tensor:

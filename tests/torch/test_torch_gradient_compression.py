@@ -137,7 +137,7 @@ def _sparse_sum_is_exact() -> None:
         expected[50 + rank] = 3.0 * (rank + 1)
     assert torch.allclose(parameter.grad.flatten(), expected)
     if hvd.size() > 1:
-        assert reducer.bytes_sent == 4 * (4 + 4)
+        assert reducer.bytes_sent == 4 * (4 + 4) + 8  # and the gradient's size
         assert reducer.bytes_uncompressed == 200 * 4
         assert not reducer.state_dict()["residuals"]["p"].any()
 
@@ -354,7 +354,31 @@ def _arguments() -> None:
             optimizer.zero_grad()
 
 
+def _disagreement() -> None:
+    """Gradients that differ in shape are an error on all ranks, after which the optimizer works."""
+    for make in METHODS.values():
+        for name, shape in (("bias", (7 + hvd.rank(),)), ("matrix", (20 + hvd.rank(), COLUMNS))):
+            reducer, parameters = make(), _parameters()
+            right = parameters[name].data
+            optimizer = _optimizer(parameters, reducer)
+            parameters[name].data = torch.zeros(shape)
+            _backward(parameters, {n: torch.ones_like(p) for n, p in parameters.items()})
+            if hvd.size() > 1:
+                with pytest.raises(hvd.HorovodInternalError, match=rf"bias\.\.scalar|{name}: "):
+                    optimizer.step()
+            else:
+                optimizer.step()
+            parameters[name].data = right
+            optimizer.zero_grad()
+            for p in parameters.values():
+                p.grad = None
+            _backward(parameters, _gradients(0, hvd.rank(), parameters))
+            optimizer.step()
+            assert _same_everywhere([p.grad for p in parameters.values()])
+
+
 CASES = (
+    _disagreement,
     _sparse_sum_is_exact,
     _counts_bytes,
     _missing_gradients,

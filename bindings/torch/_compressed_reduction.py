@@ -17,9 +17,7 @@ from horovodlike.torch.mpi_ops import grouped_allgather, grouped_allreduce_
 class CompressedReduction(Reduction):
     """The gradients of one optimizer, which wait for the end of the step and are handed to a reducer then."""
 
-    def __init__(
-        self, options: ReductionOptions, passes: int, reducer: GradientReducer, process_set: ProcessSet
-    ) -> None:
+    def __init__(self, options: ReductionOptions, passes: int, reducer: GradientReducer) -> None:
         """Start without parameters.
 
         Raises:
@@ -32,7 +30,6 @@ class CompressedReduction(Reduction):
         super().__init__(options, passes)
         self._plain = False
         self._reducer = reducer
-        self._process_set = process_set
 
     def hand_over(self) -> None:
         """Only count: gradients are handed over by `finish`."""
@@ -55,7 +52,7 @@ class CompressedReduction(Reduction):
         gradients = [(slot.name.removeprefix("allreduce."), slot.dense) for slot in slots if slot.dense is not None]
         if not gradients:
             return
-        ranks = _CountedCollectives(f"{gradients[0][0]}..{gradients[-1][0]}", self._process_set)
+        ranks = _CountedCollectives(f"{gradients[0][0]}..{gradients[-1][0]}", self.options.process_set)
         with torch.no_grad():
             self._reducer.reduce(gradients, ranks)
             for slot, (_, dense) in zip(slots, gradients, strict=True):

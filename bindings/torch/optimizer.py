@@ -335,7 +335,7 @@ def DistributedOptimizer(
     if reducer is None:
         reduction = Reduction(options, backward_passes_per_step)
     else:
-        reduction = CompressedReduction(options, backward_passes_per_step, reducer, process_set)
+        reduction = CompressedReduction(options, backward_passes_per_step, reducer)
     slots = reduction.add(
         entry for index, group in enumerate(optimizer.param_groups) for entry in _named(group["params"], index, names)
     )

@@ -34,14 +34,24 @@ __all__ = [
     "Min",
     "Product",
     "Sum",
+    "ccl_built",
     "cross_rank",
     "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "gloo_built",
+    "gloo_enabled",
     "init",
     "is_homogeneous",
     "is_initialized",
     "local_rank",
     "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
     "rank",
+    "rocm_built",
     "shutdown",
     "size",
 ]
@@ -78,7 +88,7 @@ def init(comm: Any = None, process_sets: Sequence[Any] | str | None = None) -> N
         )
     if isinstance(process_sets, str) and process_sets != "dynamic":
         raise ValueError(f'process_sets must be a sequence of process sets or "dynamic", got {process_sets!r}')
-    chosen = () if process_sets is None or isinstance(process_sets, str) else process_sets
+    chosen: Sequence[Any] = [] if process_sets is None or isinstance(process_sets, str) else process_sets
     if not _start() or not chosen:
         return
     from horovodlike import process_set
@@ -250,3 +260,57 @@ def is_homogeneous() -> bool:
     """True if every host has the same number of processes."""
     place = _current()
     return place.local_size * place.cross_size == place.size
+
+
+def mpi_threads_supported() -> bool:
+    """Whether several threads may call MPI.
+
+    Raises:
+        ValueError: Always, in this release: no communication goes through MPI.
+    """
+    raise ValueError("MPI is not enabled: ranks of one machine communicate through shared memory")
+
+
+def mpi_built() -> bool:
+    """Whether communication can go through MPI: not in this release."""
+    return False
+
+
+def mpi_enabled() -> bool:
+    """Whether communication goes through MPI."""
+    return False
+
+
+def gloo_built() -> bool:
+    """True: jobs work without MPI, which is what scripts ask here. The Gloo library itself is not used."""
+    return True
+
+
+def gloo_enabled() -> bool:
+    """True: this job works without MPI."""
+    return True
+
+
+def nccl_built() -> int:
+    """NCCL's version code, or 0 without NCCL, as in this release: tensors of a GPU are copied to the CPU."""
+    return 0
+
+
+def cuda_built() -> bool:
+    """Whether collectives run on CUDA devices: not in this release."""
+    return False
+
+
+def rocm_built() -> bool:
+    """Whether collectives run on ROCm devices: no."""
+    return False
+
+
+def ddl_built() -> bool:
+    """Whether IBM's DDL can be used: no."""
+    return False
+
+
+def ccl_built() -> bool:
+    """Whether oneCCL can be used: no."""
+    return False

@@ -31,6 +31,9 @@ class CompressedReduction(Reduction):
         self._plain = False
         self._reducer = reducer
 
+    def _without_parameters(self) -> Reduction:
+        return CompressedReduction(self.options, self.passes, self._reducer)
+
     def hand_over(self) -> None:
         """Only count: gradients are handed over by `finish`."""
         self.count()

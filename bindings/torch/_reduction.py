@@ -27,6 +27,7 @@ from horovodlike.process_set import ProcessSet, global_process_set
 from horovodlike.torch._compile import leave_alone
 from horovodlike.torch._engine import Call, abandon, build_request
 from horovodlike.torch._slot import Group, Slot, SlotBatch
+from horovodlike.torch._sparse import SparseGathering, empty_sparse_like
 from horovodlike.torch._tensor import in_memory
 from horovodlike.torch.compression import Compressor, NoneCompressor
 
@@ -75,6 +76,7 @@ class Reduction:
         self.slots: list[Slot] = []
         self._plain = options.compression is NoneCompressor  # and no groups
         self._groups: list[Group] = []
+        self._frozen: list[tuple[str, torch.nn.Parameter]] = []  # parameters that did not require a gradient
         self._by_id: dict[int, Slot] = {}  # by the parameter's id, which hashes quicker than the parameter
         # The way of a gradient: noted, complete (of so many passes as there are to be), borrowed by the engine.
         self._noted: list[torch.Tensor] = []  # parameters
@@ -83,7 +85,9 @@ class Reduction:
         self._handles: list[int] = []
         self._finishers: list[Callable[[], None]] = []
         self._batches: dict[Slot, SlotBatch] = {}  # that were handed over last, by their first slot
+        # Whether there is a gradient: 0 or 1, and for a sparse one the number of its sparse dimensions more.
         self._presence = torch.empty(0, dtype=torch.uint8)
+        self._sparse_dims: dict[Slot, int] = {}  # of this step
         self._presence_is_full = False
         self._presence_request: Request | None = None
         self._presence_handle = 0
@@ -95,7 +99,9 @@ class Reduction:
     def add(self, named: Iterable[tuple[str, torch.nn.Parameter]]) -> list[Slot]:
         """Take in parameters, of which those that require a gradient now will be reduced; return their slots."""
         global _reductions
+        named = list(named)
         added = [Slot(param, name) for name, param in named if param.requires_grad]
+        self._frozen += [(name, param) for name, param in named if not param.requires_grad]
         if not self.slots and added:
             _reductions += (self,)
         self.slots += added
@@ -253,6 +259,8 @@ class Reduction:
         grad = slot.param.grad
         if grad is None:
             return
+        if grad.layout is torch.sparse_coo and not self.options.sparse_as_dense and slot.group is None:
+            return self._submit_sparse(slot, grad)
         dense = slot.dense_form_of(grad, self.options.sparse_as_dense)
         with torch.no_grad():
             compressed, ctx = self.options.compression.compress(dense)
@@ -273,6 +281,24 @@ class Reduction:
         slot.alike = self._plain and work is grad and slot.numel > 1
         if slot.sparse or work is not dense:
             self._finishers.append(self._finisher(slot, dense, work))
+
+    def _submit_sparse(self, slot: Slot, grad: torch.Tensor) -> None:
+        """Gather what the ranks have; the sum is all of it together."""
+        options = self.options
+        if options.op not in (basics.Average, basics.Sum):
+            raise ValueError(f"{slot.name}: a sparse gradient needs op=Average or op=Sum, or sparse_as_dense=True")
+        slot.sparse, slot.alike, slot.grad = True, False, grad
+        self._sparse_dims[slot] = grad.sparse_dim()
+        self._borrowed.append(grad)
+        # It has the name that a dense gradient would have, so ranks of which only some have a sparse one learn of it.
+        gathering = SparseGathering(slot.name, grad, options.compression, options.process_set)
+        divisor = gathering.num_ranks if options.op == basics.Average else 1
+        factor = options.prescale * options.postscale / divisor
+
+        def finish() -> None:
+            slot.param.grad = gathering.finish(factor)
+
+        self._finishers.append(finish)
 
     def _submit_member(self, group: Group) -> None:
         group.ready += 1
@@ -333,12 +359,33 @@ class Reduction:
             self.abandon()
             raise
         self._end_step()
+        if self._frozen:
+            self._take_in_unfrozen()
+
+    def _take_in_unfrozen(self) -> None:
+        """Reduce the gradients of parameters that have begun to require one: now apart, then with the others."""
+        unfrozen = [(name, param) for name, param in self._frozen if param.requires_grad]
+        if not unfrozen:
+            return
+        self._frozen = [(name, param) for name, param in self._frozen if not param.requires_grad]
+        apart = self._without_parameters()
+        apart.add(unfrozen)
+        try:
+            apart.finish()
+        finally:
+            apart.remove_hooks()
+        self.add(unfrozen)
+
+    def _without_parameters(self) -> Reduction:
+        return Reduction(self.options, self.passes)
 
     def _announce(self, absent: Sequence[Slot] = ()) -> None:
         """Tell the other ranks which gradients this one has."""
         if not self._presence_is_full:
             self._presence.fill_(1)
-        self._presence_is_full = not absent
+        self._presence_is_full = not (absent or self._sparse_dims)
+        for slot, sparse_dim in self._sparse_dims.items():
+            self._presence[slot.index] = 1 + sparse_dim
         for slot in absent:
             self._presence[slot.index] = 0
         assert self._presence_request is not None
@@ -365,10 +412,15 @@ class Reduction:
             needed_by_group = slot.group is not None and any(present[member.index] for member in slot.group.slots)
             if not (present[slot.index] or needed_by_group):
                 continue
-            slot.param.grad = torch.full_like(slot.param, _NEUTRAL.get(self.options.op, 0.0), requires_grad=False)
+            slot.param.grad = self._nothing_for(slot, sparse_dim=present[slot.index] - 1)
             self._submit([slot])
             if not present[slot.index]:
                 slot.param.grad = slot.grad = None
+
+    def _nothing_for(self, slot: Slot, sparse_dim: int) -> torch.Tensor:
+        if sparse_dim > 0 and not self.options.sparse_as_dense:
+            return empty_sparse_like(slot.param, sparse_dim)
+        return torch.full_like(slot.param, _NEUTRAL.get(self.options.op, 0.0), requires_grad=False)
 
     def _wait(self) -> None:
         ops.wait_all(self._handles)
@@ -403,4 +455,5 @@ class Reduction:
         self._borrowed.clear()
         self._handles.clear()
         self._finishers.clear()
+        self._sparse_dims.clear()
         self._presence_handle = 0

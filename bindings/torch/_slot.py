@@ -41,7 +41,7 @@ class Slot:
         """Return the gradient, or a dense copy of a sparse one; refuse what cannot be reduced."""
         self.sparse = grad.layout is not torch.strided
         if self.sparse and not sparse_as_dense:
-            raise ValueError(f"{self.name}: its gradient is sparse; use sparse_as_dense=True, or sparse=False")
+            raise ValueError(f"{self.name}: its gradient is sparse; use sparse_as_dense=True")
         dense = grad.to_dense() if self.sparse else grad
         check(dense, self.name)
         return dense

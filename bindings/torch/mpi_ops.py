@@ -66,6 +66,7 @@ from horovodlike.torch._reducescatter import (
     reducescatter,
     reducescatter_async,
 )
+from horovodlike.torch._sparse import sparse_allreduce_async
 from horovodlike.torch.compression import Compression, Compressor
 
 __all__ = [
@@ -108,6 +109,7 @@ __all__ = [
     "reducescatter",
     "reducescatter_async",
     "size",
+    "sparse_allreduce_async",
     "synchronize",
 ]
 

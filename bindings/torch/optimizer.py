@@ -292,6 +292,9 @@ def DistributedOptimizer(
     engine has no processor to itself (`HOROVODLIKE_OVERLAP`), when it has computed all. `step` waits for the results.
     With one rank nothing is sent, but the rules are the same.
 
+    Parameters that begin to require a gradient later are taken in at the end of the step in which they do, on all
+    ranks.
+
     A parameter that has no gradient when `step` is called takes part with a gradient of zeros if any rank has one;
     if no rank has, it stays without.
 
@@ -310,7 +313,8 @@ def DistributedOptimizer(
         num_groups: Deprecated; use `groups`.
         groups: Number of groups of consecutive parameters, or lists of parameters. Gradients of a group are reduced
             as one operation, when all of them are there.
-        sparse_as_dense: Reduce sparse gradients as dense ones. Without it they are refused in this release.
+        sparse_as_dense: Reduce sparse gradients as dense ones. Without it they are gathered (`op` Average or Sum
+            only), which is quicker where few rows have a gradient.
         process_set: The ranks whose gradients are reduced together. On others the optimizer is a plain one.
 
     Raises:

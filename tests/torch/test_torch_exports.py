@@ -6,6 +6,8 @@ import inspect
 import subprocess
 import sys
 
+import pytest
+
 import horovodlike.torch as hvd
 
 COLLECTIVES = {
@@ -29,6 +31,12 @@ COLLECTIVES = {
     "reducescatter_async": "tensor, name, op, process_set, prescale_factor, postscale_factor",
     "grouped_reducescatter": "tensors, name, compression, op, process_set, prescale_factor, postscale_factor",
     "grouped_reducescatter_async": "tensors, name, op, process_set, prescale_factor, postscale_factor",
+    "sparse_allreduce_async": "tensor, name, op, process_set",
+    "alltoall": "tensor, splits, name, process_set",
+    "alltoall_async": "tensor, splits, name, process_set",
+    "join": "device, process_set",
+    "add_process_set": "process_set",
+    "remove_process_set": "process_set",
     "poll": "handle",
     "synchronize": "handle",
     "barrier": "process_set",
@@ -43,7 +51,12 @@ COLLECTIVES = {
         "num_groups, groups, sparse_as_dense, process_set"
     ),
 }
+BUILT = ("ccl", "cuda", "ddl", "gloo", "mpi", "nccl", "rocm")
 OTHERS = [
+    *(f"{what}_built" for what in BUILT),
+    "gloo_enabled",
+    "mpi_enabled",
+    "mpi_threads_supported",
     "init",
     "shutdown",
     "is_initialized",
@@ -73,6 +86,15 @@ def test_the_names_are_the_ones_of_this_release():
     assert sorted(hvd.__all__) == sorted([*COLLECTIVES, *OTHERS])
     assert all(hasattr(hvd, name) for name in hvd.__all__)
     assert [hvd.Average, hvd.Sum, hvd.Adasum, hvd.Min, hvd.Max, hvd.Product] == list(range(6))
+
+
+def test_what_is_built_in():
+    assert [what for what in BUILT if getattr(hvd, f"{what}_built")()] == [
+        "gloo"
+    ]  # what scripts take for "without MPI"
+    assert hvd.gloo_enabled() and not hvd.mpi_enabled()
+    with pytest.raises(ValueError, match="MPI is not enabled"):
+        hvd.mpi_threads_supported()
 
 
 def test_signatures_are_horovods():

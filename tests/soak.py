@@ -9,6 +9,8 @@ what they were after the first part.
 from __future__ import annotations
 
 import argparse
+import ctypes
+import gc
 import random
 import time
 from collections.abc import Callable
@@ -155,6 +157,8 @@ def _uneven(common: random.Random, number: int) -> None:
 
 
 def _resources() -> tuple[int, int, int]:
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # what the allocator only keeps is no growth
     process = psutil.Process()
     return process.memory_info().rss, process.num_threads(), process.num_fds()
 
@@ -200,6 +204,7 @@ def soak(seconds: float, seed: int) -> str:
     for chosen in sets[1:]:
         assert hvd.remove_process_set(chosen)
     after = _resources()
+    hvd.barrier()  # who is done shuts the job down for all
     assert before is not None
     grown = after[0] - before[0]
     assert grown < GROWTH_ALLOWED, f"memory has grown by {grown} bytes"

@@ -37,10 +37,9 @@ def _new_reduction(
 ) -> Call:
     if op is None:
         op = Average
-    if op == Adasum:
-        raise NotImplementedError("op=Adasum is not available in this release")
-    if op not in (Average, Sum, Min, Max, Product):
-        raise ValueError(f"op must be one of hvd.Average, Sum, Min, Max and Product, got {op!r}")
+    if op not in (Average, Sum, Min, Max, Product) and not (op == Adasum and kind is Kind.ALLREDUCE):
+        also = ", Product and Adasum" if kind is Kind.ALLREDUCE else " and Product"
+        raise ValueError(f"op must be one of hvd.Average, Sum, Min, Max{also}, got {op!r}")
     return Call(kind, full_name(operation, name, set_id), op, -1, prescale, postscale, set_id)
 
 

@@ -150,7 +150,9 @@ def allreduce(
         average: Deprecated; use `op`.
         name: What the ranks match the operation by; counted if None.
         compression: What to send instead of the tensor.
-        op: Average (the default), Sum, Min, Max or Product. Average truncates integers; bool knows no Average.
+        op: Average (the default), Sum, Min, Max or Product. Average truncates integers; bool knows no Average. Or, for
+            floating-point tensors, Adasum, the adaptive sum of Maleki et al. 2020 (https://arxiv.org/abs/2006.02924):
+            the sum of what is orthogonal and the mean of what is parallel, each tensor of a group for itself.
         prescale_factor: Multiplies the tensor before the reduction.
         postscale_factor: Multiplies the result.
         process_set: The ranks that take part.

@@ -6,6 +6,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from horovodlike import basics
 from horovodlike.process_set import ProcessSet, check_registered, global_process_set
 from horovodlike.torch._compile import leave_alone
 from horovodlike.torch._compressed_reduction import CompressedReduction
+from horovodlike.torch._delta_reduction import DeltaReduction
 from horovodlike.torch._reduction import Reduction, ReductionOptions
 from horovodlike.torch._slot import Slot
 from horovodlike.torch.compression import Compression, Compressor, GradientReducer
@@ -26,7 +28,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     """What `DistributedOptimizer` puts in front of the class of the optimizer that it wraps."""
 
     _inner: torch.optim.Optimizer
-    _reduction: Reduction
+    _reduction: Reduction  # without parameters if there is a delta
+    _delta: DeltaReduction | None
     _names: dict[torch.nn.Parameter, str]
     _explicit_groups: list[list[torch.nn.Parameter]] | None
     _should_synchronize: bool
@@ -47,6 +50,9 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             HorovodInternalError: A reduction failed.
         """
         self._inner._opt_called = True  # type: ignore[attr-defined]  # for schedulers made before the wrapping
+        if self._delta is not None:
+            own_step = partial(super().step, *([] if closure is None else [closure]))
+            return self._delta.step(own_step) if self._reduction.communicates else own_step()
         if closure is not None and self._should_synchronize:
             if self._reduction.is_in_progress():
                 self.synchronize()
@@ -99,6 +105,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
         """Within this context `step` uses the gradients as they are: after `synchronize` and, say, clipping."""
+        if self._delta is not None:
+            raise AssertionError("with op=Adasum nothing is reduced before the step: there is nothing to skip")
         if not self._should_synchronize:
             raise AssertionError("skip_synchronize() is active already")
         self._should_synchronize = False
@@ -136,7 +144,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         super().add_param_group(param_group)
         index = len(self.param_groups) - 1
         added = self.param_groups[index]["params"]
-        self._reduction.add(_named(added, index, self._names))
+        if self._delta is None:
+            self._reduction.add(_named(added, index, self._names))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Do the wrapped optimizer's `load_state_dict`, and forget about reductions in flight."""
@@ -308,7 +317,9 @@ def DistributedOptimizer(
             works with Average and Sum, without groups and without `gradient_predivide_factor`.
         backward_passes_per_step: How many times `backward` adds to the gradients before they are reduced. The
             gradients are summed, not averaged, over the passes.
-        op: Average, Sum, Min, Max or Product.
+        op: Average, Sum, Min, Max or Product. Or Adasum: then each rank steps with its own gradients, and what the
+            steps have changed is added up adaptively (see `allreduce`), which needs no smaller learning rate with more
+            ranks. `synchronize` does nothing then, and clipping concerns the own gradients.
         gradient_predivide_factor: With Average, divides by this before the sum and by size / this afterwards.
         num_groups: Deprecated; use `groups`.
         groups: Number of groups of consecutive parameters, or lists of parameters. Gradients of a group are reduced
@@ -319,14 +330,11 @@ def DistributedOptimizer(
 
     Raises:
         ValueError: An argument cannot be used, or `init()` has not been called.
-        NotImplementedError: `op` is Adasum.
     """
     basics.size()  # raises before init()
     check_registered(process_set)
     if isinstance(optimizer, _DistributedOptimizer):
         raise ValueError("the optimizer is a DistributedOptimizer already")
-    if op == basics.Adasum:
-        raise NotImplementedError("op=Adasum is not available in this release")
     if gradient_predivide_factor != 1.0 and op != basics.Average:
         raise ValueError("gradient_predivide_factor works with op=Average only")
     if backward_passes_per_step <= 0:
@@ -340,10 +348,17 @@ def DistributedOptimizer(
         reduction = Reduction(options, backward_passes_per_step)
     else:
         reduction = CompressedReduction(options, backward_passes_per_step, reducer)
-    slots = reduction.add(
+    named = [
         entry for index, group in enumerate(optimizer.param_groups) for entry in _named(group["params"], index, names)
-    )
+    ]
     wrapped = _subclass_instance(optimizer)
+    wrapped._delta = None
+    if op == basics.Adasum:
+        if reducer is not None or chosen_groups:
+            raise ValueError("op=Adasum knows no groups, and of compressions those that are classes")
+        name = f"delta.{min((name for name, _ in named), default='')}"
+        wrapped._delta, named = DeltaReduction(wrapped, name, options), []
+    slots = reduction.add(named)
     wrapped._inner = optimizer
     wrapped._reduction = reduction
     wrapped._names = names

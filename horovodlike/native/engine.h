@@ -15,6 +15,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "collective/adasum.h"
 #include "negotiate/control_plane.h"
 #include "queue/handle_table.h"
 #include "queue/tensor_queue.h"
@@ -128,6 +129,7 @@ class Engine {
   Status go_on();
   Status go_on_with_batch();
   Status go_on_with_group();
+  Status go_on_with_adasum();
   void complete(NamedTensor* tensor, const Status& status, std::vector<hvl_output> outputs = {});
   void end(const Status& status);
   void flush_before_leaving();
@@ -162,6 +164,7 @@ class Engine {
   std::vector<Gather> gathers_;       // of an allgather, one for each of the group's tensors
   std::vector<Scatter> scatters_;     // of a reducescatter, likewise
   Exchange exchange_;                 // of an alltoall
+  Adasum adasum_;
   std::vector<hvl_output> outputs_;   // that the engine has allocated for it
   size_t num_done_ = 0;               // tensors of a group
   size_t num_in_flight_ = 0;

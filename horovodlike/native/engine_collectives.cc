@@ -32,14 +32,20 @@ Status Engine::prepare(const Known& first) {
     case HVL_ALLGATHER: return prepare_allgather(first);
     case HVL_ALLTOALL: return prepare_alltoall(first);
     case HVL_REDUCESCATTER: prepare_reducescatter(); return Status();
-    default: prepare_batch(); return Status();
+    default: prepare_batch();
   }
+  if (first.signature.op == HVL_ADASUM) adasum_.begin(batch_, *team_);
+  return Status();
 }
 
 Status Engine::go_on() {
-  const Kind kind = tensors_.back()->entry->signature().kind;  // the last: others may be complete
-  const bool one_by_one = allocates(kind) || kind == HVL_REDUCESCATTER;
-  Status status = one_by_one ? go_on_with_group() : go_on_with_batch();
+  const Signature& signature = tensors_.back()->entry->signature();  // the last: others may be complete
+  Status status;
+  if (allocates(signature.kind) || signature.kind == HVL_REDUCESCATTER) {
+    status = go_on_with_group();
+  } else {
+    status = signature.op == HVL_ADASUM ? go_on_with_adasum() : go_on_with_batch();
+  }
   is_running_ = status.code() == HVL_IN_PROGRESS;
   return is_running_ ? Status() : status;
 }
@@ -193,6 +199,12 @@ void Engine::prepare_reducescatter() {
     }
     scatters_.push_back(std::move(scatter));
   }
+}
+
+Status Engine::go_on_with_adasum() {
+  Status status = adasum_.go_on(data_plane_.get());
+  if (status.ok()) complete(tensors_.front(), Status());
+  return status;
 }
 
 // One tensor of the group after the other.

@@ -125,8 +125,10 @@ def _refused() -> None:
         hvd.allreduce(torch.ones(3, dtype=torch.bool), op=hvd.Average, name="wrong")
     with pytest.raises(ValueError, match="op"):
         hvd.allreduce(torch.ones(3), op=17)
-    with pytest.raises(NotImplementedError, match="Adasum"):
-        hvd.allreduce(torch.ones(3), op=hvd.Adasum)
+    with pytest.raises(ValueError, match="Adasum is for floating-point"):
+        hvd.allreduce(torch.ones(3, dtype=torch.int32), op=hvd.Adasum)
+    with pytest.raises(ValueError, match="Min, Max and Product"):
+        hvd.reducescatter(torch.ones(3), op=hvd.Adasum)
     with pytest.raises(ValueError, match="empty"):
         hvd.grouped_allreduce([])
     some = hvd.ProcessSet([0])

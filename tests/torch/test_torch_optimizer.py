@@ -324,8 +324,10 @@ def _arguments() -> None:
     ):
         with pytest.raises(ValueError, match=wrong):
             hvd.DistributedOptimizer(_sgd(model), **options)
-    with pytest.raises(NotImplementedError, match="Adasum"):
-        hvd.DistributedOptimizer(_sgd(model), op=hvd.Adasum)
+    with pytest.raises(ValueError, match="Adasum knows no groups"):
+        hvd.DistributedOptimizer(_sgd(model), op=hvd.Adasum, groups=2)
+    with pytest.raises(ValueError, match="leave sparse_as_dense out"):
+        hvd.DistributedOptimizer(_sgd(model), op=hvd.Adasum, sparse_as_dense=True)
     with pytest.raises(ValueError, match="not registered"):
         hvd.DistributedOptimizer(_sgd(model), process_set=hvd.ProcessSet([0]))
 

@@ -30,6 +30,10 @@ constexpr const char* name_of(DataType dtype) {
   return kNames[dtype];
 }
 
+constexpr bool is_floating(DataType dtype) {
+  return dtype == HVL_FLOAT16 || dtype == HVL_BFLOAT16 || dtype == HVL_FLOAT32 || dtype == HVL_FLOAT64;
+}
+
 constexpr const char* name_of(Kind kind) {
   constexpr const char* kNames[kNumKinds] = {"allreduce",
                                              "allgather",

@@ -40,7 +40,7 @@ const char* why_not_reducible(DataType dtype, ReduceOp op) {
     case HVL_MIN:
     case HVL_MAX:
     case HVL_PRODUCT: return nullptr;
-    case HVL_ADASUM: return "Adasum is not supported";
+    case HVL_ADASUM: return is_floating(dtype) ? nullptr : "Adasum is for floating-point tensors";
   }
   return "unknown reduction op";
 }

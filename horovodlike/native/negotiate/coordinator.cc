@@ -195,6 +195,7 @@ void Coordinator::State::define(TableEntry* entry, Verdict verdict, std::vector<
   entry->defined = true;
   entry->kind = verdict.signature.kind;
   entry->device = verdict.signature.device;
+  entry->fuses = entry->kind == HVL_ALLREDUCE && verdict.signature.op != HVL_ADASUM;
   entry->num_tensors = static_cast<int32_t>(verdict.signature.tensors.size());
   entry->num_bytes = verdict.signature.num_bytes();
   details.signature = std::move(verdict.signature);
@@ -247,7 +248,7 @@ void Coordinator::State::execute(TableEntry* entry, std::vector<Decision>* decis
   }
   make_idle(entry);
   table.touch(entry);
-  if (entry->kind == HVL_ALLREDUCE) {
+  if (entry->fuses) {
     Batch* batch = batch_for(*entry, absent, decisions);
     if (batch->ids.empty()) batch->ids.reserve(likely_batch(*entry));
     batch->ids.push_back(entry->id);

@@ -28,6 +28,7 @@ struct TableEntry {
   Device device = HVL_CPU;
   bool defined = false;    // the log has defined the id
   bool requested = false;  // a rank that has it ready sent its signature in full
+  bool fuses = false;      // can be executed together with others
   int32_t num_tensors = 0;
   int64_t num_bytes = 0;
   uint64_t since = 0;            // `now` of the first rank that has it ready

@@ -70,9 +70,10 @@ Status check_request(const hvl_request& request) {
   if (request.kind < 0 || request.kind >= kNumKinds) {
     return Status(HVL_INVALID_ARGUMENT, "unknown operation " + std::to_string(request.kind) + " for " + name);
   }
-  if (request.reduce_op < HVL_AVERAGE || request.reduce_op > HVL_PRODUCT || request.reduce_op == HVL_ADASUM) {
+  if (request.reduce_op < HVL_AVERAGE || request.reduce_op > HVL_PRODUCT ||
+      (request.reduce_op == HVL_ADASUM && request.kind != HVL_ALLREDUCE)) {
     return Status(HVL_INVALID_ARGUMENT, "reduction operation " + std::to_string(request.reduce_op) + " for " + name +
-                                            " is not one of Average, Sum, Min, Max, Product");
+                                            " is not one of Average, Sum, Min, Max, Product, and of an allreduce Adasum");
   }
   if (request.process_set < 0) {
     return Status(HVL_INVALID_ARGUMENT,

@@ -1,0 +1,58 @@
+// Adaptive summation of gradients: S. Maleki et al., "Scaling Distributed Training with Adaptive Summation", 2020,
+// https://arxiv.org/abs/2006.02924.
+//
+// Of two vectors: (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b, which is their sum where they are orthogonal and their
+// mean where they are equal. Of more: of neighbours, then of the neighbours' results, and so on; who has no neighbour
+// waits for the next level. Each tensor is a vector of its own.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "transport/data_plane.h"
+
+namespace hvl {
+
+// One batch. Each member of the team gets its part of all vectors and combines them; only the products of whole vectors
+// are added up over the members, level by level. So each byte is sent about twice, as in an allreduce, and all members
+// end with the same bits. Takes twice the memory of the batch in float32, or float64 if it has such a tensor.
+class Adasum {
+ public:
+  // `batch`, whose tensors are of floating point, lives until go_on() is done.
+  void begin(const Batch& batch, const Team& team);
+  // HVL_IN_PROGRESS: interrupted; the next call goes on.
+  Status go_on(DataPlane* data_plane);
+
+ private:
+  enum class Stage { kExchange, kMultiply, kAddUp, kGather };
+
+  template <typename Real>
+  void pack();
+  template <typename Real>
+  void multiply();
+  template <typename Real>
+  void combine();
+  template <typename Real>
+  void unpack();
+  uint64_t part_begin(size_t tensor, size_t place) const;  // elements
+  uint64_t part_length(size_t place) const;
+  // The pairs of this level: which vector is combined with which; the result takes the first one's place.
+  size_t stride() const { return size_t{1} << level_; }
+  size_t num_pairs() const;
+
+  const Batch* batch_ = nullptr;
+  size_t size_ = 1;
+  size_t mine_ = 0;
+  bool is_double_ = false;
+  Stage stage_ = Stage::kExchange;
+  unsigned level_ = 0;
+  std::vector<uint64_t> counts_;  // elements of each tensor
+  std::vector<char> packed_;      // all tensors: the parts of the first member, then those of the second ...
+  std::vector<char> received_;    // my parts, of each member
+  std::vector<double> products_;  // of each pair and tensor: a.b, a.a, b.b
+  Exchange exchange_;
+  Batch sums_;
+  Gather gather_;
+};
+
+}  // namespace hvl

@@ -162,3 +162,21 @@ def test_make_help_lists_every_target() -> None:
     shown = subprocess.run([make, "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for target in ("demo", "test", "bench", "lint", "docs", "clean"):
         assert f"make {target} " in shown
+
+
+def test_every_name_of_horovods_is_there_or_said_to_be_missing():
+    table = (ROOT / "docs" / "horovod_names.md").read_text()
+    names: set[str] = set()
+    for row in re.findall(r"^\| `.*$", table, flags=re.MULTILINE):
+        listed, tests, differs = (cell.strip() for cell in row.strip("|").split("|"))
+        row_names = set(re.findall(r"`(\w+)`", listed))
+        names |= row_names
+        if "not in this release" in differs:
+            assert not any(hasattr(hvd, name) for name in row_names)
+            continue
+        assert all(hasattr(hvd, name) for name in row_names), row_names
+        assert tests, row_names
+        for test in re.findall(r"`(\w+)`", tests):
+            assert list((ROOT / "tests").rglob(f"{test}.py")), test
+    new = set(re.findall(r"`(\w+)`", table.split("New are")[1].split(";")[0]))
+    assert names | new >= set(hvd.__all__)

@@ -46,8 +46,8 @@ class CompressedReduction(Reduction):
             slot.dense = slot.dense_form_of(grad, self.options.sparse_as_dense)
             slot.grad = grad
             self._borrowed.append(grad)
-        if len(self._borrowed) == len(self.slots) and not self._presence_handle:
-            self._announce()
+        if len(self._borrowed) == len(self.slots) and not self._presence.handle:
+            self._presence.announce((), self._sparse_dims)
 
     def _wait(self) -> None:
         # Here all ranks have the same gradients: those that a rank lacked are zeros.

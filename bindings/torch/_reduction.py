@@ -21,11 +21,11 @@ from dataclasses import dataclass
 import torch
 
 from horovodlike import basics, ops
-from horovodlike.errors import MismatchError
-from horovodlike.ops import Kind, Request
+from horovodlike.ops import Kind
 from horovodlike.process_set import ProcessSet, global_process_set
 from horovodlike.torch._compile import leave_alone
 from horovodlike.torch._engine import Call, abandon, build_request
+from horovodlike.torch._presence import Presence
 from horovodlike.torch._slot import Group, Slot, SlotBatch
 from horovodlike.torch._sparse import SparseGathering, empty_sparse_like
 from horovodlike.torch._tensor import in_memory
@@ -85,12 +85,8 @@ class Reduction:
         self._handles: list[int] = []
         self._finishers: list[Callable[[], None]] = []
         self._batches: dict[Slot, SlotBatch] = {}  # that were handed over last, by their first slot
-        # Whether there is a gradient: 0 or 1, and for a sparse one the number of its sparse dimensions more.
-        self._presence = torch.empty(0, dtype=torch.uint8)
-        self._sparse_dims: dict[Slot, int] = {}  # of this step
-        self._presence_is_full = False
-        self._presence_request: Request | None = None
-        self._presence_handle = 0
+        self._presence = Presence()
+        self._sparse_dims: dict[int, int] = {}  # of this step's sparse gradients, by the numbers of their slots
         self._failure: Exception | None = None  # of handing over on behalf of another one's wait
         # Whoever waits hands over, so more than one thread may do it: guards what leads from noted to handed over. Not
         # held while waiting. Hooks append to `_noted` without it.
@@ -108,12 +104,8 @@ class Reduction:
         self._by_id.update((id(slot.param), slot) for slot in added)
         for index, slot in enumerate(sorted(self.slots, key=lambda slot: slot.name)):
             slot.index = index
-        self._presence = torch.ones(len(self.slots), dtype=torch.uint8)
-        self._presence_is_full = True
         if self.slots:
-            call = Call(Kind.ALLREDUCE, f"presence.{min(slot.name for slot in self.slots)}", basics.Max)
-            call.process_set = self._set_id
-            self._presence_request = build_request(call, [self._presence])
+            self._presence.describe(len(self.slots), f"presence.{min(slot.name for slot in self.slots)}", self._set_id)
         waiting = 0
         for slot in reversed(added):  # about the order of a backward pass
             waiting += slot.param.numel() * slot.param.element_size()
@@ -232,8 +224,8 @@ class Reduction:
             for slot in slots:
                 if not slot.alike:
                     self._submit_other(slot)
-            if len(self._borrowed) == len(self.slots) and not self._presence_handle:
-                self._announce()
+            if len(self._borrowed) == len(self.slots) and not self._presence.handle:
+                self._presence.announce((), self._sparse_dims)
         except BaseException:
             self.abandon()
             raise
@@ -288,7 +280,7 @@ class Reduction:
         if options.op not in (basics.Average, basics.Sum):
             raise ValueError(f"{slot.name}: a sparse gradient needs op=Average or op=Sum, or sparse_as_dense=True")
         slot.sparse, slot.alike, slot.grad = True, False, grad
-        self._sparse_dims[slot] = grad.sparse_dim()
+        self._sparse_dims[slot.index] = grad.sparse_dim()
         self._borrowed.append(grad)
         # It has the name that a dense gradient would have, so ranks of which only some have a sparse one learn of it.
         gathering = SparseGathering(slot.name, grad, options.compression, options.process_set)
@@ -379,35 +371,18 @@ class Reduction:
     def _without_parameters(self) -> Reduction:
         return Reduction(self.options, self.passes)
 
-    def _announce(self, absent: Sequence[Slot] = ()) -> None:
-        """Tell the other ranks which gradients this one has."""
-        if not self._presence_is_full:
-            self._presence.fill_(1)
-        self._presence_is_full = not (absent or self._sparse_dims)
-        for slot, sparse_dim in self._sparse_dims.items():
-            self._presence[slot.index] = 1 + sparse_dim
-        for slot in absent:
-            self._presence[slot.index] = 0
-        assert self._presence_request is not None
-        self._presence_handle = self._presence_request.enqueue_inplace(self._presence.data_ptr())
-
     def _agree_on_presence(self) -> None:
-        absent = [slot for slot in self.slots if slot.grad is None] if not self._presence_handle else []
+        absent = [slot for slot in self.slots if slot.grad is None] if not self._presence.handle else []
         if absent:
-            self._announce(absent)
-        try:
-            # The last to be handed over, so most often the others are complete when this is.
-            ops.wait_done(self._presence_handle)
-        except MismatchError as error:
-            raise MismatchError(
-                f"{error} (one byte for each parameter that requires a gradient: do all ranks have the same model?)"
-            ) from error
+            self._presence.announce([slot.index for slot in absent], self._sparse_dims)
+        # The last to be handed over, so most often the others are complete when this is.
+        self._presence.wait()
         if absent:
             self._contribute_nothing(absent)
 
     def _contribute_nothing(self, absent: Sequence[Slot]) -> None:
         """Take part in the reduction of the gradients that this rank lacks and another one has."""
-        present = self._presence.tolist()
+        present = self._presence.bytes.tolist()
         for slot in absent:
             needed_by_group = slot.group is not None and any(present[member.index] for member in slot.group.slots)
             if not (present[slot.index] or needed_by_group):
@@ -435,10 +410,9 @@ class Reduction:
     def abandon(self) -> None:
         """Give up the step, after an error: nothing of it will be waited for."""
         self._failure = None
-        handles = [*self._handles, self._presence_handle] if self._presence_handle else self._handles.copy()
-        abandon(handles, [*self._borrowed, *self._finishers, self._presence])
-        self._presence = torch.ones_like(self._presence)
-        self._presence_is_full = True
+        handles = [*self._handles, *filter(None, [self._presence.handle])]
+        abandon(handles, [*self._borrowed, *self._finishers, self._presence.bytes])
+        self._presence.abandon()
         self._end_step()
 
     def _end_step(self) -> None:
@@ -456,4 +430,4 @@ class Reduction:
         self._handles.clear()
         self._finishers.clear()
         self._sparse_dims.clear()
-        self._presence_handle = 0
+        self._presence.handle = 0

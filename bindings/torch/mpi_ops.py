@@ -46,6 +46,16 @@ from horovodlike.ops import Kind, Request
 from horovodlike.process_set import ProcessSet, global_process_set, registered_id
 from horovodlike.torch._alltoall import alltoall, alltoall_async
 from horovodlike.torch._autograd import run
+from horovodlike.torch._broadcast import (
+    broadcast,
+    broadcast_,
+    broadcast_async,
+    broadcast_async_,
+    grouped_broadcast,
+    grouped_broadcast_,
+    grouped_broadcast_async,
+    grouped_broadcast_async_,
+)
 from horovodlike.torch._calls import group, reduction_call, result
 from horovodlike.torch._compile import leave_alone
 from horovodlike.torch._engine import (
@@ -97,6 +107,10 @@ __all__ = [
     "grouped_allreduce_",
     "grouped_allreduce_async",
     "grouped_allreduce_async_",
+    "grouped_broadcast",
+    "grouped_broadcast_",
+    "grouped_broadcast_async",
+    "grouped_broadcast_async_",
     "grouped_reducescatter",
     "grouped_reducescatter_async",
     "is_homogeneous",
@@ -321,59 +335,6 @@ def grouped_allgather_async(
     """Start what `grouped_allgather` does and return a handle, whose result is a tuple."""
     call = _allgather_call("grouped_allgather", name, process_set)
     return start_allgather(call, group(tensors, call.name), single=False)
-
-
-def _broadcast_call(root_rank: int, name: str | None, process_set: ProcessSet) -> Call:
-    set_id = registered_id(process_set)
-    return (_new_broadcast if name is None else _known_broadcast)(root_rank, name, set_id)
-
-
-def _new_broadcast(root_rank: int, name: str | None, set_id: int) -> Call:
-    return Call(Kind.BROADCAST, full_name("broadcast", name, set_id), root_rank=root_rank, process_set=set_id)
-
-
-_known_broadcast = lru_cache(maxsize=CALLS_KEPT)(_new_broadcast)
-
-
-def broadcast(
-    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> torch.Tensor:
-    """Return the root's tensor as a new tensor on every rank.
-
-    Differentiable: the gradient is the average of the ranks' gradients on the root, and zero elsewhere.
-
-    Args:
-        tensor: Of the same shape and dtype on all ranks; its content matters on the root only.
-        root_rank: The (global) rank whose tensor is sent.
-        name: What the ranks match the operation by; counted if None.
-        process_set: The ranks that take part.
-
-    Raises:
-        HorovodInternalError: The ranks disagree, or the job is broken or shut down.
-        ValueError: An argument cannot be used, or the name is in flight already.
-    """
-    return run(_broadcast_call(root_rank, name, process_set), [tensor])[0]
-
-
-def broadcast_async(
-    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> int:
-    """Start what `broadcast` does and return a handle for `poll` and `synchronize`. Not differentiable."""
-    return start_to_new(_broadcast_call(root_rank, name, process_set), [tensor], single=True)
-
-
-def broadcast_(
-    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> torch.Tensor:
-    """Overwrite the tensor with the root's on every rank, and return it. Not differentiable."""
-    return result(broadcast_async_(tensor, root_rank, name, process_set), torch.Tensor)
-
-
-def broadcast_async_(
-    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> int:
-    """Start what `broadcast_` does and return a handle for `poll` and `synchronize`."""
-    return start_in_place(_broadcast_call(root_rank, name, process_set), [tensor], single=True)
 
 
 @lru_cache(maxsize=CALLS_KEPT)

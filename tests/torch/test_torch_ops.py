@@ -210,6 +210,20 @@ def _broadcast_forms() -> None:
                 _check(target, expected, (dtype, root, shape))
     large = torch.arange(LARGER_THAN_A_SLOT) * (hvd.rank() + 1)
     assert torch.equal(hvd.broadcast(large, 0), torch.arange(LARGER_THAN_A_SLOT))
+    root = hvd.size() - 1
+    mine = [
+        torch.full((n,), hvd.rank(), dtype=dtype)
+        for n, dtype in ((3, torch.int8), (0, torch.float32), (9, torch.bfloat16))
+    ]
+    expected = [torch.full_like(tensor, root) for tensor in mine]
+    results = hvd.grouped_broadcast(mine, root), hvd.synchronize(hvd.grouped_broadcast_async(mine, root))
+    assert all(torch.equal(*pair) for result in results for pair in zip(result, expected, strict=True))
+    assert all((tensor == hvd.rank()).all() for tensor in mine)
+    assert all(a is b for a, b in zip(hvd.grouped_broadcast_(mine, root), mine, strict=True))
+    assert all(torch.equal(*pair) for pair in zip(mine, expected, strict=True))
+    again = [torch.full((2,), float(hvd.rank())), torch.full((1,), hvd.rank())]
+    hvd.synchronize(hvd.grouped_broadcast_async_(again, 0))
+    assert again[0].tolist() == [0.0, 0.0] and again[1].item() == 0
 
 
 def _strides() -> None:

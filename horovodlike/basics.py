@@ -9,8 +9,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from horovodlike import _stacks, ops
 from horovodlike import config as config_module
-from horovodlike import ops
 from horovodlike._native import ffi, lib
 from horovodlike.errors import NotInitializedError
 from horovodlike.ops import ReduceOp
@@ -120,6 +120,8 @@ def _start() -> bool:
         if _pid != os.getpid():
             atexit.register(shutdown)
         _place, _pid, _engine_overlaps = joined.place, os.getpid(), bool(native.overlap)
+        if joined.place.size > 1:
+            _stacks.start()
         _log_what_is_ignored(settings, joined.place)
         for notify in _at_init:
             notify(joined.place)
@@ -191,6 +193,7 @@ def shutdown() -> None:
         return
     with _lock:
         ops.check(lib.hvl_shutdown())
+        _stacks.stop()
         _place = None
         for notify in _at_shutdown:
             notify()

@@ -166,7 +166,8 @@ class Config:
     )
     stall_check_time_seconds: float = _row(
         60.0,
-        "After how long a warning names the tensors that some ranks have not submitted, and those ranks.",
+        "After how long a warning names the tensors that some ranks have not submitted, those ranks, and where "
+        "in their Python code they are.",
         unit="s",
         horovod=True,
         minimum=0,

@@ -15,6 +15,7 @@
 #include "base/log.h"
 #include "engine.h"
 #include "queue/make_operation.h"
+#include "watch/stacks.h"
 
 struct hvl_prepared {
   std::shared_ptr<hvl::Operation> operation;
@@ -327,6 +328,22 @@ int32_t hvl_wait_all(int64_t* handles, int32_t count, double timeout) {
 
 void hvl_free(void* data) { free(data); }
 
+int64_t hvl_await_stack_question(void) {
+  std::shared_ptr<hvl::HostMemory> memory;
+  int local_rank = 0;
+  if (std::shared_ptr<hvl::Engine> running = hvl::engine()) {  // let go of before waiting
+    memory = running->memory();
+    local_rank = running->options().local_rank;
+  }
+  return memory != nullptr ? hvl::await_question(memory.get(), local_rank) : 0;
+}
+
+void hvl_answer_stack_question(int64_t question, const char* text) {
+  std::shared_ptr<hvl::Engine> running = hvl::engine();
+  if (running == nullptr) return;
+  hvl::answer(running->memory().get(), running->options().local_rank, static_cast<uint32_t>(question), text);
+}
+
 const char* hvl_last_error(void) { return hvl::last_error.c_str(); }
 
 void hvl_get_counters(hvl_counters* counters) {
@@ -334,7 +351,7 @@ void hvl_get_counters(hvl_counters* counters) {
   std::shared_ptr<hvl::Engine> running = hvl::engine();
   if (running == nullptr) return;
   const hvl::EngineCounters& counted = running->counters();
-  const hvl::HostShape& shape = running->memory().shape();
+  const hvl::HostShape& shape = running->memory()->shape();
   counters->batches = counted.batches.load();
   counters->requests = counted.requests.load();
   counters->bytes = counted.bytes.load();

@@ -12,13 +12,14 @@
 #include "transport/loopback/loopback_control.h"
 #include "transport/shm/shm_control.h"
 #include "transport/shm/shm_data_plane.h"
+#include "watch/stacks.h"
 
 namespace hvl {
 
 namespace {
 
 constexpr uint64_t kIdleInterval = 500 * kMillisecond;
-constexpr uint64_t kStallCheckInterval = kSecond;
+constexpr uint64_t kStallCheckInterval = 250 * kMillisecond;
 constexpr int64_t kWorthSending = 1 << 20;  // bytes
 constexpr uint64_t kMaxHold = 50 * kMillisecond;
 constexpr uint64_t kFirstNudge = kMillisecond;
@@ -50,7 +51,8 @@ SeatOptions seat_options(const EngineOptions& options) {
 
 std::unique_ptr<ControlPlane> make_control(const EngineOptions& options, const std::shared_ptr<HostMemory>& memory) {
   if (options.size == 1) return std::make_unique<LoopbackControlPlane>(seat_options(options));
-  if (options.local_rank == 0) return std::make_unique<ShmCoordinator>(memory, seat_options(options));
+  if (options.local_rank == 0)
+    return std::make_unique<ShmCoordinator>(memory, seat_options(options), options.local_pids);
   return std::make_unique<ShmWorker>(memory, options.local_rank);
 }
 
@@ -96,6 +98,7 @@ Engine::~Engine() { shut_down(); }
 
 void Engine::shut_down() {
   stop_requested_.store(true);
+  stop_answering(memory_.get(), options_.local_rank);
   doorbell().ring(kRingNews);
   if (thread_.joinable()) thread_.join();
 }
@@ -220,7 +223,7 @@ Status Engine::watch() {
   Status status = control_->check_stalls();
   if (!status.ok() || num_in_flight_ == 0 || options_.stall_shutdown <= 0) return status;
   // The coordinator ends a stalled job. If it says nothing for much longer, it is itself what is stuck.
-  uint64_t patience = to_ns(options_.stall_shutdown) + 2 * kStallCheckInterval;
+  uint64_t patience = to_ns(options_.stall_shutdown) + kAnswerTime + 2 * kStallCheckInterval;
   if (now - last_record_ < patience || options_.rank == 0) return status;
   for (const auto& entry : known_) {
     const NamedTensor* tensor = entry.second.tensor.get();

@@ -72,7 +72,7 @@ class Engine {
 
   const EngineOptions& options() const { return options_; }
   const EngineCounters& counters() const { return counters_; }
-  const HostMemory& memory() const { return *memory_; }
+  const std::shared_ptr<HostMemory>& memory() const { return memory_; }
 
  private:
   // What an id of the log stands for.

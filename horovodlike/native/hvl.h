@@ -23,7 +23,7 @@ extern "C" {
 #pragma GCC visibility push(default)
 
 /* cffi:begin */
-enum { HVL_ABI_VERSION = 2 };
+enum { HVL_ABI_VERSION = 3, HVL_STACK_BYTES = 8064 };
 
 typedef enum hvl_status {
   HVL_OK = 0,
@@ -181,6 +181,11 @@ int32_t hvl_try_wait(int64_t handle);
  * it returns HVL_IN_PROGRESS. A handle of 0 is passed over. */
 int32_t hvl_wait_all(int64_t* handles, int32_t count, double timeout);
 void hvl_free(void* data);
+
+/* Where this rank is: blocks until other ranks have waited for it for so long that the coordinator asks; returns the
+ * number of the question, to be answered with text for the report (HVL_STACK_BYTES of it). 0: the job has ended. */
+int64_t hvl_await_stack_question(void);
+void hvl_answer_stack_question(int64_t question, const char* text);
 
 const char* hvl_last_error(void);
 void hvl_get_counters(hvl_counters* counters);

@@ -20,7 +20,7 @@ class ControlPlane {
   virtual bool has_news() = 0;
   // True if all that was sent has left this rank.
   virtual bool is_flushed() = 0;
-  // Reports tensors that some ranks wait for; called about once a second.
+  // Reports tensors that some ranks wait for; called a few times a second, and does not wait.
   virtual Status check_stalls() = 0;
 };
 

@@ -31,10 +31,19 @@ bool CoordinatorSeat::next(Record* record) {
   return true;
 }
 
-Status CoordinatorSeat::check_stalls() {
-  StallVerdict verdict = inspector_.inspect(coordinator_.pending(), now_ns());
-  if (verdict.shut_down) return Status(HVL_JOB_BROKEN, verdict.warning);
-  if (!verdict.warning.empty()) log(LogLevel::kWarning, verdict.warning);
+Status CoordinatorSeat::check_stalls(StackQuestions* questions) {
+  const uint64_t now = now_ns();
+  if (verdict_.warning.empty()) {
+    verdict_ = inspector_.inspect(coordinator_.pending(), now);
+    if (!verdict_.warning.empty()) questions->ask(verdict_.missing, now);
+  }
+  if (verdict_.warning.empty() || !questions->is_over(now)) return Status();
+  const std::string report = verdict_.warning + "\n" + questions->report();
+  // Those that were missing may have come while they were asked.
+  const bool ends = verdict_.shut_down && inspector_.is_over(coordinator_.pending(), now);
+  verdict_ = StallVerdict();
+  if (ends) return Status(HVL_JOB_BROKEN, report);
+  log(LogLevel::kWarning, report);
   return Status();
 }
 

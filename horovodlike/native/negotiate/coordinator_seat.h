@@ -7,6 +7,7 @@
 
 #include "negotiate/control_plane.h"
 #include "negotiate/coordinator.h"
+#include "watch/stacks.h"
 #include "watch/stall_inspector.h"
 
 namespace hvl {
@@ -28,11 +29,14 @@ class CoordinatorSeat {
   bool next(Record* record);
   bool has_messages() const { return accepted_; }
   bool has_records() const { return !log_.empty(); }
-  Status check_stalls();
+  // Asks ranks that others have waited for for long where they are; a later call, when they have answered, reports.
+  // Never waits.
+  Status check_stalls(StackQuestions* questions);
 
  private:
   Coordinator coordinator_;
   StallInspector inspector_;
+  StallVerdict verdict_;  // about which the missing ranks have been asked; no warning: none has been
   std::vector<Decision> decisions_;
   std::deque<Record> log_;  // what this rank itself has still to run
   bool accepted_ = false;   // messages came since the last decision

@@ -1,5 +1,8 @@
 #include "watch/stall_inspector.h"
 
+#include <algorithm>
+#include <set>
+
 #include "base/clock.h"
 
 namespace hvl {
@@ -25,21 +28,30 @@ std::string describe(const Pending& tensor, uint64_t now) {
 StallInspector::StallInspector(double warning_time, double shutdown_time)
     : warning_time_(to_ns(warning_time)), shutdown_time_(to_ns(shutdown_time)) {}
 
+bool StallInspector::ends_job(const Pending& tensor, uint64_t now) const {
+  return shutdown_time_ > 0 && now - tensor.since >= shutdown_time_;
+}
+
+bool StallInspector::is_over(const std::vector<Pending>& pending, uint64_t now) const {
+  return std::any_of(pending.begin(), pending.end(), [&](const Pending& tensor) { return ends_job(tensor, now); });
+}
+
 StallVerdict StallInspector::inspect(const std::vector<Pending>& pending, uint64_t now) {
   StallVerdict verdict;
   std::string names;
+  std::set<int> missing;
   size_t stalled = 0;
   for (const Pending& tensor : pending) {
-    uint64_t waited = now - tensor.since;
-    bool is_over = shutdown_time_ > 0 && waited >= shutdown_time_;
-    bool is_late = warning_time_ > 0 && waited >= warning_time_;
-    if (!is_over && !is_late) continue;
-    verdict.shut_down |= is_over;
+    const bool ends = ends_job(tensor, now);
+    if (!ends && (warning_time_ == 0 || now - tensor.since < warning_time_)) continue;
+    verdict.shut_down |= ends;
+    missing.insert(tensor.missing.begin(), tensor.missing.end());
     if (++stalled <= kMaxNames) names += "\n  " + describe(tensor, now);
   }
   if (stalled == 0) return verdict;
   if (!verdict.shut_down && last_warning_ != 0 && now - last_warning_ < warning_time_) return verdict;
   last_warning_ = now;
+  verdict.missing.assign(missing.begin(), missing.end());
   if (stalled > kMaxNames) names += "\n  and " + std::to_string(stalled - kMaxNames) + " more";
   verdict.warning =
       "stalled: some ranks wait for others that have not asked for the same tensors. Ranks that go "

@@ -10,8 +10,9 @@
 namespace hvl {
 
 struct StallVerdict {
-  std::string warning;     // empty: nothing new to say
-  bool shut_down = false;  // the job is to end, with `warning` as the reason
+  std::string warning;       // empty: nothing new to say
+  bool shut_down = false;    // the job is to end, with `warning` as the reason
+  std::vector<int> missing;  // ranks, ascending
 };
 
 class StallInspector {
@@ -21,8 +22,12 @@ class StallInspector {
 
   // `now` in nanoseconds, as `since` of the pending tensors. A stall is reported once, and again when it got worse.
   StallVerdict inspect(const std::vector<Pending>& pending, uint64_t now);
+  // Something has been waited for for so long that the job is to end.
+  bool is_over(const std::vector<Pending>& pending, uint64_t now) const;
 
  private:
+  bool ends_job(const Pending& tensor, uint64_t now) const;
+
   uint64_t warning_time_;
   uint64_t shutdown_time_;
   uint64_t last_warning_ = 0;

@@ -30,16 +30,21 @@ char* HostMemory::request_ring(int local_rank) {
   return log_ring() + kLogRingBytes + static_cast<size_t>(local_rank) * kRequestRingBytes;
 }
 
+StackBlock& HostMemory::stacks(int local_rank) {
+  return reinterpret_cast<StackBlock*>(request_ring(shape_.ranks))[local_rank];
+}
+
 char* HostMemory::slot(int local_rank, uint64_t chunk) {
   size_t depth = static_cast<size_t>(shape_.slot_depth);
   size_t index = static_cast<size_t>(local_rank) * depth + chunk % depth;
-  return request_ring(shape_.ranks) + index * static_cast<size_t>(shape_.slot_bytes);
+  return reinterpret_cast<char*>(&stacks(shape_.ranks)) + index * static_cast<size_t>(shape_.slot_bytes);
 }
 
 size_t HostMemory::bytes_needed(const HostShape& shape) {
   size_t slots = static_cast<size_t>(shape.ranks) * static_cast<size_t>(shape.slot_depth);
   return round_up(rank_offset(shape.ranks) + kCacheLine, kPage) + kLogRingBytes +
-         static_cast<size_t>(shape.ranks) * kRequestRingBytes + slots * static_cast<size_t>(shape.slot_bytes);
+         static_cast<size_t>(shape.ranks) * (kRequestRingBytes + sizeof(StackBlock)) +
+         slots * static_cast<size_t>(shape.slot_bytes);
 }
 
 Status HostMemory::map(int fd, const HostShape& shape, std::shared_ptr<HostMemory>* memory) {

@@ -1,6 +1,7 @@
 // The shared memory of one host: its layout, and a mapping of it.
 //
-//   header | one RankBlock per local rank | the log's ring | request rings, one per local rank | slots
+//   header | one RankBlock per local rank | the log's ring | request rings, one per local rank | one StackBlock per
+//   local rank | slots
 //
 // All words that more than one process touches are atomics, each on the cache line of the one rank that writes it.
 // Memory of zeros is a valid initial state.
@@ -26,7 +27,7 @@ struct alignas(kCacheLine) HostHeader {
 
   // The job is broken: 0 no, 1 the text is being written, 2 the text is there. The first to break it writes.
   alignas(kCacheLine) std::atomic<uint32_t> broken;
-  char broken_text[1024];
+  char broken_text[32 << 10];  // room for a report with the stacks of several ranks
 };
 
 // How far a rank has come in the chunks of all batches since the start; see collective/chunk_pipeline.h.
@@ -46,6 +47,16 @@ struct alignas(kCacheLine) RankBlock {
   alignas(kCacheLine) std::atomic<uint64_t> requests_written;
   alignas(kCacheLine) std::atomic<uint64_t> requests_read;
   Progress progress;
+};
+
+// A question of the coordinator's and a rank's answer; see watch/stacks.h.
+struct alignas(kCacheLine) StackBlock {
+  // How many questions there were. The rank that is asked sets the top bit when it leaves.
+  std::atomic<uint32_t> asked;
+  // Of those, the one that `text` answers: the rank writes all that follows, the coordinator then reads it.
+  alignas(kCacheLine) std::atomic<uint32_t> answered;
+  uint32_t length;
+  char text[HVL_STACK_BYTES];
 };
 
 struct HostShape {
@@ -72,6 +83,7 @@ class HostMemory {
   std::atomic<uint64_t>& log_written();
   char* log_ring();
   char* request_ring(int local_rank);
+  StackBlock& stacks(int local_rank);
   char* slot(int local_rank, uint64_t chunk);
 
   // The first call wins; all sleepers wake.

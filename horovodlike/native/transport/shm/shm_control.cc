@@ -14,9 +14,10 @@ std::vector<std::atomic<uint64_t>*> log_readers(HostMemory* memory) {
 
 }  // namespace
 
-ShmCoordinator::ShmCoordinator(std::shared_ptr<HostMemory> memory, const SeatOptions& options)
+ShmCoordinator::ShmCoordinator(std::shared_ptr<HostMemory> memory, const SeatOptions& options, std::vector<int> pids)
     : memory_(std::move(memory)),
       seat_(options),
+      questions_(memory_, std::move(pids)),
       log_(memory_->log_ring(), kLogRingBytes, &memory_->log_written(), log_readers(memory_.get())) {
   for (int rank = 1; rank < memory_->shape().ranks; ++rank) {
     RankBlock& block = memory_->rank(rank);

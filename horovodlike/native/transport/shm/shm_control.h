@@ -14,20 +14,22 @@ namespace hvl {
 
 class ShmCoordinator : public ControlPlane {
  public:
-  ShmCoordinator(std::shared_ptr<HostMemory> memory, const SeatOptions& options);
+  // `pids` by local rank; empty: the ranks are threads of this process.
+  ShmCoordinator(std::shared_ptr<HostMemory> memory, const SeatOptions& options, std::vector<int> pids);
 
   Status send(const Message& message) override { return seat_.accept(0, message); }
   Status pump(bool* progressed) override;
   Status next(Record* record, bool* found) override;
   bool has_news() override;
   bool is_flushed() override { return log_.is_flushed(); }
-  Status check_stalls() override { return seat_.check_stalls(); }
+  Status check_stalls() override { return seat_.check_stalls(&questions_); }
 
  private:
   bool next_is_public() const { return !record_ends_.empty() && log_.has_written(record_ends_.front()); }
 
   std::shared_ptr<HostMemory> memory_;
   CoordinatorSeat seat_;
+  StackQuestions questions_;
   RingWriter log_;
   // Where in the log's stream the records end that this rank has still to run. It runs a record only when the others
   // can read it too: while it runs one nobody passes on the rest of the log, and the others would never begin.

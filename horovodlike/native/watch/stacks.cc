@@ -1,0 +1,122 @@
+#include "watch/stacks.h"
+
+#include <algorithm>
+#include <climits>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <utility>
+
+#include "base/futex.h"
+
+namespace hvl {
+
+namespace {
+
+constexpr uint32_t kLeaves = 1u << 31;  // of StackBlock::asked
+constexpr size_t kMaxReport = 24 << 10;
+constexpr uint64_t kLongSleep = 3600 * kSecond;
+
+// The state of a process as ps shows it; '?' if it cannot be read.
+char state_of(int pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  const size_t end_of_name = text.rfind(')');  // the name may hold anything
+  return end_of_name != std::string::npos && end_of_name + 2 < text.size() ? text[end_of_name + 2] : '?';
+}
+
+}  // namespace
+
+uint32_t await_question(HostMemory* memory, int local_rank) {
+  StackBlock& block = memory->stacks(local_rank);
+  for (;;) {
+    const uint32_t asked = block.asked.load();
+    if ((asked & kLeaves) != 0) return 0;
+    if (asked != block.answered.load()) return asked;
+    futex_wait(&block.asked, asked, kLongSleep, FutexScope::kHost);
+  }
+}
+
+void answer(HostMemory* memory, int local_rank, uint32_t question, const std::string& text) {
+  StackBlock& block = memory->stacks(local_rank);
+  const size_t length = std::min(text.size(), sizeof block.text);
+  memcpy(block.text, text.data(), length);
+  block.length = static_cast<uint32_t>(length);
+  block.answered.store(question);
+}
+
+void stop_answering(HostMemory* memory, int local_rank) {
+  StackBlock& block = memory->stacks(local_rank);
+  block.asked.fetch_or(kLeaves);
+  futex_wake(&block.asked, INT_MAX, FutexScope::kHost);
+}
+
+StackQuestions::StackQuestions(std::shared_ptr<HostMemory> memory, std::vector<int> pids)
+    : memory_(std::move(memory)), pids_(std::move(pids)) {}
+
+void StackQuestions::ask(const std::vector<int>& ranks, uint64_t now) {
+  questions_.clear();
+  for (int rank : ranks) {
+    StackBlock& block = memory_->stacks(rank);
+    questions_.push_back({rank, block.asked.fetch_add(1) + 1});
+    futex_wake(&block.asked, INT_MAX, FutexScope::kHost);
+  }
+  asked_at_ = now;
+}
+
+bool StackQuestions::has_answered(const Question& question) {
+  return memory_->stacks(question.rank).answered.load() == question.number;
+}
+
+bool StackQuestions::is_over(uint64_t now) {
+  return now - asked_at_ >= kAnswerTime ||
+         std::all_of(questions_.begin(), questions_.end(), [this](const Question& each) { return has_answered(each); });
+}
+
+std::string StackQuestions::answer_of(const Question& question) {
+  if (!has_answered(question)) return "    " + why_silent(question.rank);
+  const StackBlock& block = memory_->stacks(question.rank);
+  return std::string(block.text, std::min<size_t>(block.length, sizeof block.text));
+}
+
+std::string StackQuestions::report() {
+  std::vector<std::pair<std::string, std::string>> answers;  // whose, and what they said
+  for (const Question& question : questions_) {
+    const std::string text = answer_of(question);
+    const auto same =
+        std::find_if(answers.begin(), answers.end(), [&](const auto& each) { return each.second == text; });
+    if (same == answers.end()) {
+      answers.emplace_back(name_of(question.rank), text);
+    } else {
+      same->first += ", " + name_of(question.rank);
+    }
+  }
+  std::string report = "Where the missing ranks are, innermost call last:";
+  size_t num_said = 0;
+  for (const auto& [who, text] : answers) {
+    if (report.size() + who.size() + text.size() > kMaxReport) break;
+    report += "\n  " + who + ":\n" + text;
+    ++num_said;
+  }
+  if (num_said < answers.size()) report += "\n  and " + std::to_string(answers.size() - num_said) + " more places";
+  return report;
+}
+
+std::string StackQuestions::name_of(int rank) const {
+  const size_t index = static_cast<size_t>(rank);
+  return "rank " + std::to_string(rank) + (index < pids_.size() ? " (pid " + std::to_string(pids_[index]) + ")" : "");
+}
+
+std::string StackQuestions::why_silent(int rank) const {
+  const std::string text = "did not answer within " + std::to_string(kAnswerTime / kSecond) + " s: ";
+  const size_t index = static_cast<size_t>(rank);
+  switch (index < pids_.size() ? state_of(pids_[index]) : '?') {
+    case 'T':
+    case 't': return text + "its process is stopped, by a signal or a debugger";
+    case 'D': return text + "it waits for a device or a file system, in the kernel";
+    default: return text + "it may be in native code that holds the interpreter's lock";
+  }
+}
+
+}  // namespace hvl

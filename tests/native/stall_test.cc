@@ -1,0 +1,113 @@
+// What is said of ranks that others wait for, and where those are.
+#include <atomic>
+#include <thread>
+
+#include "check.h"
+#include "job_of_threads.h"
+#include "watch/stacks.h"
+#include "watch/stall_inspector.h"
+
+namespace hvl {
+namespace {
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+Pending waiting(const std::string& name, std::vector<int> ready, std::vector<int> missing, uint64_t since) {
+  return Pending{name, HVL_ALLREDUCE, std::move(ready), std::move(missing), since};
+}
+
+TEST(a_stall_is_reported_once_per_warning_time_with_all_ranks_that_are_missing) {
+  StallInspector inspector(10, 0);
+  const std::vector<Pending> pending = {waiting("a", {0}, {1, 3}, kSecond), waiting("b", {0, 3}, {1, 2}, kSecond),
+                                        waiting("young", {0}, {4}, 9 * kSecond)};
+  CHECK_EQ(inspector.inspect(pending, 10 * kSecond).warning, "");
+  const StallVerdict verdict = inspector.inspect(pending, 11 * kSecond);
+  CHECK(contains(verdict.warning, "allreduce of 'a': ready on ranks [0] for 10 s, missing on ranks [1, 3]"));
+  CHECK(!contains(verdict.warning, "young"));
+  CHECK(verdict.missing == (std::vector<int>{1, 2, 3}));
+  CHECK(!verdict.shut_down);
+  CHECK_EQ(inspector.inspect(pending, 20 * kSecond).warning, "");
+  CHECK(!inspector.inspect(pending, 21 * kSecond).warning.empty());
+}
+
+TEST(a_stall_that_lasts_too_long_is_over_also_without_a_warning_time) {
+  StallInspector inspector(0, 5);
+  const std::vector<Pending> pending = {waiting("a", {0}, {1}, kSecond)};
+  CHECK(!inspector.is_over(pending, 5 * kSecond));
+  CHECK(inspector.is_over(pending, 6 * kSecond));
+  CHECK(inspector.inspect(pending, 6 * kSecond).shut_down);
+  CHECK(!inspector.is_over({}, 6 * kSecond));
+}
+
+std::shared_ptr<HostMemory> memory_of(int ranks) { return HostMemory::anonymous(HostShape{ranks, 4096, 2}); }
+
+TEST(equal_answers_stand_together_and_who_is_silent_is_named) {
+  auto memory = memory_of(4);
+  StackQuestions questions(memory, {});
+  questions.ask({1, 2, 3}, kSecond);
+  for (int rank : {1, 3}) answer(memory.get(), rank, await_question(memory.get(), rank), "here");
+  CHECK(!questions.is_over(2 * kSecond));
+  CHECK(questions.is_over(kSecond + kAnswerTime));
+  const std::string report = questions.report();
+  CHECK(contains(report, "rank 1, rank 3:\nhere\n  rank 2:\n    did not answer within 2 s"));
+}
+
+TEST(an_answer_to_an_earlier_question_is_none) {
+  auto memory = memory_of(2);
+  StackQuestions questions(memory, {});
+  questions.ask({1}, kSecond);
+  const uint32_t first = await_question(memory.get(), 1);
+  questions.ask({1}, 60 * kSecond);
+  answer(memory.get(), 1, first, "long ago");
+  CHECK(!questions.is_over(60 * kSecond));
+  answer(memory.get(), 1, await_question(memory.get(), 1), "now");
+  CHECK(questions.is_over(60 * kSecond));
+  CHECK(contains(questions.report(), "now"));
+}
+
+TEST(answers_and_reports_are_cut_to_the_room_there_is) {
+  constexpr int kRanks = 9;
+  auto memory = memory_of(kRanks);
+  StackQuestions questions(memory, {});
+  std::vector<int> ranks;
+  for (int rank = 0; rank < kRanks; ++rank) ranks.push_back(rank);
+  questions.ask(ranks, kSecond);
+  for (int rank : ranks) {
+    answer(memory.get(), rank, await_question(memory.get(), rank), std::string(100000, static_cast<char>('a' + rank)));
+  }
+  CHECK(questions.is_over(kSecond));
+  const std::string report = questions.report();
+  CHECK(report.size() < sizeof(HostHeader::broken_text));
+  CHECK(contains(report, "and 6 more places"));
+}
+
+TEST(who_leaves_is_asked_no_more) {
+  auto memory = memory_of(2);
+  std::thread asked([&] { CHECK_EQ(await_question(memory.get(), 1), 0u); });
+  stop_answering(memory.get(), 1);
+  asked.join();
+  CHECK_EQ(await_question(memory.get(), 1), 0u);
+}
+
+TEST(the_error_of_a_stalled_job_says_on_all_ranks_where_the_missing_one_is) {
+  EngineOptions options;
+  options.stall_warning = 0;
+  options.stall_shutdown = 0.5;
+  Job job(3, options);
+  std::thread asked([&] {
+    HostMemory* memory = job.engine(1).memory().get();
+    answer(memory, 1, await_question(memory, 1), "    in waiting_for_data");
+  });
+  job.on_all([&](int rank) {
+    if (rank == 1) return;
+    float data = 0;
+    const Status status = job.run(rank, make("late", HVL_ALLREDUCE, {{1}}), &data);
+    CHECK_EQ(static_cast<int>(status.code()), static_cast<int>(HVL_JOB_BROKEN));
+    CHECK(contains(status.message(), "'late'"));
+    CHECK(contains(status.message(), "rank 1:\n    in waiting_for_data"));
+  });
+  asked.join();
+}
+
+}  // namespace
+}  // namespace hvl

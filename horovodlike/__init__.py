@@ -6,6 +6,7 @@ holds what does not depend on a framework:
 * :mod:`horovodlike.basics`: ``init``, ``rank``, ``size`` and so on; :mod:`horovodlike.ops`: collectives on memory
 * :mod:`horovodlike.config`: every setting; :mod:`horovodlike.errors`: every exception
 * :mod:`horovodlike.rendezvous`: how ranks find each other
+* :func:`metrics`, :func:`flight_recorder`: what this rank has done (:mod:`horovodlike.watching`)
 * :func:`run`: a function on several processes, without ``hvdrun``
 """
 
@@ -21,12 +22,14 @@ except ModuleNotFoundError as missing:
         "another folder, or with -P, or install with 'pip install .'"
     ) from missing
 
+from horovodlike.watching import flight_recorder, metrics
+
 if TYPE_CHECKING:
     from horovodlike.launcher.run_function import run as run
 
 __version__: str = ffi.string(lib.hvl_version()).decode()
 
-__all__ = ["__version__", "run"]
+__all__ = ["__version__", "flight_recorder", "metrics", "run"]
 
 
 def __getattr__(name: str) -> Any:

@@ -111,7 +111,7 @@ def _start() -> bool:
         settings = config_module.load(os.environ)
         with rendezvous.establish(settings, lambda place: _segment_bytes(settings, place)) as joined:
             native = _native_config(settings, joined.place, joined.processors)
-            _start_engine(native, joined)
+            _start_engine(settings, native, joined)
             try:
                 joined.confirm()
             except BaseException:
@@ -138,10 +138,12 @@ def _segment_bytes(settings: Config, place: Place) -> int:
     return int(lib.hvl_segment_bytes(_native_config(settings, place, processors=1)))
 
 
-def _start_engine(native: Any, joined: Membership) -> None:
+def _start_engine(settings: Config, native: Any, joined: Membership) -> None:
     pids = ffi.new("int32_t[]", joined.pids)
     native.local_pids = pids if joined.place.local_size > 1 else ffi.NULL
     native.segment_fd = joined.segment_fd
+    folder = ffi.new("char[]", os.fsencode(settings.flight_recorder))
+    native.flight_recorder_folder = folder
     ops.check(lib.hvl_init(native))
 
 
@@ -177,6 +179,7 @@ def _native_config(settings: Config, place: Place, processors: int) -> Any:
             "cache_capacity": settings.cache_capacity,
             "stall_warning_time": warning_time,
             "stall_shutdown_time": settings.stall_shutdown_time_seconds,
+            "flight_recorder_size": settings.flight_recorder_size,
             "average_counts_joined": settings.join_average == "all",
             "log_level": config_module.LOG_LEVELS.index(settings.log_level),
         },

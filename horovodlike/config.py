@@ -180,6 +180,12 @@ class Config:
         horovod=True,
         minimum=0,
     )
+    flight_recorder: str = _row(
+        "",
+        "A folder into which each rank writes its last collectives and what it waits for, as rank0.json and so on, "
+        "when the job breaks. Empty: they can only be read with horovodlike.flight_recorder().",
+    )
+    flight_recorder_size: int = _row(256, "How many collectives each rank remembers.", minimum=1, maximum=2**16)
     start_timeout: float = _row(30.0, "How long init() waits for the other ranks.", unit="s", horovod=True, above=0)
     log_level: str = _row("warning", "The least severe messages that are logged.", horovod=True, choices=LOG_LEVELS)
     hostid: str = _row(

@@ -359,8 +359,7 @@ def counters() -> dict[str, int]:
     """What this rank's engine has done since ``init()``; all zero if it does not run.
 
     Returns:
-        ``batches``, ``requests``, ``bytes`` (of the requests), ``negotiated_in_full`` (requests that were not in the
-        response cache) and ``segment_bytes`` (shared memory of this host, per rank).
+        The fields of ``hvl_counters``; :func:`horovodlike.metrics` presents them.
     """
     native = ffi.new("hvl_counters *")
     lib.hvl_get_counters(native)

@@ -85,6 +85,7 @@ from horovodlike.torch.mpi_ops import (
 )
 from horovodlike.torch.optimizer import DistributedOptimizer
 from horovodlike.torch.sync_batch_norm import SyncBatchNorm
+from horovodlike.watching import flight_recorder, metrics
 
 __all__ = [
     "Adasum",
@@ -123,6 +124,7 @@ __all__ = [
     "check_consistency",
     "cross_rank",
     "cross_size",
+    "flight_recorder",
     "cuda_built",
     "ddl_built",
     "global_process_set",
@@ -145,6 +147,7 @@ __all__ = [
     "join",
     "local_rank",
     "local_size",
+    "metrics",
     "mpi_built",
     "mpi_enabled",
     "mpi_threads_supported",

@@ -158,6 +158,8 @@ Status start(const hvl_config& config) {
   options.stall_warning = config.stall_warning_time;
   options.stall_shutdown = config.stall_shutdown_time;
   options.processors = config.processors;
+  options.flight_recorder_size = static_cast<size_t>(std::max(1, config.flight_recorder_size));
+  if (config.flight_recorder_folder != nullptr) options.flight_recorder_folder = config.flight_recorder_folder;
   options.average_counts_joined = config.average_counts_joined != 0;
   if (config.local_pids != nullptr) options.local_pids.assign(config.local_pids, config.local_pids + config.local_size);
   set_log_level(static_cast<LogLevel>(config.log_level));
@@ -356,7 +358,27 @@ void hvl_get_counters(hvl_counters* counters) {
   counters->requests = counted.requests.load();
   counters->bytes = counted.bytes.load();
   counters->negotiated_in_full = counted.negotiated_in_full.load();
+  counters->ranks = running->options().size;
+  counters->executed = counted.executed.load();
+  counters->negotiation_ns = counted.negotiation_time.load();
+  counters->execution_ns = counted.execution_time.load();
+  counters->peer_wait_ns = static_cast<int64_t>(running->waited_for_peers());
   counters->segment_bytes = static_cast<int64_t>(hvl::HostMemory::bytes_needed(shape)) / shape.ranks;
+}
+
+void hvl_get_lateness(hvl_lateness* lateness, int32_t count) {
+  std::fill_n(lateness, count, hvl_lateness{});
+  std::shared_ptr<hvl::Engine> running = hvl::engine();
+  if (running == nullptr) return;
+  for (int32_t rank = 0; rank < std::min(count, running->memory()->shape().ranks); ++rank) {
+    const hvl::RankBlock& block = running->memory()->rank(rank);
+    lateness[rank] = {block.times_late.load(), static_cast<int64_t>(block.waited_for.load())};
+  }
+}
+
+char* hvl_get_flights(void) {
+  std::shared_ptr<hvl::Engine> running = hvl::engine();
+  return running != nullptr ? strdup(hvl::to_json(running->flights().read()).c_str()) : nullptr;
 }
 
 const char* hvl_version(void) { return HVL_VERSION; }

@@ -84,6 +84,7 @@ Engine::Engine(const EngineOptions& options, std::shared_ptr<HostMemory> memory,
       memory_(std::move(memory)),
       handles_(handles),
       queue_(++engines_started, &memory_->rank(options.local_rank).queued),
+      flights_(options.flight_recorder_size),
       waiter_(memory_, waiter_options(options, &stop_requested_, handles)),
       control_(make_control(options_, memory_)),
       data_plane_(make_data_plane(options_, memory_, &waiter_)) {
@@ -327,6 +328,7 @@ void Engine::complete(NamedTensor* tensor, const Status& status, std::vector<hvl
 
 void Engine::end(const Status& status) {
   ended_ = true;
+  if (status.code() == HVL_JOB_BROKEN) write_flights(status);
   queue_.close(status);
   do {  // first what submit() left behind, if it was interrupted
     for (std::unique_ptr<Entry>& entry : new_entries_) {

@@ -20,6 +20,7 @@
 #include "queue/handle_table.h"
 #include "queue/tensor_queue.h"
 #include "transport/data_plane.h"
+#include "watch/flight_recorder.h"
 #include "watch/waiter.h"
 
 namespace hvl {
@@ -39,12 +40,17 @@ struct EngineOptions {
   int cache_capacity = 1024;
   double stall_warning = 60;
   double stall_shutdown = 0;
+  size_t flight_recorder_size = 256;
+  std::string flight_recorder_folder;  // where it is written when the job breaks; empty: nowhere
   bool average_counts_joined = false;  // Average divides by the size of the process set, not by those that take part
 };
 
 struct EngineCounters {
   std::atomic<int64_t> batches{0};
   std::atomic<int64_t> requests{0};
+  std::atomic<int64_t> executed{0};          // requests that were part of a batch
+  std::atomic<int64_t> negotiation_time{0};  // nanoseconds from enqueue to the batch's begin, of all of these
+  std::atomic<int64_t> execution_time{0};    // nanoseconds, of all batches
   std::atomic<int64_t> bytes{0};
   std::atomic<int64_t> negotiated_in_full{0};
 };
@@ -72,6 +78,9 @@ class Engine {
 
   const EngineOptions& options() const { return options_; }
   const EngineCounters& counters() const { return counters_; }
+  const FlightRecorder& flights() const { return flights_; }
+  // Nanoseconds that collectives have waited for other ranks.
+  uint64_t waited_for_peers() const { return waiter_.waited(); }
   const std::shared_ptr<HostMemory>& memory() const { return memory_; }
 
  private:
@@ -134,11 +143,17 @@ class Engine {
   void end(const Status& status);
   void flush_before_leaving();
 
+  // engine_watch.cc: what it tells about itself.
+  void note_begin();
+  void note_end();
+  void write_flights(const Status& reason) const;
+
   const EngineOptions options_;
   const std::shared_ptr<HostMemory> memory_;
   HandleTable* const handles_;
   TensorQueue queue_;
   EngineCounters counters_;
+  FlightRecorder flights_;  // written by who holds the baton
   std::atomic<bool> stop_requested_{false};
   std::atomic<bool> hurried_{false};
 
@@ -156,6 +171,7 @@ class Engine {
   uint64_t num_executed_ = 0;                // collectives of the log, also those without this rank
   // The collective that is under way. Interrupted, it is gone on with by who has the baton next.
   bool is_running_ = false;
+  uint64_t begun_ = 0;
   TeamPtr team_;  // who takes part
   std::vector<NamedTensor*> tensors_;
   size_t num_completed_ = 0;  // of them

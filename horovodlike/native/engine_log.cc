@@ -121,7 +121,7 @@ Status Engine::execute(const Record& record) {
     case HVL_REMOVE_PROCESS_SET: change_process_sets(known.signature); return Status();
     default: break;
   }
-  counters_.batches.fetch_add(1, std::memory_order_relaxed);
+  note_begin();
   data_plane_->begin(team_, num_executed_);
   status = prepare(known);
   return status.ok() ? go_on() : status;

@@ -72,8 +72,9 @@ hvl_status Engine::wait(const int64_t* handles, size_t count, uint64_t deadline)
   bool interrupted = false;
   while (!interrupted && !is_over()) {
     std::unique_lock<std::mutex> baton(baton_, std::defer_lock);
+    uint64_t spent = 0;
     // It yields: who has the baton may be on this processor.
-    if (spin_until([&] { return is_over() || baton.try_lock(); }, kUrgentSpin, true) == Spin::kInVain) {
+    if (spin_until([&] { return is_over() || baton.try_lock(); }, kUrgentSpin, true, &spent) == Spin::kInVain) {
       // Should he who has it be about to sleep, he is to look at the queue once more.
       doorbell().ring(kRingNews);
       interrupted = handles_->wait(handles[left - 1], deadline) == HVL_IN_PROGRESS;

@@ -131,7 +131,9 @@ typedef struct hvl_config {
   double stall_shutdown_time; /* seconds; 0 means never */
   /* Average divides by the size of the process set also if ranks have joined: 1; by those that take part: 0. */
   int32_t average_counts_joined;
-  int32_t log_level; /* 0 trace, 1 debug, 2 info, 3 warning, 4 error, 5 fatal */
+  int32_t flight_recorder_size;       /* collectives that are remembered */
+  const char* flight_recorder_folder; /* where they are written when the job breaks; null or empty: nowhere */
+  int32_t log_level;                  /* 0 trace, 1 debug, 2 info, 3 warning, 4 error, 5 fatal */
 } hvl_config;
 
 typedef struct hvl_counters {
@@ -140,7 +142,18 @@ typedef struct hvl_counters {
   int64_t bytes;
   int64_t negotiated_in_full; /* requests that were not in the response cache */
   int64_t segment_bytes;      /* shared memory of this host divided by its ranks */
+  int64_t executed;           /* requests that were part of a batch; the others failed */
+  int64_t negotiation_ns;     /* from enqueue to the begin of the batch, of all executed requests together */
+  int64_t execution_ns;       /* of all batches together */
+  int64_t peer_wait_ns;       /* of that: waiting for other ranks to get on */
+  int64_t ranks;              /* of the job; 0 if there is no engine */
 } hvl_counters;
+
+/* How the other ranks have waited for one. */
+typedef struct hvl_lateness {
+  int64_t times;     /* that it was ready a millisecond or more after the first rank */
+  int64_t waited_ns; /* between the first rank and this one, where this one was the last */
+} hvl_lateness;
 
 int64_t hvl_segment_bytes(const hvl_config* config);
 int32_t hvl_init(const hvl_config* config);
@@ -189,6 +202,10 @@ void hvl_answer_stack_question(int64_t question, const char* text);
 
 const char* hvl_last_error(void);
 void hvl_get_counters(hvl_counters* counters);
+/* Of the job's ranks 0 to count - 1, as the coordinator has seen them so far. */
+void hvl_get_lateness(hvl_lateness* lateness, int32_t count);
+/* The last collectives of this rank as a JSON array, to be freed with hvl_free(); null if there is no engine. */
+char* hvl_get_flights(void);
 const char* hvl_version(void);
 /* cffi:end */
 

@@ -75,19 +75,19 @@ Coordinator::State::State(const CoordinatorOptions& given) : options(given), tab
   std::iota(all_ranks.begin(), all_ranks.end(), 0);
   add_process_set(std::move(all_ranks));
   num_joins.resize(static_cast<size_t>(options.size));
+  lateness.resize(static_cast<size_t>(options.size));
 }
 
 // ---- Messages -------------------------------------------------------------------------------------------------------
 
-Status Coordinator::State::add_ready(TableEntry* entry, int rank, uint64_t now) {
+Status Coordinator::State::add_ready(TableEntry* entry, int rank, uint64_t sent) {
   if (!table.add_ready(entry, rank)) {
     return protocol_error(rank,
                           "announced '" + table.details(*entry).signature.name + "' again before it was executed");
   }
-  if (entry->num_ready == 1) {
-    entry->since = now;
-    entry->order = ++num_started;
-  }
+  const bool is_first = entry->num_ready == 1;
+  entry->since = is_first ? sent : std::min(entry->since, sent);
+  entry->last = is_first ? ReadyMark(sent, rank) : std::max(entry->last, ReadyMark(sent, rank));
   if (entry->kind == HVL_JOIN) {
     on_join(*entry, rank);
   } else if (find_process_set(entry->process_set)->has_joined[static_cast<size_t>(rank)]) {
@@ -96,6 +96,7 @@ Status Coordinator::State::add_ready(TableEntry* entry, int rank, uint64_t now) 
   if (entry->num_ready < entry->num_needed) return Status();
   completed.push_back(entry->id);
   all_have_joined |= entry->kind == HVL_JOIN;
+  if (entry->kind != HVL_JOIN) lateness[static_cast<size_t>(entry->last.rank())].add(entry->since, entry->last.time());
   return Status();
 }
 
@@ -118,7 +119,7 @@ TableEntry* Coordinator::State::find_or_add(ProcessSet* set, const Signature& si
   return entry;
 }
 
-Status Coordinator::State::on_request(int rank, const Signature& signature, uint64_t now) {
+Status Coordinator::State::on_request(int rank, const Signature& signature, uint64_t sent) {
   ++num_requests;
   ProcessSet* set = find_process_set(signature.process_set);
   if (set == nullptr) {
@@ -132,7 +133,7 @@ Status Coordinator::State::on_request(int rank, const Signature& signature, uint
                                     std::to_string(signature.process_set) + ", of which it is no member");
   }
   TableEntry* entry = find_or_add(set, signature);
-  Status status = add_ready(entry, rank, now);
+  Status status = add_ready(entry, rank, sent);
   if (!status.ok()) return status;
   entry->requested = true;
   add_to_proposals(rank, signature, &table.details(*entry).proposals);
@@ -306,17 +307,17 @@ void Coordinator::State::end_join() {
   all_have_joined = false;
 }
 
-Status Coordinator::on_ready(int rank, TensorId id, uint64_t now) {
+Status Coordinator::on_ready(int rank, TensorId id, uint64_t sent) {
   if (state_->shutting_down) return Status();
   if (rank < 0 || rank >= state_->options.size) return protocol_error(rank, "does not exist");
   TableEntry* entry = state_->table.find(id);
   if (entry == nullptr || !entry->defined) return state_->stale_or_unknown(rank, id);
-  Status status = state_->add_ready(entry, rank, now);
+  Status status = state_->add_ready(entry, rank, sent);
   state_->end_join();
   return status;
 }
 
-Status Coordinator::on_message(int rank, const Message& message, uint64_t now) {
+Status Coordinator::on_message(int rank, const Message& message, uint64_t sent) {
   if (state_->shutting_down) return Status();
   if (rank < 0 || rank >= state_->options.size) return protocol_error(rank, "does not exist");
   // What is complete without a rank that has joined goes on without it, also if another thread of it has more to say.
@@ -324,11 +325,11 @@ Status Coordinator::on_message(int rank, const Message& message, uint64_t now) {
   switch (message.type) {
     case Message::Type::kReady:
       for (TensorId id : message.ids) {
-        Status status = on_ready(rank, id, now);
+        Status status = on_ready(rank, id, sent);
         if (!status.ok()) return status;
       }
       return Status();
-    case Message::Type::kRequest: return state_->on_request(rank, message.signature, now);
+    case Message::Type::kRequest: return state_->on_request(rank, message.signature, sent);
     case Message::Type::kShutdown: state_->shut_down(rank, message.text); return Status();
   }
   return protocol_error(rank, "sent a message of unknown type");
@@ -361,14 +362,15 @@ void Coordinator::decide(std::vector<Decision>* decisions) {
 }
 
 std::vector<Pending> Coordinator::pending() const {
-  std::vector<std::pair<uint64_t, const TableEntry*>> waiting;
+  std::vector<std::pair<uint64_t, TensorId>> waiting;
   state_->table.for_each([&](const TableEntry& entry) {
-    if (entry.num_ready > 0 && entry.num_ready < entry.num_needed) waiting.emplace_back(entry.order, &entry);
+    if (entry.num_ready > 0 && entry.num_ready < entry.num_needed) waiting.emplace_back(entry.since, entry.id);
   });
   std::sort(waiting.begin(), waiting.end());
   std::vector<Pending> result;
-  for (const auto& [order, entry] : waiting) {
-    Pending pending{state_->table.details(*entry).signature.name, entry->kind, {}, {}, entry->since};
+  for (const auto& [since, id] : waiting) {
+    const TableEntry* entry = state_->table.find(id);
+    Pending pending{state_->table.details(*entry).signature.name, entry->kind, {}, {}, since};
     const ProcessSet& set = *state_->find_process_set(entry->process_set);
     for (int rank : set.members) {
       const bool is_ready = state_->table.is_ready(*entry, rank);
@@ -381,6 +383,8 @@ std::vector<Pending> Coordinator::pending() const {
   }
   return result;
 }
+
+const std::vector<Lateness>& Coordinator::lateness() const { return state_->lateness; }
 
 uint64_t Coordinator::negotiated_in_full() const { return state_->num_requests; }
 

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "negotiate/lateness.h"
 #include "negotiate/message.h"
 
 namespace hvl {
@@ -50,7 +51,7 @@ struct Pending {
   Kind kind;
   std::vector<int> ready;
   std::vector<int> missing;
-  uint64_t since;  // the value of `now` passed with the first rank's message
+  uint64_t since;  // when the first rank had it ready
 };
 
 class Coordinator {
@@ -58,16 +59,19 @@ class Coordinator {
   explicit Coordinator(const CoordinatorOptions& options);
   ~Coordinator();
 
-  // `now` is only stored, for pending(). A message that no correct rank sends is an error, and the job is broken.
-  Status on_message(int rank, const Message& message, uint64_t now);
+  // `sent`: when, in nanoseconds of the host's clock; messages of different ranks need not come in this order. It is
+  // only stored, for pending() and lateness(). A message that no correct rank sends is an error, and the job is broken.
+  Status on_message(int rank, const Message& message, uint64_t sent);
   // The hot path of on_message for Type::kReady.
-  Status on_ready(int rank, TensorId id, uint64_t now);
+  Status on_ready(int rank, TensorId id, uint64_t sent);
 
   // Appends what is decided since the last call, in log order.
   void decide(std::vector<Decision>* decisions);
 
   // What is waited for, oldest first.
   std::vector<Pending> pending() const;
+  // By rank.
+  const std::vector<Lateness>& lateness() const;
   // Requests that came with a full signature, from all ranks together.
   uint64_t negotiated_in_full() const;
 

@@ -7,9 +7,9 @@
 
 namespace hvl {
 
-Status CoordinatorSeat::accept(int rank, const Message& message) {
+Status CoordinatorSeat::accept(int rank, const Message& message, uint64_t sent) {
   accepted_ = true;
-  return coordinator_.on_message(rank, message, now_ns());
+  return coordinator_.on_message(rank, message, sent);
 }
 
 void CoordinatorSeat::decide(const std::function<void(const Record&)>& publish) {

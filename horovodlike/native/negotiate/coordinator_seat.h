@@ -23,10 +23,12 @@ class CoordinatorSeat {
   explicit CoordinatorSeat(const SeatOptions& options)
       : coordinator_(options.coordinator), inspector_(options.stall_warning, options.stall_shutdown) {}
 
-  Status accept(int rank, const Message& message);
+  // `sent`: when, by the host's clock.
+  Status accept(int rank, const Message& message, uint64_t sent);
   // Decides; passes every new record to `publish`, then keeps it for this rank itself.
   void decide(const std::function<void(const Record&)>& publish);
   bool next(Record* record);
+  const std::vector<Lateness>& lateness() const { return coordinator_.lateness(); }
   bool has_messages() const { return accepted_; }
   bool has_records() const { return !log_.empty(); }
   // Asks ranks that others have waited for for long where they are; a later call, when they have answered, reports.

@@ -74,11 +74,11 @@ void Coordinator::State::on_join(const TableEntry& join, int rank) {
     const bool was_complete = entry->num_ready == entry->num_needed;
     --entry->num_needed;
     if (!was_complete && entry->num_ready > 0 && entry->num_ready == entry->num_needed) {
-      complete.emplace_back(entry->order, id);
+      complete.emplace_back(entry->since, id);
     }
   }
   std::sort(complete.begin(), complete.end());
-  for (const auto& [order, id] : complete) completed.push_back(id);
+  for (const auto& [since, id] : complete) completed.push_back(id);
 }
 
 // All have joined: all are back.

@@ -42,8 +42,8 @@ struct Coordinator::State {
   }
 
   // Messages.
-  Status on_request(int rank, const Signature& signature, uint64_t now);
-  Status add_ready(TableEntry* entry, int rank, uint64_t now);
+  Status on_request(int rank, const Signature& signature, uint64_t sent);
+  Status add_ready(TableEntry* entry, int rank, uint64_t sent);
   Status stale_or_unknown(int rank, TensorId id);
   TableEntry* find_or_add(ProcessSet* set, const Signature& signature);
   void shut_down(int rank, const std::string& text);
@@ -79,9 +79,9 @@ struct Coordinator::State {
   std::vector<Decision> early;      // decided before decide() was called
   std::vector<Batch> batches;       // open ones while deciding, at most one per process set and device
   size_t num_undecided = 0;         // of `completed`, while deciding
-  uint64_t num_started = 0;
   uint64_t num_requests = 0;
-  bool all_have_joined = false;  // of a process set, and it is not decided yet
+  std::vector<Lateness> lateness;  // by rank
+  bool all_have_joined = false;    // of a process set, and it is not decided yet
   bool shutting_down = false;
   bool shutdown_decided = false;
   std::string shutdown_text;

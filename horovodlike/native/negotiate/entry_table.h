@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "negotiate/agreement.h"
+#include "negotiate/lateness.h"
 #include "negotiate/message.h"
 
 namespace hvl {
@@ -31,8 +32,8 @@ struct TableEntry {
   bool fuses = false;      // can be executed together with others
   int32_t num_tensors = 0;
   int64_t num_bytes = 0;
-  uint64_t since = 0;            // `now` of the first rank that has it ready
-  uint64_t order = 0;            // the same as a sequence number
+  uint64_t since = 0;            // when the first rank had it ready
+  ReadyMark last;                // when the last rank so far had it ready
   TensorId less_recent = kNoId;  // neighbours in the order of last use; defined entries only
   TensorId more_recent = kNoId;
 };

@@ -103,7 +103,14 @@ void Waiter::check_leaving(uint64_t* leaving_since) {
 }
 
 Status Waiter::sleep_until(const std::function<bool()>& condition, const std::function<bool(int)>& lags) {
-  uint64_t start = now_ns();
+  const uint64_t start = now_ns();
+  Status status = sleep_until(condition, lags, start);
+  add_waited(now_ns() - start);
+  return status;
+}
+
+Status Waiter::sleep_until(const std::function<bool()>& condition, const std::function<bool(int)>& lags,
+                           uint64_t start) {
   uint64_t leaving_since = 0;
   bool warned = false;
   while (!condition()) {

@@ -37,26 +37,34 @@ struct WaiterOptions {
 
 enum class Spin { kInVain, kNotNeeded, kWorthIt };
 
-// Spins until `condition` holds, at most `limit` nanoseconds.
+// Spins until `condition` holds, at most `limit` nanoseconds; adds how long that took to `spent`, to the nearest look
+// at the clock.
 //
 // If it yields, whoever else could use the processor gets it now and then. Where every thread can have a processor it
 // is better not to: two that yield to each other stay on one processor, a sleeper is woken on one that is free.
 template <typename Condition>
-Spin spin_until(Condition&& condition, uint64_t limit, bool yields) {
+Spin spin_until(Condition&& condition, uint64_t limit, bool yields, uint64_t* spent) {
   constexpr int kLooks = 16;  // between two looks at the clock
   uint64_t start = 0;
+  uint64_t now = 0;
   for (;;) {
     for (int look = 0; look < kLooks; ++look) {
-      if (condition()) return start == 0 ? Spin::kNotNeeded : Spin::kWorthIt;
+      if (condition()) {
+        *spent += now - start;
+        return start == 0 ? Spin::kNotNeeded : Spin::kWorthIt;
+      }
 #if defined(__x86_64__)
       __builtin_ia32_pause();
 #elif defined(__aarch64__)
       asm volatile("yield");
 #endif
     }
-    uint64_t now = now_ns();
+    now = now_ns();
     if (start == 0) start = now;
-    if (now - start >= limit) return Spin::kInVain;
+    if (now - start >= limit) {
+      *spent += now - start;
+      return Spin::kInVain;
+    }
     if (yields) sched_yield();
   }
 }
@@ -86,15 +94,24 @@ class Waiter {
   // interrupted, or he has enough and would sleep. Any other error means that the job is broken.
   template <typename Condition>
   Status wait(Condition&& condition, const std::function<bool(int)>& lags) {
-    if (spin(condition)) return Status();
-    return sleep_until(std::function<bool()>(std::cref(condition)), lags);
+    uint64_t spent = 0;
+    const bool found = spin(condition, &spent);
+    if (spent > 0) add_waited(spent);
+    return found ? Status() : sleep_until(std::function<bool()>(std::cref(condition)), lags);
   }
+  // Nanoseconds that were spent in wait() so far. Any thread.
+  uint64_t waited() const { return waited_.load(std::memory_order_relaxed); }
 
   // Waits for a moment only.
   template <typename Condition>
   bool spin(Condition&& condition) {
+    uint64_t ignored = 0;
+    return spin(condition, &ignored);
+  }
+  template <typename Condition>
+  bool spin(Condition&& condition, uint64_t* spent) {
     show_processor();
-    const Spin result = spin_until(condition, urgent_ ? spin_limit_ : kLazySpin, crowded_);
+    const Spin result = spin_until(condition, urgent_ ? spin_limit_ : kLazySpin, crowded_, spent);
     if (result == Spin::kWorthIt) spin_limit_ = std::min(2 * spin_limit_, kUrgentSpin);
     return result != Spin::kInVain;
   }
@@ -114,7 +131,9 @@ class Waiter {
   std::string describe(int local_rank) const;
 
  private:
+  void add_waited(uint64_t time) { waited_.store(waited() + time, std::memory_order_relaxed); }
   Status sleep_until(const std::function<bool()>& condition, const std::function<bool(int)>& lags);
+  Status sleep_until(const std::function<bool()>& condition, const std::function<bool(int)>& lags, uint64_t start);
   void check_leaving(uint64_t* leaving_since);
   void show_processor();
   void adapt_spin_limit();
@@ -131,6 +150,7 @@ class Waiter {
   const std::function<bool()>* enough_ = nullptr;
   bool signalled_ = false;
   uint64_t last_check_ = 0;
+  std::atomic<uint64_t> waited_{0};  // written by who has the turn
 };
 
 }  // namespace hvl

@@ -9,7 +9,7 @@ class LoopbackControlPlane : public ControlPlane {
  public:
   explicit LoopbackControlPlane(const SeatOptions& options) : seat_(options) {}
 
-  Status send(const Message& message) override { return seat_.accept(0, message); }
+  Status send(const Message& message) override { return seat_.accept(0, message, now_ns()); }
   Status pump(bool*) override {
     seat_.decide([](const Record&) {});
     return Status();

@@ -47,6 +47,9 @@ struct alignas(kCacheLine) RankBlock {
   alignas(kCacheLine) std::atomic<uint64_t> requests_written;
   alignas(kCacheLine) std::atomic<uint64_t> requests_read;
   Progress progress;
+  // Written by the coordinator's engine: for how many nanoseconds others have waited for this rank, and how often.
+  alignas(kCacheLine) std::atomic<uint64_t> waited_for;
+  std::atomic<int64_t> times_late;
 };
 
 // A question of the coordinator's and a rank's answer; see watch/stacks.h.

@@ -1,5 +1,7 @@
 #include "transport/shm/shm_control.h"
 
+#include <algorithm>
+#include <cstring>
 #include <utility>
 
 namespace hvl {
@@ -10,6 +12,21 @@ std::vector<std::atomic<uint64_t>*> log_readers(HostMemory* memory) {
   std::vector<std::atomic<uint64_t>*> readers;
   for (int rank = 1; rank < memory->shape().ranks; ++rank) readers.push_back(&memory->rank(rank).log_read);
   return readers;
+}
+
+// A message begins with when it was sent: the coordinator may be asleep then, and who is late is not to be a matter of
+// when it looks.
+void put_time(std::string* frame) {
+  const uint64_t now = now_ns();
+  frame->append(reinterpret_cast<const char*>(&now), sizeof now);
+}
+
+uint64_t take_time(std::string* frame) {
+  uint64_t sent = 0;
+  if (frame->size() < sizeof sent) return now_ns();  // decode() refuses it
+  memcpy(&sent, frame->data(), sizeof sent);
+  frame->erase(0, sizeof sent);
+  return std::min(sent, now_ns());
 }
 
 }  // namespace
@@ -32,12 +49,14 @@ Status ShmCoordinator::pump(bool* progressed) {
     bool freed = false;
     while (requests_[index].receive(&frame_, &freed)) {
       *progressed = true;
+      const uint64_t sent = take_time(&frame_);
       Status status = decode(frame_.data(), frame_.size(), &message_);
-      if (status.ok()) status = seat_.accept(rank, message_);
+      if (status.ok()) status = seat_.accept(rank, message_, sent);
       if (!status.ok()) return status;
     }
     if (freed) memory_->rank(rank).doorbell.ring(kRingRoom);
   }
+  const bool has_heard = seat_.has_messages();
   seat_.decide([this](const Record& record) {
     frame_.clear();
     encode(record, &frame_);
@@ -47,7 +66,18 @@ Status ShmCoordinator::pump(bool* progressed) {
     *progressed = true;
     memory_->ring_all_but(0, kRingNews);
   }
+  if (has_heard) publish_lateness();
   return Status();
+}
+
+void ShmCoordinator::publish_lateness() {
+  for (int rank = 0; rank < memory_->shape().ranks; ++rank) {
+    const Lateness& lateness = seat_.lateness()[static_cast<size_t>(rank)];
+    RankBlock& block = memory_->rank(rank);
+    if (block.waited_for.load(std::memory_order_relaxed) == lateness.waited) continue;  // keep the line shared
+    block.waited_for.store(lateness.waited, std::memory_order_relaxed);
+    block.times_late.store(lateness.times, std::memory_order_relaxed);
+  }
 }
 
 Status ShmCoordinator::next(Record* record, bool* found) {
@@ -72,6 +102,7 @@ ShmWorker::ShmWorker(std::shared_ptr<HostMemory> memory, int local_rank)
 
 Status ShmWorker::send(const Message& message) {
   frame_.clear();
+  put_time(&frame_);
   encode(message, &frame_);
   requests_.send(frame_);
   is_leaving_ |= message.type == Message::Type::kShutdown;

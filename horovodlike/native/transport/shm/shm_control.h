@@ -17,7 +17,7 @@ class ShmCoordinator : public ControlPlane {
   // `pids` by local rank; empty: the ranks are threads of this process.
   ShmCoordinator(std::shared_ptr<HostMemory> memory, const SeatOptions& options, std::vector<int> pids);
 
-  Status send(const Message& message) override { return seat_.accept(0, message); }
+  Status send(const Message& message) override { return seat_.accept(0, message, now_ns()); }
   Status pump(bool* progressed) override;
   Status next(Record* record, bool* found) override;
   bool has_news() override;
@@ -25,6 +25,7 @@ class ShmCoordinator : public ControlPlane {
   Status check_stalls() override { return seat_.check_stalls(&questions_); }
 
  private:
+  void publish_lateness();
   bool next_is_public() const { return !record_ends_.empty() && log_.has_written(record_ends_.front()); }
 
   std::shared_ptr<HostMemory> memory_;

@@ -1,0 +1,117 @@
+// The last collectives, and how late ranks are.
+#include "watch/flight_recorder.h"
+
+#include <atomic>
+#include <thread>
+
+#include "check.h"
+#include "job_of_threads.h"
+#include "negotiate/coordinator.h"
+
+namespace hvl {
+namespace {
+
+Flight flight_of(uint64_t number) {
+  Flight flight;
+  flight.number = flight.enqueued_at = flight.begun_at = number;
+  flight.num_bytes = static_cast<int64_t>(number);
+  flight.set_name("tensor " + std::to_string(number));
+  return flight;
+}
+
+TEST(the_last_ones_are_kept) {
+  FlightRecorder recorder(3);
+  CHECK(recorder.read().empty());
+  for (uint64_t number = 1; number <= 5; ++number) {
+    recorder.begin(flight_of(number));
+    if (number < 5) recorder.end(number + 100);
+  }
+  const std::vector<Flight> flights = recorder.read();
+  REQUIRE(flights.size() == 3);
+  CHECK_EQ(flights[0].number, 3u);
+  CHECK_EQ(flights[1].ended_at, 104u);
+  CHECK_EQ(flights[2].ended_at, 0u);
+  CHECK_EQ(std::string(flights[2].name), "tensor 5");
+}
+
+TEST(a_reader_sees_whole_flights_while_they_are_written) {
+  FlightRecorder recorder(4);
+  std::atomic<bool> done{false};
+  std::thread reader([&] {
+    while (!done) {
+      for (const Flight& flight : recorder.read()) {
+        CHECK_EQ(flight.num_bytes, static_cast<int64_t>(flight.number));
+        CHECK_EQ(std::string(flight.name), "tensor " + std::to_string(flight.number));
+      }
+    }
+  });
+  for (uint64_t number = 1; number <= 20000; ++number) {
+    recorder.begin(flight_of(number));
+    recorder.end(number + 1);
+  }
+  done = true;
+  reader.join();
+}
+
+TEST(a_name_is_cut_between_characters_and_quoted) {
+  Flight flight;
+  flight.set_name(std::string(66, 'a') + "\xc3\xa4");  // a letter of two bytes, of which one would fit
+  CHECK_EQ(std::string(flight.name), std::string(66, 'a'));
+  flight.set_name("a\"b\\c\n");
+  CHECK(to_json({flight}).find(R"("name": "a\"b\\c\u000a")") != std::string::npos);
+}
+
+TEST(moments_in_which_several_tensors_are_waited_for_count_once) {
+  Lateness lateness;
+  lateness.add(10 * kSecond, 12 * kSecond);
+  lateness.add(11 * kSecond, 12 * kSecond);
+  lateness.add(11 * kSecond, 13 * kSecond);
+  CHECK_EQ(lateness.waited, 3 * kSecond);
+  CHECK_EQ(lateness.times, 2);
+  lateness.add(20 * kSecond, 20 * kSecond + kLate - 1);
+  CHECK_EQ(lateness.times, 2);
+  lateness.add(21 * kSecond, 19 * kSecond);
+  CHECK_EQ(lateness.waited, 3 * kSecond + kLate - 1);
+}
+
+TEST(the_last_rank_is_the_one_that_was_ready_last_not_the_one_that_was_heard_last) {
+  CoordinatorOptions options;
+  options.size = 3;
+  Coordinator coordinator(options);
+  Message message;
+  message.type = Message::Type::kRequest;
+  message.signature = make("a", HVL_ALLREDUCE, {{1}})->signature;
+  CHECK(coordinator.on_message(0, message, 5 * kSecond).ok());
+  CHECK(coordinator.on_message(2, message, 2 * kSecond).ok());
+  CHECK_EQ(coordinator.pending()[0].since, 2 * kSecond);
+  CHECK(coordinator.on_message(1, message, 3 * kSecond).ok());
+  CHECK_EQ(coordinator.lateness()[0].waited, 3 * kSecond);
+  CHECK_EQ(coordinator.lateness()[0].times, 1);
+  CHECK_EQ(coordinator.lateness()[1].times, 0);
+  CHECK_EQ(coordinator.lateness()[2].times, 0);
+}
+
+TEST(engines_record_the_same_collectives_and_count_their_time) {
+  Job job(3);
+  const auto operation = make("a", HVL_ALLREDUCE, {{1000}});
+  job.on_all([&](int rank) {
+    std::vector<float> data(1000, 1.0f);
+    for (int round = 0; round < 10; ++round) CHECK(job.run(rank, operation, data.data()).ok());
+  });
+  for (int rank = 0; rank < 3; ++rank) {
+    const Engine& engine = job.engine(rank);
+    const std::vector<Flight> flights = engine.flights().read();
+    REQUIRE(flights.size() == 10);
+    CHECK_EQ(flights[9].number, 10u);
+    CHECK_EQ(flights[0].num_bytes, 4000);
+    CHECK_EQ(engine.counters().executed.load(), 10);
+    int64_t negotiated = 0;
+    for (const Flight& flight : flights) negotiated += static_cast<int64_t>(flight.begun_at - flight.enqueued_at);
+    CHECK_EQ(engine.counters().negotiation_time.load(), negotiated);
+    CHECK(engine.counters().execution_time.load() > 0);
+    CHECK(static_cast<int64_t>(engine.waited_for_peers()) <= engine.counters().execution_time.load());
+  }
+}
+
+}  // namespace
+}  // namespace hvl

@@ -62,6 +62,7 @@ _engine_overlaps = False
 _pid = 0  # the process that called init()
 _at_init: list[Callable[[Place], None]] = []
 _at_shutdown: list[Callable[[], None]] = []
+_register_process_sets: list[Callable[[Sequence[Any]], None]] = []
 
 
 def init(comm: Any = None, process_sets: Sequence[Any] | str | None = None) -> None:
@@ -91,10 +92,9 @@ def init(comm: Any = None, process_sets: Sequence[Any] | str | None = None) -> N
     chosen: Sequence[Any] = [] if process_sets is None or isinstance(process_sets, str) else process_sets
     if not _start() or not chosen:
         return
-    from horovodlike import process_set
-
     try:
-        process_set.register(chosen)
+        for register in _register_process_sets:
+            register(chosen)
     except BaseException:
         shutdown()
         raise
@@ -220,6 +220,11 @@ def on_init(notify: Callable[[Place], None]) -> None:
 def on_shutdown(notify: Callable[[], None]) -> None:
     """Have ``notify`` called at the end of every :func:`shutdown`; for bindings."""
     _at_shutdown.append(notify)
+
+
+def on_process_sets(register: Callable[[Sequence[Any]], None]) -> None:
+    """Have ``register`` called with the process sets that :func:`init` is given; for the module of process sets."""
+    _register_process_sets.append(register)
 
 
 def _current() -> Place:

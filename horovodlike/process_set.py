@@ -178,6 +178,9 @@ def register(process_sets: Sequence[ProcessSet]) -> None:
             raise ValueError(f"init() could not register entry number {index} of process_sets: {error}") from error
 
 
+basics.on_process_sets(register)
+
+
 def ids_and_ranks() -> dict[int, list[int]]:
     """The ranks of all registered sets and the global one, by id."""
     basics.size()  # raises before init()

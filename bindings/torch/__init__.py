@@ -42,6 +42,7 @@ from horovodlike.basics import (
 )
 from horovodlike.errors import HorovodInternalError
 from horovodlike.process_set import ProcessSet, add_process_set, global_process_set, remove_process_set
+from horovodlike.torch import _traced  # noqa: F401  # has torch.compile trace the collectives
 from horovodlike.torch.compression import Compression, GradientReducer, PowerSGD, TopK
 from horovodlike.torch.consistency import check_consistency
 from horovodlike.torch.functions import (

@@ -40,7 +40,7 @@ def alltoall(
         ValueError: `splits` do not fit the tensor or the process set, or the name is in flight already.
     """
     call = _call(name, process_set)
-    counts = _counts(tensor, splits, call)
+    counts = row_counts(tensor, splits, call)
     if torch.is_grad_enabled() and isinstance(tensor, torch.Tensor) and tensor.requires_grad:
         rows, received = _Alltoall.apply(call, counts, tensor)  # type: ignore[no-untyped-call]
     else:
@@ -56,7 +56,7 @@ def alltoall_async(
 ) -> int:
     """Start what `alltoall` does and return a handle, whose result is always the pair. Not differentiable."""
     call = _call(name, process_set)
-    return start_alltoall(call, tensor, _counts(tensor, splits, call))
+    return start_alltoall(call, tensor, row_counts(tensor, splits, call))
 
 
 def _call(name: str | None, process_set: ProcessSet) -> Call:
@@ -64,7 +64,12 @@ def _call(name: str | None, process_set: ProcessSet) -> Call:
     return Call(Kind.ALLTOALL, full_name("alltoall", name, set_id), process_set=set_id)
 
 
-def _counts(tensor: torch.Tensor, splits: Splits, call: Call) -> list[int]:
+def row_counts(tensor: torch.Tensor, splits: Splits, call: Call) -> list[int]:
+    """Return how many rows go to each member of the process set.
+
+    Raises:
+        ValueError: `splits` do not fit the tensor or the process set.
+    """
     size = len(members(call.process_set))
     if splits is None:
         rows = tensor.shape[0] if tensor.dim() > 0 else 0
@@ -79,6 +84,14 @@ def _counts(tensor: torch.Tensor, splits: Splits, call: Call) -> list[int]:
     if len(counts) != size:
         raise ValueError(f"{call.name}: {len(counts)} splits for {size} ranks")
     return counts
+
+
+def send_back(call: Call, gradient: torch.Tensor, received: list[int], rows: int) -> torch.Tensor:
+    """Carry out the backward pass of a call, whose tensor had so many rows."""
+    backward = Call(Kind.ALLTOALL, f"{call.name}.grad", process_set=call.process_set)
+    back, _ = result(start_alltoall(backward, gradient, received), tuple)
+    not_sent = rows - back.shape[0]
+    return torch.cat([back, back.new_zeros((not_sent, *back.shape[1:]))]) if not_sent > 0 else back
 
 
 class _Context(torch.autograd.function.FunctionCtx):
@@ -99,9 +112,4 @@ class _Alltoall(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: _Context, gradient: torch.Tensor, _: object) -> tuple[None, None, torch.Tensor]:
-        call = Call(Kind.ALLTOALL, f"{ctx.call.name}.grad", process_set=ctx.call.process_set)
-        back, _ = result(start_alltoall(call, gradient, ctx.received), tuple)
-        not_sent = ctx.sent_rows - back.shape[0]
-        if not_sent > 0:
-            back = torch.cat([back, back.new_zeros((not_sent, *back.shape[1:]))])
-        return None, None, back
+        return None, None, send_back(ctx.call, gradient, ctx.received, ctx.sent_rows)

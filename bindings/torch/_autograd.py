@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import compress
 
 import torch
 from torch.autograd.function import FunctionCtx
@@ -24,12 +25,13 @@ Gradients = tuple[torch.Tensor | None, ...]
 def run(call: Call, tensors: Sequence[torch.Tensor]) -> Tensors:
     """Carry out a call that returns new tensors, and record it for the backward pass if that is needed."""
     if torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in tensors):
-        results: Tensors = _FUNCTIONS[call.kind].apply(call, *tensors)  # type: ignore[no-untyped-call]
+        results: Tensors = _Collective.apply(call, *tensors)  # type: ignore[no-untyped-call]
         return results
-    return _carry_out(call, tensors)
+    return carry_out(call, tensors)
 
 
-def _carry_out(call: Call, tensors: Sequence[torch.Tensor]) -> Tensors:
+def carry_out(call: Call, tensors: Sequence[torch.Tensor]) -> Tensors:
+    """Carry out a call that returns new tensors, unknown to autograd."""
     results = synchronize(_START.get(call.kind, start_to_new)(call, tensors, single=False))
     assert isinstance(results, tuple)
     return results
@@ -38,20 +40,17 @@ def _carry_out(call: Call, tensors: Sequence[torch.Tensor]) -> Tensors:
 _START = {Kind.ALLGATHER: start_allgather, Kind.REDUCESCATTER: start_reducescatter}
 
 
-class _Context(FunctionCtx):
-    call: Call
-    first_dims: list[int]
+def rows_in(tensor: torch.Tensor) -> int:
+    """The first dimension; 0 if there is none."""
+    return tensor.shape[0] if tensor.dim() else 0
 
 
-def _communicate(call: Call, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-    """Run a call on the gradients of floating-point tensors; others have none. The choice is the same on all ranks."""
-    floating = [gradient for gradient in gradients if gradient is not None and gradient.is_floating_point()]
-    results = iter(run(replace(call, name=f"{call.name}.grad"), floating))
-    return [next(results) if g is not None and g.is_floating_point() else None for g in gradients]
+def _communicate(call: Call, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return list(run(replace(call, name=f"{call.name}.grad"), gradients))
 
 
-def _reduce_gradients(call: Call, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor | None]:
-    return _communicate(replace(call, kind=Kind.ALLREDUCE), gradients)
+def _average(call: Call, gradients: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return _communicate(replace(call, kind=Kind.ALLREDUCE, op=basics.Average, root_rank=-1), gradients)
 
 
 def _check_differentiable(call: Call, what: str) -> None:
@@ -61,61 +60,71 @@ def _check_differentiable(call: Call, what: str) -> None:
         )
 
 
+def _of_allreduce(call: Call, gradients: Sequence[torch.Tensor], _: Sequence[int]) -> list[torch.Tensor]:
+    _check_differentiable(call, "an allreduce")
+    return _communicate(call, gradients)
+
+
+def _of_allgather(call: Call, gradients: Sequence[torch.Tensor], rows: Sequence[int]) -> list[torch.Tensor]:
+    (of_each,) = carry_out(replace(call, name=f"{call.name}.grad.rows"), [torch.tensor([list(rows)])])
+    place = process_set.members(call.process_set).index(basics.rank())
+    starts = of_each[:place].sum(dim=0).tolist()
+    own = zip(_average(call, gradients), starts, rows, strict=True)
+    return [gradient.narrow(0, start, count) for gradient, start, count in own]
+
+
+def _of_broadcast(call: Call, gradients: Sequence[torch.Tensor], _: Sequence[int]) -> list[torch.Tensor]:
+    averaged = _average(call, gradients)
+    return averaged if basics.rank() == call.root_rank else [torch.zeros_like(gradient) for gradient in averaged]
+
+
+def _of_reducescatter(call: Call, gradients: Sequence[torch.Tensor], _: Sequence[int]) -> list[torch.Tensor]:
+    _check_differentiable(call, "a reducescatter")
+    size = len(process_set.members(call.process_set))
+    factor = call.prescale * call.postscale * (size if call.op == basics.Sum else 1)
+    gathered = _communicate(Call(Kind.ALLGATHER, call.name, process_set=call.process_set), gradients)
+    return [gradient if factor == 1 else gradient * factor for gradient in gathered]
+
+
+# What the operations do with floating-point gradients of their results, given the rows of their tensors.
+_GRADIENTS = {
+    Kind.ALLREDUCE: _of_allreduce,
+    Kind.ALLGATHER: _of_allgather,
+    Kind.BROADCAST: _of_broadcast,
+    Kind.REDUCESCATTER: _of_reducescatter,
+}
+
+
+def run_backward(call: Call, gradients: Sequence[torch.Tensor], rows: Sequence[int]) -> list[torch.Tensor]:
+    """Carry out the backward pass of a call.
+
+    Args:
+        call: That of the forward pass.
+        gradients: Of those results that are of floating point.
+        rows: The first dimensions of the tensors that these results were made of.
+    """
+    return _GRADIENTS[call.kind](call, gradients, rows)
+
+
+def is_differentiable(gradient: torch.Tensor | None) -> bool:
+    """Whether a gradient is passed on: those of floating point are. The choice is the same on all ranks."""
+    return gradient is not None and gradient.is_floating_point()
+
+
+class _Context(FunctionCtx):
+    call: Call
+    rows: list[int]
+
+
 class _Collective(torch.autograd.Function):
     @staticmethod
     def forward(ctx: _Context, call: Call, *tensors: torch.Tensor) -> Tensors:
-        ctx.call = call
-        return _carry_out(call, tensors)
-
-
-class _Allreduce(_Collective):
-    @staticmethod
-    def backward(ctx: _Context, *gradients: torch.Tensor) -> Gradients:
-        _check_differentiable(ctx.call, "an allreduce")
-        return (None, *_reduce_gradients(ctx.call, gradients))
-
-
-class _Allgather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: _Context, call: Call, *tensors: torch.Tensor) -> Tensors:
-        ctx.call = call
-        ctx.first_dims = [tensor.shape[0] for tensor in tensors]
-        return _carry_out(call, tensors)
+        results = carry_out(call, tensors)
+        ctx.call, ctx.rows = call, [rows_in(tensor) for tensor in tensors]
+        return results
 
     @staticmethod
     def backward(ctx: _Context, *gradients: torch.Tensor) -> Gradients:
-        mine = torch.tensor([ctx.first_dims])
-        (rows,) = _carry_out(replace(ctx.call, name=f"{ctx.call.name}.grad.rows"), [mine])
-        place = process_set.members(ctx.call.process_set).index(basics.rank())
-        starts = rows[:place].sum(dim=0).tolist()
-        averaged = _reduce_gradients(replace(ctx.call, op=basics.Average), gradients)
-        own = zip(averaged, starts, ctx.first_dims, strict=True)
-        return (None, *(None if g is None else g.narrow(0, start, count) for g, start, count in own))
-
-
-class _Broadcast(_Collective):
-    @staticmethod
-    def backward(ctx: _Context, *gradients: torch.Tensor) -> Gradients:
-        averaged = _reduce_gradients(replace(ctx.call, op=basics.Average, root_rank=-1), gradients)
-        if basics.rank() == ctx.call.root_rank:
-            return (None, *averaged)
-        return (None, *(None if gradient is None else torch.zeros_like(gradient) for gradient in averaged))
-
-
-class _Reducescatter(_Collective):
-    @staticmethod
-    def backward(ctx: _Context, *gradients: torch.Tensor) -> Gradients:
-        call = ctx.call
-        _check_differentiable(call, "a reducescatter")
-        size = len(process_set.members(call.process_set))
-        factor = call.prescale * call.postscale * (size if call.op == basics.Sum else 1)
-        gathered = _communicate(Call(Kind.ALLGATHER, call.name, process_set=call.process_set), gradients)
-        return (None, *(g if g is None or factor == 1 else g * factor for g in gathered))
-
-
-_FUNCTIONS: dict[Kind, type[torch.autograd.Function]] = {
-    Kind.ALLREDUCE: _Allreduce,
-    Kind.ALLGATHER: _Allgather,
-    Kind.BROADCAST: _Broadcast,
-    Kind.REDUCESCATTER: _Reducescatter,
-}
+        passed_on = [is_differentiable(gradient) for gradient in gradients]
+        results = iter(run_backward(ctx.call, [*compress(gradients, passed_on)], [*compress(ctx.rows, passed_on)]))
+        return (None, *(next(results) if passed else None for passed in passed_on))

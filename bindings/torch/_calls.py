@@ -28,13 +28,14 @@ def reduction_call(
     """Return the call of an allreduce or a reducescatter; `operation` begins its full name."""
     set_id = 0 if process_set is global_process_set else registered_id(process_set)
     if name is None:
-        return _new_reduction(kind, operation, None, op, prescale, postscale, set_id)
-    return _known_reduction(kind, operation, name, op, prescale, postscale, set_id)
+        return new_reduction(kind, operation, None, op, prescale, postscale, set_id)
+    return known_reduction(kind, operation, name, op, prescale, postscale, set_id)
 
 
-def _new_reduction(
+def new_reduction(
     kind: Kind, operation: str, name: str | None, op: int | None, prescale: float, postscale: float, set_id: int
 ) -> Call:
+    """As `reduction_call`, for the id of a process set; `known_reduction` keeps those that have names."""
     if op is None:
         op = Average
     if op not in (Average, Sum, Min, Max, Product) and not (op == Adasum and kind is Kind.ALLREDUCE):
@@ -43,7 +44,7 @@ def _new_reduction(
     return Call(kind, full_name(operation, name, set_id), op, -1, prescale, postscale, set_id)
 
 
-_known_reduction = lru_cache(maxsize=CALLS_KEPT)(_new_reduction)
+known_reduction = lru_cache(maxsize=CALLS_KEPT)(new_reduction)
 
 
 def group(tensors: Sequence[torch.Tensor], operation: str) -> Sequence[torch.Tensor]:

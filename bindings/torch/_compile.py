@@ -22,3 +22,12 @@ def leave_alone(*functions: Callable[..., Any]) -> None:
             from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
 
             set_code_exec_strategy(function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.SKIP))
+
+
+def trace_as(function: Callable[..., Any], traced: Callable[..., Any]) -> None:
+    """Have `torch.compile` trace another function wherever a function is called that it is to leave alone.
+
+    That is what a mark does by which torch finds the function that a wrapper of its own stands for.
+    `torch.compiler.substitute_in_graph` would do as well, but imports the compiler.
+    """
+    function._torchdynamo_inline = traced  # type: ignore[attr-defined]

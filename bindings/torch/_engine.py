@@ -76,9 +76,17 @@ def full_name(operation: str, name: str | None, process_set: int = 0) -> str:
 
     Unnamed operations are counted, so every rank has to call them in the same order.
     """
-    if name is not None:
-        return f"{operation}.{name}"
-    return f"{operation}.noname.{next(_unnamed.setdefault(process_set, itertools.count()))}"
+    return f"{operation}.{numbered(next_number(process_set)) if name is None else name}"
+
+
+def next_number(process_set: int) -> int:
+    """Count an unnamed operation of a process set."""
+    return next(_unnamed.setdefault(process_set, itertools.count()))
+
+
+def numbered(number: int) -> str:
+    """Return what stands for the name of the unnamed operation of this number."""
+    return f"noname.{number}"
 
 
 def reset_names() -> None:
@@ -211,7 +219,7 @@ def start_reducescatter(call: Call, tensors: Sequence[torch.Tensor], single: boo
 
 def rows_of(rows: int, place: int, parts: int) -> int:
     """How many of so many rows are one part: the first parts have one more if they cannot be divided evenly."""
-    return rows // parts + (place < rows % parts)
+    return (rows + parts - 1 - place) // parts  # arithmetic only: in a compiled function, `rows` may be a symbol
 
 
 def _start_with_outputs(

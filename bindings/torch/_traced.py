@@ -183,23 +183,51 @@ def grouped_allgather(
     return tuple(_gather("grouped_allgather", tensors, name, process_set))
 
 
+def _spread(
+    operation: str, tensors: Sequence[torch.Tensor], root_rank: int, name: str | None, process_set: ProcessSet
+) -> list[torch.Tensor]:
+    set_id = registered_id(process_set)
+    number = _number(name, set_id)
+    results: list[torch.Tensor] = _operators.broadcast(
+        list(tensors), None, operation, name, number, Sum, root_rank, 1.0, 1.0, set_id
+    )
+    return results
+
+
 def broadcast(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    set_id = registered_id(process_set)
-    number = _number(name, set_id)
-    result: torch.Tensor = _operators.broadcast(
-        [tensor], None, "broadcast", name, number, Sum, root_rank, 1.0, 1.0, set_id
-    )[0]
-    return result
+    return _spread("broadcast", [tensor], root_rank, name, process_set)[0]
 
 
 def broadcast_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
     with torch.no_grad():
-        tensor.copy_(broadcast(tensor, root_rank, name, process_set))
+        tensor.copy_(_spread("broadcast", [tensor], root_rank, name, process_set)[0])
     return tensor
+
+
+def grouped_broadcast(
+    tensors: Sequence[torch.Tensor],
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> tuple[torch.Tensor, ...]:
+    return tuple(_spread("grouped_broadcast", tensors, root_rank, name, process_set))
+
+
+def grouped_broadcast_(
+    tensors: Sequence[torch.Tensor],
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> tuple[torch.Tensor, ...]:
+    with torch.no_grad():
+        results = _spread("grouped_broadcast", tensors, root_rank, name, process_set)
+        for tensor, result in zip(tensors, results, strict=True):
+            tensor.copy_(result)
+    return tuple(tensors)
 
 
 def alltoall(
@@ -271,8 +299,8 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
 
 TRACED = (
     allgather, allreduce, allreduce_, alltoall, barrier, broadcast, broadcast_, cross_rank, cross_size,
-    grouped_allgather, grouped_allreduce, grouped_allreduce_, grouped_reducescatter, is_initialized, local_rank,
-    local_size, rank, reducescatter, size,
+    grouped_allgather, grouped_allreduce, grouped_allreduce_, grouped_broadcast, grouped_broadcast_,
+    grouped_reducescatter, is_initialized, local_rank, local_size, rank, reducescatter, size,
 )  # fmt: skip
 
 if IS_AVAILABLE:

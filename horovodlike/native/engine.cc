@@ -226,9 +226,16 @@ Status Engine::watch() {
   // The coordinator ends a stalled job. If it says nothing for much longer, it is itself what is stuck.
   uint64_t patience = to_ns(options_.stall_shutdown) + kAnswerTime + 2 * kStallCheckInterval;
   if (now - last_record_ < patience || options_.rank == 0) return status;
-  for (const auto& entry : known_) {
-    const NamedTensor* tensor = entry.second.tensor.get();
-    if (tensor != nullptr && tensor->entry != nullptr && now - tensor->entry->enqueued_at < patience) return status;
+  const auto is_recent = [&](const NamedTensor* tensor) {
+    return tensor != nullptr && tensor->entry != nullptr && now - tensor->entry->enqueued_at < patience;
+  };
+  for (const auto& [id, known] : known_) {
+    if (is_recent(known.tensor.get())) return status;
+  }
+  for (const auto& [key, tensor] : in_full_) {
+    // Who joins may wait for long.
+    const bool joins = tensor->entry != nullptr && tensor->entry->signature().kind == HVL_JOIN;
+    if (joins || is_recent(tensor.get())) return status;
   }
   return Status(HVL_JOB_BROKEN, "stalled: the coordinator, " + waiter_.describe(0) + ", has said nothing for " +
                                     std::to_string((now - last_record_) / kSecond) + " s: it is stopped or stuck");

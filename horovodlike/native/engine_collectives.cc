@@ -168,9 +168,10 @@ Status Engine::prepare_alltoall(const Known& known) {
   for (int rank : members.ranks) {
     const uint64_t num_sent = to_bytes(rows_between(options_.rank, rank), row_bytes);
     const bool takes_part = team_->contains(rank);
-    const int32_t rows_received = takes_part ? static_cast<int32_t>(rows_between(rank, options_.rank)) : 0;
-    memcpy(received, &rows_received, sizeof rows_received);
-    received += sizeof rows_received;
+    const int64_t rows_received = takes_part ? rows_between(rank, options_.rank) : 0;
+    const int32_t split = static_cast<int32_t>(rows_received);  // splits are no larger
+    memcpy(received, &split, sizeof split);
+    received += sizeof split;
     if (takes_part) {
       exchange_.sent.push_back({from, num_sent});
       exchange_.received.push_back({to, to_bytes(rows_received, row_bytes)});

@@ -46,6 +46,9 @@ Status Engine::define(const Record& record) {
   if (record.varying.size() != (varies ? record.varying_per_rank * static_cast<size_t>(options_.size) : 0)) {
     return Status(HVL_JOB_BROKEN, "the log defines '" + record.signature.name + "' for another number of ranks");
   }
+  if (record.signature.kind == HVL_ADD_PROCESS_SET && record.signature.arguments.back() >= options_.size) {
+    return Status(HVL_JOB_BROKEN, "the log defines a process set of ranks that do not exist");
+  }
   if (record.signature.kind == HVL_ALLTOALL) {
     const auto team = process_sets_.find(record.signature.process_set);
     if (team == process_sets_.end() || record.varying_per_rank != 1 + team->second->size()) {
@@ -80,6 +83,8 @@ Status Engine::evict(const Record& record) {
     known_.erase(known);
     if (tensor == nullptr || tensor->id != id) continue;
     const bool announced_by_id = tensor->entry != nullptr && !tensor->announced_in_full;
+    // A request that the coordinator gets only after this: this rank had joined when the id was defined.
+    if (tensor->entry != nullptr && tensor->announced_in_full) in_full_[tensor->key] = tensor;
     queue_.forget_id(tensor.get());
     // The coordinator has dropped what was announced by this id: say it again in full.
     if (announced_by_id && status.ok()) status = announce(tensor.get(), &ready_);
@@ -89,6 +94,7 @@ Status Engine::evict(const Record& record) {
 }
 
 Status Engine::fail(const Record& record) {
+  if (std::binary_search(record.absent.begin(), record.absent.end(), options_.rank)) return Status();
   std::string key = key_of(record.signature.process_set, record.signature.name);
   std::shared_ptr<NamedTensor> tensor;
   auto waiting = in_full_.find(key);

@@ -180,5 +180,35 @@ TEST(an_allgather_without_a_rank_has_no_rows_of_it) {
   CHECK(driver.last[0].record.varying == std::vector<int64_t>({0, 5}));
 }
 
+TEST(a_rank_that_joins_early_is_no_stall) {
+  CoordinatorDriver driver(2);
+  driver.request(0, join_of());
+  driver.decide();
+  CHECK_EQ(driver.coordinator.pending().size(), size_t{0});
+}
+
+TEST(a_join_and_more_in_one_message) {
+  CoordinatorDriver driver(3);
+  for (int rank : {0, 1, 2}) driver.request(rank, join_of());
+  driver.request_all(broadcast_of("b", 0));
+  driver.decide();  // the join is 1, b is 2
+  driver.ready(1, {2});
+  driver.ready(2, {2});
+  driver.ready(0, {1, 2});
+  CHECK_EQ(driver.decide(), "error b");  // of those that have not joined; rank 0 has b ready for the next time
+  CHECK(driver.last[0].record.absent == std::vector<int32_t>({0}));
+}
+
+TEST(ready_of_a_rank_that_is_no_member) {
+  CoordinatorDriver driver(3);
+  driver.request_all(change_of(HVL_ADD_PROCESS_SET, {0, 1}));
+  driver.decide();
+  for (int rank : {0, 1}) driver.request(rank, of_set(1, allreduce_of("x")));
+  driver.decide();
+  driver.ready(0, {2});
+  CHECK(driver.ready(2, {2}).find("no member") != std::string::npos);
+  CHECK_EQ(driver.decide(), "");
+}
+
 }  // namespace
 }  // namespace hvl

@@ -81,6 +81,7 @@ inline std::vector<hvl::Record> seed_records() {
   record.signature.name = "grad.3";
   record.signature.process_set = 2;
   record.status = HVL_MISMATCH;
+  record.absent = {3};
   record.text = "Mismatched shapes for allreduce 'grad.3'";
   seeds.push_back(record);
   record = hvl::Record();

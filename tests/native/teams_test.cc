@@ -1,5 +1,6 @@
 // Collectives of some of the ranks: process sets, ranks that have joined, and alltoall, over engines that are threads.
 
+#include <atomic>
 #include <cmath>
 #include <cstdlib>
 #include <numeric>
@@ -225,6 +226,37 @@ TEST(alltoall_of_uneven_rows) {
       for (int round : {0, 1, 2, 2, 3}) check_alltoall(job, rank, round);
     });
   }
+}
+
+// Rank 1 has joined with one thread and goes on with another, beside rank 0.
+void go_on_beside_join(int capacity, const std::function<Status(Job&, int rank)>& once) {
+  EngineOptions options;
+  options.cache_capacity = capacity;
+  Job job(2, options);
+  std::atomic<bool> is_done{false};
+  std::thread joins([&] { number_of(job, 1, make("join", HVL_JOIN, {})); });
+  std::thread goes_on([&] {
+    for (int round = 0; round < 200; ++round) CHECK(once(job, 1).code() != HVL_JOB_BROKEN);
+    is_done = true;
+  });
+  while (!is_done) CHECK(once(job, 0).code() != HVL_JOB_BROKEN);
+  number_of(job, 0, make("join", HVL_JOIN, {}));
+  joins.join();
+  goes_on.join();
+}
+
+TEST(errors_of_those_that_have_not_joined) {
+  go_on_beside_join(1024, [](Job& job, int rank) {
+    float data = 1;
+    return job.run(rank, make("b", HVL_BROADCAST, {{1}}, HVL_SUM, 1), &data);
+  });
+}
+
+TEST(an_id_that_is_evicted_before_the_request_arrives) {
+  go_on_beside_join(0, [](Job& job, int rank) {
+    float data = 1;
+    return job.run(rank, make("x", HVL_ALLREDUCE, {{1}}), &data);
+  });
 }
 
 }  // namespace

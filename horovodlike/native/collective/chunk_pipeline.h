@@ -9,7 +9,7 @@
 // needs what stood there.
 //
 // Chunks are numbered so that the counters only ever grow, and that ranks which take no part in a collective need not
-// count its chunks: those of the n-th collective in the log begin at n * 2^32. A slow rank may still drain the last
+// count its chunks: those of the n-th collective in the log begin at n * 2^24. A slow rank may still drain the last
 // chunks of one collective while others fill the next, also if that is another team's.
 #pragma once
 
@@ -26,13 +26,16 @@ namespace hvl {
 
 class ChunkPipeline {
  public:
+  // Of a chunk's number: so many chunks has a collective at most. The rest lasts for 2^40 collectives.
+  static constexpr int kChunkBits = 24;
+
   ChunkPipeline(std::shared_ptr<HostMemory> memory, int local_rank, Waiter* waiter)
       : memory_(std::move(memory)), local_rank_(local_rank), waiter_(waiter), uses_(depth()) {}
 
   // The streams that follow are the `number`-th collective of the log, and this team's; this rank is a member.
   void begin(TeamPtr team, uint64_t number) {
     team_ = std::move(team);
-    base_ = filled_ = reduced_ = drained_ = number << 32;
+    base_ = filled_ = reduced_ = drained_ = number << kChunkBits;
     first_slot_ = number - base_;
   }
 

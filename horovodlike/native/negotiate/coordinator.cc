@@ -21,7 +21,7 @@ Decision make_decision(Record::Type type, Reason::Why why, int32_t count, int64_
   return decision;
 }
 
-Decision make_execute(Batch batch) {
+Decision make_execute(OpenBatch batch) {
   Decision decision = make_decision(Record::Type::kExecute, Reason::Why::kAllReady, batch.num_tensors, batch.bytes);
   decision.record.ids = std::move(batch.ids);
   decision.record.absent = std::move(batch.absent);
@@ -121,6 +121,7 @@ TableEntry* Coordinator::State::find_or_add(ProcessSet* set, const Signature& si
 
 Status Coordinator::State::on_request(int rank, const Signature& signature, uint64_t sent) {
   ++num_requests;
+  before_more_of(rank);
   ProcessSet* set = find_process_set(signature.process_set);
   if (set == nullptr) {
     const std::string text = "There is no process set " + std::to_string(signature.process_set) + ", which rank " +
@@ -128,7 +129,7 @@ Status Coordinator::State::on_request(int rank, const Signature& signature, uint
     early.push_back(make_error(signature, Status(HVL_INVALID_ARGUMENT, text), 1));
     return Status();
   }
-  if (!std::binary_search(set->members.begin(), set->members.end(), rank)) {
+  if (!is_member(signature.process_set, rank)) {
     return protocol_error(rank, "sent '" + signature.name + "' for process set " +
                                     std::to_string(signature.process_set) + ", of which it is no member");
   }
@@ -176,6 +177,7 @@ bool Coordinator::State::settle(TableEntry* entry, std::vector<Decision>* decisi
 void Coordinator::State::refuse(TableEntry* entry, const Status& status, std::vector<Decision>* decisions) {
   close_batches(decisions);  // what was complete before comes before
   decisions->push_back(make_error(table.details(*entry).signature, status, entry->num_ready));
+  decisions->back().record.absent = absent_from(*entry);
   make_idle(entry);
   if (!entry->defined) remove(entry);
 }
@@ -217,9 +219,9 @@ void Coordinator::State::remove(TableEntry* entry) {
 }
 
 // The batch that has room for the entry.
-Batch* Coordinator::State::batch_for(const TableEntry& entry, const std::vector<int32_t>& absent,
-                                     std::vector<Decision>* decisions) {
-  const auto fits_kind = [&](const Batch& batch) {
+OpenBatch* Coordinator::State::batch_for(const TableEntry& entry, const std::vector<int32_t>& absent,
+                                         std::vector<Decision>* decisions) {
+  const auto fits_kind = [&](const OpenBatch& batch) {
     return batch.process_set == entry.process_set && batch.device == entry.device && batch.absent == absent;
   };
   auto batch = std::find_if(batches.begin(), batches.end(), fits_kind);
@@ -250,7 +252,7 @@ void Coordinator::State::execute(TableEntry* entry, std::vector<Decision>* decis
   make_idle(entry);
   table.touch(entry);
   if (entry->fuses) {
-    Batch* batch = batch_for(*entry, absent, decisions);
+    OpenBatch* batch = batch_for(*entry, absent, decisions);
     if (batch->ids.empty()) batch->ids.reserve(likely_batch(*entry));
     batch->ids.push_back(entry->id);
     batch->bytes += entry->num_bytes;
@@ -270,7 +272,7 @@ void Coordinator::State::execute(TableEntry* entry, std::vector<Decision>* decis
 }
 
 void Coordinator::State::close_batches(std::vector<Decision>* decisions) {
-  for (Batch& batch : batches) {
+  for (OpenBatch& batch : batches) {
     decisions->push_back(make_execute(std::move(batch)));
   }
   batches.clear();
@@ -301,6 +303,11 @@ void Coordinator::State::evict(std::vector<Decision>* decisions) {
 Coordinator::Coordinator(const CoordinatorOptions& options) : state_(std::make_unique<State>(options)) {}
 Coordinator::~Coordinator() = default;
 
+// What is complete without a rank that has joined goes on without it, also if another thread of it has more to say.
+void Coordinator::State::before_more_of(int rank) {
+  if (num_joins[static_cast<size_t>(rank)] > 0) decide_completed(&early);
+}
+
 // When the last rank has joined, what follows is for all ranks again.
 void Coordinator::State::end_join() {
   if (all_have_joined) decide_completed(&early);
@@ -310,8 +317,12 @@ void Coordinator::State::end_join() {
 Status Coordinator::on_ready(int rank, TensorId id, uint64_t sent) {
   if (state_->shutting_down) return Status();
   if (rank < 0 || rank >= state_->options.size) return protocol_error(rank, "does not exist");
+  state_->before_more_of(rank);
   TableEntry* entry = state_->table.find(id);
   if (entry == nullptr || !entry->defined) return state_->stale_or_unknown(rank, id);
+  if (entry->process_set != 0 && !state_->is_member(entry->process_set, rank)) {
+    return protocol_error(rank, "announced a tensor of a process set of which it is no member");
+  }
   Status status = state_->add_ready(entry, rank, sent);
   state_->end_join();
   return status;
@@ -320,8 +331,6 @@ Status Coordinator::on_ready(int rank, TensorId id, uint64_t sent) {
 Status Coordinator::on_message(int rank, const Message& message, uint64_t sent) {
   if (state_->shutting_down) return Status();
   if (rank < 0 || rank >= state_->options.size) return protocol_error(rank, "does not exist");
-  // What is complete without a rank that has joined goes on without it, also if another thread of it has more to say.
-  if (state_->num_joins[static_cast<size_t>(rank)] > 0) state_->decide_completed(&state_->early);
   switch (message.type) {
     case Message::Type::kReady:
       for (TensorId id : message.ids) {
@@ -364,6 +373,8 @@ void Coordinator::decide(std::vector<Decision>* decisions) {
 std::vector<Pending> Coordinator::pending() const {
   std::vector<std::pair<uint64_t, TensorId>> waiting;
   state_->table.for_each([&](const TableEntry& entry) {
+    // Who joins early waits for the others' data, and that may take long.
+    if (entry.kind == HVL_JOIN) return;
     if (entry.num_ready > 0 && entry.num_ready < entry.num_needed) waiting.emplace_back(entry.since, entry.id);
   });
   std::sort(waiting.begin(), waiting.end());
@@ -375,9 +386,7 @@ std::vector<Pending> Coordinator::pending() const {
     for (int rank : set.members) {
       const bool is_ready = state_->table.is_ready(*entry, rank);
       if (is_ready) pending.ready.push_back(rank);
-      if (!is_ready && (entry->kind == HVL_JOIN || !set.has_joined[static_cast<size_t>(rank)])) {
-        pending.missing.push_back(rank);
-      }
+      if (!is_ready && !set.has_joined[static_cast<size_t>(rank)]) pending.missing.push_back(rank);
     }
     result.push_back(std::move(pending));
   }

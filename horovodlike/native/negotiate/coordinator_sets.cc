@@ -44,7 +44,7 @@ void Coordinator::State::remove_process_set(int32_t process_set, std::vector<Dec
       failed.record.type = Record::Type::kError;
       failed.record.signature.name = name;
       failed.record.signature.process_set = process_set;
-      failed.record.status = HVL_INVALID_ARGUMENT;
+      failed.record.status = HVL_MISMATCH;  // others have removed it while this rank used it
       failed.record.text = "'" + name + "': process set " + std::to_string(process_set) + " has been removed.";
       failed.reason = {Reason::Why::kRefused, entry->num_ready, 0};
       decisions->push_back(std::move(failed));

@@ -1,6 +1,7 @@
 // What the coordinator keeps: for its own files only.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -23,7 +24,7 @@ struct ProcessSet {
 };
 
 // Allreduces that are to be executed together; open until something has to come after it.
-struct Batch {
+struct OpenBatch {
   int32_t process_set = 0;
   Device device = HVL_CPU;
   std::vector<int32_t> absent;
@@ -41,6 +42,11 @@ struct Coordinator::State {
     return found == process_sets.end() ? nullptr : &found->second;
   }
 
+  bool is_member(int32_t process_set, int rank) {
+    const std::vector<int>& members = find_process_set(process_set)->members;
+    return std::binary_search(members.begin(), members.end(), rank);
+  }
+
   // Messages.
   Status on_request(int rank, const Signature& signature, uint64_t sent);
   Status add_ready(TableEntry* entry, int rank, uint64_t sent);
@@ -55,7 +61,7 @@ struct Coordinator::State {
   void remove(TableEntry* entry);
   void execute(TableEntry* entry, std::vector<Decision>* decisions);
   void make_idle(TableEntry* entry);
-  Batch* batch_for(const TableEntry& entry, const std::vector<int32_t>& absent, std::vector<Decision>* decisions);
+  OpenBatch* batch_for(const TableEntry& entry, const std::vector<int32_t>& absent, std::vector<Decision>* decisions);
   size_t likely_batch(const TableEntry& first) const;
   void close_batches(std::vector<Decision>* decisions);
   void evict(std::vector<Decision>* decisions);
@@ -67,6 +73,7 @@ struct Coordinator::State {
   void remove_process_set(int32_t process_set, std::vector<Decision>* decisions);
   void on_join(const TableEntry& join, int rank);
   void forget_joins(const TableEntry& join);
+  void before_more_of(int rank);
   void end_join();
   std::vector<int32_t> absent_from(const TableEntry& entry);
   Status check_absent(const TableEntry& entry, const std::vector<int32_t>& absent);
@@ -77,7 +84,7 @@ struct Coordinator::State {
   EntryTable table;
   std::vector<TensorId> completed;  // all members ready, not decided yet; in order of completion
   std::vector<Decision> early;      // decided before decide() was called
-  std::vector<Batch> batches;       // open ones while deciding, at most one per process set and device
+  std::vector<OpenBatch> batches;   // open ones while deciding, at most one per process set, device and absent ranks
   size_t num_undecided = 0;         // of `completed`, while deciding
   uint64_t num_requests = 0;
   std::vector<Lateness> lateness;  // by rank

@@ -98,11 +98,12 @@ const char* check_arguments(const Signature& signature) {
   const std::vector<int64_t>& arguments = signature.arguments;
   int64_t left = 0;
   int64_t least = 0;
+  if (changes_process_sets(signature.kind) && signature.process_set != 0) return "process set of a change";
   switch (signature.kind) {
     case HVL_ALLTOALL:
       left = signature.tensors[0].shape.empty() ? 0 : signature.tensors[0].shape[0];
       for (int64_t rows : arguments) {
-        if (rows < 0 || rows > left) return "splits";
+        if (rows < 0 || rows > left || rows > INT32_MAX) return "splits";
         left -= rows;
       }
       return nullptr;
@@ -153,6 +154,7 @@ const char* check_varying(const Signature& signature, const std::vector<int64_t>
     int64_t left = varying[begin];
     for (size_t at = num_tensors; at < per_rank; ++at) {
       if (varying[begin + at] > left) return "splits of more rows than there are";
+      if (varying[begin + at] > INT32_MAX) return "splits";
       left -= varying[begin + at];
     }
   }
@@ -180,6 +182,8 @@ const char* read_error(Reader* in, Record* record) {
   if (!in->get_enum(HVL_INVALID_ARGUMENT, HVL_UNKNOWN_HANDLE, &record->status)) return "status";
   if (!in->get(&record->signature.process_set)) return "process set cut short";
   if (const char* error = read_name(in, &record->signature.name)) return error;
+  uint32_t count = 0;
+  if (!in->get(&count) || !in->get_array(count, &record->absent)) return "absent ranks cut short";
   return read_text(in, &record->text);
 }
 
@@ -255,6 +259,8 @@ void encode(const Record& record, std::string* out) {
       writer.put(static_cast<uint8_t>(record.status));
       writer.put(record.signature.process_set);
       write_name(record.signature.name, &writer);
+      writer.put(static_cast<uint32_t>(record.absent.size()));
+      writer.put_array(record.absent.data(), record.absent.size());
       return write_text(record.text, &writer);
     case Record::Type::kShutdown:
       writer.put(static_cast<uint8_t>(record.status));

@@ -39,7 +39,8 @@ struct Record {
   enum class Type : uint8_t {
     kDefine = 1,    // from now on `id` stands for `signature`; `varying`: see below
     kExecute = 2,   // run `ids` as one batch, of the members of their process set but for those `absent`
-    kError = 3,     // the request `signature.name` of `signature.process_set` failed with `status` and `text`
+    kError = 3,     // the request `signature.name` of `signature.process_set` failed with `status` and `text`, but for
+                    // those of ranks that are `absent`
     kEvict = 4,     // `ids` stand for nothing any more
     kShutdown = 5,  // the job ends; `status` is HVL_SHUT_DOWN or HVL_JOB_BROKEN, `text` says why
   };

@@ -39,12 +39,18 @@ Status check_tensor(const hvl_request& request, int index) {
 }
 
 Status check_arguments(const hvl_request& request, Kind kind, const std::string& name) {
+  if (changes_process_sets(kind) && request.process_set != 0) {
+    return Status(HVL_INVALID_ARGUMENT, name + " concerns all ranks, and is for process set 0 only");
+  }
   const int64_t* begin = request.arguments;
   const int64_t* end = begin + request.num_arguments;
   if (kind == HVL_ALLTOALL) {
     int64_t left = request.tensors[0].shape[0];
     for (const int64_t* split = begin; split != end; ++split) {
-      if (*split < 0) return Status(HVL_INVALID_ARGUMENT, "the splits of " + name + " must not be negative");
+      if (*split < 0 || *split > INT32_MAX) {
+        return Status(HVL_INVALID_ARGUMENT,
+                      "the splits of " + name + " must not be negative, nor larger than 2^31 - 1");
+      }
       if (*split > left) {
         return Status(HVL_INVALID_ARGUMENT, "the splits of " + name + " are more than its " +
                                                 std::to_string(request.tensors[0].shape[0]) + " rows");
@@ -72,8 +78,9 @@ Status check_request(const hvl_request& request) {
   }
   if (request.reduce_op < HVL_AVERAGE || request.reduce_op > HVL_PRODUCT ||
       (request.reduce_op == HVL_ADASUM && request.kind != HVL_ALLREDUCE)) {
-    return Status(HVL_INVALID_ARGUMENT, "reduction operation " + std::to_string(request.reduce_op) + " for " + name +
-                                            " is not one of Average, Sum, Min, Max, Product, and of an allreduce Adasum");
+    return Status(HVL_INVALID_ARGUMENT,
+                  "reduction operation " + std::to_string(request.reduce_op) + " for " + name +
+                      " is not one of Average, Sum, Min, Max, Product, and of an allreduce Adasum");
   }
   if (request.process_set < 0) {
     return Status(HVL_INVALID_ARGUMENT,

@@ -30,7 +30,7 @@ struct alignas(kCacheLine) HostHeader {
   char broken_text[32 << 10];  // room for a report with the stacks of several ranks
 };
 
-// How far a rank has come in the chunks of all batches since the start; see collective/chunk_pipeline.h.
+// How far a rank has come in the chunks of the collectives that it takes part in; see collective/chunk_pipeline.h.
 struct Progress {
   alignas(kCacheLine) std::atomic<uint64_t> filled;   // chunks whose bytes stand in this rank's slots
   alignas(kCacheLine) std::atomic<uint64_t> reduced;  // chunks of which this rank's part is reduced

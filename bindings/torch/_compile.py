@@ -1,4 +1,4 @@
-"""Functions that `torch.compile` leaves alone.
+"""Functions that `torch.compile` leaves alone, or traces others in place of.
 
 `torch.compiler.disable` would do, but it imports the compiler (seconds, and 100 MB) into programs that do not compile
 anything, and adds a microsecond to each call. Its two effects are had without it: a mark on the function, by which a

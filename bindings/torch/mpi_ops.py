@@ -15,6 +15,7 @@ whole or not at all (`grouped_*`). What holds for all:
 * The synchronous forms that return new tensors are differentiable.
 * Every operation takes a process set. The rest of the ranks need not call it.
 * Any thread may call them, as long as all ranks do under the same names.
+* In functions that are compiled, the synchronous forms are operators of the graph (see docs/compile.md).
 """
 
 from __future__ import annotations

@@ -177,6 +177,21 @@ def test_no_graph_break(ranks):
     ranks(1).run(_no_graph_break)
 
 
+def _as_with_older_releases() -> None:
+    with _compiler(), pytest.MonkeyPatch.context() as patch:
+        patch.delattr(mpi_ops.allreduce, "_torchdynamo_inline")
+        explained = torch._dynamo.explain(_allreduce)(_x(), _w())
+        assert explained.graph_break_count > 0
+        torch._dynamo.reset()
+        compiled = torch.compile(_allreduce, backend="eager")
+        for mine, theirs in zip(_outcome(compiled), _outcome(_allreduce), strict=True):
+            torch.testing.assert_close(mine, theirs)
+
+
+def test_as_with_older_releases(ranks):
+    ranks(2).run(_as_with_older_releases)
+
+
 def _in_order(x: torch.Tensor, wide: torch.Tensor) -> torch.Tensor:
     first = hvd.allreduce(x, name="first")
     second = hvd.allreduce(wide, op=hvd.Sum)

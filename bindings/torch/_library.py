@@ -25,7 +25,8 @@ from horovodlike.torch._autograd import carry_out, is_differentiable, rows_in, r
 from horovodlike.torch._calls import group, known_reduction, new_reduction, result
 from horovodlike.torch._engine import Call, next_number, numbered, start_alltoall, start_in_place, synchronize
 
-# Older releases lack ordered effects, or lose their order in the backward pass.
+# Older releases lack ordered effects, or may have faults with them in the backward pass, such as pytorch issue 172248.
+# None of them has been tried.
 IS_AVAILABLE = torch.__version__ >= "2.13" and hasattr(torch.library, "_register_effectful_op")
 
 # `rows`: the first dimensions of the results, where they are not those of the tensors; FOUND_OUT if only the operation

@@ -7,7 +7,7 @@ common run at the same time, and names belong to a set: the same name may be in 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from horovodlike import basics, ops
@@ -105,6 +105,7 @@ class _GlobalProcessSet(ProcessSet):
 global_process_set: ProcessSet = _GlobalProcessSet()
 
 _registered: dict[int, ProcessSet] = {}  # by id, without the global one
+_on_added: list[Callable[[int], None]] = []
 
 
 def _forget_all() -> None:
@@ -139,9 +140,16 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     request = Request(Kind.ADD_PROCESS_SET, "add_process_set", [], arguments=chosen.ranks or [])
     (output,) = ops.wait(request.enqueue([], []))
     process_set_id = int.from_bytes(output.memory[:], "little")
+    for notify in _on_added:
+        notify(process_set_id)
     _registered[process_set_id] = chosen
     chosen.process_set_id = process_set_id
     return chosen
+
+
+def on_added(notify: Callable[[int], None]) -> None:
+    """Have ``notify`` called with the id of each set that is registered; for bindings."""
+    _on_added.append(notify)
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:

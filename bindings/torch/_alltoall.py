@@ -86,16 +86,22 @@ def row_counts(tensor: torch.Tensor, splits: Splits, call: Call) -> list[int]:
     return counts
 
 
-def send_back(call: Call, gradient: torch.Tensor, received: list[int], rows: int) -> torch.Tensor:
-    """Carry out the backward pass of a call, whose tensor had so many rows."""
+def send_back(
+    call: Call, gradient: torch.Tensor, received: list[int], rows: int, sent: list[int] | None = None
+) -> torch.Tensor:
+    """Carry out the backward pass of a call, whose tensor had so many rows and sent so many to each rank."""
     backward = Call(Kind.ALLTOALL, f"{call.name}.grad", process_set=call.process_set)
-    back, _ = result(start_alltoall(backward, gradient, received), tuple)
+    back, returned = result(start_alltoall(backward, gradient, received), tuple)
+    if sent is not None and returned.tolist() != sent:  # ranks that have joined send nothing back
+        blocks = zip(back.split(returned.tolist()), sent, strict=True)
+        back = torch.cat([block if len(block) else back.new_zeros((n, *back.shape[1:])) for block, n in blocks])
     not_sent = rows - back.shape[0]
     return torch.cat([back, back.new_zeros((not_sent, *back.shape[1:]))]) if not_sent > 0 else back
 
 
 class _Context(torch.autograd.function.FunctionCtx):
     call: Call
+    sent: list[int]
     sent_rows: int
     received: list[int]
 
@@ -106,10 +112,10 @@ class _Alltoall(torch.autograd.Function):
         ctx: _Context, call: Call, counts: list[int], tensor: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         rows, received = result(start_alltoall(call, tensor, counts), tuple)
-        ctx.call, ctx.sent_rows, ctx.received = call, tensor.shape[0], received.tolist()
+        ctx.call, ctx.sent, ctx.sent_rows, ctx.received = call, counts, tensor.shape[0], received.tolist()
         ctx.mark_non_differentiable(received)
         return rows, received
 
     @staticmethod
     def backward(ctx: _Context, gradient: torch.Tensor, _: object) -> tuple[None, None, torch.Tensor]:
-        return None, None, send_back(ctx.call, gradient, ctx.received, ctx.sent_rows)
+        return None, None, send_back(ctx.call, gradient, ctx.received, ctx.sent_rows, ctx.sent)

@@ -16,7 +16,7 @@ from torch.autograd.function import FunctionCtx
 
 from horovodlike import basics, process_set
 from horovodlike.ops import Kind
-from horovodlike.torch._engine import Call, start_allgather, start_reducescatter, start_to_new, synchronize
+from horovodlike.torch._engine import Call, rows_of, start_allgather, start_reducescatter, start_to_new, synchronize
 
 Tensors = tuple[torch.Tensor, ...]
 Gradients = tuple[torch.Tensor | None, ...]
@@ -66,9 +66,9 @@ def _of_allreduce(call: Call, gradients: Sequence[torch.Tensor], _: Sequence[int
 
 
 def _of_allgather(call: Call, gradients: Sequence[torch.Tensor], rows: Sequence[int]) -> list[torch.Tensor]:
-    (of_each,) = carry_out(replace(call, name=f"{call.name}.grad.rows"), [torch.tensor([list(rows)])])
-    place = process_set.members(call.process_set).index(basics.rank())
-    starts = of_each[:place].sum(dim=0).tolist()
+    mine = torch.tensor([[basics.rank(), *rows]])
+    (of_each,) = carry_out(replace(call, name=f"{call.name}.grad.rows"), [mine])
+    starts = of_each[of_each[:, 0] < basics.rank(), 1:].sum(dim=0).tolist()  # of those that take part
     own = zip(_average(call, gradients), starts, rows, strict=True)
     return [gradient.narrow(0, start, count) for gradient, start, count in own]
 
@@ -78,12 +78,27 @@ def _of_broadcast(call: Call, gradients: Sequence[torch.Tensor], _: Sequence[int
     return averaged if basics.rank() == call.root_rank else [torch.zeros_like(gradient) for gradient in averaged]
 
 
-def _of_reducescatter(call: Call, gradients: Sequence[torch.Tensor], _: Sequence[int]) -> list[torch.Tensor]:
+def _of_reducescatter(call: Call, gradients: Sequence[torch.Tensor], rows: Sequence[int]) -> list[torch.Tensor]:
     _check_differentiable(call, "a reducescatter")
     size = len(process_set.members(call.process_set))
     factor = call.prescale * call.postscale * (size if call.op == basics.Sum else 1)
-    gathered = _communicate(Call(Kind.ALLGATHER, call.name, process_set=call.process_set), gradients)
-    return [gradient if factor == 1 else gradient * factor for gradient in gathered]
+    ranks = torch.tensor([basics.rank()])
+    *gathered, present = _communicate(
+        Call(Kind.ALLGATHER, call.name, process_set=call.process_set), [*gradients, ranks]
+    )
+    whole = [_with_rows_of_absent(*pair, call, present.tolist()) for pair in zip(gathered, rows, strict=True)]
+    return [gradient if factor == 1 else gradient * factor for gradient in whole]
+
+
+def _with_rows_of_absent(gradient: torch.Tensor, rows: int, call: Call, present: list[int]) -> torch.Tensor:
+    """Put zeros where ranks that have joined have no rows of a reducescatter's gradient."""
+    members = process_set.members(call.process_set)
+    if len(present) == len(members):
+        return gradient
+    shares = [rows_of(rows, place, len(members)) for place in range(len(members))]
+    blocks = iter(torch.split(gradient, [shares[members.index(rank)] for rank in present]))
+    zeros = (gradient.new_zeros((share, *gradient.shape[1:])) for share in shares)
+    return torch.cat([next(blocks) if rank in present else zero for rank, zero in zip(members, zeros, strict=True)])
 
 
 # What the operations do with floating-point gradients of their results, given the rows of their tensors.

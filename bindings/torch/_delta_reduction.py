@@ -37,6 +37,8 @@ class DeltaReduction:
         """
         groups = self._optimizer.param_groups
         params = [param for group in groups for param in group["params"] if param.requires_grad]
+        if not params:
+            return own_step()
         before = [param.detach().clone() for param in params]
         returned = own_step()
         with torch.no_grad():

@@ -94,7 +94,13 @@ def reset_names() -> None:
     _unnamed.clear()
 
 
+def forget_numbers(set_id: int) -> None:
+    """Start counting the unnamed operations of one process set from 0, as its other members do."""
+    _unnamed.pop(set_id, None)
+
+
 basics.on_init(lambda _: reset_names())
+process_set.on_added(forget_numbers)  # the id may have been another set's
 
 
 def build_request(call: Call, tensors: Sequence[torch.Tensor], arguments: Sequence[int] = ()) -> Request:

@@ -22,7 +22,7 @@ import torch
 
 from horovodlike import basics, ops
 from horovodlike.ops import Kind
-from horovodlike.process_set import ProcessSet, global_process_set
+from horovodlike.process_set import ProcessSet, check_registered, global_process_set
 from horovodlike.torch._compile import leave_alone
 from horovodlike.torch._engine import Call, abandon, build_request
 from horovodlike.torch._presence import Presence
@@ -73,6 +73,7 @@ class Reduction:
         """Start without parameters."""
         self.options = options
         self.passes = passes  # to be set when none have been counted
+        self._set_id = check_registered(options.process_set)  # that the requests were made for
         self.slots: list[Slot] = []
         self._plain = options.compression is NoneCompressor  # and no groups
         self._groups: list[Group] = []
@@ -104,8 +105,7 @@ class Reduction:
         self._by_id.update((id(slot.param), slot) for slot in added)
         for index, slot in enumerate(sorted(self.slots, key=lambda slot: slot.name)):
             slot.index = index
-        if self.slots:
-            self._presence.describe(len(self.slots), f"presence.{min(slot.name for slot in self.slots)}", self._set_id)
+        self._describe_presence()
         waiting = 0
         for slot in reversed(added):  # about the order of a backward pass
             waiting += slot.param.numel() * slot.param.element_size()
@@ -136,7 +136,24 @@ class Reduction:
         process_set = self.options.process_set
         if process_set is global_process_set:
             return basics.size() > 1
+        set_id = check_registered(process_set)
+        if set_id != self._set_id:  # it has been registered again
+            self._forget_requests(set_id)
         return bool(process_set.included()) and (process_set.size() or 0) > 1
+
+    def _forget_requests(self, set_id: int) -> None:
+        self._set_id = set_id
+        self._batches.clear()
+        for slot in self.slots:
+            slot.request, slot.alike = None, False
+        for group in self._groups:
+            group.request = None
+        self._describe_presence()
+
+    def _describe_presence(self) -> None:
+        if self.slots:
+            name = f"presence.{min(slot.name for slot in self.slots)}"
+            self._presence.describe(len(self.slots), name, self._set_id)
 
     def _handing_over_hook(self, is_last: bool) -> Callable[[torch.Tensor], None]:
         def hook(param: torch.Tensor) -> None:
@@ -209,8 +226,13 @@ class Reduction:
     def hand_over(self) -> None:
         """Hand the gradients that are complete to the engine. Any thread."""
         with self._lock:
-            self.count()
-            if self.communicates:
+            try:
+                self.count()
+                communicates = self.communicates
+            except ValueError:  # there is no job, or its process set is gone
+                self.abandon()
+                raise
+            if communicates:
                 complete = self._complete.copy()
                 self._complete.clear()
                 self._submit(complete)
@@ -310,10 +332,6 @@ class Reduction:
         options = self.options
         return Call(Kind.ALLREDUCE, name, options.op, -1, options.prescale, options.postscale, self._set_id)
 
-    @property
-    def _set_id(self) -> int:
-        return self.options.process_set.process_set_id or 0
-
     def _finisher(self, slot: Slot, dense: torch.Tensor, work: torch.Tensor) -> Callable[[], None]:
         decompress, ctx = self.options.compression.decompress, slot.ctx
 
@@ -359,13 +377,13 @@ class Reduction:
         unfrozen = [(name, param) for name, param in self._frozen if param.requires_grad]
         if not unfrozen:
             return
-        self._frozen = [(name, param) for name, param in self._frozen if not param.requires_grad]
         apart = self._without_parameters()
         apart.add(unfrozen)
         try:
             apart.finish()
         finally:
             apart.remove_hooks()
+        self._frozen = [(name, param) for name, param in self._frozen if not param.requires_grad]
         self.add(unfrozen)
 
     def _without_parameters(self) -> Reduction:

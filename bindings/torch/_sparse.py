@@ -43,12 +43,14 @@ class SparseGathering:
 
         Raises:
             HorovodInternalError: The ranks disagree, or the job is broken or shut down.
+            RuntimeError: Another rank's tensor has elements outside this one's shape.
         """
         positions, values = result(self._handle, tuple)
         values = self._compression.decompress(values, self._ctx)
         if factor != 1.0:
             values = values * factor
-        return torch.sparse_coo_tensor(positions.t(), values, self._shape, device=self._device, check_invariants=False)
+        # Ranks may have different shapes: positions outside would be written to.
+        return torch.sparse_coo_tensor(positions.t(), values, self._shape, device=self._device, check_invariants=True)
 
 
 def empty_sparse_like(tensor: torch.Tensor, sparse_dim: int) -> torch.Tensor:

@@ -62,6 +62,7 @@ from horovodlike.torch._compile import leave_alone
 from horovodlike.torch._engine import (
     CALLS_KEPT,
     Call,
+    forget_numbers,
     full_name,
     poll,
     start_again_in_place,
@@ -368,8 +369,9 @@ def join(device: int = -1, process_set: ProcessSet = global_process_set) -> int:
         ValueError: Another thread of this rank is joining already.
     """
     del device
-    request = Request(Kind.JOIN, "join", [], process_set=registered_id(process_set))
-    (output,) = ops.wait(request.enqueue([], []))
+    set_id = registered_id(process_set)
+    (output,) = ops.wait(Request(Kind.JOIN, "join", [], process_set=set_id).enqueue([], []))
+    forget_numbers(set_id)  # the ranks have made different numbers of calls
     return int.from_bytes(output.memory[:], "little")
 
 

@@ -237,3 +237,77 @@ def _join_of_a_set() -> None:
 
 def test_join_of_a_set(ranks):
     ranks(3).run(_join_of_a_set)
+
+
+def _unnamed_after_a_join() -> None:
+    for step in range(hvd.rank() + 1):
+        assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == hvd.size() - step
+    hvd.join()
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == hvd.size()
+
+
+def _unnamed_on_an_id_that_is_used_again() -> None:
+    for ranks in ([0, 1], [0, 2], [1, 2]):
+        chosen = hvd.add_process_set(ranks)
+        for _ in range(ranks[1]):
+            if chosen.included():
+                assert hvd.allreduce(torch.ones(1), op=hvd.Sum, process_set=chosen).item() == 2
+        assert hvd.remove_process_set(chosen)
+
+
+@pytest.mark.parametrize("check", [_unnamed_after_a_join, _unnamed_on_an_id_that_is_used_again])
+def test_unnamed_operations(ranks, check):
+    ranks(3).run(check)
+
+
+def _gradients_without_a_rank() -> None:
+    rank = hvd.rank()
+    if rank != 1:
+        sent = torch.arange(4.0, requires_grad=True)
+        rows, _ = hvd.alltoall(sent, splits=[1, 1, 1], name="exchange")
+        (rows * (10 + rank)).sum().backward()
+        assert sent.grad.tolist() == [10.0, 0.0, 12.0, 0.0]
+        mine = torch.full((rank + 1, 1), 2.0, requires_grad=True)
+        everything = hvd.allgather(mine, name="rows")
+        (everything * torch.arange(4.0)[:, None]).sum().backward()
+        assert mine.grad.flatten().tolist() == ([0.0] if rank == 0 else [1.0, 2.0, 3.0])
+        whole = torch.ones(4, requires_grad=True)
+        (hvd.reducescatter(whole, op=hvd.Sum, name="share") * (1 + rank)).sum().backward()
+        assert whole.grad.tolist() == [3.0, 3.0, 0.0, 9.0]
+    hvd.join()
+
+
+def test_gradients_while_a_rank_has_joined(ranks):
+    ranks(3).run(_gradients_without_a_rank)
+
+
+def _optimizer_whose_set_changes() -> None:
+    first, second = hvd.ProcessSet([0, 1]), hvd.ProcessSet([0, 2])
+    hvd.add_process_set(first)
+    hvd.add_process_set(second)
+    parameter = torch.nn.Parameter(torch.zeros(3))
+    optimizer = hvd.DistributedOptimizer(
+        torch.optim.SGD([parameter], lr=1.0), [("parameter", parameter)], process_set=first
+    )
+
+    def step() -> float:
+        optimizer.zero_grad()
+        (parameter * (hvd.rank() + 1.0)).sum().backward()
+        optimizer.step()
+        return parameter.grad[0].item()
+
+    mine = 1.5 if first.included() else 3.0
+    assert [step(), step()] == [mine, mine]
+    for chosen in (first, second):
+        assert hvd.remove_process_set(chosen)
+    with pytest.raises(ValueError, match="not registered"):
+        step()
+    hvd.add_process_set(second)
+    hvd.add_process_set(first)  # under the id that the other had
+    assert [step(), step()] == [mine, mine]
+    for chosen in (first, second):
+        assert hvd.remove_process_set(chosen)
+
+
+def test_optimizer_whose_set_is_removed_and_registered_again(ranks):
+    ranks(3).run(_optimizer_whose_set_changes)

@@ -122,10 +122,22 @@ def _start() -> bool:
         _place, _pid, _engine_overlaps = joined.place, os.getpid(), bool(native.overlap)
         if joined.place.size > 1:
             _stacks.start()
+        _start_timeline(settings)
         _log_what_is_ignored(settings, joined.place)
         for notify in _at_init:
             notify(joined.place)
     return True
+
+
+def _start_timeline(settings: Config) -> None:
+    if not settings.timeline or settings.timeline.upper() == "DYNAMIC":
+        return
+    from horovodlike.timeline import start_timeline
+
+    try:
+        start_timeline(settings.timeline, settings.timeline_mark_cycles)
+    except ValueError as problem:  # no reason not to train
+        print(f"horovodlike warning: {problem}", file=sys.stderr)
 
 
 def _log_what_is_ignored(settings: Config, place: Place) -> None:

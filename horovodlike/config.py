@@ -180,6 +180,13 @@ class Config:
         horovod=True,
         minimum=0,
     )
+    timeline: str = _row(
+        "",
+        "A file for the timeline of rank 0; those of the others go beside it, see start_timeline(). DYNAMIC, which "
+        "Horovod needs before start_timeline(), starts none; empty neither.",
+        horovod=True,
+    )
+    timeline_mark_cycles: bool = _row(False, "Marks in that timeline where batches begin.", horovod=True)
     flight_recorder: str = _row(
         "",
         "A folder into which each rank writes its last collectives and what it waits for, as rank0.json and so on, "
@@ -217,7 +224,6 @@ _REASONS: dict[str, tuple[str, ...]] = {
         *("AUTOTUNE", "AUTOTUNE_LOG", "AUTOTUNE_WARMUP_SAMPLES", "AUTOTUNE_STEPS_PER_SAMPLE"),
         *("AUTOTUNE_BAYES_OPT_MAX_SAMPLES", "AUTOTUNE_GAUSSIAN_PROCESS_NOISE"),
     ),
-    "there is no timeline in this release": ("TIMELINE", "TIMELINE_MARK_CYCLES"),
     "ranks communicate through shared memory": (
         *("CONTROLLER", "CPU_OPERATIONS", "GLOO_IFACE", "GLOO_TIMEOUT_SECONDS", "MPI_THREADS_DISABLE"),
         *("NUM_NCCL_STREAMS", "CCL_CACHE", "ADASUM_MPI_CHUNK_SIZE"),

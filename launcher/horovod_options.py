@@ -71,12 +71,6 @@ HOROVOD_OPTIONS = (
         ),
     ),
     HorovodOption(
-        "there is no timeline in this release",
-        switches=("--timeline-mark-cycles", "--no-timeline-mark-cycles"),
-        flags=("--timeline-filename",),
-        keys=("timeline.filename", "timeline.mark_cycles"),
-    ),
-    HorovodOption(
         "use --bind-to to bind ranks",
         flags=("--thread-affinity", "--binding-args"),
         keys=("library_options.thread_affinity",),

@@ -63,6 +63,13 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option("stall_check_time_seconds", "--stall-check-warning-time-seconds", "stall_check.warning_time_seconds"),
     Option("stall_shutdown_time_seconds", "--stall-check-shutdown-time-seconds", "stall_check.shutdown_time_seconds"),
+    Option("timeline", "--timeline-filename", "timeline.filename", metavar="FILE"),
+    Option(
+        "timeline_mark_cycles",
+        "--timeline-mark-cycles",
+        "timeline.mark_cycles",
+        opposite="--no-timeline-mark-cycles",
+    ),
     Option("log_level", "--log-level", "logging.level", metavar="{" + ",".join(LOG_LEVELS).upper() + "}"),
 )
 

@@ -42,6 +42,7 @@ from horovodlike.basics import (
 )
 from horovodlike.errors import HorovodInternalError
 from horovodlike.process_set import ProcessSet, add_process_set, global_process_set, remove_process_set
+from horovodlike.timeline import start_timeline, stop_timeline
 from horovodlike.torch import _traced  # noqa: F401  # has torch.compile trace the collectives
 from horovodlike.torch.compression import Compression, GradientReducer, PowerSGD, TopK
 from horovodlike.torch.consistency import check_consistency
@@ -162,5 +163,7 @@ __all__ = [
     "shutdown",
     "size",
     "sparse_allreduce_async",
+    "start_timeline",
+    "stop_timeline",
     "synchronize",
 ]

@@ -381,6 +381,17 @@ char* hvl_get_flights(void) {
   return running != nullptr ? strdup(hvl::to_json(running->flights().read()).c_str()) : nullptr;
 }
 
+int32_t hvl_start_timeline(const char* path, int32_t mark_cycles) {
+  return hvl::guarded([&] {
+    std::shared_ptr<hvl::Engine> running = hvl::engine();
+    return running != nullptr ? running->timeline().start(path, mark_cycles != 0) : hvl::not_initialized();
+  });
+}
+
+void hvl_stop_timeline(void) {
+  if (std::shared_ptr<hvl::Engine> running = hvl::engine()) running->timeline().stop();
+}
+
 const char* hvl_version(void) { return HVL_VERSION; }
 
 }  // extern "C"

@@ -85,6 +85,7 @@ Engine::Engine(const EngineOptions& options, std::shared_ptr<HostMemory> memory,
       handles_(handles),
       queue_(++engines_started, &memory_->rank(options.local_rank).queued),
       flights_(options.flight_recorder_size),
+      timeline_(options.rank),
       waiter_(memory_, waiter_options(options, &stop_requested_, handles)),
       control_(make_control(options_, memory_)),
       data_plane_(make_data_plane(options_, memory_, &waiter_)) {
@@ -102,6 +103,7 @@ void Engine::shut_down() {
   stop_answering(memory_.get(), options_.local_rank);
   doorbell().ring(kRingNews);
   if (thread_.joinable()) thread_.join();
+  timeline_.stop();
 }
 
 Status Engine::enqueue(std::unique_ptr<Entry> entry, int64_t* handle) {

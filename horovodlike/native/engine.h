@@ -21,6 +21,7 @@
 #include "queue/tensor_queue.h"
 #include "transport/data_plane.h"
 #include "watch/flight_recorder.h"
+#include "watch/timeline.h"
 #include "watch/waiter.h"
 
 namespace hvl {
@@ -79,6 +80,7 @@ class Engine {
   const EngineOptions& options() const { return options_; }
   const EngineCounters& counters() const { return counters_; }
   const FlightRecorder& flights() const { return flights_; }
+  Timeline& timeline() { return timeline_; }
   // Nanoseconds that collectives have waited for other ranks.
   uint64_t waited_for_peers() const { return waiter_.waited(); }
   const std::shared_ptr<HostMemory>& memory() const { return memory_; }
@@ -154,6 +156,7 @@ class Engine {
   TensorQueue queue_;
   EngineCounters counters_;
   FlightRecorder flights_;  // written by who holds the baton
+  Timeline timeline_;
   std::atomic<bool> stop_requested_{false};
   std::atomic<bool> hurried_{false};
 

@@ -44,6 +44,7 @@ void Engine::note_begin() {
     negotiated += begun - enqueued;
   }
   flights_.begin(flight);
+  timeline_.begin(tensors_, num_executed_, begun);
   begun_ = begun;
   counters_.batches.fetch_add(1, std::memory_order_relaxed);
   counters_.executed.fetch_add(flight.num_requests, std::memory_order_relaxed);
@@ -53,6 +54,7 @@ void Engine::note_begin() {
 void Engine::note_end() {
   const uint64_t now = now_ns();
   flights_.end(now);
+  timeline_.end(now);
   counters_.execution_time.fetch_add(static_cast<int64_t>(now - begun_), std::memory_order_relaxed);
 }
 

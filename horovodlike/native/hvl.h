@@ -206,6 +206,11 @@ void hvl_get_counters(hvl_counters* counters);
 void hvl_get_lateness(hvl_lateness* lateness, int32_t count);
 /* The last collectives of this rank as a JSON array, to be freed with hvl_free(); null if there is no engine. */
 char* hvl_get_flights(void);
+/* From now on writes what this rank does to a file of trace events, in place of the timeline before; also where batches
+ * begin if `mark_cycles` is not 0. */
+int32_t hvl_start_timeline(const char* path, int32_t mark_cycles);
+/* Returns when all is in the file. Does nothing without a timeline; hvl_shutdown() does the same. */
+void hvl_stop_timeline(void);
 const char* hvl_version(void);
 /* cffi:end */
 

@@ -84,7 +84,7 @@ def test_the_flight_recorder_has_the_last_collectives_with_the_same_numbers_on_a
         assert [flight["number"] for flight in flights] == [flight["number"] for flight in recorded[0]]
         assert (flights[-1]["kind"], flights[-1]["name"]) == ("barrier", "the last")
         assert (flights[0]["kind"], flights[0]["name"], flights[0]["bytes"]) == ("allreduce", "many", 40)
-        for flight in flights:
+        for flight in flights[:-1]:  # who waits may go on before the engine notes the end
             ended = flight["ended"]
             assert ended is not None
             assert flight["enqueued"] <= flight["begun"] <= ended

@@ -93,8 +93,8 @@ TEST(the_last_rank_is_the_one_that_was_ready_last_not_the_one_that_was_heard_las
 
 TEST(engines_record_the_same_collectives_and_count_their_time) {
   Job job(3);
-  const auto operation = make("a", HVL_ALLREDUCE, {{1000}});
   job.on_all([&](int rank) {
+    const auto operation = make("a", HVL_ALLREDUCE, {{1000}});
     std::vector<float> data(1000, 1.0f);
     for (int round = 0; round < 10; ++round) CHECK(job.run(rank, operation, data.data()).ok());
   });

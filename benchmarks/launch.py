@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 WORKER = Path(__file__).parent / "worker.py"
@@ -55,6 +55,16 @@ def horovodlike(script: Path = WORKER, arguments: tuple[str, ...] = ("horovodlik
     return Launcher("horovodlike", commands, "" if hvdrun else "hvdrun is not installed")
 
 
+def keras(name: str, backend: str) -> Launcher:
+    """Ranks started by hvdrun that train with Keras on a backend."""
+    return _with_backend(replace(horovodlike(arguments=("keras",)), name=name), backend)
+
+
+def keras_alone(name: str, backend: str) -> Launcher:
+    """As `keras`, but the ranks do not communicate."""
+    return _with_backend(replace(independent("keras_alone"), name=name), backend)
+
+
 def gloo() -> Launcher:
     """Ranks that meet through a file, with torch.distributed's Gloo backend on the loopback interface."""
 
@@ -94,6 +104,20 @@ def mpich(python: str) -> Launcher:
         return [Command([str(mpiexec), "-n", str(size), *_worker("mpi", python)])]
 
     return Launcher("mpich", commands, "" if mpiexec.exists() else f"there is no {mpiexec}")
+
+
+def _with_backend(launcher: Launcher, backend: str) -> Launcher:
+    missing = [package for package in ("keras", backend) if not importlib.util.find_spec(package)]
+
+    def commands(size: int, scratch: Path) -> list[Command]:
+        environment = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "2"}
+        return [
+            replace(command, environment=command.environment | environment)
+            for command in launcher.commands(size, scratch)
+        ]
+
+    absent = f"{' and '.join(missing)} not installed" if missing else ""
+    return replace(launcher, commands=commands, missing=launcher.missing or absent)
 
 
 def _worker(peer: str, python: str = sys.executable) -> list[str]:

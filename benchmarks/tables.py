@@ -46,6 +46,9 @@ def document(results: dict[str, Any], verdicts: Sequence[Verdict]) -> str:
     if results.get("memory"):
         parts += ["## Memory of the engine, the largest of all ranks", memory(results["memory"]["engine"])]
         parts.append(imports(results["memory"]["import"]))
+    if results.get("fit"):
+        parts += ["## Keras: a step of `fit`, MLP of 12.6 M parameters, 2 ranks", fit(results["fit"])]
+        parts.append(small(results["small"]))
     if results.get("compression"):
         title = "## Compression of gradients, 2 ranks, {steps} steps of a CNN on real images"
         parts += [title.format(**results["compression"][0]), compression(results["compression"])]
@@ -143,6 +146,25 @@ def compression(rows: Sequence[dict[str, Any]]) -> str:
         for row in rows
     ]
     return table(head, lines)
+
+
+def fit(rows: Sequence[dict[str, Any]]) -> str:
+    """One line per backend."""
+    seconds = {row["peer"]: row["seconds"] for row in rows}
+    backends = [peer.split(".")[1] for peer in seconds if not peer.endswith(".alone")]
+    lines = []
+    for backend in backends:
+        ours, limit = seconds[f"keras.{backend}"], seconds.get(f"keras.{backend}.alone")
+        ratio = f"{ours / limit:.2f}" if limit else ""
+        lines.append([backend, _optional_time(limit), human_time(ours), ratio])
+    return table(["backend", "no communication", "horovodlike", "x limit"], lines)
+
+
+def small(rows: Sequence[dict[str, Any]]) -> str:
+    """One sentence."""
+    names = {"horovodlike": "PyTorch", "keras.tensorflow": "TensorFlow, eager"}
+    times = ", ".join(f"{names[row['peer']]} {human_time(row['seconds'])}" for row in rows)
+    return f"A named allreduce of 4 B into a new tensor: {times}."
 
 
 def targets(verdicts: Sequence[Verdict]) -> str:

@@ -19,6 +19,9 @@ ALLREDUCE = (
 )
 # At most this many times the step of processes that do not communicate; 2 ranks.
 TRAINING = {"mlp": 1.35, "resnet18": 1.12, "gpt": 1.12, "tiny": 1.30}
+# The same for a step of Keras's `fit` over 12.6 million parameters; and TensorFlow's smallest eager allreduce, in times
+# of PyTorch's.
+KERAS_FIT, TENSORFLOW_SMALL = 1.35, 3.0
 MEMORY_BYTES = 16 * MIB
 IMPORT_SECONDS, IMPORT_BYTES = 0.1, 25 * MIB
 
@@ -45,6 +48,7 @@ def check(results: dict[str, Any]) -> list[Verdict]:
         *_many_ranks(results),
         *_training(results),
         *_memory(results),
+        *_keras(results),
     ]
 
 
@@ -111,6 +115,15 @@ def _training(results: dict[str, Any]) -> Iterator[Verdict]:
         ours = steps.get((model, "horovodlike"))
         yield _at_most(f"step of {model}: time / no communication", limit, _ratio(ours, steps.get((model, "alone"))))
         yield _at_least(f"step of {model}: speed / DDP's", 1.0, _ratio(steps.get((model, "gloo")), ours))
+
+
+def _keras(results: dict[str, Any]) -> Iterator[Verdict]:
+    fit, small = ({row["peer"]: row["seconds"] for row in results.get(name, [])} for name in ("fit", "small"))
+    for backend in ("tensorflow", "torch"):
+        ratio = _ratio(fit.get(f"keras.{backend}"), fit.get(f"keras.{backend}.alone"))
+        yield _at_most(f"step of Keras's fit, {backend}: time / no communication", KERAS_FIT, ratio)
+    ratio = _ratio(small.get("keras.tensorflow"), small.get("horovodlike"))
+    yield _at_most("4 B eager allreduce: TensorFlow's time / PyTorch's", TENSORFLOW_SMALL, ratio)
 
 
 def _memory(results: dict[str, Any]) -> Iterator[Verdict]:

@@ -7,6 +7,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 # Run as a file: the checkout goes last, so that `horovodlike` is the installed package and not the source folder.
 sys.path[0:1] = []
@@ -14,7 +15,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import protocol  # noqa: E402
 from benchmarks.buffers import Buffer, allocate, fill, first_value  # noqa: E402
-from benchmarks.peers import Peer, create  # noqa: E402
+from benchmarks.peers import EagerPeer, FitPeer, Peer, create  # noqa: E402
 
 
 def timed(peer: Peer, step: Callable[[], None], command: protocol.Message) -> float:
@@ -51,6 +52,16 @@ def measure_training(peer: Peer, command: protocol.Message) -> protocol.Message:
     return {"seconds": timed(peer, peer.training_step(command["model"]), command)}
 
 
+def measure_small(peer: Peer, command: protocol.Message) -> protocol.Message:
+    """Times the sum of one element, each time into a new tensor."""
+    return {"seconds": timed(peer, cast(EagerPeer, peer).small(), command)}
+
+
+def measure_fit(peer: Peer, command: protocol.Message) -> protocol.Message:
+    """Times steps within the framework's training loop."""
+    return {"seconds": cast(FitPeer, peer).fit(command["iterations"])}
+
+
 def _check(peer: Peer, step: Callable[[], None], buffers: list[Buffer], dtype: str) -> None:
     for buffer in buffers:
         fill(buffer, peer.rank + 1, dtype)
@@ -66,6 +77,8 @@ MEASUREMENTS: dict[str, Callable[[Peer, protocol.Message], protocol.Message]] = 
     "allreduce": measure_allreduce,
     "many": measure_many,
     "training": measure_training,
+    "small": measure_small,
+    "fit": measure_fit,
 }
 
 

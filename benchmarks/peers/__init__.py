@@ -35,6 +35,20 @@ class Peer(Protocol):
         """Leaves the job."""
 
 
+class EagerPeer(Peer, Protocol):
+    """A peer whose framework executes single operations."""
+
+    def small(self) -> Step:
+        """A function that sums one named float32 over the ranks, into a new tensor."""
+
+
+class FitPeer(Peer, Protocol):
+    """A peer whose framework has the training loop."""
+
+    def fit(self, steps: int) -> float:
+        """Trains for so many steps, after as many to warm up; returns the seconds of a step."""
+
+
 def create(name: str) -> Peer:
     """Returns this rank's peer, ready to measure."""
     if name == "horovodlike":
@@ -57,4 +71,8 @@ def create(name: str) -> Peer:
         from benchmarks.peers.alone import AlonePeer
 
         return AlonePeer()
+    if name in ("keras", "keras_alone"):
+        from benchmarks.peers.keras_peer import KerasPeer
+
+        return KerasPeer(communicates=name == "keras")
     raise ValueError(f"no such peer: {name}")

@@ -219,7 +219,7 @@ class Request:
         if not outputs and self.kind not in _WITHOUT_OUTPUTS:
             raise ValueError(f"{self.name!r} needs an output for each of its {self._num_tensors} tensors")
         addresses = ffi.new("uintptr_t[]", [*inputs, *outputs])
-        handle: int = lib.hvl_enqueue(self._native, addresses, addresses + self._num_tensors, ffi.NULL, ffi.NULL)
+        handle: int = lib.hvl_enqueue(self._native, addresses, addresses + self._num_tensors, ffi.NULL)
         if handle < 0:
             check(-handle)
         return handle

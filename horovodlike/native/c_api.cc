@@ -100,7 +100,7 @@ Status check_inplace(const Signature& signature) {
 
 // Null outputs: the engine allocates them.
 Status enqueue(Engine* engine, const hvl_prepared& prepared, const uintptr_t* inputs, const uintptr_t* outputs,
-               DoneFunction done, void* context, int64_t* handle) {
+               const hvl_callbacks* callbacks, int64_t* handle) {
   const Signature& signature = prepared.operation->signature;
   Status fits = check_against_job(signature, engine->options());
   if (!fits.ok()) return fits;
@@ -110,8 +110,7 @@ Status enqueue(Engine* engine, const hvl_prepared& prepared, const uintptr_t* in
   };
   auto entry = std::make_unique<Entry>();
   entry->operation = prepared.operation;
-  entry->done = done;
-  entry->done_context = context;
+  if (callbacks != nullptr) entry->callbacks = *callbacks;
   if (!signature.tensors.empty()) entry->memory = memory(0);
   for (size_t t = 1; t < signature.tensors.size(); ++t) entry->more.push_back(memory(t));
   return engine->enqueue(std::move(entry), handle);
@@ -119,7 +118,7 @@ Status enqueue(Engine* engine, const hvl_prepared& prepared, const uintptr_t* in
 
 Status enqueue_inplace(Engine* engine, const hvl_prepared& prepared, uintptr_t data, int64_t* handle) {
   Status status = check_inplace(prepared.operation->signature);
-  return status.ok() ? enqueue(engine, prepared, &data, &data, nullptr, nullptr, handle) : status;
+  return status.ok() ? enqueue(engine, prepared, &data, &data, nullptr, handle) : status;
 }
 
 // Enqueues with the running engine, and has it notified of what was accepted.
@@ -261,11 +260,11 @@ hvl_prepared* hvl_prepare(const hvl_request* request) {
 void hvl_release(hvl_prepared* prepared) { delete prepared; }
 
 int64_t hvl_enqueue(hvl_prepared* prepared, const uintptr_t* inputs, const uintptr_t* outputs,
-                    void (*done)(void* context, int32_t status, const char* message), void* context) {
+                    const hvl_callbacks* callbacks) {
   const bool allocates = hvl::allocates(prepared->operation->signature.kind);
   int64_t handle = 0;
   int32_t status = hvl::with_engine([&](hvl::Engine* engine) {
-    return hvl::enqueue(engine, *prepared, inputs, allocates ? nullptr : outputs, done, context, &handle);
+    return hvl::enqueue(engine, *prepared, inputs, allocates ? nullptr : outputs, callbacks, &handle);
   });
   return status == HVL_OK ? handle : -status;
 }

@@ -4,6 +4,7 @@
 #include <signal.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <numeric>
 #include <utility>
 
@@ -107,7 +108,7 @@ void Engine::shut_down() {
 }
 
 Status Engine::enqueue(std::unique_ptr<Entry> entry, int64_t* handle) {
-  const bool with_handle = entry->done == nullptr;
+  const bool with_handle = entry->callbacks.done == nullptr;
   entry->enqueued_at = now_ns();
   entry->handle = with_handle ? handles_->create() : 0;
   *handle = entry->handle;
@@ -328,8 +329,10 @@ void Engine::complete(NamedTensor* tensor, const Status& status, std::vector<hvl
   counters_.bytes.fetch_add(entry->operation->total_bytes, std::memory_order_relaxed);
   if (tensor->announced_in_full) in_full_.erase(tensor->key);
   queue_.finish(*entry);  // first: who sees the result may use the name again
-  if (entry->done != nullptr) {
-    entry->done(entry->done_context, status.code(), status.message().c_str());
+  const hvl_callbacks& callbacks = entry->callbacks;
+  if (callbacks.done != nullptr) {
+    for (hvl_output& output : outputs) free(output.data);  // nobody can ask for them
+    callbacks.done(callbacks.context, status.code(), status.message().c_str());
   } else {
     handles_->complete(entry->handle, status, std::move(outputs));
   }

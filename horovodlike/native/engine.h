@@ -126,13 +126,13 @@ class Engine {
   Status execute(const Record& record);
   TeamPtr team_without(int32_t process_set, const std::vector<int32_t>& absent) const;
   Status find_tensors(const std::vector<TensorId>& ids);
-  void change_process_sets(const Signature& signature);
-  void finish_join(int last_joined);
+  Status change_process_sets(const Signature& signature);
+  Status complete_with(int64_t number);
 
   // engine_collectives.cc: the collective under way.
   Status prepare(const Known& first);
   Reduction reduction_of(const Signature& signature, size_t tensor) const;
-  Status allocate(const Signature& signature, size_t tensor, int64_t rows, char** data);
+  Status allocate(size_t index, const TensorSignature& described, int64_t rows, char** data);
   void prepare_batch();
   Status prepare_allgather(const Known& known);
   Status prepare_alltoall(const Known& known);

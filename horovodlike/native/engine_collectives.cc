@@ -99,23 +99,26 @@ Status Engine::go_on_with_batch() {
   return status;
 }
 
-// An output with as many rows and otherwise the tensor's shape.
-Status Engine::allocate(const Signature& signature, size_t tensor, int64_t rows, char** data) {
-  const TensorSignature& described = signature.tensors[tensor];
+// The output of this index, with as many rows and otherwise the shape described.
+Status Engine::allocate(size_t index, const TensorSignature& described, int64_t rows, char** data) {
   hvl_output output{};
   output.ndim = static_cast<int32_t>(described.shape.size());
   output.dtype = described.dtype;
   std::copy(described.shape.begin(), described.shape.end(), output.shape);
   output.shape[0] = rows;
   output.num_bytes = rows * bytes_of_row(described);
-  output.data = malloc(static_cast<size_t>(output.num_bytes) + 1);  // + 1: not null when empty
+  const Entry& entry = *tensors_.front()->entry;
+  const hvl_callbacks& callbacks = entry.callbacks;
+  const bool is_callers = callbacks.allocate != nullptr;
+  output.data = is_callers ? callbacks.allocate(callbacks.context, static_cast<int32_t>(index), &output)
+                           : malloc(static_cast<size_t>(output.num_bytes) + 1);  // + 1: not null when empty
   if (output.data == nullptr) {
     return Status(HVL_JOB_BROKEN, "no memory for " + std::to_string(output.num_bytes) + " bytes, the result of the " +
-                                      name_of(signature.kind) + " of '" + signature.name + "' on " +
+                                      name_of(entry.signature().kind) + " of '" + entry.signature().name + "' on " +
                                       waiter_.describe(options_.local_rank));
   }
   *data = static_cast<char*>(output.data);
-  outputs_.push_back(output);
+  if (!is_callers) outputs_.push_back(output);
   return Status();
 }
 
@@ -126,7 +129,7 @@ Status Engine::prepare_allgather(const Known& known) {
     int64_t rows = 0;
     for (int rank : team_->ranks) rows += known.varying_of(rank)[t];
     char* next = nullptr;
-    Status status = allocate(entry.signature(), t, rows, &next);
+    Status status = allocate(t, entry.signature().tensors[t], rows, &next);
     if (!status.ok()) return status;
     Gather gather{entry.memory_of(t).input, {}};
     const int64_t row_bytes = bytes_of_row(entry.signature().tensors[t]);
@@ -155,14 +158,10 @@ Status Engine::prepare_alltoall(const Known& known) {
     }
   }
   char* to = nullptr;
-  Status status = allocate(signature, 0, rows, &to);
+  Status status = allocate(0, signature.tensors[0], rows, &to);
   if (!status.ok()) return status;
-  Signature splits;
-  splits.name = signature.name;
-  splits.kind = signature.kind;
-  splits.tensors = {TensorSignature{HVL_INT32, {0}}};
   char* received = nullptr;
-  status = allocate(splits, 0, static_cast<int64_t>(members.size()), &received);
+  status = allocate(1, TensorSignature{HVL_INT32, {0}}, static_cast<int64_t>(members.size()), &received);
   if (!status.ok()) return status;
   const char* from = entry.memory.input;
   for (int rank : members.ranks) {

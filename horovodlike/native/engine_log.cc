@@ -11,22 +11,6 @@
 
 namespace hvl {
 
-namespace {
-
-// An output of one int64.
-Status make_number(int64_t number, hvl_output* output) {
-  output->data = malloc(sizeof number);
-  if (output->data == nullptr) return Status(HVL_RESOURCES, "no memory for a result of 8 bytes");
-  memcpy(output->data, &number, sizeof number);
-  output->num_bytes = sizeof number;
-  output->shape[0] = 1;
-  output->ndim = 1;
-  output->dtype = HVL_INT64;
-  return Status();
-}
-
-}  // namespace
-
 Status Engine::apply(const Record& record) {
   switch (record.type) {
     case Record::Type::kDefine: return define(record);
@@ -122,9 +106,9 @@ Status Engine::execute(const Record& record) {
   Status status = find_tensors(record.ids);
   if (!status.ok()) return status;
   switch (known.signature.kind) {
-    case HVL_JOIN: finish_join(record.last_joined); return Status();
+    case HVL_JOIN: return complete_with(record.last_joined);
     case HVL_ADD_PROCESS_SET:
-    case HVL_REMOVE_PROCESS_SET: change_process_sets(known.signature); return Status();
+    case HVL_REMOVE_PROCESS_SET: return change_process_sets(known.signature);
     default: break;
   }
   note_begin();
@@ -156,25 +140,28 @@ Status Engine::find_tensors(const std::vector<TensorId>& ids) {
   return Status();
 }
 
-void Engine::finish_join(int last_joined) {
-  hvl_output output{};
-  Status status = make_number(last_joined, &output);
-  complete(tensors_.front(), status, status.ok() ? std::vector<hvl_output>{output} : std::vector<hvl_output>());
+// Its output is one int64.
+Status Engine::complete_with(int64_t number) {
+  char* data = nullptr;
+  Status status = allocate(0, TensorSignature{HVL_INT64, {1}}, 1, &data);
+  if (!status.ok()) return status;
+  memcpy(data, &number, sizeof number);
+  complete(tensors_.front(), Status(), std::move(outputs_));
+  outputs_.clear();
+  return Status();
 }
 
 // The coordinator has checked that it can be done, and does the same to its own list.
-void Engine::change_process_sets(const Signature& signature) {
+Status Engine::change_process_sets(const Signature& signature) {
   if (signature.kind == HVL_REMOVE_PROCESS_SET) {
     process_sets_.erase(static_cast<int32_t>(signature.arguments[0]));
     complete(tensors_.front(), Status());
-    return;
+    return Status();
   }
   const int32_t id = next_process_set(process_sets_);
   std::vector<int> members(signature.arguments.begin(), signature.arguments.end());
   process_sets_[id] = std::make_shared<Team>(std::move(members), options_.rank);
-  hvl_output output{};
-  Status status = make_number(id, &output);
-  complete(tensors_.front(), status, status.ok() ? std::vector<hvl_output>{output} : std::vector<hvl_output>());
+  return complete_with(id);
 }
 
 }  // namespace hvl

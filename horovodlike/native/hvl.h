@@ -23,7 +23,7 @@ extern "C" {
 #pragma GCC visibility push(default)
 
 /* cffi:begin */
-enum { HVL_ABI_VERSION = 3, HVL_STACK_BYTES = 8064 };
+enum { HVL_ABI_VERSION = 4, HVL_STACK_BYTES = 8064 };
 
 typedef enum hvl_status {
   HVL_OK = 0,
@@ -113,6 +113,19 @@ typedef struct hvl_output {
   int32_t dtype;
 } hvl_output;
 
+/* What a request calls instead of being waited for, or while it is waited for. The functions are called by the engine's
+ * thread or by one that waits for another request, and may neither wait nor call hvl_shutdown(). */
+typedef struct hvl_callbacks {
+  /* Called once, when the request completes; there is no handle then. The message lives as long as the call. Null: the
+   * request has a handle. */
+  void (*done)(void* context, int32_t status, const char* message);
+  /* Where the engine is to allocate outputs: returns memory for one of them, of which all but `data` is known, or null
+   * if there is none, which breaks the job. The memory stays the caller's, and is not handed over by hvl_wait(). Null:
+   * the engine allocates. */
+  void* (*allocate)(void* context, int32_t index, const hvl_output* output);
+  void* context;
+} hvl_callbacks;
+
 typedef struct hvl_config {
   int32_t abi_version; /* HVL_ABI_VERSION */
   int32_t rank, size;
@@ -171,12 +184,11 @@ void hvl_release(hvl_prepared* prepared);
  * one, the rows received from each member (int32). So do a join (int64: the rank that joined last) and the addition of
  * a process set (int64: its id), which have no tensors. Reducescatter: an output holds this
  * rank's rows of dimension 0, size()-th parts of which the first (extent modulo size()) ranks have one more, and is no
- * input. Broadcast: the root's inputs are sent and every rank's outputs are written. `done` may be null; it is called
- * once, when the request completes, by the engine's thread or by one that waits for another request, and may neither
- * wait nor call hvl_shutdown(); its message lives as long as the call, and there is no handle: the return value is 0.
- * Otherwise returns a handle > 0. Errors are negated hvl_status. Does not block. */
+ * input. Broadcast: the root's inputs are sent and every rank's outputs are written. `callbacks` may be null. Returns a
+ * handle > 0, or 0 if there is a function to call when the request completes. Errors are negated hvl_status, and then
+ * no function is called. Does not block. */
 int64_t hvl_enqueue(hvl_prepared* prepared, const uintptr_t* inputs, const uintptr_t* outputs,
-                    void (*done)(void* context, int32_t status, const char* message), void* context);
+                    const hvl_callbacks* callbacks);
 /* The same for one tensor that is input and output. */
 int64_t hvl_enqueue_inplace(hvl_prepared* prepared, uintptr_t data);
 /* The same for many; writes their handles. Returns an hvl_status: if one is refused, it and those after it are not

@@ -107,6 +107,95 @@ TEST(allgather_of_uneven_rows) {
   }
 }
 
+// What a request with callbacks has been told.
+struct Told {
+  std::vector<std::vector<int64_t>> outputs;
+  bool has_memory = true;
+  std::promise<hvl_status> completed;
+
+  hvl_callbacks callbacks() {
+    hvl_callbacks all{};
+    all.context = this;
+    all.done = [](void* context, int32_t status, const char*) {
+      static_cast<Told*>(context)->completed.set_value(static_cast<hvl_status>(status));
+    };
+    all.allocate = [](void* context, int32_t index, const hvl_output* output) -> void* {
+      auto* told = static_cast<Told*>(context);
+      if (!told->has_memory) return nullptr;
+      CHECK_EQ(static_cast<size_t>(index), told->outputs.size());
+      CHECK_EQ(output->shape[0] * static_cast<int64_t>(size_of(static_cast<DataType>(output->dtype))),
+               output->num_bytes);
+      told->outputs.emplace_back(static_cast<size_t>(output->num_bytes) / sizeof(int64_t) + 1);
+      return told->outputs.back().data();
+    };
+    return all;
+  }
+};
+
+int64_t enqueue(Job& job, int rank, const std::shared_ptr<Operation>& operation, const void* data,
+                const hvl_callbacks& callbacks) {
+  auto entry = std::make_unique<Entry>();
+  entry->operation = operation;
+  entry->memory.input = static_cast<const char*>(data);
+  entry->callbacks = callbacks;
+  int64_t handle = -1;
+  CHECK_EQ(job.engine(rank).enqueue(std::move(entry), &handle).message(), "");
+  job.engine(rank).notify();
+  return handle;
+}
+
+TEST(outputs_in_the_memory_of_the_caller) {
+  for (int size : {1, 3}) {
+    Job job(size);
+    job.on_all([&](int rank) {
+      const std::vector<float> data(6, static_cast<float>(rank));
+      std::vector<float> expected;
+      for (int other = 0; other < size; ++other) expected.insert(expected.end(), 6, static_cast<float>(other));
+      Told gathered;
+      CHECK_EQ(enqueue(job, rank, make("g", HVL_ALLGATHER, {{6}}), data.data(), gathered.callbacks()), 0);
+      CHECK_EQ(gathered.completed.get_future().get(), HVL_OK);
+      CHECK_EQ(gathered.outputs.size(), size_t{1});
+      CHECK_EQ(memcmp(gathered.outputs[0].data(), expected.data(), expected.size() * sizeof(float)), 0);
+
+      Told waited;  // the same without a function to call at the end
+      hvl_callbacks callbacks = waited.callbacks();
+      callbacks.done = nullptr;
+      const int64_t handle = enqueue(job, rank, make("g", HVL_ALLGATHER, {{6}}), data.data(), callbacks);
+      std::vector<hvl_output> none;
+      CHECK_EQ(job.wait(rank, handle, &none).message(), "");
+      CHECK_EQ(none.size(), size_t{0});
+      CHECK_EQ(memcmp(waited.outputs[0].data(), expected.data(), expected.size() * sizeof(float)), 0);
+
+      Told joined;
+      enqueue(job, rank, make("j", HVL_JOIN, {}), nullptr, joined.callbacks());
+      CHECK_EQ(joined.completed.get_future().get(), HVL_OK);
+      CHECK_EQ(joined.outputs.size(), size_t{1});
+      CHECK(joined.outputs[0][0] >= 0 && joined.outputs[0][0] < size);
+    });
+  }
+}
+
+TEST(outputs_that_nobody_takes_are_freed) {
+  Job job(1);
+  const float data = 1;
+  Told told;
+  hvl_callbacks callbacks = told.callbacks();
+  callbacks.allocate = nullptr;
+  enqueue(job, 0, make("g", HVL_ALLGATHER, {{1}}), &data, callbacks);
+  CHECK_EQ(told.completed.get_future().get(), HVL_OK);  // the address sanitizer sees what is left
+}
+
+TEST(no_memory_of_the_caller_breaks_the_job) {
+  Job job(2);
+  job.on_all([&](int rank) {
+    const float data = 1;
+    Told told;
+    told.has_memory = rank != 1;
+    enqueue(job, rank, make("g", HVL_ALLGATHER, {{1}}), &data, told.callbacks());
+    CHECK_EQ(told.completed.get_future().get(), HVL_JOB_BROKEN);
+  });
+}
+
 TEST(a_mismatch_fails_everywhere_and_the_job_goes_on) {
   for (int size : {2, 3, 4}) {
     Job job(size);
@@ -295,8 +384,8 @@ TEST(a_wait_ends_in_time_within_a_collective) {
     char* address = reinterpret_cast<char*>(small[static_cast<size_t>(rank)].data());
     first->memory = Memory{address, address};
     if (rank == 1) {
-      first->done_context = &stop;
-      first->done = [](void* context, int32_t, const char*) {
+      first->callbacks.context = &stop;
+      first->callbacks.done = [](void* context, int32_t, const char*) {
         auto* here = static_cast<Stop*>(context);
         here->reached->set_value();
         here->may_leave.wait();

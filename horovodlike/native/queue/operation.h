@@ -42,8 +42,6 @@ struct Operation {
   uint64_t engine = 0;
 };
 
-using DoneFunction = void (*)(void* context, int32_t status, const char* message);
-
 // Where a tensor's elements are read and written.
 struct Memory {
   const char* input = nullptr;
@@ -58,8 +56,7 @@ struct Entry {
   std::vector<Memory> more;  // of the others in a group
   int64_t handle = 0;
   uint64_t enqueued_at = 0;
-  DoneFunction done = nullptr;
-  void* done_context = nullptr;
+  hvl_callbacks callbacks{};  // none
 
   const Signature& signature() const { return operation->signature; }
   const Memory& memory_of(size_t tensor) const { return tensor == 0 ? memory : more[tensor - 1]; }

@@ -24,6 +24,7 @@ __all__ = [
     "RequestList",
     "before_waiting",
     "counters",
+    "hand_over",
     "is_in_flight",
     "poll",
     "wait",
@@ -274,7 +275,8 @@ def before_waiting(hand_over: Callable[[], None]) -> None:
     _before_waiting.append(hand_over)
 
 
-def _hand_over() -> None:
+def hand_over() -> None:
+    """Do what was asked for with :func:`before_waiting`; for bindings that wait by themselves."""
     for hand_over in _before_waiting:
         hand_over()
 
@@ -282,7 +284,7 @@ def _hand_over() -> None:
 def _until_complete(native_wait: Callable[..., int], *arguments: object) -> int:
     status: int = lib.HVL_IN_PROGRESS
     while status == lib.HVL_IN_PROGRESS:
-        _hand_over()
+        hand_over()
         status = native_wait(*arguments)
     return status
 
@@ -298,7 +300,7 @@ def poll(handle: int) -> bool:
     Raises:
         KeyError: The handle is unknown.
     """
-    _hand_over()
+    hand_over()
     state: int = lib.hvl_poll(handle)
     if state < 0:
         check(-state)

@@ -106,6 +106,7 @@ global_process_set: ProcessSet = _GlobalProcessSet()
 
 _registered: dict[int, ProcessSet] = {}  # by id, without the global one
 _on_added: list[Callable[[int], None]] = []
+_on_removed: list[Callable[[int], None]] = []
 
 
 def _forget_all() -> None:
@@ -140,16 +141,21 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     request = Request(Kind.ADD_PROCESS_SET, "add_process_set", [], arguments=chosen.ranks or [])
     (output,) = ops.wait(request.enqueue([], []))
     process_set_id = int.from_bytes(output.memory[:], "little")
-    for notify in _on_added:
-        notify(process_set_id)
     _registered[process_set_id] = chosen
     chosen.process_set_id = process_set_id
+    for notify in _on_added:
+        notify(process_set_id)
     return chosen
 
 
 def on_added(notify: Callable[[int], None]) -> None:
     """Have ``notify`` called with the id of each set that is registered; for bindings."""
     _on_added.append(notify)
+
+
+def on_removed(notify: Callable[[int], None]) -> None:
+    """Have ``notify`` called with the id of each set that is no longer registered; for bindings."""
+    _on_removed.append(notify)
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
@@ -170,6 +176,8 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     ops.wait(request.enqueue([], []))
     del _registered[process_set_id]
     process_set.process_set_id = None
+    for notify in _on_removed:
+        notify(process_set_id)
     return True
 
 

@@ -1,0 +1,19 @@
+"""`python -m horovodlike.tensorflow.build`: compiles the ops beside the package, for whoever uses it from there.
+
+For container images: without it every user compiles them on first import, which takes a compiler and some seconds.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from horovodlike.tensorflow import _build
+
+
+def main() -> None:
+    """Compile the ops and say where they are."""
+    print(_build.build(Path(__file__).parent))
+
+
+if __name__ == "__main__":
+    main()

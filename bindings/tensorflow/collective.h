@@ -1,0 +1,200 @@
+// The kernel of all collectives.
+//
+// TensorFlow runs it in one of two ways. In a graph the kernel hands the tensors' memory to the engine and returns;
+// `done` is called when the engine is through, so no thread of TensorFlow waits, whatever the order in which each
+// rank gets to its operations. Eagerly the calling thread has nothing else to do: it waits, and does the engine's
+// work itself meanwhile, without which a small operation would cost two changes of threads.
+#pragma once
+
+#include <cstring>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
+#include "completions.h"
+#include "hvl.h"
+#include "place.h"
+#include "requests.h"
+#include "tensorflow/core/framework/op_kernel.h"
+
+namespace horovodlike_tensorflow {
+
+using absl::Status;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+
+class CollectiveKernel : public tensorflow::AsyncOpKernel {
+ public:
+  CollectiveKernel(OpKernelConstruction* construction, int32_t kind) : AsyncOpKernel(construction) {
+    description_.kind = kind;
+    OP_REQUIRES_OK(construction, construction->GetAttr("tensor_name", &description_.name));
+    OP_REQUIRES_OK(construction, construction->GetAttr("numbered", &numbered_));
+    OP_REQUIRES_OK(construction, construction->GetAttr("process_set", &description_.process_set));
+    if (construction->HasAttr("reduce_op")) {
+      OP_REQUIRES_OK(construction, construction->GetAttr("reduce_op", &description_.reduce_op));
+      OP_REQUIRES_OK(construction, get_double(construction, "prescale_bits", &description_.prescale));
+      OP_REQUIRES_OK(construction, get_double(construction, "postscale_bits", &description_.postscale));
+    }
+    if (construction->HasAttr("root_rank")) {
+      OP_REQUIRES_OK(construction, construction->GetAttr("root_rank", &description_.root_rank));
+    }
+  }
+
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) final {
+    auto call = std::make_unique<Call>(this, context);
+    call->done = std::move(done);
+    const hvl_callbacks callbacks{&CollectiveKernel::completed, &CollectiveKernel::allocate, call.get()};
+    int64_t ignored = 0;
+    const Status status = start(call.get(), callbacks, &ignored);
+    if (status.ok()) {
+      call.release();  // completed() takes it
+      return;
+    }
+    context->SetStatus(status);
+    DoneCallback refused = std::move(call->done);
+    call.reset();
+    refused();
+  }
+
+  void Compute(OpKernelContext* context) final {
+    Call call(this, context);
+    const hvl_callbacks callbacks{nullptr, &CollectiveKernel::allocate, &call};
+    int64_t handle = 0;
+    OP_REQUIRES_OK(context, start(&call, callbacks, &handle));
+    constexpr double kSlice = 10.0;  // seconds; a signal ends a wait early as well
+    int32_t status = HVL_IN_PROGRESS;
+    while (status == HVL_IN_PROGRESS) status = hvl_wait(handle, kSlice, nullptr, nullptr);
+    if (status != HVL_OK) context->SetStatus(to_status(status, hvl_last_error()));
+  }
+
+ private:
+  // One execution, from its start until the engine is through with it.
+  struct Call {
+    Call(CollectiveKernel* kernel_of_call, OpKernelContext* context_of_call)
+        : kernel(kernel_of_call), context(context_of_call) {}
+    ~Call() {
+      if (number >= 0) Numbers::shared().give_back(kernel->description_, number);
+    }
+    Call(const Call&) = delete;
+    Call& operator=(const Call&) = delete;
+
+    CollectiveKernel* const kernel;
+    OpKernelContext* const context;
+    DoneCallback done;
+    int number = -1;  // of an unnamed operation
+    Tensors tensors;  // that it is about
+  };
+
+  static Status get_double(OpKernelConstruction* construction, const char* name, double* value) {
+    int64_t bits = 0;  // TensorFlow's own attributes of floating point have 32 bits
+    const Status status = construction->GetAttr(name, &bits);
+    std::memcpy(value, &bits, sizeof bits);
+    return status;
+  }
+
+  Status start(Call* call, const hvl_callbacks& callbacks, int64_t* handle) {
+    OpKernelContext* context = call->context;
+    const bool has_splits = description_.kind == HVL_ALLTOALL;
+    const int num_tensors = context->num_inputs() - (has_splits ? 1 : 0);
+    std::vector<int64_t> arguments;
+    for (int t = 0; t < num_tensors; ++t) call->tensors.push_back(context->input(t));
+    if (has_splits) {
+      const Status status = read_splits(context->input(num_tensors), call->tensors[0], &arguments);
+      if (!status.ok()) return status;
+    }
+    std::vector<uintptr_t> inputs, outputs;
+    if (numbered_) call->number = Numbers::shared().take(description_);
+    const Prepared prepared = requests_.get(description_, call->number, call->tensors, arguments);
+    if (prepared == nullptr) return to_status(HVL_INVALID_ARGUMENT, hvl_last_error());
+    for (const Tensor& tensor : call->tensors) inputs.push_back(address_of(tensor));
+    for (int t = 0; t < num_tensors; ++t) {
+      Tensor* output = nullptr;
+      const Status status = make_output(call, t, &output);
+      if (!status.ok()) return status;
+      if (output != nullptr) outputs.push_back(address_of(*output));
+    }
+    *handle = hvl_enqueue(prepared.get(), inputs.data(), outputs.data(), &callbacks);
+    return *handle < 0 ? to_status(static_cast<int32_t>(-*handle), hvl_last_error()) : Status();
+  }
+
+  // Null: the engine will ask for it when its size is known.
+  Status make_output(Call* call, int index, Tensor** output) const {
+    const TensorShape shape = call->tensors[static_cast<size_t>(index)].shape();
+    if (description_.kind == HVL_ALLREDUCE || description_.kind == HVL_BROADCAST) {
+      call->tensors[static_cast<size_t>(index)] = Tensor();  // a second reference would forbid to reuse the memory
+      return call->context->forward_input_or_allocate_output({index}, index, shape, output);
+    }
+    if (description_.kind != HVL_REDUCESCATTER) return Status();
+    Membership membership;
+    if (!Job::current().find(description_.process_set, &membership) || membership.place < 0) {
+      return absl::InvalidArgumentError(absl::StrCat("reducescatter '", description_.name, "': process set ",
+                                                     description_.process_set,
+                                                     " does not exist, or this rank is not a member of it"));
+    }
+    TensorShape own = shape;
+    own.set_dim(0, (shape.dim_size(0) + membership.size - 1 - membership.place) / membership.size);
+    return call->context->allocate_output(index, own, output);
+  }
+
+  Status read_splits(const Tensor& splits, const Tensor& tensor, std::vector<int64_t>* arguments) const {
+    if (splits.dims() != 1) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("alltoall '", description_.name, "': splits must have one dimension, got ", splits.dims()));
+    }
+    Membership membership;
+    const bool known = Job::current().find(description_.process_set, &membership);
+    for (int64_t i = 0; i < splits.NumElements(); ++i) {
+      arguments->push_back(splits.dtype() == tensorflow::DT_INT32 ? splits.flat<int32_t>()(i)
+                                                                  : splits.flat<int64_t>()(i));
+    }
+    if (!known || tensor.dims() == 0) return Status();  // the engine says so
+    if (arguments->empty()) {                           // the same number of rows for each
+      const int64_t rows = tensor.dim_size(0);
+      if (rows % membership.size != 0) {
+        return absl::InvalidArgumentError(absl::StrCat("alltoall '", description_.name, "': without splits the ", rows,
+                                                       " rows must be a multiple of the number of ranks, ",
+                                                       membership.size));
+      }
+      arguments->assign(static_cast<size_t>(membership.size), rows / membership.size);
+    }
+    if (arguments->size() != static_cast<size_t>(membership.size)) {
+      return absl::InvalidArgumentError(absl::StrCat("alltoall '", description_.name, "' has ", arguments->size(),
+                                                     " splits for ", membership.size, " ranks"));
+    }
+    return Status();
+  }
+
+  // By the engine.
+  static void* allocate(void* context, int32_t index, const hvl_output* described) {
+    auto* call = static_cast<Call*>(context);
+    TensorShape shape;
+    if (call->kernel->description_.kind != HVL_JOIN) {
+      const bool is_of_rows = static_cast<size_t>(index) < call->tensors.size();
+      shape = is_of_rows ? call->tensors[static_cast<size_t>(index)].shape() : TensorShape({0});
+      shape.set_dim(0, described->shape[0]);
+    }
+    Tensor* output = nullptr;
+    if (!call->context->allocate_output(index, shape, &output).ok()) return nullptr;
+    return reinterpret_cast<void*>(address_of(*output));
+  }
+
+  // By the engine.
+  static void completed(void* context, int32_t status, const char* message) {
+    std::unique_ptr<Call> call(static_cast<Call*>(context));
+    if (status != HVL_OK) call->context->SetStatus(to_status(status, message));
+    DoneCallback done = std::move(call->done);
+    call.reset();  // before `done`: the kernel may be gone after it
+    Completions::shared().add(std::move(done));
+  }
+
+  Description description_;
+  bool numbered_ = false;
+  Requests requests_;
+};
+
+}  // namespace horovodlike_tensorflow

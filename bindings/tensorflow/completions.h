@@ -1,0 +1,65 @@
+// Where TensorFlow is told that operations are complete: a thread of its own. What TensorFlow does then (it may free
+// memory and start other kernels) would hold up the engine, and the collectives of all ranks with it.
+#pragma once
+
+#include <pthread.h>
+#include <signal.h>
+
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace horovodlike_tensorflow {
+
+class Completions {
+ public:
+  using Call = std::function<void()>;
+
+  static Completions& shared() {
+    static Completions* completions = new Completions;  // never destroyed: the thread runs as long as the process
+    return *completions;
+  }
+
+  // Any thread, also the engine's.
+  void add(Call call) {
+    bool was_empty = false;
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      was_empty = calls_.empty();
+      calls_.push_back(std::move(call));
+    }
+    if (was_empty) added_.notify_one();
+  }
+
+ private:
+  Completions() {
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);  // the thread inherits that: signals are for Python's
+    std::thread([this] { run(); }).detach();
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  }
+
+  void run() {
+    pthread_setname_np(pthread_self(), "hvl-tensorflow");
+    std::vector<Call> taken;
+    while (true) {
+      {
+        std::unique_lock<std::mutex> lock(mutex_);
+        added_.wait(lock, [this] { return !calls_.empty(); });
+        taken.swap(calls_);
+      }
+      for (Call& call : taken) call();
+      taken.clear();
+    }
+  }
+
+  std::mutex mutex_;  // a leaf
+  std::condition_variable added_;
+  std::vector<Call> calls_;
+};
+
+}  // namespace horovodlike_tensorflow

@@ -1,0 +1,479 @@
+"""The collectives on TensorFlow tensors.
+
+They work eagerly, in `tf.function`, and in graphs of TensorFlow 1. What holds for all:
+
+* Ranks match operations by name. An unnamed one is named after its tensor in a graph, and counted eagerly, so that
+  every rank has to call unnamed ones in the same order.
+* dtypes are uint8, int8, uint16, int16, int32, int64, float16, bfloat16, float32, float64 and bool. Tensors may be of
+  any size, 0 elements included, and on any device (the CPU does the work).
+* If the ranks disagree about an operation it raises `tf.errors.FailedPreconditionError` on all of them, and the job
+  goes on. `tf.errors.InvalidArgumentError`: the call is wrong on this rank alone, as is a `ValueError`, which is found
+  before the op is made. `tf.errors.UnknownError`: the job is broken or shut down.
+* In a graph operations run in any order that their tensors allow, which may differ between the ranks.
+* All but `barrier` and `join` are differentiable, and follow the convention that a loss is averaged over the ranks.
+* Every operation takes a process set. The rest of the ranks need not call it.
+* Any thread may call them, as long as all ranks do under the same names.
+* `device_dense` and `device_sparse` are accepted for scripts that pass them.
+* XLA cannot compile them: with `jit_compile=True` they raise `tf.errors.InvalidArgumentError` when they are traced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+from horovodlike.basics import Adasum, Average, Max, Min, Product, Sum
+from horovodlike.process_set import ProcessSet, global_process_set, members
+from horovodlike.tensorflow import _gradients  # noqa: F401  # registers them
+from horovodlike.tensorflow._calls import (
+    as_tensor,
+    bits,
+    handle_average_backwards_compatibility,
+    identity,
+    not_folded,
+    reduce,
+    reduction,
+    set_id_of,
+)
+from horovodlike.tensorflow._native import ops
+from horovodlike.tensorflow.compression import Compression, Compressor
+
+__all__ = [
+    "Adasum",
+    "Average",
+    "Max",
+    "Min",
+    "Product",
+    "Sum",
+    "allgather",
+    "allreduce",
+    "alltoall",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "grouped_allgather",
+    "grouped_allreduce",
+    "grouped_broadcast",
+    "grouped_reducescatter",
+    "handle_average_backwards_compatibility",
+    "join",
+    "local_rank_op",
+    "local_size_op",
+    "process_set_included_op",
+    "rank_op",
+    "reducescatter",
+    "size_op",
+]
+
+Tensor = Any  # a tf.Tensor, or what can be made one
+TensorOrSlices = Any  # or tf.IndexedSlices
+
+
+def _group(tensors: Sequence[Tensor], operation: str) -> list[tf.Tensor]:
+    return [as_tensor(tensor, operation) for tensor in tensors]
+
+
+def _reduction(
+    kind: str,
+    operation: str,
+    tensors: Sequence[tf.Tensor],
+    compression: type[Compressor],
+    op: int,
+    factors: tuple[float, float],
+    name: str | None,
+    process_set: ProcessSet,
+    ignore_name_scope: bool,
+) -> list[tf.Tensor]:
+    set_id = set_id_of(process_set)
+    attributes = identity(operation, name, tensors, ignore_name_scope)
+    attributes.update(process_set=set_id, reduce_op=op, prescale_bits=bits(factors[0]), postscale_bits=bits(factors[1]))
+    if compression is Compression.none:
+        return reduce(kind, tensors, attributes)
+    pairs = [compression.compress(tensor) for tensor in tensors]
+    reduced = reduce(kind, [compressed for compressed, _ in pairs], attributes)
+    return [compression.decompress(tensor, ctx) for tensor, (_, ctx) in zip(reduced, pairs, strict=True)]
+
+
+def allreduce(
+    tensor: TensorOrSlices,
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+) -> TensorOrSlices:
+    """Reduce a tensor over all ranks and return the result.
+
+    The gradient, for Average and Sum, is the allreduce of the gradient with the same op and factors.
+
+    Args:
+        tensor: Of the same shape and dtype on all ranks. Or a `tf.IndexedSlices`, whose values and indices are
+            gathered instead; the ranks may have different numbers of them. The same index may then occur several times.
+        average: Deprecated; use `op`.
+        device_dense: Not needed.
+        device_sparse: Not needed.
+        compression: What to send instead of the tensor.
+        op: Average (the default), Sum, Min, Max, Product or Adasum; of `tf.IndexedSlices` Average or Sum. Average
+            truncates integers; bool knows no Average.
+        prescale_factor: Multiplies the tensor before the reduction.
+        postscale_factor: Multiplies the result.
+        name: What the ranks match the operation by.
+        process_set: The ranks that take part.
+        ignore_name_scope: Leave the name scope out of the name that is made for an unnamed operation, so that graphs
+            that differ in it match.
+
+    Raises:
+        ValueError: An argument cannot be used.
+        NotImplementedError: This cannot be done with a `tf.IndexedSlices`.
+        tf.errors.OpError: As described for the module.
+    """
+    del device_dense, device_sparse
+    op = reduction(op, average, adasum=True)
+    factors = (prescale_factor, postscale_factor)
+    if isinstance(tensor, tf.IndexedSlices):
+        return _gathered_slices([tensor], op, factors, name, process_set, ignore_name_scope)[0]
+    tensors = [as_tensor(tensor, "allreduce")]
+    return _reduction(
+        "allreduce", "allreduce", tensors, compression, op, factors, name, process_set, ignore_name_scope
+    )[0]
+
+
+def grouped_allreduce(
+    tensors: Sequence[TensorOrSlices],
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+    name: str | None = None,
+) -> list[TensorOrSlices]:
+    """Do what `allreduce` does for a list of tensors, of any dtypes, as one operation; return a list.
+
+    The `tf.IndexedSlices` in the list are gathered as another operation. An empty list is returned as it is.
+    """
+    del device_dense, device_sparse
+    op = reduction(op, average, adasum=True)
+    factors = (prescale_factor, postscale_factor)
+    results: list[TensorOrSlices] = list(tensors)
+    sparse = [i for i, tensor in enumerate(results) if isinstance(tensor, tf.IndexedSlices)]
+    dense = [i for i in range(len(results)) if i not in set(sparse)]
+    if dense:
+        group = _group([results[i] for i in dense], "grouped_allreduce")
+        reduced = _reduction(
+            *("allreduce", "grouped_allreduce", group, compression, op, factors, name, process_set, ignore_name_scope)
+        )
+        for i, tensor in zip(dense, reduced, strict=True):
+            results[i] = tensor
+    if sparse:
+        slices = [results[i] for i in sparse]
+        gathered = _gathered_slices(slices, op, factors, name, process_set, ignore_name_scope)
+        for i, tensor in zip(sparse, gathered, strict=True):
+            results[i] = tensor
+    return results
+
+
+def _gathered_slices(
+    slices: Sequence[tf.IndexedSlices],
+    op: int,
+    factors: tuple[float, float],
+    name: str | None,
+    process_set: ProcessSet,
+    ignore_name_scope: bool,
+) -> list[tf.IndexedSlices]:
+    if op == Adasum:
+        raise NotImplementedError("Adasum is not for tf.IndexedSlices: make them dense, with sparse_as_dense=True")
+    if op not in (Average, Sum):
+        raise NotImplementedError("Only Sum and Average ops are supported with tf.IndexedSlices")
+    if factors != (1.0, 1.0):
+        raise NotImplementedError("prescale_factor and postscale_factor are not supported with tf.IndexedSlices")
+    parts = [part for one in slices for part in (one.values, one.indices)]
+    gathered = grouped_allgather(parts, None if name is None else f"{name}.slices", ignore_name_scope, process_set)
+    results = []
+    for one, values, indices in zip(slices, gathered[::2], gathered[1::2], strict=True):
+        if op == Average:
+            values = values / tf.cast(size_op(set_id_of(process_set)), values.dtype)
+        results.append(tf.IndexedSlices(values, indices, dense_shape=one.dense_shape))
+    return results
+
+
+def reducescatter(
+    tensor: Tensor,
+    device_dense: str = "",
+    compression: type[Compressor] = Compression.none,
+    op: int = Average,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> tf.Tensor:
+    """Reduce a tensor over all ranks and return this rank's share of the rows of the result.
+
+    The gradient, for Average and Sum, is made of the gradients of all shares.
+
+    Args:
+        tensor: Of the same shape and dtype on all ranks, and at least one dimension. If the rows cannot be divided
+            evenly the first ranks have one more; with fewer rows than ranks the last ones have none.
+        device_dense: Not needed.
+        compression: What to send instead of the tensor.
+        op: Average, Sum, Min, Max or Product.
+        name: What the ranks match the operation by.
+        process_set: The ranks that take part.
+        ignore_name_scope: As for `allreduce`.
+        prescale_factor: Multiplies the tensor before the reduction.
+        postscale_factor: Multiplies the result.
+
+    Raises:
+        ValueError: An argument cannot be used.
+        tf.errors.OpError: As described for the module.
+    """
+    del device_dense
+    op = reduction(op, None, adasum=False)
+    factors = (prescale_factor, postscale_factor)
+    tensors = [as_tensor(tensor, "reducescatter")]
+    return _reduction(
+        *("reducescatter", "reducescatter", tensors, compression, op, factors, name, process_set, ignore_name_scope)
+    )[0]
+
+
+def grouped_reducescatter(
+    tensors: Sequence[Tensor],
+    device_dense: str = "",
+    compression: type[Compressor] = Compression.none,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+) -> list[tf.Tensor]:
+    """Do what `reducescatter` does for a list of tensors, of any dtypes, as one operation; return a list."""
+    del device_dense
+    op = reduction(op, None, adasum=False)
+    factors = (prescale_factor, postscale_factor)
+    group = _group(tensors, "grouped_reducescatter")
+    if not group:
+        return []
+    return _reduction(
+        *("reducescatter", "grouped_reducescatter", group, compression, op, factors, name, process_set),
+        ignore_name_scope,
+    )
+
+
+def allgather(
+    tensor: Tensor,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> tf.Tensor:
+    """Return the tensors of all ranks joined along dimension 0, in the order of the ranks.
+
+    A rank's gradient is its own rows of the gradient averaged over the ranks.
+
+    Args:
+        tensor: Of at least one dimension. Dimension 0 may differ between ranks, and be 0; the others may not.
+        name: What the ranks match the operation by.
+        ignore_name_scope: As for `allreduce`.
+        process_set: The ranks that take part.
+
+    Raises:
+        ValueError: An argument cannot be used.
+        tf.errors.OpError: As described for the module.
+    """
+    return _allgather("allgather", [as_tensor(tensor, "allgather")], name, ignore_name_scope, process_set)[0]
+
+
+def grouped_allgather(
+    tensors: Sequence[Tensor],
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> list[tf.Tensor]:
+    """Do what `allgather` does for a list of tensors, of any dtypes, as one operation; return a list."""
+    group = _group(tensors, "grouped_allgather")
+    return _allgather("grouped_allgather", group, name, ignore_name_scope, process_set) if group else []
+
+
+def _allgather(
+    operation: str, tensors: Sequence[tf.Tensor], name: str | None, ignore_name_scope: bool, process_set: ProcessSet
+) -> list[tf.Tensor]:
+    set_id = set_id_of(process_set)
+    attributes = identity(operation, name, tensors, ignore_name_scope)
+    return reduce("allgather", tensors, {**attributes, "process_set": set_id})
+
+
+def broadcast(
+    tensor: Tensor,
+    root_rank: int,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> tf.Tensor:
+    """Return the root's tensor.
+
+    The root's gradient is the gradient averaged over the ranks, that of the others is zero.
+
+    Args:
+        tensor: Of the same shape and dtype on all ranks.
+        root_rank: The rank whose tensor is sent, by its number in the job.
+        name: What the ranks match the operation by.
+        ignore_name_scope: As for `allreduce`.
+        process_set: The ranks that take part.
+
+    Raises:
+        ValueError: An argument cannot be used.
+        tf.errors.OpError: As described for the module.
+    """
+    return _broadcast("broadcast", [as_tensor(tensor, "broadcast")], root_rank, name, ignore_name_scope, process_set)[0]
+
+
+def grouped_broadcast(
+    tensors: Sequence[Tensor],
+    root_rank: int,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> list[tf.Tensor]:
+    """Do what `broadcast` does for a list of tensors, of any dtypes, as one operation; return a list."""
+    group = _group(tensors, "grouped_broadcast")
+    return _broadcast("grouped_broadcast", group, root_rank, name, ignore_name_scope, process_set) if group else []
+
+
+def _broadcast(
+    operation: str,
+    tensors: Sequence[tf.Tensor],
+    root_rank: int,
+    name: str | None,
+    ignore_name_scope: bool,
+    process_set: ProcessSet,
+) -> list[tf.Tensor]:
+    set_id = set_id_of(process_set)
+    if root_rank not in members(set_id):
+        raise ValueError(f"{operation}: the root rank {root_rank} is not one of the ranks {members(set_id)}")
+    attributes = identity(operation, name, tensors, ignore_name_scope)
+    return reduce("broadcast", tensors, {**attributes, "process_set": set_id, "root_rank": root_rank})
+
+
+def broadcast_(
+    variables: Sequence[tf.Variable],
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> list[tf.Variable]:
+    """Give the variables the root's values, as one operation, and return them.
+
+    Args:
+        variables: Of the same shapes and dtypes on all ranks.
+        root_rank: The rank whose values are sent, by its number in the job.
+        name: What the ranks match the operation by.
+        process_set: The ranks that take part.
+
+    Raises:
+        ValueError: An argument cannot be used.
+        tf.errors.OpError: As described for the module.
+    """
+    variables = list(variables)
+    if not variables:
+        return []
+    values = [variable.read_value() for variable in variables]
+    results = _broadcast("broadcast_", _group(values, "broadcast_"), root_rank, name, False, process_set)
+    return [variable.assign(value) for variable, value in zip(variables, results, strict=True)]
+
+
+def alltoall(
+    tensor: Tensor,
+    splits: Tensor | None = None,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Send rows of the tensor to each rank, and return the rows received, in the order of the ranks.
+
+    The gradient goes back the same way.
+
+    Args:
+        tensor: Of at least one dimension.
+        splits: How many rows each rank is sent, in their order: integers, whose sum is at most the tensor's rows.
+            None: the same number for each.
+        name: What the ranks match the operation by.
+        ignore_name_scope: As for `allreduce`.
+        process_set: The ranks that take part.
+
+    Returns:
+        The rows received; with `splits`, also how many came from each rank (int32).
+
+    Raises:
+        ValueError: An argument cannot be used.
+        tf.errors.OpError: As described for the module.
+    """
+    set_id = set_id_of(process_set)
+    tensor = as_tensor(tensor, "alltoall")
+    given = tf.zeros([0], tf.int32) if splits is None else tf.convert_to_tensor(splits)
+    if given.dtype not in (tf.int32, tf.int64):
+        raise ValueError(f"alltoall: splits must be int32 or int64, not {given.dtype.name}")
+    if splits is not None and given.shape == (0,):
+        raise ValueError("alltoall: splits are empty; there is one for each rank")
+    attributes = identity("alltoall", name, [tensor], ignore_name_scope)
+    (tensor,) = not_folded([tensor])
+    result, received_splits = ops.horovodlike_alltoall(tensor=tensor, splits=given, process_set=set_id, **attributes)
+    return result if splits is None else (result, received_splits)
+
+
+def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> Any:
+    """Return when all ranks of the process set have called it; in a graph of TensorFlow 1, the op that does."""
+    set_id = set_id_of(process_set)
+    return ops.horovodlike_barrier(process_set=set_id, **identity("barrier", name, [], False))
+
+
+def join(process_set: ProcessSet = global_process_set) -> Any:
+    """Say that this rank has no more data, and return when all ranks of the process set have said so.
+
+    Until then the others go on without it: a rank that has joined contributes nothing to what they do.
+
+    Args:
+        process_set: The ranks that join.
+
+    Returns:
+        The rank that joined last, the same on all ranks: an integer, or in a graph a tensor.
+
+    Raises:
+        tf.errors.UnknownError: The job is broken or shut down.
+        tf.errors.InvalidArgumentError: Another thread of this rank is joining already.
+    """
+    last = ops.horovodlike_join(process_set=set_id_of(process_set), **identity("join", "all", [], False))
+    return int(last) if tf.executing_eagerly() else last
+
+
+def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
+    """Return the number of ranks of a process set, as it is when the op runs (int32)."""
+    return ops.horovodlike_size(process_set=process_set_id, name=name)
+
+
+def local_size_op(name: str | None = None) -> tf.Tensor:
+    """Return the number of ranks of this host, as it is when the op runs (int32)."""
+    return ops.horovodlike_local_size(name=name)
+
+
+def rank_op(name: str | None = None) -> tf.Tensor:
+    """Return this process's rank, as it is when the op runs (int32)."""
+    return ops.horovodlike_rank(name=name)
+
+
+def local_rank_op(name: str | None = None) -> tf.Tensor:
+    """Return this process's rank among those of its host, as it is when the op runs (int32)."""
+    return ops.horovodlike_local_rank(name=name)
+
+
+def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
+    """Return 1 if this process is in a process set when the op runs, else 0 (int32)."""
+    return ops.horovodlike_process_set_included(process_set=process_set_id, name=name)

@@ -1,0 +1,169 @@
+// From tensors to requests of the engine.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "hvl.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/tensor.h"
+
+namespace horovodlike_tensorflow {
+
+constexpr int kMaxDimensions = 8;  // that the engine takes
+constexpr size_t kRequestsKept = 64;
+
+// Where TensorFlow has no memory for a tensor without elements.
+inline char* somewhere() {
+  static char byte = 0;
+  return &byte;
+}
+
+inline uintptr_t address_of(const tensorflow::Tensor& tensor) {
+  void* data = tensor.data();
+  return reinterpret_cast<uintptr_t>(data != nullptr ? data : somewhere());
+}
+
+inline int32_t dtype_of(tensorflow::DataType type) {
+  switch (type) {
+    case tensorflow::DT_UINT8: return HVL_UINT8;
+    case tensorflow::DT_INT8: return HVL_INT8;
+    case tensorflow::DT_UINT16: return HVL_UINT16;
+    case tensorflow::DT_INT16: return HVL_INT16;
+    case tensorflow::DT_INT32: return HVL_INT32;
+    case tensorflow::DT_INT64: return HVL_INT64;
+    case tensorflow::DT_HALF: return HVL_FLOAT16;
+    case tensorflow::DT_FLOAT: return HVL_FLOAT32;
+    case tensorflow::DT_DOUBLE: return HVL_FLOAT64;
+    case tensorflow::DT_BOOL: return HVL_BOOL;
+    case tensorflow::DT_BFLOAT16: return HVL_BFLOAT16;
+    default: return -1;  // which the engine refuses
+  }
+}
+
+// Spec of the errors: a wrong call is the fault of its arguments, a disagreement that of a precondition.
+inline absl::Status to_status(int32_t status, const char* message) {
+  switch (status) {
+    case HVL_OK: return absl::Status();
+    case HVL_INVALID_ARGUMENT: return absl::InvalidArgumentError(message);
+    case HVL_MISMATCH:
+    case HVL_NOT_INITIALIZED: return absl::FailedPreconditionError(message);
+    case HVL_RESOURCES: return absl::ResourceExhaustedError(message);
+    default: return absl::UnknownError(message);
+  }
+}
+
+// What an operation is asked to do, apart from its tensors.
+struct Description {
+  int32_t kind = HVL_ALLREDUCE;
+  std::string name;
+  int32_t reduce_op = HVL_SUM;
+  int32_t root_rank = -1;
+  int32_t process_set = 0;
+  double prescale = 1.0;
+  double postscale = 1.0;
+};
+
+using Prepared = std::shared_ptr<hvl_prepared>;
+using Tensors = std::vector<tensorflow::Tensor>;
+
+// Null: see hvl_last_error().
+inline Prepared prepare(const Description& description, const Tensors& tensors, const std::vector<int64_t>& arguments) {
+  std::vector<std::vector<int64_t>> shapes;
+  std::vector<hvl_tensor> described;
+  for (const tensorflow::Tensor& tensor : tensors) {
+    const auto extents = tensor.shape().dim_sizes();
+    std::vector<int64_t> shape(extents.begin(), extents.end());
+    while (shape.size() > kMaxDimensions) {  // the last ones are multiplied together
+      const int64_t last = shape.back();
+      shape.pop_back();
+      shape.back() *= last;
+    }
+    shapes.push_back(std::move(shape));
+  }
+  for (size_t t = 0; t < tensors.size(); ++t) {
+    described.push_back({shapes[t].data(), static_cast<int32_t>(shapes[t].size()), dtype_of(tensors[t].dtype())});
+  }
+  hvl_request request{};
+  request.name = description.name.c_str();
+  request.tensors = described.empty() ? nullptr : described.data();
+  request.num_tensors = static_cast<int32_t>(described.size());
+  request.kind = description.kind;
+  request.reduce_op = description.reduce_op;
+  request.root_rank = description.root_rank;
+  request.process_set = description.process_set;
+  request.device = HVL_CPU;
+  request.prescale = description.prescale;
+  request.postscale = description.postscale;
+  request.arguments = arguments.data();
+  request.num_arguments = static_cast<int32_t>(arguments.size());
+  hvl_prepared* prepared = hvl_prepare(&request);
+  return prepared == nullptr ? nullptr : Prepared(prepared, hvl_release);
+}
+
+// The requests of one operation that were made last. Any thread.
+class Requests {
+ public:
+  // Null: see hvl_last_error().
+  Prepared get(const Description& description, int number, const Tensors& tensors,
+               const std::vector<int64_t>& arguments) {
+    std::vector<int64_t> key{number, static_cast<int64_t>(arguments.size())};
+    key.insert(key.end(), arguments.begin(), arguments.end());
+    for (const tensorflow::Tensor& tensor : tensors) {  // whose dtypes are always the same
+      key.push_back(tensor.dims());
+      for (int d = 0; d < tensor.dims(); ++d) key.push_back(tensor.dim_size(d));
+    }
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = kept_.find(key);
+    if (found != kept_.end()) return found->second;
+    Description full = description;
+    if (number >= 0) full.name += "." + std::to_string(number);
+    Prepared prepared = prepare(full, tensors, arguments);
+    if (prepared == nullptr) return nullptr;
+    if (kept_.size() >= kRequestsKept) kept_.clear();
+    kept_.emplace(std::move(key), prepared);
+    return prepared;
+  }
+
+ private:
+  std::mutex mutex_;  // a leaf
+  std::map<std::vector<int64_t>, Prepared> kept_;
+};
+
+// Unnamed operations that run eagerly are told apart by the lowest number that is not in flight. An operation that is
+// complete on one rank has begun on all, so its number stands for the same operation everywhere. Any thread.
+class Numbers {
+ public:
+  static Numbers& shared() {
+    static Numbers* numbers = new Numbers;
+    return *numbers;
+  }
+
+  int take(const Description& description) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    std::set<int>& taken = taken_[{description.process_set, description.name}];
+    int number = 0;
+    for (auto next = taken.begin(); next != taken.end() && *next == number; ++next) ++number;
+    taken.insert(number);
+    return number;
+  }
+
+  void give_back(const Description& description, int number) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    taken_[{description.process_set, description.name}].erase(number);
+  }
+
+ private:
+  std::mutex mutex_;  // a leaf
+  std::map<std::pair<int32_t, std::string>, std::set<int>> taken_;
+};
+
+}  // namespace horovodlike_tensorflow

@@ -122,6 +122,7 @@ class Engine {
   Status define(const Record& record);
   void adopt(TensorId id, Known* known);
   Status evict(const Record& record);
+  Status forget(TensorId id, bool keeps_announcement);
   Status fail(const Record& record);
   Status execute(const Record& record);
   TeamPtr team_without(int32_t process_set, const std::vector<int32_t>& absent) const;

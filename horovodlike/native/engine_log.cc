@@ -39,6 +39,11 @@ Status Engine::define(const Record& record) {
       return Status(HVL_JOB_BROKEN, "the log defines '" + record.signature.name + "' for another process set");
     }
   }
+  if (record.replaces != 0) {
+    const bool is_absent = std::binary_search(record.absent.begin(), record.absent.end(), options_.rank);
+    Status status = forget(record.replaces, !is_absent);
+    if (!status.ok()) return status;
+  }
   Known& known = known_[record.id];
   known.signature = record.signature;
   known.varying = record.varying;
@@ -59,22 +64,30 @@ void Engine::adopt(TensorId id, Known* known) {
 
 Status Engine::evict(const Record& record) {
   Status status;
-  ready_.ids.clear();
   for (TensorId id : record.ids) {
-    auto known = known_.find(id);
-    if (known == known_.end()) continue;
-    std::shared_ptr<NamedTensor> tensor = std::move(known->second.tensor);
-    known_.erase(known);
-    if (tensor == nullptr || tensor->id != id) continue;
-    const bool announced_by_id = tensor->entry != nullptr && !tensor->announced_in_full;
-    // A request that the coordinator gets only after this: this rank had joined when the id was defined.
-    if (tensor->entry != nullptr && tensor->announced_in_full) in_full_[tensor->key] = tensor;
-    queue_.forget_id(tensor.get());
-    // The coordinator has dropped what was announced by this id: say it again in full.
-    if (announced_by_id && status.ok()) status = announce(tensor.get(), &ready_);
-    if (announced_by_id && !status.ok()) in_full_[tensor->key] = tensor;  // where end() finds it
+    const Status forgotten = forget(id, false);
+    if (status.ok()) status = forgotten;
   }
   return status;
+}
+
+// The id stands for nothing any more. `keeps_announcement`: what this rank has announced by it counts as announced in
+// full; else the coordinator has dropped that or will, and it is said again.
+Status Engine::forget(TensorId id, bool keeps_announcement) {
+  auto known = known_.find(id);
+  if (known == known_.end()) return Status();
+  const std::shared_ptr<NamedTensor> tensor = std::move(known->second.tensor);
+  known_.erase(known);
+  if (tensor == nullptr || tensor->id != id) return Status();
+  queue_.forget_id(tensor.get());
+  if (tensor->entry == nullptr) return Status();
+  in_full_[tensor->key] = tensor;
+  // What is announced in full already stays so: the coordinator gets it only after this, because this rank had joined.
+  if (tensor->announced_in_full) return Status();
+  tensor->announced_in_full = true;
+  if (keeps_announcement) return Status();
+  ready_.ids.clear();
+  return announce(tensor.get(), &ready_);
 }
 
 Status Engine::fail(const Record& record) {

@@ -40,13 +40,15 @@ inline hvl::CoordinatorOptions options_of(int size) {
   return options;
 }
 
-// "define 1 a", "execute 1 2", "error a", "evict 1", "shutdown"
+// "define 1 a", "define 2 a for 1", "execute 1 2", "error a", "evict 1", "shutdown"
 inline std::string text_of(const hvl::Record& record) {
   using Type = hvl::Record::Type;
   std::string ids;
   for (hvl::TensorId id : record.ids) ids += " " + std::to_string(id);
   switch (record.type) {
-    case Type::kDefine: return "define " + std::to_string(record.id) + " " + record.signature.name;
+    case Type::kDefine:
+      return "define " + std::to_string(record.id) + " " + record.signature.name +
+             (record.replaces != 0 ? " for " + std::to_string(record.replaces) : "");
     case Type::kExecute: return "execute" + ids;
     case Type::kError: return "error " + record.signature.name;
     case Type::kEvict: return "evict" + ids;

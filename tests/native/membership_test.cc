@@ -19,9 +19,9 @@ Signature of_set(int32_t process_set, Signature signature) {
   return signature;
 }
 
-Signature join_of(int32_t process_set = 0) {
+Signature join_of(int32_t process_set = 0, const std::string& name = "join") {
   Signature signature;
-  signature.name = "join";
+  signature.name = name;
   signature.kind = HVL_JOIN;
   signature.process_set = process_set;
   return signature;
@@ -197,6 +197,141 @@ TEST(a_join_and_more_in_one_message) {
   driver.ready(0, {1, 2});
   CHECK_EQ(driver.decide(), "error b");  // of those that have not joined; rank 0 has b ready for the next time
   CHECK(driver.last[0].record.absent == std::vector<int32_t>({0}));
+}
+
+// A rank that was absent may still mean what the id stood for before.
+TEST(what_changes_without_a_rank_gets_another_id) {
+  CoordinatorDriver driver(3);
+  driver.request_all(allreduce_of("x"));
+  driver.decide();
+  driver.request(1, join_of());
+  for (int rank : {0, 2}) driver.request(rank, allreduce_of("x", {8}));
+  CHECK_EQ(driver.decide(), "define 3 x for 1; execute 3");
+  CHECK(driver.last[0].record.absent == std::vector<int32_t>({1}));
+  CHECK(driver.last[1].record.absent == std::vector<int32_t>({1}));
+
+  CHECK_EQ(driver.ready(1, {1}), "");  // of another thread, which has not read that; it asks again when it has
+  for (int rank : {0, 2}) driver.ready(rank, {3});
+  CHECK_EQ(driver.decide(), "execute 3");
+  CHECK(driver.last[0].record.absent == std::vector<int32_t>({1}));
+  driver.request(1, allreduce_of("x"));
+  for (int rank : {0, 2}) driver.ready(rank, {3});
+  CHECK_EQ(driver.decide(), "error x");
+  CHECK_EQ(driver.last[0].record.text, "Mismatched shapes for allreduce 'x': ranks 0, 2 have [8], rank 1 has [4].");
+  CHECK(driver.last[0].record.absent.empty());
+  driver.request_all(allreduce_of("x", {9}));  // with everybody
+  CHECK_EQ(driver.decide(), "define 3 x; execute 3");
+}
+
+TEST(what_was_announced_by_the_old_id_counts_for_the_new_one) {
+  CoordinatorDriver driver(3);
+  driver.request_all(allgather_of("g", {2}));
+  driver.decide();
+  driver.request(2, join_of());
+  driver.ready(1, {1});
+  driver.request(0, allgather_of("g", {5}));
+  CHECK_EQ(driver.decide(), "define 3 g for 1; execute 3");
+  CHECK(driver.last[0].record.varying == std::vector<int64_t>({5, 2, 0}));
+  for (int rank : {0, 1}) driver.ready(rank, {3});
+  CHECK_EQ(driver.decide(), "execute 3");
+}
+
+// Everybody hears that it does not fit, and is needed for what follows.
+void check_refused_join(CoordinatorDriver* driver, const std::string& text) {
+  CHECK_EQ(driver->decide(), "error x");
+  CHECK_EQ(driver->last[0].record.text, text);
+  CHECK(driver->last[0].record.absent.empty());
+  for (int missing : {0, 1, 2}) {
+    const std::string name = "without " + std::to_string(missing);
+    for (int rank : {0, 1, 2}) {
+      if (rank != missing) driver->request(rank, allreduce_of(name));
+    }
+    CHECK_EQ(driver->decide(), "");
+    CHECK_EQ(driver->coordinator.pending().size(), size_t{1});
+    driver->request(missing, allreduce_of(name));
+    CHECK(driver->decide().find("execute") != std::string::npos);
+    CHECK(driver->last.back().record.absent.empty());
+  }
+}
+
+TEST(an_operation_with_the_name_of_a_join) {
+  for (int joins : {0, 1, 2}) {
+    CoordinatorDriver driver(3);
+    for (int rank : {0, 1, 2}) driver.request(rank, rank == joins ? join_of(0, "x") : allreduce_of("x"));
+    std::string others = joins == 0 ? "1, 2" : joins == 1 ? "0, 2" : "0, 1";
+    check_refused_join(&driver, "Mismatched operations for 'x': ranks " + others + " have allreduce, rank " +
+                                    std::to_string(joins) + " has join.");
+  }
+}
+
+TEST(an_operation_that_waits_for_ranks_which_join_under_its_name_is_a_stall) {
+  CoordinatorDriver driver(3);
+  driver.request(0, join_of(0, "x"));
+  CHECK_EQ(driver.coordinator.pending().size(), size_t{0});
+  driver.request(1, allreduce_of("x"));
+  CHECK_EQ(driver.coordinator.pending().size(), size_t{1});
+}
+
+TEST(a_join_with_the_name_of_a_known_operation) {
+  CoordinatorDriver driver(3);
+  driver.request_all(allreduce_of("x"));
+  driver.decide();
+  driver.request(0, join_of(0, "x"));
+  for (int rank : {1, 2}) driver.ready(rank, {1});
+  check_refused_join(&driver, "Mismatched operations for 'x': ranks 1, 2 have allreduce, rank 0 has join.");
+  driver.request_all(join_of(0, "x"));
+  CHECK(driver.decide().find("define 1 x; execute 1") == 0);
+  driver.request(0, allreduce_of("x"));
+  for (int rank : {1, 2}) driver.ready(rank, {1});
+  check_refused_join(&driver, "Mismatched operations for 'x': ranks 1, 2 have join, rank 0 has allreduce.");
+}
+
+TEST(what_goes_on_without_a_rank_until_its_join_is_refused) {
+  CoordinatorDriver driver(3);
+  driver.request(0, join_of(0, "x"));
+  driver.request(1, allreduce_of("x"));
+  for (int rank : {1, 2}) driver.request(rank, allreduce_of("y"));
+  CHECK_EQ(driver.decide(), "define 2 y; execute 2");
+  CHECK(driver.last[1].record.absent == std::vector<int32_t>({0}));
+  driver.ready(1, {2});
+  driver.request(2, allreduce_of("x"));
+  CHECK_EQ(driver.decide(), "error x");
+  driver.ready(2, {2});
+  CHECK_EQ(driver.decide(), "");
+  driver.request(0, allreduce_of("y"));
+  CHECK_EQ(driver.decide(), "execute 2");
+}
+
+TEST(a_join_needs_those_that_have_joined_under_another_name) {
+  CoordinatorDriver driver(3);
+  driver.request(2, join_of());
+  for (int rank : {0, 1}) driver.request(rank, join_of(0, "x"));
+  CHECK_EQ(driver.decide(), "");
+  driver.request(2, join_of(0, "x"));  // of another thread
+  CHECK_EQ(driver.decide(), "define 2 x; execute 2");
+  CHECK(driver.last[1].record.absent.empty());
+  for (int rank : {0, 1}) driver.request(rank, join_of());
+  CHECK_EQ(driver.decide(), "define 1 join; execute 1");
+  driver.request_all(allreduce_of("y"));
+  CHECK_EQ(driver.decide(), "define 3 y; execute 3");
+  CHECK(driver.last[1].record.absent.empty());
+}
+
+TEST(what_was_refused_when_it_was_defined_is_evicted_in_its_turn) {
+  CoordinatorOptions options = options_of(2);
+  options.cache_capacity = 3;
+  CoordinatorDriver driver(options);
+  driver.request_all(change_of(HVL_ADD_PROCESS_SET, {1}));
+  driver.decide();
+  driver.request(1, join_of());
+  driver.request(0, broadcast_of("b", 1));
+  CHECK_EQ(driver.decide(), "define 3 b; error b");
+  driver.request(0, join_of());
+  CHECK_EQ(driver.decide(), "define 2 join; execute 2");
+  driver.request_all(allreduce_of("x"));
+  CHECK_EQ(driver.decide(), "define 4 x; execute 4; evict 1");
+  driver.request_all(allreduce_of("y"));
+  CHECK_EQ(driver.decide(), "define 5 y; execute 5; evict 3");
 }
 
 TEST(ready_of_a_rank_that_is_no_member) {

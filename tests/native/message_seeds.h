@@ -67,7 +67,11 @@ inline std::vector<hvl::Record> seed_records() {
     }
     seeds.push_back(record);
   }
-  hvl::Record record;
+  hvl::Record record = seeds.back();
+  record.replaces = 75;
+  record.absent = {0, 2};
+  seeds.push_back(record);
+  record = hvl::Record();
   record.type = hvl::Record::Type::kExecute;
   record.ids = {9, 8, 7};
   seeds.push_back(record);

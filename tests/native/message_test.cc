@@ -103,6 +103,7 @@ TEST(records_come_back_as_they_were) {
     CHECK_EQ(back.id, seed.id);
     CHECK(back.signature == seed.signature);
     CHECK(back.varying == seed.varying);
+    CHECK_EQ(back.replaces, seed.replaces);
     CHECK(back.ids == seed.ids);
     CHECK(back.status == seed.status);
     CHECK_EQ(back.text, seed.text);

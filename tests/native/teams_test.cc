@@ -228,34 +228,65 @@ TEST(alltoall_of_uneven_rows) {
   }
 }
 
-// Rank 1 has joined with one thread and goes on with another, beside rank 0.
-void go_on_beside_join(int capacity, const std::function<Status(Job&, int rank)>& once) {
+// The last rank has joined with one thread and goes on with another, beside the others.
+void go_on_beside_join(int size, int capacity, const std::function<Status(Job&, int rank, int round)>& once) {
   EngineOptions options;
   options.cache_capacity = capacity;
-  Job job(2, options);
+  Job job(size, options);
+  const auto run = [&](int rank, int round) { CHECK(once(job, rank, round).code() != HVL_JOB_BROKEN); };
   std::atomic<bool> is_done{false};
-  std::thread joins([&] { number_of(job, 1, make("join", HVL_JOIN, {})); });
-  std::thread goes_on([&] {
-    for (int round = 0; round < 200; ++round) CHECK(once(job, 1).code() != HVL_JOB_BROKEN);
-    is_done = true;
+  std::thread joins([&] { number_of(job, size - 1, make("join", HVL_JOIN, {})); });
+  job.on_all([&](int rank) {
+    if (rank == size - 1) {
+      for (int round = 0; round < 200; ++round) run(rank, round);
+      is_done = true;
+      return;
+    }
+    for (int round = 0; !is_done; ++round) run(rank, round);
+    number_of(job, rank, make("join", HVL_JOIN, {}));
   });
-  while (!is_done) CHECK(once(job, 0).code() != HVL_JOB_BROKEN);
-  number_of(job, 0, make("join", HVL_JOIN, {}));
   joins.join();
-  goes_on.join();
 }
 
 TEST(errors_of_those_that_have_not_joined) {
-  go_on_beside_join(1024, [](Job& job, int rank) {
+  go_on_beside_join(2, 1024, [](Job& job, int rank, int) {
     float data = 1;
     return job.run(rank, make("b", HVL_BROADCAST, {{1}}, HVL_SUM, 1), &data);
   });
 }
 
 TEST(an_id_that_is_evicted_before_the_request_arrives) {
-  go_on_beside_join(0, [](Job& job, int rank) {
+  go_on_beside_join(2, 0, [](Job& job, int rank, int) {
     float data = 1;
     return job.run(rank, make("x", HVL_ALLREDUCE, {{1}}), &data);
+  });
+}
+
+TEST(a_shape_that_changes_while_a_rank_is_absent) {
+  go_on_beside_join(2, 1024, [](Job& job, int rank, int round) {
+    const int64_t count = round / 3 % 2 == 0 ? 1 : 5003;  // of more chunks than the other
+    std::vector<float> data(static_cast<size_t>(count), 1.0F);
+    const Status status = job.run(rank, make("x", HVL_ALLREDUCE, {{count}}), data.data());
+    CHECK(!status.ok() || data.front() == data.back());
+    return status;
+  });
+}
+
+TEST(rows_that_change_while_a_rank_is_absent) {
+  go_on_beside_join(3, 1024, [](Job& job, int rank, int round) {
+    const int64_t count = rank == 0 && round % 2 == 0 ? 5003 : 1 + rank;
+    const std::vector<float> data(static_cast<size_t>(count), static_cast<float>(rank));
+    std::vector<hvl_output> outputs;
+    const auto operation = make("g", HVL_ALLGATHER, {{count}});
+    const Status status =
+        job.wait(rank, job.enqueue(rank, operation, {reinterpret_cast<const char*>(data.data())}, {}), &outputs);
+    for (hvl_output& output : outputs) {
+      const float* rows = static_cast<const float*>(output.data);
+      CHECK(std::is_sorted(rows, rows + output.shape[0]));
+      CHECK_EQ(std::count(rows, rows + output.shape[0], static_cast<float>(rank)), count);
+      free(output.data);
+    }
+    return status;
   });
 }
 

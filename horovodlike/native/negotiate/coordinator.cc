@@ -80,7 +80,8 @@ Coordinator::State::State(const CoordinatorOptions& given) : options(given), tab
 
 // ---- Messages -------------------------------------------------------------------------------------------------------
 
-Status Coordinator::State::add_ready(TableEntry* entry, int rank, uint64_t sent) {
+// `kind`: what the rank asks for, which may not be what the entry stands for.
+Status Coordinator::State::add_ready(TableEntry* entry, int rank, Kind kind, uint64_t sent) {
   if (!table.add_ready(entry, rank)) {
     return protocol_error(rank,
                           "announced '" + table.details(*entry).signature.name + "' again before it was executed");
@@ -88,15 +89,15 @@ Status Coordinator::State::add_ready(TableEntry* entry, int rank, uint64_t sent)
   const bool is_first = entry->num_ready == 1;
   entry->since = is_first ? sent : std::min(entry->since, sent);
   entry->last = is_first ? ReadyMark(sent, rank) : std::max(entry->last, ReadyMark(sent, rank));
-  if (entry->kind == HVL_JOIN) {
-    on_join(*entry, rank);
-  } else if (num_joins[static_cast<size_t>(rank)] > 0 &&
-             find_process_set(entry->process_set)->has_joined[static_cast<size_t>(rank)]) {
+  if (entry->kind != HVL_JOIN && num_joins[static_cast<size_t>(rank)] > 0 &&
+      find_process_set(entry->process_set)->has_joined(rank)) {
     ++entry->num_needed;  // another thread of it goes on: it takes part
   }
+  if (kind == HVL_JOIN) on_join(*entry, rank);
   if (entry->num_ready < entry->num_needed) return Status();
   completed.push_back(entry->id);
-  all_have_joined |= entry->kind == HVL_JOIN;
+  join_is_complete |= kind == HVL_JOIN || entry->kind == HVL_JOIN ||
+                      (entry->requested && find_process_set(entry->process_set)->is_joined_by(*entry));
   if (entry->kind != HVL_JOIN) lateness[static_cast<size_t>(entry->last.rank())].add(entry->since, entry->last.time());
   return Status();
 }
@@ -135,7 +136,7 @@ Status Coordinator::State::on_request(int rank, const Signature& signature, uint
                                     std::to_string(signature.process_set) + ", of which it is no member");
   }
   TableEntry* entry = find_or_add(set, signature);
-  Status status = add_ready(entry, rank, sent);
+  Status status = add_ready(entry, rank, signature.kind, sent);
   if (!status.ok()) return status;
   entry->requested = true;
   add_to_proposals(rank, signature, &table.details(*entry).proposals);
@@ -150,8 +151,8 @@ void Coordinator::State::shut_down(int rank, const std::string& text) {
 
 // ---- Decisions ------------------------------------------------------------------------------------------------------
 
-// For an entry that some ranks requested in full: defines it, or decides the error and is false.
-bool Coordinator::State::settle(TableEntry* entry, std::vector<Decision>* decisions) {
+// For an entry that some ranks requested in full: returns it as it is defined now, or null if an error was decided.
+TableEntry* Coordinator::State::settle(TableEntry* entry, std::vector<Decision>* decisions) {
   Details& details = table.details(*entry);
   std::vector<Proposal> proposals = std::move(details.proposals);
   details.proposals.clear();
@@ -167,18 +168,16 @@ bool Coordinator::State::settle(TableEntry* entry, std::vector<Decision>* decisi
     }
   }
   Verdict verdict = agree(std::move(proposals), find_process_set(entry->process_set)->members, options.size);
-  if (verdict.status.ok()) {
-    define(entry, std::move(verdict), decisions);
-    return true;
-  }
+  if (verdict.status.ok()) return define(entry, std::move(verdict), decisions);
   refuse(entry, verdict.status, decisions);
-  return false;
+  return nullptr;
 }
 
 void Coordinator::State::refuse(TableEntry* entry, const Status& status, std::vector<Decision>* decisions) {
   close_batches(decisions);  // what was complete before comes before
   decisions->push_back(make_error(table.details(*entry).signature, status, entry->num_ready));
   decisions->back().record.absent = absent_from(*entry);
+  forget_joins(*entry);
   make_idle(entry);
   if (!entry->defined) remove(entry);
 }
@@ -190,12 +189,15 @@ void Coordinator::State::make_idle(TableEntry* entry) {
   entry->num_needed = entry->kind == HVL_JOIN ? static_cast<int32_t>(set.members.size()) : set.num_active();
 }
 
-void Coordinator::State::define(TableEntry* entry, Verdict verdict, std::vector<Decision>* decisions) {
-  Details& details = table.details(*entry);
-  if (entry->defined && verdict.signature == details.signature && verdict.varying == details.varying) {
-    return;
-  }
+// An absent rank may announce by an id before it reads that the id has changed, so what changes then gets another one.
+TableEntry* Coordinator::State::define(TableEntry* entry, Verdict verdict, std::vector<Decision>* decisions) {
+  const Details& known = table.details(*entry);
+  if (entry->defined && verdict.signature == known.signature && verdict.varying == known.varying) return entry;
   const Reason::Why why = entry->defined ? Reason::Why::kChanged : Reason::Why::kNew;
+  std::vector<int32_t> absent = absent_from(*entry);
+  const TensorId replaced = entry->defined && !absent.empty() ? entry->id : kNoId;
+  if (replaced != kNoId) entry = with_new_id(replaced);
+  Details& details = table.details(*entry);
   entry->defined = true;
   entry->kind = verdict.signature.kind;
   entry->device = verdict.signature.device;
@@ -211,7 +213,11 @@ void Coordinator::State::define(TableEntry* entry, Verdict verdict, std::vector<
   decision.record.signature = details.signature;
   decision.record.varying = details.varying;
   decision.record.varying_per_rank = details.varying_per_rank;
+  decision.record.replaces = replaced;
+  if (replaced != kNoId) decision.record.absent = std::move(absent);
   decisions->push_back(std::move(decision));
+  table.touch(entry);
+  return entry;
 }
 
 void Coordinator::State::remove(TableEntry* entry) {
@@ -301,17 +307,6 @@ void Coordinator::State::evict(std::vector<Decision>* decisions) {
 Coordinator::Coordinator(const CoordinatorOptions& options) : state_(std::make_unique<State>(options)) {}
 Coordinator::~Coordinator() = default;
 
-// What is complete without a rank that has joined goes on without it, also if another thread of it has more to say.
-void Coordinator::State::before_more_of(int rank) {
-  if (num_joins[static_cast<size_t>(rank)] > 0) decide_completed(&early);
-}
-
-// When the last rank has joined, what follows is for all ranks again.
-void Coordinator::State::end_join() {
-  if (all_have_joined) decide_completed(&early);
-  all_have_joined = false;
-}
-
 Status Coordinator::on_ready(int rank, TensorId id, uint64_t sent) {
   if (state_->shutting_down) return Status();
   if (rank < 0 || rank >= state_->options.size) return protocol_error(rank, "does not exist");
@@ -321,7 +316,7 @@ Status Coordinator::on_ready(int rank, TensorId id, uint64_t sent) {
   if (entry->process_set != 0 && !state_->is_member(entry->process_set, rank)) {
     return protocol_error(rank, "announced a tensor of a process set of which it is no member");
   }
-  Status status = state_->add_ready(entry, rank, sent);
+  Status status = state_->add_ready(entry, rank, entry->kind, sent);
   state_->end_join();
   return status;
 }
@@ -347,7 +342,8 @@ void Coordinator::State::decide_completed(std::vector<Decision>* decisions) {
   for (TensorId id : completed) {
     TableEntry* entry = table.find(id);
     if (entry == nullptr) continue;  // its process set is gone
-    if (!entry->requested || settle(entry, decisions)) execute(entry, decisions);
+    if (entry->requested) entry = settle(entry, decisions);
+    if (entry != nullptr) execute(entry, decisions);
     --num_undecided;
   }
   completed.clear();
@@ -372,7 +368,7 @@ std::vector<Pending> Coordinator::pending() const {
   std::vector<std::pair<uint64_t, TensorId>> waiting;
   state_->table.for_each([&](const TableEntry& entry) {
     // Who joins early waits for the others' data, and that may take long.
-    if (entry.kind == HVL_JOIN) return;
+    if (state_->only_joins(entry)) return;
     if (entry.num_ready > 0 && entry.num_ready < entry.num_needed) waiting.emplace_back(entry.since, entry.id);
   });
   std::sort(waiting.begin(), waiting.end());
@@ -384,7 +380,7 @@ std::vector<Pending> Coordinator::pending() const {
     for (int rank : set.members) {
       const bool is_ready = state_->table.is_ready(*entry, rank);
       if (is_ready) pending.ready.push_back(rank);
-      if (!is_ready && !set.has_joined[static_cast<size_t>(rank)]) pending.missing.push_back(rank);
+      if (!is_ready && !set.has_joined(rank)) pending.missing.push_back(rank);
     }
     result.push_back(std::move(pending));
   }

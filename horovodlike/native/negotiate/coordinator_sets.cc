@@ -27,7 +27,7 @@ Status Coordinator::State::check_change(const Signature& signature) {
 void Coordinator::State::add_process_set(std::vector<int> members) {
   ProcessSet set;
   set.members = std::move(members);
-  set.has_joined.resize(static_cast<size_t>(options.size));
+  set.joined.resize(static_cast<size_t>(options.size));
   process_sets.emplace(next_process_set(process_sets), std::move(set));
 }
 
@@ -53,8 +53,7 @@ void Coordinator::State::remove_process_set(int32_t process_set, std::vector<Dec
     table.remove(entry);
   }
   const ProcessSet& set = *find_process_set(process_set);
-  for (int rank : set.members)
-    num_joins[static_cast<size_t>(rank)] -= set.has_joined[static_cast<size_t>(rank)] ? 1 : 0;
+  for (int rank : set.members) num_joins[static_cast<size_t>(rank)] -= set.has_joined(rank) ? 1 : 0;
   process_sets.erase(process_set);
   evicted.reason.count = static_cast<int32_t>(evicted.record.ids.size());
   if (!evicted.record.ids.empty()) decisions->push_back(std::move(evicted));
@@ -63,7 +62,8 @@ void Coordinator::State::remove_process_set(int32_t process_set, std::vector<Dec
 // What the others have ready is complete if this rank was all that was missing.
 void Coordinator::State::on_join(const TableEntry& join, int rank) {
   ProcessSet& set = *find_process_set(join.process_set);
-  set.has_joined[static_cast<size_t>(rank)] = true;
+  if (set.has_joined(rank)) return;  // under another name, by another thread
+  set.joined[static_cast<size_t>(rank)] = join.id;
   ++set.num_joined;
   set.last_joined = rank;
   ++num_joins[static_cast<size_t>(rank)];
@@ -81,16 +81,55 @@ void Coordinator::State::on_join(const TableEntry& join, int rank) {
   for (const auto& [since, id] : complete) completed.push_back(id);
 }
 
-// All have joined: all are back.
+// Who waits in this join is back: all have joined, or it is refused. Nothing is complete that is not decided.
 void Coordinator::State::forget_joins(const TableEntry& join) {
   ProcessSet& set = *find_process_set(join.process_set);
-  set.num_joined = 0;
-  for (int rank : set.members) --num_joins[static_cast<size_t>(rank)];
-  std::fill(set.has_joined.begin(), set.has_joined.end(), false);
-  for (const auto& [name, id] : set.names) {
-    TableEntry* entry = table.find(id);
-    entry->num_needed = static_cast<int32_t>(set.members.size());
+  if (!set.is_joined_by(join)) return;
+  for (int rank : set.members) {
+    TensorId& joined = set.joined[static_cast<size_t>(rank)];
+    if (joined != join.id) continue;
+    joined = kNoId;
+    --set.num_joined;
+    --num_joins[static_cast<size_t>(rank)];
+    for (const auto& [name, id] : set.names) {
+      TableEntry* entry = table.find(id);
+      if (entry->kind != HVL_JOIN && !table.is_ready(*entry, rank)) ++entry->num_needed;
+    }
   }
+}
+
+// Nobody waits for it but ranks that have joined: for the end of the others' data.
+bool Coordinator::State::only_joins(const TableEntry& entry) {
+  if (entry.kind != HVL_JOIN) return false;
+  const ProcessSet& set = *find_process_set(entry.process_set);
+  return std::all_of(set.members.begin(), set.members.end(),
+                     [&](int rank) { return !table.is_ready(entry, rank) || set.has_joined(rank); });
+}
+
+// What is complete without a rank that has joined goes on without it, also if another thread of it has more to say.
+void Coordinator::State::before_more_of(int rank) {
+  if (num_joins[static_cast<size_t>(rank)] > 0) decide_completed(&early);
+}
+
+// When the last rank has joined, or it turns out that they do not agree on that, what follows is for all ranks again.
+void Coordinator::State::end_join() {
+  if (join_is_complete) decide_completed(&early);
+  join_is_complete = false;
+}
+
+// The same entry, with those that have it ready, under another id and not defined yet.
+TableEntry* Coordinator::State::with_new_id(TensorId id) {
+  TableEntry* entry = table.add();
+  TableEntry* old = table.find(id);
+  entry->process_set = old->process_set;
+  entry->num_needed = old->num_needed;
+  ProcessSet& set = *find_process_set(old->process_set);
+  for (int rank : set.members) {
+    if (table.is_ready(*old, rank)) table.add_ready(entry, rank);
+  }
+  set.names[table.details(*old).signature.name] = entry->id;
+  table.remove(old);
+  return entry;
 }
 
 std::vector<int32_t> Coordinator::State::absent_from(const TableEntry& entry) {
@@ -106,7 +145,7 @@ std::vector<int32_t> Coordinator::State::absent_from(const TableEntry& entry) {
 Status Coordinator::State::check_absent(const TableEntry& entry, const std::vector<int32_t>& absent) {
   if (absent.empty()) return Status();
   const Signature& signature = table.details(entry).signature;
-  const bool needs_all = changes_process_sets(entry.kind);
+  const bool needs_all = changes_process_sets(entry.kind) || entry.kind == HVL_JOIN;
   const bool needs_root = entry.kind == HVL_BROADCAST;
   if (!needs_all && !(needs_root && std::binary_search(absent.begin(), absent.end(), signature.root))) return Status();
   return Status(HVL_INVALID_ARGUMENT, std::string(name_of(entry.kind)) + " '" + signature.name + "' needs " +

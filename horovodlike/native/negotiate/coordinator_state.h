@@ -16,11 +16,15 @@ namespace hvl {
 struct ProcessSet {
   std::vector<int> members;  // ascending
   std::unordered_map<std::string, TensorId> names;
-  std::vector<bool> has_joined;  // by rank
+  std::vector<TensorId> joined;  // by rank: the join that it waits in; kNoId: it has not joined
   int32_t num_joined = 0;
   int last_joined = -1;
 
   int32_t num_active() const { return static_cast<int32_t>(members.size()) - num_joined; }
+  bool has_joined(int rank) const { return joined[static_cast<size_t>(rank)] != kNoId; }
+  bool is_joined_by(const TableEntry& join) const {
+    return num_joined > 0 && std::find(joined.begin(), joined.end(), join.id) != joined.end();
+  }
 };
 
 // Allreduces that are to be executed together; open until something has to come after it.
@@ -49,15 +53,15 @@ struct Coordinator::State {
 
   // Messages.
   Status on_request(int rank, const Signature& signature, uint64_t sent);
-  Status add_ready(TableEntry* entry, int rank, uint64_t sent);
+  Status add_ready(TableEntry* entry, int rank, Kind kind, uint64_t sent);
   Status stale_or_unknown(int rank, TensorId id);
   TableEntry* find_or_add(ProcessSet* set, const Signature& signature);
   void shut_down(int rank, const std::string& text);
 
   // Decisions.
   void decide_completed(std::vector<Decision>* decisions);
-  bool settle(TableEntry* entry, std::vector<Decision>* decisions);
-  void define(TableEntry* entry, Verdict verdict, std::vector<Decision>* decisions);
+  TableEntry* settle(TableEntry* entry, std::vector<Decision>* decisions);
+  TableEntry* define(TableEntry* entry, Verdict verdict, std::vector<Decision>* decisions);
   void remove(TableEntry* entry);
   void execute(TableEntry* entry, std::vector<Decision>* decisions);
   void make_idle(TableEntry* entry);
@@ -73,6 +77,8 @@ struct Coordinator::State {
   void remove_process_set(int32_t process_set, std::vector<Decision>* decisions);
   void on_join(const TableEntry& join, int rank);
   void forget_joins(const TableEntry& join);
+  bool only_joins(const TableEntry& entry);
+  TableEntry* with_new_id(TensorId id);
   void before_more_of(int rank);
   void end_join();
   std::vector<int32_t> absent_from(const TableEntry& entry);
@@ -88,7 +94,7 @@ struct Coordinator::State {
   size_t num_undecided = 0;         // of `completed`, while deciding
   uint64_t num_requests = 0;
   std::vector<Lateness> lateness;  // by rank
-  bool all_have_joined = false;    // of a process set, and it is not decided yet
+  bool join_is_complete = false;   // of a process set, and it is not decided yet
   bool shutting_down = false;
   bool shutdown_decided = false;
   std::string shutdown_text;

@@ -14,6 +14,11 @@ void write_ids(const std::vector<TensorId>& ids, Writer* out) {
   out->put_array(ids.data(), ids.size());
 }
 
+void write_absent(const std::vector<int32_t>& absent, Writer* out) {
+  out->put(static_cast<uint32_t>(absent.size()));
+  out->put_array(absent.data(), absent.size());
+}
+
 void write_text(const std::string& text, Writer* out) {
   out->put(static_cast<uint32_t>(text.size()));
   out->put_array(text.data(), text.size());
@@ -46,6 +51,12 @@ void write_signature(const Signature& signature, Writer* out) {
 const char* read_ids(Reader* in, std::vector<TensorId>* ids) {
   uint32_t count = 0;
   if (!in->get(&count) || !in->get_array(count, ids)) return "list of ids cut short";
+  return nullptr;
+}
+
+const char* read_absent(Reader* in, std::vector<int32_t>* absent) {
+  uint32_t count = 0;
+  if (!in->get(&count) || !in->get_array(count, absent)) return "absent ranks cut short";
   return nullptr;
 }
 
@@ -167,13 +178,14 @@ const char* read_definition(Reader* in, Record* record) {
   if (const char* error = read_signature(in, &record->signature)) return error;
   if (!in->get(&record->varying_per_rank)) return "varying numbers cut short";
   if (!in->get(&count) || !in->get_array(count, &record->varying)) return "varying numbers cut short";
+  if (!in->get(&record->replaces)) return "id that is replaced cut short";
+  if (const char* error = read_absent(in, &record->absent)) return error;
   return check_varying(record->signature, record->varying, record->varying_per_rank);
 }
 
 const char* read_execution(Reader* in, Record* record) {
   if (const char* error = read_ids(in, &record->ids)) return error;
-  uint32_t count = 0;
-  if (!in->get(&count) || !in->get_array(count, &record->absent)) return "absent ranks cut short";
+  if (const char* error = read_absent(in, &record->absent)) return error;
   if (!in->get(&record->last_joined)) return "execution cut short";
   return nullptr;
 }
@@ -182,8 +194,7 @@ const char* read_error(Reader* in, Record* record) {
   if (!in->get_enum(HVL_INVALID_ARGUMENT, HVL_UNKNOWN_HANDLE, &record->status)) return "status";
   if (!in->get(&record->signature.process_set)) return "process set cut short";
   if (const char* error = read_name(in, &record->signature.name)) return error;
-  uint32_t count = 0;
-  if (!in->get(&count) || !in->get_array(count, &record->absent)) return "absent ranks cut short";
+  if (const char* error = read_absent(in, &record->absent)) return error;
   return read_text(in, &record->text);
 }
 
@@ -248,19 +259,19 @@ void encode(const Record& record, std::string* out) {
       write_signature(record.signature, &writer);
       writer.put(record.varying_per_rank);
       writer.put(static_cast<uint32_t>(record.varying.size()));
-      return writer.put_array(record.varying.data(), record.varying.size());
+      writer.put_array(record.varying.data(), record.varying.size());
+      writer.put(record.replaces);
+      return write_absent(record.absent, &writer);
     case Record::Type::kExecute:
       write_ids(record.ids, &writer);
-      writer.put(static_cast<uint32_t>(record.absent.size()));
-      writer.put_array(record.absent.data(), record.absent.size());
+      write_absent(record.absent, &writer);
       return writer.put(record.last_joined);
     case Record::Type::kEvict: return write_ids(record.ids, &writer);
     case Record::Type::kError:
       writer.put(static_cast<uint8_t>(record.status));
       writer.put(record.signature.process_set);
       write_name(record.signature.name, &writer);
-      writer.put(static_cast<uint32_t>(record.absent.size()));
-      writer.put_array(record.absent.data(), record.absent.size());
+      write_absent(record.absent, &writer);
       return write_text(record.text, &writer);
     case Record::Type::kShutdown:
       writer.put(static_cast<uint8_t>(record.status));

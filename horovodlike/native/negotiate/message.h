@@ -37,7 +37,7 @@ struct Message {
 // Coordinator to all ranks: one record of the log.
 struct Record {
   enum class Type : uint8_t {
-    kDefine = 1,    // from now on `id` stands for `signature`; `varying`: see below
+    kDefine = 1,    // from now on `id` stands for `signature`; `varying`, `replaces`: see below
     kExecute = 2,   // run `ids` as one batch, of the members of their process set but for those `absent`
     kError = 3,     // the request `signature.name` of `signature.process_set` failed with `status` and `text`, but for
                     // those of ranks that are `absent`
@@ -51,6 +51,9 @@ struct Record {
   // dimensions 0. Zeros for ranks that take no part. Empty for kinds where nothing varies.
   std::vector<int64_t> varying;
   uint32_t varying_per_rank = 0;
+  // Not 0: this id was the tensor's and stands for nothing any more. Who announced by it has announced `id`; but for
+  // ranks that are `absent`, which announce again.
+  TensorId replaces = 0;
   std::vector<TensorId> ids;
   std::vector<int32_t> absent;  // ascending; ranks that have joined without these tensors
   int32_t last_joined = -1;     // if a join is executed: the rank that joined last

@@ -30,6 +30,32 @@ TEST(a_stall_is_reported_once_per_warning_time_with_all_ranks_that_are_missing) 
   CHECK(!inspector.inspect(pending, 21 * kSecond).warning.empty());
 }
 
+TEST(a_stall_names_the_process_set_unless_it_has_all_ranks) {
+  Coordinator coordinator({4});
+  const auto request = [&](int rank, Kind kind, int32_t process_set) {
+    Message message;
+    message.type = Message::Type::kRequest;
+    message.signature.name = name_of(kind);
+    message.signature.kind = kind;
+    message.signature.process_set = process_set;
+    if (kind == HVL_ADD_PROCESS_SET) message.signature.arguments = {0, 2, 3};
+    CHECK(coordinator.on_message(rank, message, kSecond).ok());
+  };
+  for (int rank : {0, 1, 2, 3}) request(rank, HVL_ADD_PROCESS_SET, 0);
+  std::vector<Decision> decisions;
+  coordinator.decide(&decisions);
+  request(3, HVL_BARRIER, 1);
+  StallInspector inspector(10, 0);
+  StallVerdict verdict = inspector.inspect(coordinator.pending(), 11 * kSecond);
+  CHECK(contains(verdict.warning,
+                 "barrier of 'barrier' on process set 1 (ranks 0, 2, 3): ready on ranks [3] for 10 s, missing on "
+                 "ranks [0, 2]"));
+  CHECK(verdict.missing == (std::vector<int>{0, 2}));
+  request(3, HVL_BARRIER, 0);
+  verdict = inspector.inspect(coordinator.pending(), 31 * kSecond);
+  CHECK(contains(verdict.warning, "barrier of 'barrier': ready on ranks [3] for 30 s, missing on ranks [0, 1, 2]"));
+}
+
 TEST(a_stall_that_lasts_too_long_is_over_also_without_a_warning_time) {
   StallInspector inspector(0, 5);
   const std::vector<Pending> pending = {waiting("a", {0}, {1}, kSecond)};

@@ -375,8 +375,9 @@ std::vector<Pending> Coordinator::pending() const {
   std::vector<Pending> result;
   for (const auto& [since, id] : waiting) {
     const TableEntry* entry = state_->table.find(id);
-    Pending pending{state_->table.details(*entry).signature.name, entry->kind, {}, {}, since};
     const ProcessSet& set = *state_->find_process_set(entry->process_set);
+    const std::string& name = state_->table.details(*entry).signature.name;
+    Pending pending{name, entry->kind, {}, {}, since, entry->process_set, set.members};
     for (int rank : set.members) {
       const bool is_ready = state_->table.is_ready(*entry, rank);
       if (is_ready) pending.ready.push_back(rank);

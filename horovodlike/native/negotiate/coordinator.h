@@ -52,6 +52,8 @@ struct Pending {
   std::vector<int> ready;
   std::vector<int> missing;
   uint64_t since;  // when the first rank had it ready
+  int32_t process_set = 0;
+  std::vector<int> members = {};  // of the process set
 };
 
 class Coordinator {

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "base/clock.h"
+#include "negotiate/rank_list.h"
 
 namespace hvl {
 
@@ -18,9 +19,13 @@ std::string list(const std::vector<int>& ranks) {
 }
 
 std::string describe(const Pending& tensor, uint64_t now) {
-  return std::string(name_of(tensor.kind)) + " of '" + tensor.name + "': ready on ranks [" + list(tensor.ready) +
-         "] for " + std::to_string((now - tensor.since) / kSecond) + " s, missing on ranks [" + list(tensor.missing) +
-         "]";
+  std::string set;
+  if (tensor.process_set != 0) {
+    set = " on process set " + std::to_string(tensor.process_set) + " (" + text_of_ranks(tensor.members) + ")";
+  }
+  return std::string(name_of(tensor.kind)) + " of '" + tensor.name + "'" + set + ": ready on ranks [" +
+         list(tensor.ready) + "] for " + std::to_string((now - tensor.since) / kSecond) + " s, missing on ranks [" +
+         list(tensor.missing) + "]";
 }
 
 }  // namespace

@@ -21,13 +21,6 @@ Decision make_decision(Record::Type type, Reason::Why why, int32_t count, int64_
   return decision;
 }
 
-Decision make_execute(OpenBatch batch) {
-  Decision decision = make_decision(Record::Type::kExecute, Reason::Why::kAllReady, batch.num_tensors, batch.bytes);
-  decision.record.ids = std::move(batch.ids);
-  decision.record.absent = std::move(batch.absent);
-  return decision;
-}
-
 Decision make_error(const Signature& request, const Status& status, int32_t num_ranks) {
   Decision decision = make_decision(Record::Type::kError, Reason::Why::kRefused, num_ranks, 0);
   decision.record.signature.name = request.name;
@@ -214,6 +207,7 @@ TableEntry* Coordinator::State::define(TableEntry* entry, Verdict verdict, std::
   decision.record.varying = details.varying;
   decision.record.varying_per_rank = details.varying_per_rank;
   decision.record.replaces = replaced;
+  if (replaced == kNoId) decision.concerned = concerned_by(entry->process_set, absent);
   if (replaced != kNoId) decision.record.absent = std::move(absent);
   decisions->push_back(std::move(decision));
   table.touch(entry);
@@ -273,6 +267,14 @@ void Coordinator::State::execute(TableEntry* entry, std::vector<Decision>* decis
       make_execute({entry->process_set, entry->device, absent, entry->num_bytes, entry->num_tensors, {entry->id}}));
   if (joins) decisions->back().record.last_joined = find_process_set(entry->process_set)->last_joined;
   if (change.kind == HVL_ADD_PROCESS_SET) add_process_set({change.arguments.begin(), change.arguments.end()});
+}
+
+Decision Coordinator::State::make_execute(OpenBatch batch) {
+  Decision decision = make_decision(Record::Type::kExecute, Reason::Why::kAllReady, batch.num_tensors, batch.bytes);
+  decision.concerned = concerned_by(batch.process_set, batch.absent);
+  decision.record.ids = std::move(batch.ids);
+  decision.record.absent = std::move(batch.absent);
+  return decision;
 }
 
 void Coordinator::State::close_batches(std::vector<Decision>* decisions) {

@@ -31,10 +31,11 @@ struct Reason {
   std::string text() const;  // e.g. "3 tensors, 12288 bytes, all ranks ready"
 };
 
-// One log record and why it was made.
+// One log record, why it was made, and for whom. Everybody reads it sometime, but it makes nobody else do anything.
 struct Decision {
   Record record;
   Reason reason;
+  std::vector<int> concerned;  // ranks, ascending; empty: all
 };
 
 // The id that the next process set gets: the lowest that is free. `process_sets`: a map from the ids in use.

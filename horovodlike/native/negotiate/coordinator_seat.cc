@@ -12,14 +12,14 @@ Status CoordinatorSeat::accept(int rank, const Message& message, uint64_t sent) 
   return coordinator_.on_message(rank, message, sent);
 }
 
-void CoordinatorSeat::decide(const std::function<void(const Record&)>& publish) {
+void CoordinatorSeat::decide(const std::function<void(const Decision&)>& publish) {
   if (!accepted_) return;
   accepted_ = false;
   decisions_.clear();
   coordinator_.decide(&decisions_);
   for (Decision& decision : decisions_) {
     if (is_logged(LogLevel::kTrace)) log(LogLevel::kTrace, "decided: " + decision.reason.text());
-    publish(decision.record);
+    publish(decision);
     log_.push_back(std::move(decision.record));
   }
 }

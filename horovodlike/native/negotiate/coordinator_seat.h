@@ -25,8 +25,8 @@ class CoordinatorSeat {
 
   // `sent`: when, by the host's clock.
   Status accept(int rank, const Message& message, uint64_t sent);
-  // Decides; passes every new record to `publish`, then keeps it for this rank itself.
-  void decide(const std::function<void(const Record&)>& publish);
+  // Decides; passes every decision to `publish`, then keeps its record for this rank itself.
+  void decide(const std::function<void(const Decision&)>& publish);
   bool next(Record* record);
   const std::vector<Lateness>& lateness() const { return coordinator_.lateness(); }
   bool has_messages() const { return accepted_; }

@@ -1,6 +1,7 @@
 // The part of the coordinator that knows which ranks take part: process sets, and ranks that have joined.
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "negotiate/coordinator_state.h"
@@ -140,6 +141,15 @@ std::vector<int32_t> Coordinator::State::absent_from(const TableEntry& entry) {
     if (!table.is_ready(entry, rank)) absent.push_back(rank);
   }
   return absent;
+}
+
+// Those that take part; empty: all ranks.
+std::vector<int> Coordinator::State::concerned_by(int32_t process_set, const std::vector<int32_t>& absent) {
+  std::vector<int> concerned;
+  if (process_set == 0 && absent.empty()) return concerned;
+  const std::vector<int>& members = find_process_set(process_set)->members;
+  std::set_difference(members.begin(), members.end(), absent.begin(), absent.end(), std::back_inserter(concerned));
+  return concerned;
 }
 
 Status Coordinator::State::check_absent(const TableEntry& entry, const std::vector<int32_t>& absent) {

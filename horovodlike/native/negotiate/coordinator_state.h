@@ -64,6 +64,7 @@ struct Coordinator::State {
   TableEntry* define(TableEntry* entry, Verdict verdict, std::vector<Decision>* decisions);
   void remove(TableEntry* entry);
   void execute(TableEntry* entry, std::vector<Decision>* decisions);
+  Decision make_execute(OpenBatch batch);
   void make_idle(TableEntry* entry);
   OpenBatch* batch_for(const TableEntry& entry, const std::vector<int32_t>& absent, std::vector<Decision>* decisions);
   size_t likely_batch(const TableEntry& first) const;
@@ -82,6 +83,7 @@ struct Coordinator::State {
   void before_more_of(int rank);
   void end_join();
   std::vector<int32_t> absent_from(const TableEntry& entry);
+  std::vector<int> concerned_by(int32_t process_set, const std::vector<int32_t>& absent);
   Status check_absent(const TableEntry& entry, const std::vector<int32_t>& absent);
 
   CoordinatorOptions options;

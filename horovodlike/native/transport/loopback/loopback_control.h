@@ -11,7 +11,7 @@ class LoopbackControlPlane : public ControlPlane {
 
   Status send(const Message& message) override { return seat_.accept(0, message, now_ns()); }
   Status pump(bool*) override {
-    seat_.decide([](const Record&) {});
+    seat_.decide([](const Decision&) {});
     return Status();
   }
   Status next(Record* record, bool* found) override {

@@ -35,7 +35,8 @@ ShmCoordinator::ShmCoordinator(std::shared_ptr<HostMemory> memory, const SeatOpt
     : memory_(std::move(memory)),
       seat_(options),
       questions_(memory_, std::move(pids)),
-      log_(memory_->log_ring(), kLogRingBytes, &memory_->log_written(), log_readers(memory_.get())) {
+      log_(memory_->log_ring(), kLogRingBytes, &memory_->log_written(), log_readers(memory_.get())),
+      concerned_(static_cast<size_t>(memory_->shape().ranks)) {
   for (int rank = 1; rank < memory_->shape().ranks; ++rank) {
     RankBlock& block = memory_->rank(rank);
     requests_.emplace_back(memory_->request_ring(rank), kRequestRingBytes, &block.requests_written,
@@ -57,17 +58,35 @@ Status ShmCoordinator::pump(bool* progressed) {
     if (freed) memory_->rank(rank).doorbell.ring(kRingRoom);
   }
   const bool has_heard = seat_.has_messages();
-  seat_.decide([this](const Record& record) {
-    frame_.clear();
-    encode(record, &frame_);
-    record_ends_.push_back(log_.send(frame_));
-  });
+  seat_.decide([this](const Decision& decision) { publish(decision); });
   if (log_.pump()) {
     *progressed = true;
-    memory_->ring_all_but(0, kRingNews);
+    ring_readers();
   }
   if (has_heard) publish_lateness();
   return Status();
+}
+
+void ShmCoordinator::publish(const Decision& decision) {
+  frame_.clear();
+  encode(decision.record, &frame_);
+  record_ends_.push_back(log_.send(frame_));
+  unheard_ += frame_.size();
+  for (int rank : decision.concerned) concerned_[static_cast<size_t>(rank)] = true;
+  if (decision.concerned.empty()) concerned_.assign(concerned_.size(), true);
+}
+
+// Those that a record does not concern find it when they wake for something else; but all are to make room in time.
+void ShmCoordinator::ring_readers() {
+  if (!log_.is_flushed() || unheard_ >= kLogRingBytes / 2) concerned_.assign(concerned_.size(), true);
+  bool all = true;
+  for (int rank = 1; rank < memory_->shape().ranks; ++rank) {
+    const bool is_concerned = concerned_[static_cast<size_t>(rank)];
+    if (is_concerned) memory_->rank(rank).doorbell.ring(kRingNews);
+    all = all && is_concerned;
+  }
+  if (all) unheard_ = 0;
+  if (log_.is_flushed()) concerned_.assign(concerned_.size(), false);
 }
 
 void ShmCoordinator::publish_lateness() {

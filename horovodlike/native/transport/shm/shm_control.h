@@ -25,6 +25,8 @@ class ShmCoordinator : public ControlPlane {
   Status check_stalls() override { return seat_.check_stalls(&questions_); }
 
  private:
+  void publish(const Decision& decision);
+  void ring_readers();
   void publish_lateness();
   bool next_is_public() const { return !record_ends_.empty() && log_.has_written(record_ends_.front()); }
 
@@ -32,6 +34,9 @@ class ShmCoordinator : public ControlPlane {
   CoordinatorSeat seat_;
   StackQuestions questions_;
   RingWriter log_;
+  // Who is to be woken for what has been written; and the bytes written since all were.
+  std::vector<bool> concerned_;  // by rank
+  uint64_t unheard_ = 0;
   // Where in the log's stream the records end that this rank has still to run. It runs a record only when the others
   // can read it too: while it runs one nobody passes on the rest of the log, and the others would never begin.
   std::deque<uint64_t> record_ends_;

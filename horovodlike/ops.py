@@ -136,16 +136,16 @@ class Request:
         kind: What to do.
         name: Equal on all ranks; unique among the requests in flight of this rank.
         tensors: Element type and shape of each tensor. More than one make a group: it is executed as a whole or not
-            at all, and may mix types and shapes. An alltoall has one; a barrier, a join and changes of process sets
-            have none. Allgather, alltoall: dimension 0 may differ between ranks.
+            at all, and may mix types and shapes. A barrier, a join and changes of process sets have none. Allgather,
+            alltoall: dimension 0 may differ between ranks.
         op: How an allreduce or a reducescatter combines elements.
         root_rank: The rank whose data a broadcast sends.
         process_set: Id of the process set.
         device: 0 for memory of the CPU.
         prescale: Factor applied to each rank's elements before they are reduced.
         postscale: Factor applied to the result of a reduction.
-        arguments: Alltoall: rows for each member of the process set. Addition of a process set: its ranks, ascending.
-            Removal of one: its id. Else none.
+        arguments: Alltoall: of each tensor, the rows for each member of the process set. Addition of a process set: its
+            ranks, ascending. Removal of one: its id. Else none.
 
     Raises:
         ValueError: What can be seen to be wrong without the other ranks.
@@ -314,8 +314,9 @@ def wait(handle: int) -> list[Output]:
         handle: From :meth:`Request.enqueue`.
 
     Returns:
-        What the engine allocated: one output per tensor of an allgather; of an alltoall the rows and how many came
-        from each member; of a join the last rank and of the addition of a process set its id, as an int64 each.
+        What the engine allocated: one output per tensor of an allgather; per tensor of an alltoall the rows and how
+        many came from each member; of a join the last rank and of the addition of a process set its id, as an int64
+        each.
 
     Raises:
         MismatchError: The ranks do not agree about the request.

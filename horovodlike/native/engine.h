@@ -137,6 +137,7 @@ class Engine {
   void prepare_batch();
   Status prepare_allgather(const Known& known);
   Status prepare_alltoall(const Known& known);
+  Status prepare_exchange(const Known& known, size_t tensor);
   void prepare_reducescatter();
   Status go_on();
   Status go_on_with_batch();
@@ -183,7 +184,7 @@ class Engine {
   std::vector<uint64_t> entry_ends_;  // where in the batch's stream each of its requests ends
   std::vector<Gather> gathers_;       // of an allgather, one for each of the group's tensors
   std::vector<Scatter> scatters_;     // of a reducescatter, likewise
-  Exchange exchange_;                 // of an alltoall
+  std::vector<Exchange> exchanges_;   // of an alltoall, likewise
   Adasum adasum_;
   std::vector<hvl_output> outputs_;  // that the engine has allocated for it
   size_t num_done_ = 0;              // tensors of a group

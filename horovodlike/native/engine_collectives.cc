@@ -142,28 +142,38 @@ Status Engine::prepare_allgather(const Known& known) {
   return Status();
 }
 
-// The rows from every rank to every other one are known. Those that a rank has for one that takes no part stay.
 Status Engine::prepare_alltoall(const Known& known) {
+  exchanges_.clear();
+  Status status;
+  for (size_t t = 0; status.ok() && t < known.signature.tensors.size(); ++t) status = prepare_exchange(known, t);
+  return status;
+}
+
+// The rows from every rank to every other one are known. Those that a rank has for one that takes no part stay.
+Status Engine::prepare_exchange(const Known& known, size_t tensor) {
   const Entry& entry = *tensors_.front()->entry;
   const Signature& signature = entry.signature();
   const Team& members = *process_sets_.at(signature.process_set);
-  const int64_t row_bytes = bytes_of_row(signature.tensors[0]);
-  const auto rows_between = [&](int from, int to) { return known.varying_of(from)[1 + members.place_of(to)]; };
+  const int64_t row_bytes = bytes_of_row(signature.tensors[tensor]);
+  const size_t splits_begin = signature.tensors.size() + tensor * members.size();
+  const auto rows_between = [&](int from, int to) {
+    return known.varying_of(from)[splits_begin + static_cast<size_t>(members.place_of(to))];
+  };
   int64_t rows = 0;
-  exchange_ = Exchange{};
+  Exchange exchange{};
   for (int from : team_->ranks) {
     rows += rows_between(from, options_.rank);
     for (int to : team_->ranks) {
-      exchange_.longest = std::max(exchange_.longest, to_bytes(rows_between(from, to), row_bytes));
+      exchange.longest = std::max(exchange.longest, to_bytes(rows_between(from, to), row_bytes));
     }
   }
   char* to = nullptr;
-  Status status = allocate(0, signature.tensors[0], rows, &to);
+  Status status = allocate(2 * tensor, signature.tensors[tensor], rows, &to);
   if (!status.ok()) return status;
   char* received = nullptr;
-  status = allocate(1, TensorSignature{HVL_INT32, {0}}, static_cast<int64_t>(members.size()), &received);
+  status = allocate(2 * tensor + 1, TensorSignature{HVL_INT32, {0}}, static_cast<int64_t>(members.size()), &received);
   if (!status.ok()) return status;
-  const char* from = entry.memory.input;
+  const char* from = entry.memory_of(tensor).input;
   for (int rank : members.ranks) {
     const uint64_t num_sent = to_bytes(rows_between(options_.rank, rank), row_bytes);
     const bool takes_part = team_->contains(rank);
@@ -172,12 +182,13 @@ Status Engine::prepare_alltoall(const Known& known) {
     memcpy(received, &split, sizeof split);
     received += sizeof split;
     if (takes_part) {
-      exchange_.sent.push_back({from, num_sent});
-      exchange_.received.push_back({to, to_bytes(rows_received, row_bytes)});
+      exchange.sent.push_back({from, num_sent});
+      exchange.received.push_back({to, to_bytes(rows_received, row_bytes)});
     }
     from += num_sent;
     to += to_bytes(rows_received, row_bytes);
   }
+  exchanges_.push_back(std::move(exchange));
   return Status();
 }
 
@@ -215,7 +226,7 @@ Status Engine::go_on_with_group() {
     Status status;
     switch (signature.kind) {
       case HVL_ALLGATHER: status = data_plane_->allgather(gathers_[num_done_]); break;
-      case HVL_ALLTOALL: status = data_plane_->alltoall(exchange_); break;
+      case HVL_ALLTOALL: status = data_plane_->alltoall(exchanges_[num_done_]); break;
       default: status = data_plane_->reducescatter(scatters_[num_done_]);
     }
     if (!status.ok()) return status;

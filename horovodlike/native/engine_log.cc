@@ -35,7 +35,8 @@ Status Engine::define(const Record& record) {
   }
   if (record.signature.kind == HVL_ALLTOALL) {
     const auto team = process_sets_.find(record.signature.process_set);
-    if (team == process_sets_.end() || record.varying_per_rank != 1 + team->second->size()) {
+    if (team == process_sets_.end() ||
+        record.varying_per_rank != record.signature.tensors.size() * (1 + team->second->size())) {
       return Status(HVL_JOB_BROKEN, "the log defines '" + record.signature.name + "' for another process set");
     }
   }

@@ -95,8 +95,8 @@ typedef struct hvl_request {
   int32_t device; /* hvl_device */
   double prescale;
   double postscale;
-  /* Alltoall: rows for each member of the process set, in their order. HVL_ADD_PROCESS_SET: the ranks, ascending.
-   * HVL_REMOVE_PROCESS_SET: the id. Else none. */
+  /* Alltoall: of each tensor, the rows for each member of the process set, in their order. HVL_ADD_PROCESS_SET: the
+   * ranks, ascending. HVL_REMOVE_PROCESS_SET: the id. Else none. */
   const int64_t* arguments;
   int32_t num_arguments;
 } hvl_request;
@@ -181,8 +181,8 @@ void hvl_release(hvl_prepared* prepared);
 
 /* Enqueues with the addresses of the tensors' memory, num_tensors of each. inputs[i] may equal outputs[i]. Allgather
  * and alltoall: `outputs` is null, the engine allocates them and hvl_wait() hands them over; an alltoall has a second
- * one, the rows received from each member (int32). So do a join (int64: the rank that joined last) and the addition of
- * a process set (int64: its id), which have no tensors. Reducescatter: an output holds this
+ * one after that of each tensor, the rows received from each member (int32). So do a join (int64: the rank that joined
+ * last) and the addition of a process set (int64: its id), which have no tensors. Reducescatter: an output holds this
  * rank's rows of dimension 0, size()-th parts of which the first (extent modulo size()) ranks have one more, and is no
  * input. Broadcast: the root's inputs are sent and every rank's outputs are written. `callbacks` may be null. Returns a
  * handle > 0, or 0 if there is a function to call when the request completes. Errors are negated hvl_status, and then

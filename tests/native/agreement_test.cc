@@ -139,6 +139,23 @@ TEST(allgathers) {
            "The output of allgather 'x' is too large.");
 }
 
+TEST(alltoalls) {
+  Signature a = with(allgather_of("x", {5, 17}), [](Signature* s) { s->kind = HVL_ALLTOALL; });
+  a.tensors.push_back({HVL_FLOAT16, {3}});
+  a.arguments = {2, 3, 0, 3};  // of the first tensor to each rank, of the second tensor to each rank
+  CHECK_EQ(mismatch({a, with(a, [](Signature* s) { s->tensors[1].shape = {3, 1}; })}),
+           "Mismatched numbers of dimensions for alltoall 'x', tensor with index 1 of the group: rank 0 has 1, "
+           "rank 1 has 2.");
+  CHECK_EQ(mismatch({a, with(a,
+                             [](Signature* s) {
+                               s->tensors.pop_back();
+                               s->arguments = {2, 3};
+                             })}),
+           "Mismatched numbers of tensors for alltoall 'x': rank 0 has 2, rank 1 has 1.");
+  CHECK_EQ(invalid({a, with(a, [](Signature* s) { s->arguments = {2, 3, 0, 0, 0, 3}; })}),
+           "alltoall 'x' on rank 1 has 3 splits for 2 ranks.");
+}
+
 TEST(roots) {
   CHECK_EQ(mismatch({broadcast_of("x", 0), broadcast_of("x", 1)}),
            "Mismatched root ranks for broadcast 'x': rank 0 has 0, rank 1 has 1.");

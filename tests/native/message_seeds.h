@@ -18,8 +18,8 @@ inline hvl::Signature seed_signature(hvl::Kind kind) {
   signature.prescale = 0.5;
   signature.postscale = 1.0 / 3;
   if (hvl::has_tensors(kind)) signature.tensors = {{HVL_FLOAT32, {5, 7}}, {HVL_BFLOAT16, {4}}};
-  if (kind == HVL_ALLTOALL) signature.tensors.pop_back();
-  if (kind == HVL_ALLTOALL || kind == HVL_ADD_PROCESS_SET) signature.arguments = {1, 3};
+  if (kind == HVL_ALLTOALL) signature.arguments = {1, 3, 4, 0};
+  if (kind == HVL_ADD_PROCESS_SET) signature.arguments = {1, 3};
   if (kind == HVL_REMOVE_PROCESS_SET) signature.arguments = {2};
   return signature;
 }
@@ -62,8 +62,8 @@ inline std::vector<hvl::Record> seed_records() {
     }
     if (kind == HVL_ALLTOALL) {
       record.signature.arguments.clear();
-      record.varying = {2, 1, 1, 3, 0, 2};
-      record.varying_per_rank = 3;
+      record.varying = {2, 1, 1, 1, 0, 1, 3, 3, 0, 2, 1, 2};
+      record.varying_per_rank = 6;
     }
     seeds.push_back(record);
   }

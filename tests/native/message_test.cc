@@ -189,9 +189,11 @@ TEST(arguments_are_checked) {
     signature.arguments = arguments;
     return decodes<Message>(encoded(request_of(signature)));
   };
-  CHECK(accepts(HVL_ALLTOALL, {5, 0}));
-  CHECK(!accepts(HVL_ALLTOALL, {5, 1}));
-  CHECK(!accepts(HVL_ALLTOALL, {5, -1}));
+  CHECK(accepts(HVL_ALLTOALL, {5, 0, 1, 3}));  // of 5 and of 4 rows
+  CHECK(!accepts(HVL_ALLTOALL, {5, 1, 1, 3}));
+  CHECK(!accepts(HVL_ALLTOALL, {5, -1, 1, 3}));
+  CHECK(!accepts(HVL_ALLTOALL, {1, 3, 5, 0}));
+  CHECK(!accepts(HVL_ALLTOALL, {5, 0, 1}));  // not as many for each tensor
   CHECK(accepts(HVL_ADD_PROCESS_SET, {0, 2}));
   CHECK(!accepts(HVL_ADD_PROCESS_SET, {}));
   CHECK(!accepts(HVL_ADD_PROCESS_SET, {-1, 2}));
@@ -263,11 +265,15 @@ TEST(splits_must_fit) {
     seed.varying = varying;
     return decodes<Record>(encoded(seed));
   };
-  CHECK(accepts({2, 1, 1, 3, 0, 2}));
-  CHECK(accepts({2, 0, 0, 3, 0, 0}));   // not all rows need to be sent
-  CHECK(!accepts({2, 1, 2, 3, 0, 2}));  // 3 of 2 rows
-  CHECK(!accepts({2, -1, 1, 3, 0, 2}));
-  CHECK(!accepts({2, 1, 1, 4, 0, 2}));  // together 6 of 5 rows
+  // Of each of two ranks: the rows of two tensors, then two splits of the first and two of the second.
+  CHECK(accepts({2, 1, 1, 1, 0, 1, 3, 3, 0, 2, 1, 2}));
+  CHECK(accepts({2, 1, 0, 0, 0, 0, 3, 3, 0, 0, 0, 0}));   // not all rows need to be sent
+  CHECK(!accepts({2, 1, 1, 2, 0, 1, 3, 3, 0, 2, 1, 2}));  // 3 of 2 rows
+  CHECK(!accepts({2, 1, 1, 1, 0, 2, 3, 3, 0, 2, 1, 2}));  // 2 of 1 row of the second tensor
+  CHECK(!accepts({2, 1, -1, 1, 0, 1, 3, 3, 0, 2, 1, 2}));
+  CHECK(!accepts({2, 1, 1, 1, 0, 1, 4, 3, 0, 2, 1, 2}));  // together 6 of 5 rows
+  seed.varying_per_rank = 5;
+  CHECK(!accepts({2, 1, 1, 1, 0, 3, 3, 0, 2, 1}));  // not as many splits for each tensor
 }
 
 TEST(factors_keep_their_bits) {

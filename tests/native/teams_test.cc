@@ -219,11 +219,45 @@ void check_alltoall(Job& job, int rank, int round) {
   for (hvl_output& output : outputs) free(output.data);
 }
 
+// Of two tensors, of which the second has no rows but for rank 0, which sends one to each rank.
+void check_alltoall_of_group(Job& job, int rank) {
+  const int size = job.size();
+  const int64_t of_root = rank == 0 ? 1 : 0;
+  auto operation = make("group", HVL_ALLTOALL, {{size}, {of_root * size, 2}});
+  operation->signature.tensors[1].dtype = HVL_INT16;
+  operation->num_bytes = {4 * size, 4 * of_root * size};
+  for (int64_t split : {int64_t{1}, of_root}) {
+    operation->signature.arguments.insert(operation->signature.arguments.end(), static_cast<size_t>(size), split);
+  }
+  std::vector<float> first;
+  std::vector<int16_t> second;
+  for (int to = 0; to < size; ++to) {
+    first.push_back(static_cast<float>(10 * rank + to));
+    second.insert(second.end(), {static_cast<int16_t>(to), -1});
+  }
+  std::vector<hvl_output> outputs;
+  const std::vector<const char*> inputs = {reinterpret_cast<const char*>(first.data()),
+                                           reinterpret_cast<const char*>(second.data())};
+  CHECK_EQ(job.wait(rank, job.enqueue(rank, operation, inputs, {}), &outputs).message(), "");
+  REQUIRE(outputs.size() == 4);
+  for (int from = 0; from < size; ++from) {
+    CHECK_EQ(static_cast<const float*>(outputs[0].data)[from], static_cast<float>(10 * from + rank));
+    CHECK_EQ(static_cast<const int32_t*>(outputs[1].data)[from], 1);
+    CHECK_EQ(static_cast<const int32_t*>(outputs[3].data)[from], from == 0 ? 1 : 0);
+  }
+  CHECK_EQ(outputs[2].dtype, HVL_INT16);
+  CHECK_EQ(outputs[2].shape[0], 1);
+  CHECK_EQ(static_cast<const int16_t*>(outputs[2].data)[0], rank);
+  CHECK_EQ(static_cast<const int16_t*>(outputs[2].data)[1], -1);
+  for (hvl_output& output : outputs) free(output.data);
+}
+
 TEST(alltoall_of_uneven_rows) {
   for (int size : {1, 2, 3, 4}) {
     Job job(size);
     job.on_all([&](int rank) {
       for (int round : {0, 1, 2, 2, 3}) check_alltoall(job, rank, round);
+      for (int round = 0; round < 3; ++round) check_alltoall_of_group(job, rank);
     });
   }
 }

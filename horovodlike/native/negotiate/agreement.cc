@@ -158,15 +158,16 @@ bool fits(const Signature& signature) {
   return true;
 }
 
-// An alltoall has a number of rows for each member.
+// Each tensor of an alltoall has a number of rows for each member.
 Status check_splits(const std::vector<Proposal>& proposals, size_t num_members) {
   if (proposals[0].signature.kind != HVL_ALLTOALL) return Status();
+  const size_t num_tensors = proposals[0].signature.tensors.size();
   for (const Proposal& proposal : proposals) {
     for (size_t i = 0; i < proposal.ranks.size(); ++i) {
-      if (proposal.varying[i].size() == 1 + num_members) continue;
+      const size_t num_splits = proposal.varying[i].size() / num_tensors - 1;
+      if (num_splits == num_members) continue;
       return invalid(title_of(proposal.signature) + " on rank " + std::to_string(proposal.ranks[i]) + " has " +
-                     std::to_string(proposal.varying[i].size() - 1) + " splits for " + std::to_string(num_members) +
-                     " ranks.");
+                     std::to_string(num_splits) + " splits for " + std::to_string(num_members) + " ranks.");
     }
   }
   return Status();

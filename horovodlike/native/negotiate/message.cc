@@ -96,7 +96,6 @@ const char* read_tensors(Reader* in, Signature* signature) {
   if (!in->get(&count)) return "number of tensors cut short";
   if (count > kMaxGroup || count > in->remaining() / kMinTensorBytes) return "number of tensors";
   if ((count == 0) == has_tensors(signature->kind)) return "number of tensors";
-  if (signature->kind == HVL_ALLTOALL && count != 1) return "number of tensors";
   signature->tensors.resize(count);
   int64_t num_bytes = 0;
   for (TensorSignature& tensor : signature->tensors) {
@@ -105,17 +104,27 @@ const char* read_tensors(Reader* in, Signature* signature) {
   return nullptr;
 }
 
+// Of an alltoall's tensor of so many rows.
+bool splits_fit(const int64_t* splits, size_t count, int64_t rows) {
+  for (const int64_t* split = splits; split != splits + count; ++split) {
+    if (*split < 0 || *split > rows || *split > INT32_MAX) return false;
+    rows -= *split;
+  }
+  return true;
+}
+
 const char* check_arguments(const Signature& signature) {
   const std::vector<int64_t>& arguments = signature.arguments;
-  int64_t left = 0;
+  const size_t num_tensors = signature.tensors.size();
   int64_t least = 0;
   if (changes_process_sets(signature.kind) && signature.process_set != 0) return "process set of a change";
   switch (signature.kind) {
     case HVL_ALLTOALL:
-      left = signature.tensors[0].shape.empty() ? 0 : signature.tensors[0].shape[0];
-      for (int64_t rows : arguments) {
-        if (rows < 0 || rows > left || rows > INT32_MAX) return "splits";
-        left -= rows;
+      if (arguments.size() % num_tensors != 0) return "number of splits";
+      for (size_t t = 0; t < num_tensors; ++t) {
+        const Shape& shape = signature.tensors[t].shape;
+        const size_t count = arguments.size() / num_tensors;
+        if (!splits_fit(arguments.data() + t * count, count, shape.empty() ? 0 : shape[0])) return "splits";
       }
       return nullptr;
     case HVL_ADD_PROCESS_SET:
@@ -146,7 +155,8 @@ const char* read_signature(Reader* in, Signature* signature) {
 const char* check_varying(const Signature& signature, const std::vector<int64_t>& varying, size_t per_rank) {
   if (!allocates(signature.kind)) return varying.empty() ? nullptr : "varying numbers where nothing varies";
   const size_t num_tensors = signature.tensors.size();
-  if (signature.kind == HVL_ALLGATHER ? per_rank != num_tensors : per_rank <= num_tensors) {
+  if (signature.kind == HVL_ALLGATHER ? per_rank != num_tensors
+                                      : per_rank <= num_tensors || per_rank % num_tensors != 0) {
     return "number of varying numbers of a rank";
   }
   if (varying.empty() || varying.size() % per_rank != 0) return "number of varying numbers";
@@ -161,12 +171,11 @@ const char* check_varying(const Signature& signature, const std::vector<int64_t>
     }
     if (shape.empty() || shape[0] != sum) return "sum of first dimensions";
   }
+  const size_t num_splits = per_rank / num_tensors - 1;  // of each tensor
   for (size_t begin = 0; begin < varying.size(); begin += per_rank) {
-    int64_t left = varying[begin];
-    for (size_t at = num_tensors; at < per_rank; ++at) {
-      if (varying[begin + at] > left) return "splits of more rows than there are";
-      if (varying[begin + at] > INT32_MAX) return "splits";
-      left -= varying[begin + at];
+    for (size_t t = 0; t < num_tensors; ++t) {
+      const int64_t* splits = varying.data() + begin + num_tensors + t * num_splits;
+      if (!splits_fit(splits, num_splits, varying[begin + t])) return "splits";
     }
   }
   return nullptr;

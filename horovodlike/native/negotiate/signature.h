@@ -33,8 +33,8 @@ struct Signature {
   int64_t num_bytes() const;
 };
 
-// What may differ between the ranks. Allgather: the extent of dimension 0 of each tensor. Alltoall: that, and then the
-// rows for each member of the process set. Takes it out of the signature, or puts it in.
+// What may differ between the ranks. Allgather: the extent of dimension 0 of each tensor. Alltoall: that, and then of
+// each tensor the rows for each member of the process set. Takes it out of the signature, or puts it in.
 std::vector<int64_t> take_varying(Signature* signature);
 void put_varying(const int64_t* varying, size_t count, Signature* signature);
 

@@ -38,6 +38,32 @@ Status check_tensor(const hvl_request& request, int index) {
   return why_not == nullptr ? Status() : Status(HVL_INVALID_ARGUMENT, where + ": " + why_not);
 }
 
+Status check_splits(const hvl_request& request, const std::string& name) {
+  if (request.num_arguments % request.num_tensors != 0) {
+    return Status(HVL_INVALID_ARGUMENT, std::to_string(request.num_arguments) + " splits of " + name +
+                                            " are not as many for each of " + std::to_string(request.num_tensors) +
+                                            " tensors");
+  }
+  const int32_t members = request.num_arguments / request.num_tensors;
+  for (int t = 0; t < request.num_tensors; ++t) {
+    const std::string where = (request.num_tensors > 1 ? "tensor " + std::to_string(t) + " of " : "") + name;
+    int64_t left = request.tensors[t].shape[0];
+    for (int32_t member = 0; member < members; ++member) {
+      const int64_t split = request.arguments[t * members + member];
+      if (split < 0 || split > INT32_MAX) {
+        return Status(HVL_INVALID_ARGUMENT,
+                      "the splits of " + where + " must not be negative, nor larger than 2^31 - 1");
+      }
+      if (split > left) {
+        return Status(HVL_INVALID_ARGUMENT, "the splits of " + where + " are more than its " +
+                                                std::to_string(request.tensors[t].shape[0]) + " rows");
+      }
+      left -= split;
+    }
+  }
+  return Status();
+}
+
 Status check_arguments(const hvl_request& request, Kind kind, const std::string& name) {
   if (changes_process_sets(kind) && request.process_set != 0) {
     return Status(HVL_INVALID_ARGUMENT, name + " concerns all ranks, and is for process set 0 only");
@@ -45,18 +71,7 @@ Status check_arguments(const hvl_request& request, Kind kind, const std::string&
   const int64_t* begin = request.arguments;
   const int64_t* end = begin + request.num_arguments;
   if (kind == HVL_ALLTOALL) {
-    int64_t left = request.tensors[0].shape[0];
-    for (const int64_t* split = begin; split != end; ++split) {
-      if (*split < 0 || *split > INT32_MAX) {
-        return Status(HVL_INVALID_ARGUMENT,
-                      "the splits of " + name + " must not be negative, nor larger than 2^31 - 1");
-      }
-      if (*split > left) {
-        return Status(HVL_INVALID_ARGUMENT, "the splits of " + name + " are more than its " +
-                                                std::to_string(request.tensors[0].shape[0]) + " rows");
-      }
-      left -= *split;
-    }
+    return check_splits(request, name);
   } else if (kind == HVL_ADD_PROCESS_SET) {
     if (begin == end || *begin < 0 || std::adjacent_find(begin, end, std::greater_equal<int64_t>()) != end) {
       return Status(HVL_INVALID_ARGUMENT, "a process set needs ranks that are different and ascending");
@@ -91,8 +106,7 @@ Status check_request(const hvl_request& request) {
   }
   const Kind kind = static_cast<Kind>(request.kind);
   const bool given = request.num_tensors > 0 && request.tensors != nullptr;
-  if (given != has_tensors(kind) || static_cast<size_t>(request.num_tensors) > kMaxGroup ||
-      (kind == HVL_ALLTOALL && request.num_tensors != 1)) {
+  if (given != has_tensors(kind) || static_cast<size_t>(request.num_tensors) > kMaxGroup) {
     return Status(HVL_INVALID_ARGUMENT, std::to_string(request.num_tensors) + " tensors for " +
                                             name_of(static_cast<Kind>(request.kind)) + " " + name);
   }

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import compress
 
 import torch
 
 from horovodlike.ops import Kind
 from horovodlike.process_set import ProcessSet, global_process_set, members, registered_id
-from horovodlike.torch._calls import result
+from horovodlike.torch._autograd import is_differentiable
+from horovodlike.torch._calls import group, result
 from horovodlike.torch._engine import Call, full_name, start_alltoall
+from horovodlike.torch._tensor import check
 
 Splits = Sequence[int] | torch.Tensor | None
+Counts = list[int]  # rows for, or from, each member of the process set
+Exchanged = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
 
 def alltoall(
@@ -19,7 +24,7 @@ def alltoall(
     splits: Splits = None,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+) -> Exchanged:
     """Send consecutive rows of the tensor to each rank, and return what the ranks have sent here, in their order.
 
     Differentiable: the gradient of each row goes back to where the row came from; that of rows which were not sent is
@@ -39,13 +44,9 @@ def alltoall(
         HorovodInternalError: The ranks disagree, or the job is broken or shut down.
         ValueError: `splits` do not fit the tensor or the process set, or the name is in flight already.
     """
-    call = _call(name, process_set)
-    counts = row_counts(tensor, splits, call)
-    if torch.is_grad_enabled() and isinstance(tensor, torch.Tensor) and tensor.requires_grad:
-        rows, received = _Alltoall.apply(call, counts, tensor)  # type: ignore[no-untyped-call]
-    else:
-        rows, received = result(start_alltoall(call, tensor, counts), tuple)
-    return rows if splits is None else (rows, received)
+    call = _call("alltoall", name, process_set)
+    (pair,) = _exchange(call, [tensor], [splits])
+    return pair[0] if splits is None else pair
 
 
 def alltoall_async(
@@ -55,21 +56,68 @@ def alltoall_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Start what `alltoall` does and return a handle, whose result is always the pair. Not differentiable."""
-    call = _call(name, process_set)
-    return start_alltoall(call, tensor, row_counts(tensor, splits, call))
+    call = _call("alltoall", name, process_set)
+    return start_alltoall(call, [tensor], [row_counts(tensor, splits, call)], single=True)
 
 
-def _call(name: str | None, process_set: ProcessSet) -> Call:
+def grouped_alltoall(
+    tensors: Sequence[torch.Tensor],
+    splits: Sequence[Splits] | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> tuple[Exchanged, ...]:
+    """Do what `alltoall` does for a list of tensors, of any dtypes, as one operation; return a tuple.
+
+    `splits` has an entry for each tensor, which may be None, and so has the result: the rows of a tensor whose entry is
+    None, else the pair.
+    """
+    call = _call("grouped_alltoall", name, process_set)
+    tensors = group(tensors, call.name)
+    of_each = _splits_of_each(tensors, splits, call.name)
+    pairs = _exchange(call, tensors, of_each)
+    return tuple(pair[0] if chosen is None else pair for pair, chosen in zip(pairs, of_each, strict=True))
+
+
+def grouped_alltoall_async(
+    tensors: Sequence[torch.Tensor],
+    splits: Sequence[Splits] | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Start what `grouped_alltoall` does and return a handle, whose result is a tuple of pairs. Not differentiable."""
+    call = _call("grouped_alltoall", name, process_set)
+    tensors = group(tensors, call.name)
+    of_each = _splits_of_each(tensors, splits, call.name)
+    return start_alltoall(call, tensors, _counts_of_each(tensors, of_each, call), single=False)
+
+
+def _call(operation: str, name: str | None, process_set: ProcessSet) -> Call:
     set_id = registered_id(process_set)
-    return Call(Kind.ALLTOALL, full_name("alltoall", name, set_id), process_set=set_id)
+    return Call(Kind.ALLTOALL, full_name(operation, name, set_id), process_set=set_id)
 
 
-def row_counts(tensor: torch.Tensor, splits: Splits, call: Call) -> list[int]:
+def _splits_of_each(
+    tensors: Sequence[torch.Tensor], splits: Sequence[Splits] | None, operation: str
+) -> Sequence[Splits]:
+    if splits is None:
+        return [None] * len(tensors)
+    if len(splits) != len(tensors):
+        raise ValueError(f"{operation}: splits for {len(splits)} tensors, but there are {len(tensors)}")
+    return splits
+
+
+def _counts_of_each(tensors: Sequence[torch.Tensor], splits: Sequence[Splits], call: Call) -> list[Counts]:
+    return [row_counts(tensor, chosen, call) for tensor, chosen in zip(tensors, splits, strict=True)]
+
+
+def row_counts(tensor: torch.Tensor, splits: Splits, call: Call) -> Counts:
     """Return how many rows go to each member of the process set.
 
     Raises:
+        TypeError: `tensor` is no tensor.
         ValueError: `splits` do not fit the tensor or the process set.
     """
+    check(tensor, call.name)
     size = len(members(call.process_set))
     if splits is None:
         rows = tensor.shape[0] if tensor.dim() > 0 else 0
@@ -86,14 +134,42 @@ def row_counts(tensor: torch.Tensor, splits: Splits, call: Call) -> list[int]:
     return counts
 
 
+def _exchange(
+    call: Call, tensors: Sequence[torch.Tensor], splits: Sequence[Splits]
+) -> Sequence[tuple[torch.Tensor, torch.Tensor]]:
+    """Carry out a call, and record it for the backward pass if that is needed; return pairs."""
+    counts = _counts_of_each(tensors, splits, call)
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        results = _Alltoall.apply(call, counts, *tensors)  # type: ignore[no-untyped-call]
+        return list(zip(results[::2], results[1::2], strict=True))
+    return result(start_alltoall(call, tensors, counts, single=False), tuple)
+
+
 def send_back(
-    call: Call, gradient: torch.Tensor, received: list[int], rows: int, sent: list[int] | None = None
-) -> torch.Tensor:
-    """Carry out the backward pass of a call, whose tensor had so many rows and sent so many to each rank."""
+    call: Call,
+    gradients: Sequence[torch.Tensor],
+    received: Sequence[Counts],
+    sent: Sequence[Counts],
+    rows: Sequence[int],
+) -> list[torch.Tensor]:
+    """Carry out the backward pass of a call.
+
+    Args:
+        call: That of the forward pass.
+        gradients: Of those results that are of floating point.
+        received: How many rows each of these results had from each rank.
+        sent: How many rows each of their tensors sent to each rank.
+        rows: How many rows each of these tensors has.
+    """
     backward = Call(Kind.ALLTOALL, f"{call.name}.grad", process_set=call.process_set)
-    back, returned = result(start_alltoall(backward, gradient, received), tuple)
-    if sent is not None and returned.tolist() != sent:  # ranks that have joined send nothing back
-        blocks = zip(back.split(returned.tolist()), sent, strict=True)
+    pairs = result(start_alltoall(backward, gradients, received, single=False), tuple)
+    return [_of_all_rows(*pair, *of_tensor) for pair, *of_tensor in zip(pairs, sent, rows, strict=True)]
+
+
+def _of_all_rows(back: torch.Tensor, returned: torch.Tensor, sent: Counts, rows: int) -> torch.Tensor:
+    """Put zeros where rows have not been sent, or have come back from nobody: ranks that have joined send nothing."""
+    if returned.tolist() != sent:
+        blocks = zip(torch.split(back, returned.tolist()), sent, strict=True)
         back = torch.cat([block if len(block) else back.new_zeros((n, *back.shape[1:])) for block, n in blocks])
     not_sent = rows - back.shape[0]
     return torch.cat([back, back.new_zeros((not_sent, *back.shape[1:]))]) if not_sent > 0 else back
@@ -101,21 +177,24 @@ def send_back(
 
 class _Context(torch.autograd.function.FunctionCtx):
     call: Call
-    sent: list[int]
-    sent_rows: int
-    received: list[int]
+    received: list[Counts]
+    sent: list[Counts]
+    rows: list[int]
 
 
 class _Alltoall(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: _Context, call: Call, counts: list[int], tensor: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        rows, received = result(start_alltoall(call, tensor, counts), tuple)
-        ctx.call, ctx.sent, ctx.sent_rows, ctx.received = call, counts, tensor.shape[0], received.tolist()
-        ctx.mark_non_differentiable(received)
-        return rows, received
+    def forward(ctx: _Context, call: Call, counts: list[Counts], *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        pairs = result(start_alltoall(call, tensors, counts, single=False), tuple)
+        ctx.call, ctx.sent, ctx.rows = call, counts, [tensor.shape[0] for tensor in tensors]
+        ctx.received = [received.tolist() for _, received in pairs]
+        ctx.mark_non_differentiable(*(received for _, received in pairs))
+        return tuple(one for pair in pairs for one in pair)
 
     @staticmethod
-    def backward(ctx: _Context, gradient: torch.Tensor, _: object) -> tuple[None, None, torch.Tensor]:
-        return None, None, send_back(ctx.call, gradient, ctx.received, ctx.sent_rows, ctx.sent)
+    def backward(ctx: _Context, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        of_rows = gradients[::2]
+        passed_on = [is_differentiable(gradient) for gradient in of_rows]
+        chosen = [list(compress(values, passed_on)) for values in (of_rows, ctx.received, ctx.sent, ctx.rows)]
+        results = iter(send_back(ctx.call, *chosen))  # type: ignore[arg-type]
+        return (None, None, *(next(results) if passed else None for passed in passed_on))

@@ -16,7 +16,8 @@ from torch.autograd.function import FunctionCtx
 
 from horovodlike import basics, process_set
 from horovodlike.ops import Kind
-from horovodlike.torch._engine import Call, rows_of, start_allgather, start_reducescatter, start_to_new, synchronize
+from horovodlike.torch._calls import result
+from horovodlike.torch._engine import Call, rows_of, start_allgather, start_reducescatter, start_to_new
 
 Tensors = tuple[torch.Tensor, ...]
 Gradients = tuple[torch.Tensor | None, ...]
@@ -32,9 +33,7 @@ def run(call: Call, tensors: Sequence[torch.Tensor]) -> Tensors:
 
 def carry_out(call: Call, tensors: Sequence[torch.Tensor]) -> Tensors:
     """Carry out a call that returns new tensors, unknown to autograd."""
-    results = synchronize(_START.get(call.kind, start_to_new)(call, tensors, single=False))
-    assert isinstance(results, tuple)
-    return results
+    return result(_START.get(call.kind, start_to_new)(call, tensors, single=False), tuple)
 
 
 _START = {Kind.ALLGATHER: start_allgather, Kind.REDUCESCATTER: start_reducescatter}

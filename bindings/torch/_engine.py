@@ -18,7 +18,8 @@ from horovodlike import basics, ops, process_set
 from horovodlike.ops import Kind, Output, Request
 from horovodlike.torch._tensor import DTYPES, check, engine_shape, from_output, in_memory, is_in_memory
 
-Result = torch.Tensor | tuple[torch.Tensor, ...] | None
+# Of an alltoall: pairs of tensors.
+Result = torch.Tensor | tuple[torch.Tensor, ...] | tuple[tuple[torch.Tensor, torch.Tensor], ...] | None
 
 # Building a request costs several microseconds, and a training loop uses the same names again and again. So the calls
 # used last are kept (by `mpi_ops`, which makes them), and each keeps requests for the tensors it was made with.
@@ -258,22 +259,25 @@ def start_allgather(call: Call, tensors: Sequence[torch.Tensor], single: bool) -
     return handle
 
 
-def start_alltoall(call: Call, tensor: torch.Tensor, splits: Sequence[int]) -> int:
-    """Enqueue an alltoall of so many rows for each member of the process set; return its handle.
+def start_alltoall(call: Call, tensors: Sequence[torch.Tensor], splits: Sequence[Sequence[int]], single: bool) -> int:
+    """Enqueue an alltoall of so many rows of each tensor for each member of the process set; return its handle.
 
-    The result is the rows received, and how many came from each member (int32).
+    The result is, of each tensor, the rows received and how many came from each member (int32).
     """
-    check(tensor, call.name)
-    if tensor.dim() == 0:
-        raise ValueError(f"{call.name}: a scalar has no rows; an alltoall needs at least one dimension")
-    memory = in_memory(tensor)
+    for tensor in tensors:
+        check(tensor, call.name)
+        if tensor.dim() == 0:
+            raise ValueError(f"{call.name}: a scalar has no rows; an alltoall needs at least one dimension")
+    inputs = [in_memory(tensor) for tensor in tensors]
 
     def finish(outputs: list[Output]) -> Result:
-        rows, received = outputs
-        return from_output(rows, tensor), from_output(received, _SPLITS)
+        rows = [from_output(output, tensor) for output, tensor in zip(outputs[::2], tensors, strict=True)]
+        received = [from_output(output, _SPLITS) for output in outputs[1::2]]
+        pairs = tuple(zip(rows, received, strict=True))
+        return pairs[0] if single else pairs
 
-    handle = _enqueue(call, [memory], [memory], splits)
-    _in_flight[handle] = _InFlight([memory], finish)
+    handle = _enqueue(call, inputs, inputs, list(itertools.chain.from_iterable(splits)))
+    _in_flight[handle] = _InFlight(inputs, finish)
     return handle
 
 

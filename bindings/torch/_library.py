@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from horovodlike.ops import Kind
-from horovodlike.torch._alltoall import row_counts, send_back
+from horovodlike.torch._alltoall import Counts, row_counts, send_back
 from horovodlike.torch._autograd import carry_out, is_differentiable, rows_in, run_backward
 from horovodlike.torch._calls import group, known_reduction, new_reduction, result
 from horovodlike.torch._engine import Call, next_number, numbered, start_alltoall, start_in_place, synchronize
@@ -36,7 +36,9 @@ _SCHEMA = (
     "(Tensor[] tensors, SymInt[]? rows, str operation, str? name, Tensor? number, int op, int root_rank, "
     "float prescale, float postscale, int process_set) -> Tensor[]"
 )
-_OF_ALLTOALL = "str? name, Tensor? number, int process_set"
+# `splits` are of those tensors that are marked as having some.
+_SPLITS = "Tensor[] splits, bool[] have_splits"
+_OF_ALLTOALL = "str operation, str? name, Tensor? number, int process_set"
 FOUND_OUT = -1
 
 Tensors = Sequence[torch.Tensor]
@@ -49,9 +51,9 @@ def define() -> None:
         _define(f"{name}_backward", _SCHEMA, _backward(kind), _like_results)
         operator = _define(name, _SCHEMA, _forward(kind), _like_results)
         operator.register_autograd(_differentiate(kind), setup_context=_save)
-    schema = f"(Tensor gradient, Tensor received, SymInt rows, {_OF_ALLTOALL}) -> Tensor"
-    _define("alltoall_backward", schema, _alltoall_backward, lambda gradient, _, rows, *__: _with_rows(gradient, rows))
-    schema = f"(Tensor tensor, Tensor? splits, int members, {_OF_ALLTOALL}) -> Tensor[]"
+    schema = f"(Tensor[] gradients, Tensor[] received, {_SPLITS}, SymInt[] rows, {_OF_ALLTOALL}) -> Tensor[]"
+    _define("alltoall_backward", schema, _alltoall_backward, _like_tensors)
+    schema = f"(Tensor[] tensors, {_SPLITS}, int members, {_OF_ALLTOALL}) -> Tensor[]"
     operator = _define("alltoall", schema, _alltoall, _like_exchanged)
     operator.register_autograd(_differentiate_alltoall, setup_context=_save_exchanged)
     _define("next_number", "(int process_set) -> Tensor", _next_number, lambda _: torch.empty((), dtype=torch.int64))
@@ -177,46 +179,82 @@ def _differentiate(kind: Kind) -> Callable[..., tuple[Any, ...]]:
 
 
 def _alltoall(
-    tensor: torch.Tensor,
-    splits: torch.Tensor | None,
-    members: int,
-    name: str | None,
-    number: torch.Tensor | None,
-    process_set: int,
+    tensors: Tensors, splits: Tensors, have_splits: Sequence[bool], members: int, *options: Any
 ) -> list[torch.Tensor]:
-    call = Call(Kind.ALLTOALL, f"alltoall.{_name(name, number)}", process_set=process_set)
+    call = _call_of_alltoall(*options)
     with torch.no_grad():
-        return list(result(start_alltoall(call, tensor, row_counts(tensor, splits, call)), tuple))
+        tensors = group(tensors, call.name)
+        counts = _counts(call, tensors, splits, have_splits)
+        pairs = result(start_alltoall(call, tensors, counts, single=False), tuple)
+    return [one for pair in pairs for one in pair]
 
 
-def _like_exchanged(tensor: torch.Tensor, splits: torch.Tensor | None, members: int, *_: Any) -> list[torch.Tensor]:
-    return [_with_rows(tensor, FOUND_OUT), torch.empty(members, dtype=torch.int32)]
+def _call_of_alltoall(operation: str, name: str | None, number: torch.Tensor | None, process_set: int) -> Call:
+    return Call(Kind.ALLTOALL, f"{operation}.{_name(name, number)}", process_set=process_set)
+
+
+def _counts(call: Call, tensors: Tensors, splits: Tensors, have_splits: Sequence[bool]) -> list[Counts]:
+    given = iter(splits)
+    chosen = [next(given) if has else None for has in have_splits]
+    return [row_counts(tensor, one, call) for tensor, one in zip(tensors, chosen, strict=True)]
+
+
+def _like_exchanged(
+    tensors: Tensors, splits: Tensors, have_splits: Sequence[bool], members: int, *_: Any
+) -> list[torch.Tensor]:
+    pairs = [(_with_rows(tensor, FOUND_OUT), torch.empty(members, dtype=torch.int32)) for tensor in tensors]
+    return [one for pair in pairs for one in pair]
 
 
 def _save_exchanged(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
-    tensor, _, _, ctx.name, number, ctx.process_set = inputs
-    ctx.rows = tensor.shape[0]
-    ctx.save_for_backward(output[1], number)
+    tensors, splits, ctx.have_splits, _, ctx.operation, ctx.name, number, ctx.process_set = inputs
+    ctx.rows = [rows_in(tensor) for tensor in tensors]
+    ctx.num_splits = len(splits)
+    ctx.save_for_backward(number, *splits, *output[1::2])
 
 
-def _differentiate_alltoall(ctx: Any, gradients: Tensors) -> tuple[Any, ...]:
-    received, number = ctx.saved_tensors
-    backward = torch.ops.horovodlike.alltoall_backward
-    back = backward(gradients[0], received, ctx.rows, ctx.name, number, ctx.process_set)
-    return back, None, None, None, None, None
+def _differentiate_alltoall(ctx: Any, gradients: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
+    number, *saved = ctx.saved_tensors
+    splits, received = saved[: ctx.num_splits], saved[ctx.num_splits :]
+    of_rows = gradients[::2]
+    passed_on = [is_differentiable(gradient) for gradient in of_rows]
+    passed_on_with_splits = list(compress(passed_on, ctx.have_splits))
+    results = iter(
+        torch.ops.horovodlike.alltoall_backward(
+            list(compress(of_rows, passed_on)),
+            list(compress(received, passed_on)),
+            list(compress(splits, passed_on_with_splits)),
+            list(compress(ctx.have_splits, passed_on)),
+            list(compress(ctx.rows, passed_on)),
+            *(ctx.operation, ctx.name, number, ctx.process_set),
+        )
+    )
+    of_tensors = [next(results) if passed else None for passed in passed_on]
+    return of_tensors, [None] * ctx.num_splits, None, None, None, None, None, None
 
 
 def _alltoall_backward(
-    gradient: torch.Tensor,
-    received: torch.Tensor,
-    rows: int,
-    name: str | None,
-    number: torch.Tensor | None,
-    process_set: int,
-) -> torch.Tensor:
-    call = Call(Kind.ALLTOALL, f"alltoall.{_name(name, number)}", process_set=process_set)
+    gradients: Tensors,
+    received: Tensors,
+    splits: Tensors,
+    have_splits: Sequence[bool],
+    rows: Sequence[int],
+    *options: Any,
+) -> list[torch.Tensor]:
+    call = _call_of_alltoall(*options)
+    given = iter(splits)
+    sent = [
+        next(given).tolist() if has else [count // len(of_each)] * len(of_each)
+        for has, count, of_each in zip(have_splits, rows, received, strict=True)
+    ]
     with torch.no_grad():
-        return send_back(call, gradient, received.tolist(), rows)
+        return send_back(call, gradients, [counts.tolist() for counts in received], sent, rows)
+
+
+def _like_tensors(
+    gradients: Tensors, received: Tensors, splits: Tensors, have_splits: Sequence[bool], rows: Sequence[int], *_: Any
+) -> list[torch.Tensor]:
+    return [_with_rows(gradient, count) for gradient, count in zip(gradients, rows, strict=True)]
 
 
 def _next_number(process_set: int) -> torch.Tensor:

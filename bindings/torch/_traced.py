@@ -16,7 +16,7 @@ from horovodlike.errors import NotInitializedError
 from horovodlike.place import Place
 from horovodlike.process_set import ProcessSet, global_process_set, registered_id
 from horovodlike.torch import mpi_ops
-from horovodlike.torch._alltoall import Splits
+from horovodlike.torch._alltoall import Exchanged, Splits
 from horovodlike.torch._compile import trace_as
 from horovodlike.torch._engine import rows_of
 from horovodlike.torch._library import FOUND_OUT, IS_AVAILABLE, define
@@ -230,17 +230,43 @@ def grouped_broadcast_(
     return tuple(tensors)
 
 
+def _exchange(
+    operation: str,
+    tensors: Sequence[torch.Tensor],
+    splits: Sequence[Splits],
+    name: str | None,
+    process_set: ProcessSet,
+) -> list[Exchanged]:
+    set_id = registered_id(process_set)
+    given = [one if isinstance(one, torch.Tensor) else torch.tensor(one) for one in splits if one is not None]
+    have_splits = [one is not None for one in splits]
+    number = _number(name, set_id)
+    results = _operators.alltoall(
+        list(tensors), given, have_splits, len(_members(process_set)), operation, name, number, set_id
+    )
+    pairs = zip(results[::2], results[1::2], have_splits, strict=True)
+    return [(rows, received) if has else rows for rows, received, has in pairs]
+
+
 def alltoall(
     tensor: torch.Tensor,
     splits: Splits = None,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    set_id = registered_id(process_set)
-    counts = torch.tensor(splits) if splits is not None and not isinstance(splits, torch.Tensor) else splits
-    number = _number(name, set_id)
-    rows, received = _operators.alltoall(tensor, counts, len(_members(process_set)), name, number, set_id)
-    return rows if splits is None else (rows, received)
+) -> Exchanged:
+    return _exchange("alltoall", [tensor], [splits], name, process_set)[0]
+
+
+def grouped_alltoall(
+    tensors: Sequence[torch.Tensor],
+    splits: Sequence[Splits] | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> tuple[Exchanged, ...]:
+    of_each = [None] * len(tensors) if splits is None else splits
+    if len(of_each) != len(tensors):
+        raise ValueError(f"splits for {len(of_each)} tensors, but there are {len(tensors)}")
+    return tuple(_exchange("grouped_alltoall", tensors, of_each, name, process_set))
 
 
 def _reduce_and_scatter(
@@ -299,8 +325,8 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
 
 TRACED = (
     allgather, allreduce, allreduce_, alltoall, barrier, broadcast, broadcast_, cross_rank, cross_size,
-    grouped_allgather, grouped_allreduce, grouped_allreduce_, grouped_broadcast, grouped_broadcast_,
-    grouped_reducescatter, is_initialized, local_rank, local_size, rank, reducescatter, size,
+    grouped_allgather, grouped_allreduce, grouped_allreduce_, grouped_alltoall, grouped_broadcast,
+    grouped_broadcast_, grouped_reducescatter, is_initialized, local_rank, local_size, rank, reducescatter, size,
 )  # fmt: skip
 
 if IS_AVAILABLE:

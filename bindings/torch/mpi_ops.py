@@ -45,7 +45,7 @@ from horovodlike.basics import (
 )
 from horovodlike.ops import Kind, Request
 from horovodlike.process_set import ProcessSet, global_process_set, registered_id
-from horovodlike.torch._alltoall import alltoall, alltoall_async
+from horovodlike.torch._alltoall import alltoall, alltoall_async, grouped_alltoall, grouped_alltoall_async
 from horovodlike.torch._autograd import run
 from horovodlike.torch._broadcast import (
     broadcast,
@@ -109,6 +109,8 @@ __all__ = [
     "grouped_allreduce_",
     "grouped_allreduce_async",
     "grouped_allreduce_async_",
+    "grouped_alltoall",
+    "grouped_alltoall_async",
     "grouped_broadcast",
     "grouped_broadcast_",
     "grouped_broadcast_async",

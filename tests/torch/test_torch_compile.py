@@ -89,6 +89,16 @@ def _alltoall(x, w):
     ]
 
 
+def _grouped_alltoall(x, w):
+    splits = [1] * hvd.size()
+    counts = torch.arange(2 * hvd.size())
+    even, exchanged, (rows, received) = hvd.grouped_alltoall(
+        [x.expand(hvd.size(), -1, -1), counts, w], [None, None, torch.tensor(splits)], name="exchanged"
+    )
+    pairs = hvd.grouped_alltoall((x, w), (splits, splits))
+    return [even, exchanged, rows, received, *pairs[0], *pairs[1], *hvd.grouped_alltoall([counts])]
+
+
 def _reducescatter(x, w):
     return [
         hvd.reducescatter(x),
@@ -124,6 +134,7 @@ CASES = (
     _grouped_allgather,
     _broadcast,
     _alltoall,
+    _grouped_alltoall,
     _reducescatter,
     _grouped_reducescatter,
     _in_place,
@@ -363,8 +374,11 @@ def _operators_are_well_defined() -> None:
         (operators.broadcast.default, ([x], None, "broadcast", "checked", None, hvd.Sum, 0, 1.0, 1.0, 0)),
         (operators.reducescatter.default, ([x, w], [4, 5], "grouped_reducescatter", "checked", None, *options)),
         (operators.allgather.default, ([x, w], [_library.FOUND_OUT] * 2, "allgather", "checked", None, *options)),
-        (operators.alltoall.default, (x, None, 1, "checked", None, 0)),
-        (operators.alltoall.default, (x, torch.tensor([2]), 1, None, number, 0)),
+        (operators.alltoall.default, ([x], [], [False], 1, "alltoall", "checked", None, 0)),
+        (
+            operators.alltoall.default,
+            ([x, w], [torch.tensor([2])], [False, True], 1, "grouped_alltoall", None, number, 0),
+        ),
     ]
     with _compiler():
         for operator, arguments in samples:

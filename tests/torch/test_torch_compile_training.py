@@ -28,6 +28,29 @@ def _compiler() -> Iterator[None]:
     torch._dynamo.reset()
 
 
+def _without_a_rank(backend: str) -> None:
+    """The gradients of rows that were sent to a rank which has joined stay where the rows are."""
+
+    def exchange(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+        one, _ = hvd.alltoall(first, [1, 1, 1], name="exchange")
+        (two, _), even = hvd.grouped_alltoall([first, second], [[2, 1, 1], None], name="grouped")
+        return (one.sum() + two.sum() + even.sum()) * (10 + hvd.rank())
+
+    if hvd.rank() != 1:
+        with _compiler():
+            for function in (exchange, torch.compile(exchange, backend=backend, fullgraph=True)):
+                first, second = torch.arange(5.0, requires_grad=True), torch.arange(3.0, requires_grad=True)
+                function(first, second).backward()
+                assert first.grad.tolist() == [20.0, 10.0, 12.0, 12.0, 0.0]
+                assert second.grad.tolist() == [10.0, 0.0, 12.0]
+    hvd.join()
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gradients_while_a_rank_has_joined(ranks, backend):
+    ranks(3).run(_without_a_rank, backend)
+
+
 class _Model(torch.nn.Module):
     """One that may talk to the other ranks in the middle."""
 

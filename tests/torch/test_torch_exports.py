@@ -38,6 +38,8 @@ COLLECTIVES = {
     "sparse_allreduce_async": "tensor, name, op, process_set",
     "alltoall": "tensor, splits, name, process_set",
     "alltoall_async": "tensor, splits, name, process_set",
+    "grouped_alltoall": "tensors, splits, name, process_set",
+    "grouped_alltoall_async": "tensors, splits, name, process_set",
     "join": "device, process_set",
     "add_process_set": "process_set",
     "remove_process_set": "process_set",

@@ -156,6 +156,8 @@ def _start_engine(settings: Config, native: Any, joined: Membership) -> None:
     native.segment_fd = joined.segment_fd
     folder = ffi.new("char[]", os.fsencode(settings.flight_recorder))
     native.flight_recorder_folder = folder
+    autotune_log = ffi.new("char[]", os.fsencode(settings.autotune_log))
+    native.autotune_log = autotune_log
     ops.check(lib.hvl_init(native))
 
 
@@ -192,6 +194,11 @@ def _native_config(settings: Config, place: Place, processors: int) -> Any:
             "stall_warning_time": warning_time,
             "stall_shutdown_time": settings.stall_shutdown_time_seconds,
             "flight_recorder_size": settings.flight_recorder_size,
+            "autotune": settings.autotune,
+            "autotune_fusion_threshold": not config_module.is_set("fusion_threshold", os.environ),
+            "autotune_cycle_time": not config_module.is_set("cycle_time", os.environ),
+            "autotune_warmup_samples": settings.autotune_warmup_samples,
+            "autotune_steps_per_sample": settings.autotune_steps_per_sample,
             "average_counts_joined": settings.join_average == "all",
             "log_level": config_module.LOG_LEVELS.index(settings.log_level),
         },

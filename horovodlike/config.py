@@ -22,6 +22,7 @@ __all__ = [
     "Config",
     "Setting",
     "Value",
+    "is_set",
     "load",
     "parse",
     "render_markdown",
@@ -161,6 +162,21 @@ class Config:
     slot_depth: int = _row(
         4, "How many slots of shared memory each rank has.", minimum=2, maximum=64, same_on_all_ranks=True
     )
+    autotune: bool = _row(
+        False,
+        "Tries other values of the fusion threshold and the cycle time while the job runs, and keeps the fastest: see "
+        "autotune.md. What a variable sets is not tuned.",
+        horovod=True,
+    )
+    autotune_log: str = _row(
+        "", "A CSV file into which rank 0 writes what it tries, and how fast that was; empty: none.", horovod=True
+    )
+    autotune_warmup_samples: int = _row(
+        3, "How many samples at the start do not count.", horovod=True, minimum=0, maximum=10**6
+    )
+    autotune_steps_per_sample: int = _row(
+        10, "How many training steps a sample has.", horovod=True, minimum=1, maximum=10**6
+    )
     stall_check_disable: bool = _row(
         False, "Turns off the warning about ranks that others have been waiting for.", horovod=True
     )
@@ -220,8 +236,7 @@ SETTINGS: dict[str, Setting] = _settings()
 
 _REASONS: dict[str, tuple[str, ...]] = {
     "on one machine there is no hierarchy": ("HIERARCHICAL_ALLREDUCE", "HIERARCHICAL_ALLGATHER", "TORUS_ALLREDUCE"),
-    "there is no autotuning in this release": (
-        *("AUTOTUNE", "AUTOTUNE_LOG", "AUTOTUNE_WARMUP_SAMPLES", "AUTOTUNE_STEPS_PER_SAMPLE"),
+    "autotuning compares a few values in turn, which ends by itself: there is no Bayesian search": (
         *("AUTOTUNE_BAYES_OPT_MAX_SAMPLES", "AUTOTUNE_GAUSSIAN_PROCESS_NOISE"),
     ),
     "ranks communicate through shared memory": (
@@ -315,12 +330,20 @@ def load(environ: Mapping[str, str] | None = None) -> Config:
     source = os.environ if environ is None else environ
     values: dict[str, Any] = {}
     for setting in SETTINGS.values():
-        for variable in setting.variables:
-            text = source.get(variable, "")
-            if text.strip():
-                values[setting.name] = parse(setting, text, variable)
-                break
+        variable = _variable_of(setting, source)
+        if variable is not None:
+            values[setting.name] = parse(setting, source[variable], variable)
     return Config(**values)
+
+
+def is_set(name: str, environ: Mapping[str, str]) -> bool:
+    """Whether a variable sets the setting, be it to its default."""
+    return _variable_of(SETTINGS[name], environ) is not None
+
+
+def _variable_of(setting: Setting, environ: Mapping[str, str]) -> str | None:
+    """The variable that the setting is read from."""
+    return next((variable for variable in setting.variables if environ.get(variable, "").strip()), None)
 
 
 def _shown(setting: Setting) -> str:

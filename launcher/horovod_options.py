@@ -59,16 +59,9 @@ HOROVOD_OPTIONS = (
         keys=("params.hierarchical_allreduce", "params.hierarchical_allgather", "params.torus_allreduce"),
     ),
     HorovodOption(
-        "there is no autotuning in this release",
-        switches=("--autotune", "--no-autotune"),
-        flags=(
-            *("--autotune-log-file", "--autotune-warmup-samples", "--autotune-steps-per-sample"),
-            *("--autotune-bayes-opt-max-samples", "--autotune-gaussian-process-noise"),
-        ),
-        keys=(
-            *("autotune.enabled", "autotune.log_file", "autotune.warmup_samples", "autotune.steps_per_sample"),
-            *("autotune.bayes_opt_max_samples", "autotune.gaussian_process_noise"),
-        ),
+        "there is no Bayesian search",
+        flags=("--autotune-bayes-opt-max-samples", "--autotune-gaussian-process-noise"),
+        keys=("autotune.bayes_opt_max_samples", "autotune.gaussian_process_noise"),
     ),
     HorovodOption(
         "use --bind-to to bind ranks",

@@ -44,6 +44,11 @@ class Option:
         return SETTINGS[self.setting]
 
     @property
+    def shown(self) -> str:
+        """The flag in ``--help``: of a pair, the one that changes something."""
+        return self.flag if self.opposite is None or self.row.default == self.inverted else self.opposite
+
+    @property
     def destination(self) -> str:
         """The attribute of the parsed arguments."""
         return self.flag.lstrip("-").replace("-", "_")
@@ -54,6 +59,10 @@ OPTIONS: tuple[Option, ...] = (
     Option("fusion_threshold", "--fusion-threshold-mb", "params.fusion_threshold_mb", scale=_MIB, note="In MiB."),
     Option("cycle_time", "--cycle-time-ms", "params.cycle_time_ms", metavar="X"),
     Option("cache_capacity", "--cache-capacity", "params.cache_capacity"),
+    Option("autotune", "--autotune", "autotune.enabled", opposite="--no-autotune"),
+    Option("autotune_log", "--autotune-log-file", "autotune.log_file", metavar="FILE"),
+    Option("autotune_warmup_samples", "--autotune-warmup-samples", "autotune.warmup_samples"),
+    Option("autotune_steps_per_sample", "--autotune-steps-per-sample", "autotune.steps_per_sample"),
     Option(
         "stall_check_disable",
         "--stall-check",
@@ -84,8 +93,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             group.add_argument(option.flag, dest=option.destination, metavar=option.metavar, help=text)
             continue
         pair = group.add_mutually_exclusive_group()
-        pair.add_argument(option.flag, dest=option.destination, action="store_const", const="1", help=argparse.SUPPRESS)
-        pair.add_argument(option.opposite, dest=option.destination, action="store_const", const="0", help=text)
+        for flag, value in ((option.flag, "1"), (option.opposite, "0")):
+            shown = text if flag == option.shown else argparse.SUPPRESS
+            pair.add_argument(flag, dest=option.destination, action="store_const", const=value, help=shown)
 
 
 def _default(option: Option) -> str:

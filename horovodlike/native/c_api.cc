@@ -159,6 +159,12 @@ Status start(const hvl_config& config) {
   options.processors = config.processors;
   options.flight_recorder_size = static_cast<size_t>(std::max(1, config.flight_recorder_size));
   if (config.flight_recorder_folder != nullptr) options.flight_recorder_folder = config.flight_recorder_folder;
+  options.autotune.enabled = config.autotune != 0;
+  options.autotune.fusion_threshold = config.autotune_fusion_threshold != 0;
+  options.autotune.cycle_time = config.autotune_cycle_time != 0;
+  options.autotune.warmup_samples = std::max(0, config.autotune_warmup_samples);
+  options.autotune.steps_per_sample = std::max(1, config.autotune_steps_per_sample);
+  if (config.autotune_log != nullptr) options.autotune.log = config.autotune_log;
   options.average_counts_joined = config.average_counts_joined != 0;
   if (config.local_pids != nullptr) options.local_pids.assign(config.local_pids, config.local_pids + config.local_size);
   set_log_level(static_cast<LogLevel>(config.log_level));

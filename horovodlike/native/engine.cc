@@ -89,7 +89,9 @@ Engine::Engine(const EngineOptions& options, std::shared_ptr<HostMemory> memory,
       timeline_(options.rank),
       waiter_(memory_, waiter_options(options, &stop_requested_, handles)),
       control_(make_control(options_, memory_)),
-      data_plane_(make_data_plane(options_, memory_, &waiter_)) {
+      data_plane_(make_data_plane(options_, memory_, &waiter_)),
+      autotuner_(make_autotuner(options_)),
+      cycle_time_(to_ns(options_.cycle_time)) {
   std::vector<int> all_ranks(static_cast<size_t>(options_.size));
   std::iota(all_ranks.begin(), all_ranks.end(), 0);
   process_sets_[0] = std::make_shared<Team>(std::move(all_ranks), options_.rank);
@@ -201,7 +203,7 @@ bool Engine::is_wanted() const {
 // their caches, and soon there will be more to send; where they have no processor to spare it is best to start when
 // they have nothing left to compute, which shows by one of them waiting.
 uint64_t Engine::hold_limit() const {
-  if (options_.overlap) return to_ns(options_.cycle_time);
+  if (options_.overlap) return cycle_time_;
   return memory_->another_waits(options_.local_rank) ? 0 : kMaxHold;
 }
 
@@ -341,6 +343,7 @@ void Engine::complete(NamedTensor* tensor, const Status& status, std::vector<hvl
 void Engine::end(const Status& status) {
   ended_ = true;
   if (status.code() == HVL_JOB_BROKEN) write_flights(status);
+  if (autotuner_ != nullptr) autotuner_->stop();
   queue_.close(status);
   do {  // first what submit() left behind, if it was interrupted
     for (std::unique_ptr<Entry>& entry : new_entries_) {

@@ -20,6 +20,7 @@
 #include "queue/handle_table.h"
 #include "queue/tensor_queue.h"
 #include "transport/data_plane.h"
+#include "tune/autotuner.h"
 #include "watch/flight_recorder.h"
 #include "watch/timeline.h"
 #include "watch/waiter.h"
@@ -43,6 +44,7 @@ struct EngineOptions {
   double stall_shutdown = 0;
   size_t flight_recorder_size = 256;
   std::string flight_recorder_folder;  // where it is written when the job breaks; empty: nowhere
+  AutotuneOptions autotune;
   bool average_counts_joined = false;  // Average divides by the size of the process set, not by those that take part
 };
 
@@ -152,6 +154,10 @@ class Engine {
   void note_end();
   void write_flights(const Status& reason) const;
 
+  // engine_tuning.cc: the values that are found out while the job runs.
+  static std::unique_ptr<Autotuner> make_autotuner(const EngineOptions& options);  // null: none are
+  void tune();
+
   const EngineOptions options_;
   const std::shared_ptr<HostMemory> memory_;
   HandleTable* const handles_;
@@ -168,6 +174,9 @@ class Engine {
   Waiter waiter_;
   std::unique_ptr<ControlPlane> control_;
   std::unique_ptr<DataPlane> data_plane_;
+  std::unique_ptr<Autotuner> autotuner_;  // null: off, or done
+  std::vector<uint64_t> tuned_tensors_;
+  uint64_t cycle_time_;
   std::unordered_map<TensorId, Known> known_;
   std::unordered_map<std::string, std::shared_ptr<NamedTensor>> in_full_;  // announced without an id, by key
   std::vector<std::unique_ptr<Entry>> new_entries_;

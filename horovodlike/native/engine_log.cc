@@ -126,6 +126,7 @@ Status Engine::execute(const Record& record) {
     default: break;
   }
   note_begin();
+  if (autotuner_ != nullptr && known.signature.kind == HVL_ALLREDUCE) tune();
   data_plane_->begin(team_, num_executed_);
   status = prepare(known);
   return status.ok() ? go_on() : status;

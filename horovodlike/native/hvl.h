@@ -146,7 +146,13 @@ typedef struct hvl_config {
   int32_t average_counts_joined;
   int32_t flight_recorder_size;       /* collectives that are remembered */
   const char* flight_recorder_folder; /* where they are written when the job breaks; null or empty: nowhere */
-  int32_t log_level;                  /* 0 trace, 1 debug, 2 info, 3 warning, 4 error, 5 fatal */
+  int32_t autotune;                   /* 1: the two below that are 1 are tuned while the job runs */
+  int32_t autotune_fusion_threshold;
+  int32_t autotune_cycle_time;
+  int32_t autotune_warmup_samples;   /* that do not count */
+  int32_t autotune_steps_per_sample; /* training steps */
+  const char* autotune_log;          /* a CSV file of rank 0's; null or empty: none */
+  int32_t log_level;                 /* 0 trace, 1 debug, 2 info, 3 warning, 4 error, 5 fatal */
 } hvl_config;
 
 typedef struct hvl_counters {

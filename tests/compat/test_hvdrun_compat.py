@@ -85,7 +85,7 @@ def test_a_function_that_imports_horovod(run: Run, tmp_path: Path) -> None:
 
 
 def test_horovodruns_options_reach_the_ranks_or_are_named(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "job.yaml").write_text("controller: gloo\nparams: {cache_capacity: 7}\nautotune: {enabled: true}\n")
+    (tmp_path / "job.yaml").write_text("controller: gloo\nparams: {cache_capacity: 7, torus_allreduce: true}\n")
     show = (
         "import os; print(*(os.environ['HOROVODLIKE_' + n] for n in ('FUSION_THRESHOLD', 'CYCLE_TIME', 'LOG_LEVEL')))"
     )
@@ -98,7 +98,7 @@ def test_horovodruns_options_reach_the_ranks_or_are_named(run: Run, tmp_path: Pa
     assert done.returncode == 0, done.stderr
     assert done.stdout == "[0]<stdout>: 33554432 5 INFO\n[0]<stdout>: 7\n"
     assert done.stderr.splitlines() == [
-        "horovodrun: without effect here: --gloo, --network-interfaces, -p, controller, autotune.enabled"
+        "horovodrun: without effect here: --gloo, --network-interfaces, -p, controller, params.torus_allreduce"
     ]
 
 
@@ -119,9 +119,9 @@ def test_what_horovodrun_cannot_do(run: Run, tmp_path: Path, words: list[object]
 
 
 def test_variables_without_effect_are_named_by_verbose_and_at_level_debug(run: Run) -> None:
-    note = "HOROVOD_AUTOTUNE has no effect: there is no autotuning in this release"
+    note = "HOROVOD_GLOO_IFACE has no effect: ranks communicate through shared memory"
     text = "import horovodlike.basics as b; b.init()"
-    environ = {"HOROVOD_AUTOTUNE": "1"}
+    environ = {"HOROVOD_GLOO_IFACE": "lo"}
     assert note not in run(*HVDRUN, "-np", 2, "python", "-c", text, **environ).stderr
     assert run(*HVDRUN, "-np", 2, "--verbose", "python", "-c", text, **environ).stderr.count(note) == 1
     done = run(*HVDRUN, "-np", 2, "--log-level", "debug", "python", "-c", text, **environ)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import socket
 from pathlib import Path
 
@@ -26,7 +27,8 @@ def test_every_option_is_exported_and_no_other() -> None:
     job = spec(
         *("--fusion-threshold-mb", "32", "--cycle-time-ms=2.5", "--cache-capacity", "0", "--no-stall-check"),
         *("--stall-check-warning-time-seconds", "120", "--stall-check-shutdown-time-seconds", "240"),
-        *("--log-level", "DEBUG", "--start-timeout", "7"),
+        *("--log-level", "DEBUG", "--start-timeout", "7", "--autotune", "--autotune-log-file", "tuned.csv"),
+        *("--autotune-warmup-samples", "0", "--autotune-steps-per-sample", "5"),
     )
     assert job.settings == {
         "HOROVODLIKE_FUSION_THRESHOLD": str(32 * 1024 * 1024),
@@ -37,8 +39,13 @@ def test_every_option_is_exported_and_no_other() -> None:
         "HOROVODLIKE_STALL_SHUTDOWN_TIME_SECONDS": "240",
         "HOROVODLIKE_LOG_LEVEL": "DEBUG",
         "HOROVODLIKE_START_TIMEOUT": "7",
+        "HOROVODLIKE_AUTOTUNE": "1",
+        "HOROVODLIKE_AUTOTUNE_LOG": "tuned.csv",
+        "HOROVODLIKE_AUTOTUNE_WARMUP_SAMPLES": "0",
+        "HOROVODLIKE_AUTOTUNE_STEPS_PER_SAMPLE": "5",
     }
     assert job.start_timeout == 7.0
+    assert spec("--no-autotune").settings == {"HOROVODLIKE_AUTOTUNE": "0"}
     assert spec("--stall-check").settings == {"HOROVODLIKE_STALL_CHECK_DISABLE": "0"}
 
 
@@ -95,7 +102,8 @@ def test_a_negative_number_as_a_word_of_its_own_is_an_error(capsys: pytest.Captu
     "words",
     [
         ["--no-such-flag"],
-        ["--autotune"],
+        ["--autotune", "--no-autotune"],
+        ["--gaussian"],
         ["--bind-to", "socket"],
         ["--stall-check", "--no-stall-check"],
     ],
@@ -111,6 +119,7 @@ def test_unknown_flags_are_refused(words: list[str], capsys: pytest.CaptureFixtu
     ("words", "message"),
     [
         (["--cycle-time-ms", "-1"], r"--cycle-time-ms='-1' cannot be used: it must be a number of at least 0"),
+        (["--autotune-steps-per-sample", "0"], r"--autotune-steps-per-sample='0' cannot be used: it must be an int"),
         (["--cycle-time-ms", "soon"], r"--cycle-time-ms='soon' cannot be used"),
         (["--cache-capacity", "1.5"], r"--cache-capacity='1.5' cannot be used: it must be an integer"),
         (["--fusion-threshold-mb", "-3"], r"--fusion-threshold-mb=-3 cannot be used: it must be a number >= 0"),
@@ -148,6 +157,7 @@ def test_the_configuration_file(tmp_path: Path) -> None:
     path.write_text(
         "params: {fusion_threshold_mb: 32, cycle_time_ms: 5, cache_capacity: 2048}\n"
         "stall_check: {enabled: false, warning_time_seconds: 120, shutdown_time_seconds: 240}\n"
+        "autotune: {enabled: true, log_file: tuned.csv, warmup_samples: 5, steps_per_sample: 20}\n"
         "logging: {level: INFO}\n"
     )
     assert spec("--config-file", str(path)).settings == {
@@ -157,6 +167,10 @@ def test_the_configuration_file(tmp_path: Path) -> None:
         "HOROVODLIKE_STALL_CHECK_DISABLE": "1",
         "HOROVODLIKE_STALL_CHECK_TIME_SECONDS": "120",
         "HOROVODLIKE_STALL_SHUTDOWN_TIME_SECONDS": "240",
+        "HOROVODLIKE_AUTOTUNE": "1",
+        "HOROVODLIKE_AUTOTUNE_LOG": "tuned.csv",
+        "HOROVODLIKE_AUTOTUNE_WARMUP_SAMPLES": "5",
+        "HOROVODLIKE_AUTOTUNE_STEPS_PER_SAMPLE": "20",
         "HOROVODLIKE_LOG_LEVEL": "INFO",
     }
     # The command line wins wherever it stands.
@@ -173,7 +187,8 @@ def test_the_configuration_file(tmp_path: Path) -> None:
     ("content", "message"),
     [
         ({"params": {"cycle_time": 1}}, r"no key params.cycle_time; remove it \(accepted keys: .*params.cycle_time_ms"),
-        ({"autotune": {"enabled": True}}, r"no section 'autotune'; remove it"),
+        ({"library_options": {"num_nccl_streams": 2}}, r"no section 'library_options'; remove it"),
+        ({"autotune": {"enabled": 1}}, r"autotune.enabled=1 cannot be used: it must be true or false"),
         ({"controller": "gloo"}, r"no section 'controller'"),
         ({"params": 3}, r"section 'params' must hold keys and values, not 3"),
         ([1], r"sections with keys are expected, not \[1\]"),
@@ -204,7 +219,10 @@ def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
     assert caught.value.code == 0
     text = capsys.readouterr().out
     for option in OPTIONS:
-        assert (option.opposite or option.flag) in text
+        assert re.search(rf"^  {option.shown}\b", text, re.MULTILINE)
+    assert [option.shown for option in OPTIONS if option.opposite] == [
+        *("--autotune", "--no-stall-check", "--timeline-mark-cycles")
+    ]
 
 
 FLAGS = [(row, flag) for row in HOROVOD_OPTIONS for flag in (*row.switches, *row.flags)]
@@ -234,7 +252,7 @@ def test_horovodruns_options_are_in_one_table_only() -> None:
     assert not ours & horovod_options.flags().keys()
 
 
-@pytest.mark.parametrize("word", ["--gloo", "--autotune-log-file=x", "-p", "-hostfile"])
+@pytest.mark.parametrize("word", ["--gloo", "--autotune-gaussian-process-noise=0.5", "-p", "-hostfile"])
 def test_horovodruns_options_need_compat(word: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         spec(word, "1")
@@ -284,13 +302,13 @@ def test_keys_without_effect() -> None:
     content = {
         "controller": "gloo",
         "params": {"cycle_time_ms": 5, "torus_allreduce": False},
-        "autotune": {"enabled": True},
+        "autotune": {"enabled": True, "bayes_opt_max_samples": 50},
         "logging": {},
         "other": 3,
     }
     assert without_effect(content) == (
-        {"params": {"cycle_time_ms": 5}, "logging": {}, "other": 3},
-        ["controller", "params.torus_allreduce", "autotune.enabled"],
+        {"params": {"cycle_time_ms": 5}, "autotune": {"enabled": True}, "logging": {}, "other": 3},
+        ["controller", "params.torus_allreduce", "autotune.bayes_opt_max_samples"],
     )
     assert without_effect([1]) == ([1], [])
 

@@ -10,6 +10,7 @@ from horovodlike.config import (
     SETTINGS,
     WITHOUT_EFFECT,
     Config,
+    is_set,
     load,
     parse,
     render_markdown,
@@ -98,6 +99,10 @@ def test_markdown_has_one_row_for_each_setting() -> None:
         ("HOROVOD_STALL_CHECK_TIME_SECONDS", "30", "stall_check_time_seconds", 30.0),
         ("HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", "90", "stall_shutdown_time_seconds", 90.0),
         ("HOROVOD_START_TIMEOUT", "60", "start_timeout", 60.0),
+        ("HOROVOD_AUTOTUNE", "1", "autotune", True),
+        ("HOROVOD_AUTOTUNE_LOG", "tuned.csv", "autotune_log", "tuned.csv"),
+        ("HOROVOD_AUTOTUNE_WARMUP_SAMPLES", "5", "autotune_warmup_samples", 5),
+        ("HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", "20", "autotune_steps_per_sample", 20),
         ("HOROVOD_LOG_LEVEL", "DEBUG", "log_level", "debug"),
     ],
 )
@@ -105,9 +110,16 @@ def test_horovods_variables_keep_their_meaning(variable: str, text: str, name: s
     assert getattr(load({variable: text}), name) == value
 
 
+def test_what_is_set_is_told_from_defaults() -> None:
+    default = str(Config().fusion_threshold)
+    for variable in ("HOROVODLIKE_FUSION_THRESHOLD", "HOROVOD_FUSION_THRESHOLD"):
+        assert is_set("fusion_threshold", {variable: default})
+        assert not is_set("fusion_threshold", {variable: " ", "HOROVOD_CYCLE_TIME": "1"})
+
+
 def test_horovods_variables_without_effect() -> None:
     assert not WITHOUT_EFFECT.keys() & {setting.horovod_name for setting in SETTINGS.values()}
-    environ = {"HOROVOD_CONTROLLER": "mpi", "HOROVOD_AUTOTUNE": " ", "HOROVOD_CYCLE_TIME": "1", "HOME": "/"}
+    environ = {"HOROVOD_CONTROLLER": "mpi", "HOROVOD_GLOO_IFACE": " ", "HOROVOD_CYCLE_TIME": "1", "HOME": "/"}
     assert load(environ) == Config(cycle_time=1.0)
     assert without_effect(environ) == ["HOROVOD_CONTROLLER has no effect: ranks communicate through shared memory"]
     assert len(render_without_effect().splitlines()) == 2 + len(WITHOUT_EFFECT)

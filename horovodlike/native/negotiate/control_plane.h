@@ -22,6 +22,8 @@ class ControlPlane {
   virtual bool is_flushed() = 0;
   // Reports tensors that some ranks wait for; called a few times a second, and does not wait.
   virtual Status check_stalls() = 0;
+  // Bytes of a batch at most, of what is decided from now on. Of the coordinator's rank only.
+  virtual void set_fusion_threshold(int64_t) {}
 };
 
 }  // namespace hvl

@@ -366,6 +366,8 @@ void Coordinator::decide(std::vector<Decision>* decisions) {
   decisions->push_back(std::move(decision));
 }
 
+void Coordinator::set_fusion_threshold(int64_t num_bytes) { state_->options.fusion_threshold = num_bytes; }
+
 std::vector<Pending> Coordinator::pending() const {
   std::vector<std::pair<uint64_t, TensorId>> waiting;
   state_->table.for_each([&](const TableEntry& entry) {

@@ -71,6 +71,8 @@ class Coordinator {
   // Appends what is decided since the last call, in log order.
   void decide(std::vector<Decision>* decisions);
 
+  void set_fusion_threshold(int64_t num_bytes);
+
   // What is waited for, oldest first.
   std::vector<Pending> pending() const;
   // By rank.

@@ -28,6 +28,7 @@ class CoordinatorSeat {
   // Decides; passes every decision to `publish`, then keeps its record for this rank itself.
   void decide(const std::function<void(const Decision&)>& publish);
   bool next(Record* record);
+  void set_fusion_threshold(int64_t num_bytes) { coordinator_.set_fusion_threshold(num_bytes); }
   const std::vector<Lateness>& lateness() const { return coordinator_.lateness(); }
   bool has_messages() const { return accepted_; }
   bool has_records() const { return !log_.empty(); }

@@ -23,6 +23,7 @@ class ShmCoordinator : public ControlPlane {
   bool has_news() override;
   bool is_flushed() override { return log_.is_flushed(); }
   Status check_stalls() override { return seat_.check_stalls(&questions_); }
+  void set_fusion_threshold(int64_t num_bytes) override { seat_.set_fusion_threshold(num_bytes); }
 
  private:
   void publish(const Decision& decision);

@@ -1,0 +1,47 @@
+// Autotuning of a job on rank 0: samples, what the search makes of them, its log, and what it says in the end.
+#pragma once
+
+#include <cstdint>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "tune/sampler.h"
+#include "tune/search.h"
+#include "tune/tuned.h"
+
+namespace hvl {
+
+struct AutotuneOptions {
+  bool enabled = false;
+  bool fusion_threshold = true;  // whether it is tuned; what the user has set is not
+  bool cycle_time = true;        // likewise
+  int warmup_samples = 3;
+  int steps_per_sample = 10;
+  std::string log;  // a CSV file; empty: none
+};
+
+class Autotuner {
+ public:
+  Autotuner(const AutotuneOptions& options, const Tuned& start);
+
+  // A batch begins: see Sampler. True: current() has changed or the search is done.
+  bool on_batch(const std::vector<uint64_t>& tensors, int64_t num_bytes, uint64_t now);
+  const Tuned& current() const { return search_.current(); }
+  bool is_done() const { return search_.is_done(); }
+  // The job ends. Says so if the search is not done.
+  void stop();
+
+ private:
+  void open_log(const std::string& path);
+  void write_row(const Tuned& tuned, double score, const std::string& reason);
+  void conclude();
+
+  const Tuned start_;
+  Sampler sampler_;
+  Search search_;
+  int num_samples_ = 0;
+  std::ofstream log_;
+};
+
+}  // namespace hvl

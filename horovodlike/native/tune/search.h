@@ -1,0 +1,65 @@
+// Which values to measure next, and which ones are the best. No clock and no randomness: the same scores lead to the
+// same answer.
+//
+// One value at a time is changed by a factor of 4, in one direction, as long as that helps. Each candidate is compared
+// with the best values so far, in turn: one sample of the best, one of the candidate. So what slows the job down for a
+// while slows down both. A candidate takes over if it is better by the margin in four of at most five comparisons;
+// with the second one lost it is given up. So one sample that a pause has spoilt decides nothing, and where there is
+// no difference the job keeps what it has.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "tune/sampler.h"
+#include "tune/tuned.h"
+
+namespace hvl {
+
+struct SearchOptions {
+  Tuned start;
+  bool fusion_threshold = true;  // whether it is tuned
+  bool cycle_time = true;        // likewise
+  int warmup_samples = 3;        // the first ones, which do not count
+};
+
+class Search {
+ public:
+  static constexpr double kMargin = 1.03;
+
+  explicit Search(const SearchOptions& options);
+
+  // What the next sample is to be taken with; when the search is done, the best.
+  const Tuned& current() const { return is_trying_ ? candidate_ : best_; }
+  // What came of a sample that was taken with current(), in words without a comma.
+  std::string on_sample(const Sample& sample);
+
+  bool is_done() const { return move_ == Move::kNone; }
+  const Tuned& best() const { return best_; }
+  double best_score() const;             // the median; 0 without a sample that counts
+  double gain() const { return gain_; }  // of the best over the start: 1 if that is the best
+
+ private:
+  enum class Move { kSmallerBatches, kLargerBatches, kLongerWait, kNone };
+
+  bool propose();  // a candidate for the current move
+  void next_move();
+  void find_candidate();
+  std::string judge();
+
+  SearchOptions options_;
+  Tuned best_;
+  Tuned candidate_;
+  bool has_candidate_ = false;
+  bool is_trying_ = false;  // the next sample is the candidate's
+  Move move_ = Move::kSmallerBatches;
+  bool has_helped_ = false;  // the current move
+  int64_t largest_batch_ = 0;
+  std::vector<double> best_scores_;
+  std::vector<double> candidate_scores_;
+  std::vector<double> ratios_;  // candidate to best, of each comparison
+  double gain_ = 1;
+};
+
+}  // namespace hvl

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 from horovodlike import ops as engine_ops
@@ -14,19 +14,39 @@ from horovodlike.process_set import ProcessSet, global_process_set, registered_i
 from horovodlike.tensorflow._native import ops
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
-DTYPES = (
-    *(tf.uint8, tf.int8, tf.uint16, tf.int16, tf.int32, tf.int64),
-    *(tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.bool),
+DTYPES = frozenset(
+    (
+        *(tf.uint8, tf.int8, tf.uint16, tf.int16, tf.int32, tf.int64),
+        *(tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.bool),
+    )
 )
 
 _PREFIX = "tensorflow."  # keeps the names apart from those of another framework in the same process
 
 
-@lru_cache
-def bits(factor: float) -> int:
-    """Return a factor as the integer of the same 64 bits, which is how the ops take it."""
-    (as_integer,) = struct.unpack("q", struct.pack("d", factor))
-    return int(as_integer)
+class Description(NamedTuple):
+    """What a collective is asked to do, apart from its kind and its tensors: an attribute of the ops."""
+
+    name: str
+    numbered: bool  # the name is to be completed with a number when the op runs
+    process_set: int  # its id
+    op: int = Sum
+    prescale: float = 1.0
+    postscale: float = 1.0
+    root_rank: int = -1
+
+    def encode(self) -> str:
+        """Return it as text."""
+        factors = struct.unpack("2q", struct.pack("2d", self.prescale, self.postscale))  # exact
+        return " ".join(map(str, (self.process_set, int(self.numbered), self.op, self.root_rank, *factors, self.name)))
+
+    @classmethod
+    def of(cls, op: Any) -> Description:
+        """Return what an op was made with."""
+        *numbers, name = op.get_attr("description").decode().split(" ", 6)
+        process_set, numbered, reduce_op, root_rank, *factors = map(int, numbers)
+        prescale, postscale = struct.unpack("2d", struct.pack("2q", *factors))
+        return cls(name, bool(numbered), process_set, reduce_op, prescale, postscale, root_rank)
 
 
 def set_id_of(process_set: ProcessSet) -> int:
@@ -79,24 +99,49 @@ def as_tensor(value: Any, operation: str) -> tf.Tensor:
     """
     tensor = value if isinstance(value, tf.Tensor) else tf.convert_to_tensor(value)
     if tensor.dtype not in DTYPES:
-        supported = ", ".join(dtype.name for dtype in DTYPES)
+        supported = ", ".join(sorted(dtype.name for dtype in DTYPES))
         raise ValueError(
             f"{operation}: tensors of dtype {tensor.dtype.name} are not supported; supported are {supported}"
         )
     return tensor
 
 
-def identity(operation: str, name: str | None, tensors: Sequence[tf.Tensor], ignore_name_scope: bool) -> dict[str, Any]:
-    """Return the attributes by which the ranks match an operation.
+def describe(
+    operation: str,
+    name: str | None,
+    tensors: Sequence[tf.Tensor],
+    ignore_name_scope: bool,
+    process_set: ProcessSet,
+    op: int = Sum,
+    factors: tuple[float, float] = (1.0, 1.0),
+    root_rank: int = -1,
+) -> str:
+    """Return the description of an operation, encoded.
 
     In a graph an unnamed operation is named after its tensor, and so has the same name on all ranks that trace the same
     function. Eagerly it has a number when it runs.
+
+    Raises:
+        ValueError: The process set cannot be used by this rank.
+        tf.errors.InvalidArgumentError: XLA is to compile the graph.
     """
+    set_id = set_id_of(process_set)
     if tf.executing_eagerly():
         engine_ops.hand_over()  # what bindings of other frameworks hold back: this thread is going to wait
-        if name is None:
-            return {"tensor_name": f"{_PREFIX}{operation}.noname", "numbered": True}
-        return {"tensor_name": f"{_PREFIX}{operation}.{name}", "numbered": False}
+    else:
+        name = _name_in_graph(operation, name, tensors, ignore_name_scope)
+    return _encoded(operation, name, set_id, op, *factors, root_rank)
+
+
+@lru_cache(maxsize=2048)
+def _encoded(
+    operation: str, name: str | None, set_id: int, op: int, prescale: float, postscale: float, root_rank: int
+) -> str:
+    full_name = f"{_PREFIX}{operation}.{'noname' if name is None else name}"
+    return Description(full_name, name is None, set_id, op, prescale, postscale, root_rank).encode()
+
+
+def _name_in_graph(operation: str, name: str | None, tensors: Sequence[tf.Tensor], ignore_name_scope: bool) -> str:
     graph = tf.compat.v1.get_default_graph()
     if GraphOrParentsInXlaContext(graph):
         raise tf.errors.InvalidArgumentError(
@@ -105,28 +150,32 @@ def identity(operation: str, name: str | None, tensors: Sequence[tf.Tensor], ign
             f"{operation}: collectives cannot be compiled by XLA; set jit_compile=False for the tf.function or in "
             "model.compile() of Keras",
         )
-    if name is None:
-        outermost = graph
-        while getattr(outermost, "outer_graph", None) is not None and outermost.outer_graph.building_function:
-            outermost = outermost.outer_graph
-        of_what = tensors[0].op.name if tensors else "noname"
-        name = outermost.unique_name(of_what.rpartition("/")[2] if ignore_name_scope else of_what)
-    return {"tensor_name": f"{_PREFIX}{operation}.{name}", "numbered": False}
+    if name is not None:
+        return name
+    of_what = tensors[0].op.name if tensors else "noname"
+    return outermost(graph).unique_name(of_what.rpartition("/")[2] if ignore_name_scope else of_what)
 
 
-def not_folded(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+def outermost(graph: Any) -> Any:
+    """Return the graph of the function that a graph is part of, such as a branch's: names are unique within that."""
+    while getattr(graph, "outer_graph", None) is not None and graph.outer_graph.building_function:
+        graph = graph.outer_graph
+    return graph
+
+
+def not_folded(tensors: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
     """Return the tensors such that TensorFlow does not compute what is made of them beforehand if they are constant.
 
     The result of a collective is not a constant, however constant its input is on this rank.
     """
     if tf.executing_eagerly():
-        return list(tensors)
+        return tensors
     return [tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=tensor.shape) for tensor in tensors]
 
 
-def reduce(kind: str, tensors: Sequence[tf.Tensor], attributes: dict[str, Any]) -> list[tf.Tensor]:
+def run(kind: str, tensors: Sequence[tf.Tensor], description: str) -> list[tf.Tensor]:
     """Add the op of this kind, which takes a list of tensors and returns one."""
-    return list(_OPS[kind](tensors=not_folded(tensors), **attributes))
+    return list(_OPS[kind](tensors=not_folded(tensors), description=description))
 
 
 _OPS = {

@@ -6,7 +6,6 @@
 // work itself meanwhile, without which a small operation would cost two changes of threads.
 #pragma once
 
-#include <cstring>
 #include <memory>
 #include <string>
 #include <utility>
@@ -32,17 +31,10 @@ class CollectiveKernel : public tensorflow::AsyncOpKernel {
  public:
   CollectiveKernel(OpKernelConstruction* construction, int32_t kind) : AsyncOpKernel(construction) {
     description_.kind = kind;
-    OP_REQUIRES_OK(construction, construction->GetAttr("tensor_name", &description_.name));
-    OP_REQUIRES_OK(construction, construction->GetAttr("numbered", &numbered_));
-    OP_REQUIRES_OK(construction, construction->GetAttr("process_set", &description_.process_set));
-    if (construction->HasAttr("reduce_op")) {
-      OP_REQUIRES_OK(construction, construction->GetAttr("reduce_op", &description_.reduce_op));
-      OP_REQUIRES_OK(construction, get_double(construction, "prescale_bits", &description_.prescale));
-      OP_REQUIRES_OK(construction, get_double(construction, "postscale_bits", &description_.postscale));
-    }
-    if (construction->HasAttr("root_rank")) {
-      OP_REQUIRES_OK(construction, construction->GetAttr("root_rank", &description_.root_rank));
-    }
+    std::string encoded;
+    OP_REQUIRES_OK(construction, construction->GetAttr("description", &encoded));
+    OP_REQUIRES(construction, decode(encoded, &description_),
+                absl::InvalidArgumentError(absl::StrCat("no description of a collective: ", encoded)));
   }
 
   void ComputeAsync(OpKernelContext* context, DoneCallback done) final {
@@ -90,13 +82,6 @@ class CollectiveKernel : public tensorflow::AsyncOpKernel {
     Tensors tensors;  // that it is about
   };
 
-  static Status get_double(OpKernelConstruction* construction, const char* name, double* value) {
-    int64_t bits = 0;  // TensorFlow's own attributes of floating point have 32 bits
-    const Status status = construction->GetAttr(name, &bits);
-    std::memcpy(value, &bits, sizeof bits);
-    return status;
-  }
-
   Status start(Call* call, const hvl_callbacks& callbacks, int64_t* handle) {
     OpKernelContext* context = call->context;
     const bool has_splits = description_.kind == HVL_ALLTOALL;
@@ -108,7 +93,7 @@ class CollectiveKernel : public tensorflow::AsyncOpKernel {
       if (!status.ok()) return status;
     }
     std::vector<uintptr_t> inputs, outputs;
-    if (numbered_) call->number = Numbers::shared().take(description_);
+    if (description_.numbered) call->number = Numbers::shared().take(description_);
     const Prepared prepared = requests_.get(description_, call->number, call->tensors, arguments);
     if (prepared == nullptr) return to_status(HVL_INVALID_ARGUMENT, hvl_last_error());
     for (const Tensor& tensor : call->tensors) inputs.push_back(address_of(tensor));
@@ -193,7 +178,6 @@ class CollectiveKernel : public tensorflow::AsyncOpKernel {
   }
 
   Description description_;
-  bool numbered_ = false;
   Requests requests_;
 };
 

@@ -28,12 +28,11 @@ from horovodlike.process_set import ProcessSet, global_process_set, members
 from horovodlike.tensorflow import _gradients  # noqa: F401  # registers them
 from horovodlike.tensorflow._calls import (
     as_tensor,
-    bits,
+    describe,
     handle_average_backwards_compatibility,
-    identity,
     not_folded,
-    reduce,
     reduction,
+    run,
     set_id_of,
 )
 from horovodlike.tensorflow._native import ops
@@ -85,13 +84,11 @@ def _reduction(
     process_set: ProcessSet,
     ignore_name_scope: bool,
 ) -> list[tf.Tensor]:
-    set_id = set_id_of(process_set)
-    attributes = identity(operation, name, tensors, ignore_name_scope)
-    attributes.update(process_set=set_id, reduce_op=op, prescale_bits=bits(factors[0]), postscale_bits=bits(factors[1]))
+    description = describe(operation, name, tensors, ignore_name_scope, process_set, op, factors)
     if compression is Compression.none:
-        return reduce(kind, tensors, attributes)
+        return run(kind, tensors, description)
     pairs = [compression.compress(tensor) for tensor in tensors]
-    reduced = reduce(kind, [compressed for compressed, _ in pairs], attributes)
+    reduced = run(kind, [compressed for compressed, _ in pairs], description)
     return [compression.decompress(tensor, ctx) for tensor, (_, ctx) in zip(reduced, pairs, strict=True)]
 
 
@@ -307,9 +304,7 @@ def grouped_allgather(
 def _allgather(
     operation: str, tensors: Sequence[tf.Tensor], name: str | None, ignore_name_scope: bool, process_set: ProcessSet
 ) -> list[tf.Tensor]:
-    set_id = set_id_of(process_set)
-    attributes = identity(operation, name, tensors, ignore_name_scope)
-    return reduce("allgather", tensors, {**attributes, "process_set": set_id})
+    return run("allgather", tensors, describe(operation, name, tensors, ignore_name_scope, process_set))
 
 
 def broadcast(
@@ -360,8 +355,8 @@ def _broadcast(
     set_id = set_id_of(process_set)
     if root_rank not in members(set_id):
         raise ValueError(f"{operation}: the root rank {root_rank} is not one of the ranks {members(set_id)}")
-    attributes = identity(operation, name, tensors, ignore_name_scope)
-    return reduce("broadcast", tensors, {**attributes, "process_set": set_id, "root_rank": root_rank})
+    description = describe(operation, name, tensors, ignore_name_scope, process_set, root_rank=root_rank)
+    return run("broadcast", tensors, description)
 
 
 def broadcast_(
@@ -416,23 +411,21 @@ def alltoall(
         ValueError: An argument cannot be used.
         tf.errors.OpError: As described for the module.
     """
-    set_id = set_id_of(process_set)
     tensor = as_tensor(tensor, "alltoall")
     given = tf.zeros([0], tf.int32) if splits is None else tf.convert_to_tensor(splits)
     if given.dtype not in (tf.int32, tf.int64):
         raise ValueError(f"alltoall: splits must be int32 or int64, not {given.dtype.name}")
     if splits is not None and given.shape == (0,):
         raise ValueError("alltoall: splits are empty; there is one for each rank")
-    attributes = identity("alltoall", name, [tensor], ignore_name_scope)
+    description = describe("alltoall", name, [tensor], ignore_name_scope, process_set)
     (tensor,) = not_folded([tensor])
-    result, received_splits = ops.horovodlike_alltoall(tensor=tensor, splits=given, process_set=set_id, **attributes)
+    result, received_splits = ops.horovodlike_alltoall(tensor=tensor, splits=given, description=description)
     return result if splits is None else (result, received_splits)
 
 
 def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> Any:
     """Return when all ranks of the process set have called it; in a graph of TensorFlow 1, the op that does."""
-    set_id = set_id_of(process_set)
-    return ops.horovodlike_barrier(process_set=set_id, **identity("barrier", name, [], False))
+    return ops.horovodlike_barrier(description=describe("barrier", name or "all", [], False, process_set))
 
 
 def join(process_set: ProcessSet = global_process_set) -> Any:
@@ -450,7 +443,7 @@ def join(process_set: ProcessSet = global_process_set) -> Any:
         tf.errors.UnknownError: The job is broken or shut down.
         tf.errors.InvalidArgumentError: Another thread of this rank is joining already.
     """
-    last = ops.horovodlike_join(process_set=set_id_of(process_set), **identity("join", "all", [], False))
+    last = ops.horovodlike_join(description=describe("join", "all", [], False, process_set))
     return int(last) if tf.executing_eagerly() else last
 
 

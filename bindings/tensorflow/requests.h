@@ -1,7 +1,10 @@
 // From tensors to requests of the engine.
 #pragma once
 
+#include <cinttypes>
 #include <cstdint>
+#include <cstdio>
+#include <cstring>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -70,7 +73,24 @@ struct Description {
   int32_t process_set = 0;
   double prescale = 1.0;
   double postscale = 1.0;
+  bool numbered = false;  // the name is to be completed with a number
 };
+
+// From how Python writes it (`_calls.Description`): factors as the integers of the same bits, and the name last. False:
+// that is not what this is.
+inline bool decode(const std::string& encoded, Description* description) {
+  int numbered = 0, begin_of_name = 0;
+  int64_t prescale = 0, postscale = 0;
+  const int found = sscanf(encoded.c_str(), "%" SCNd32 " %d %" SCNd32 " %" SCNd32 " %" SCNd64 " %" SCNd64 " %n",
+                           &description->process_set, &numbered, &description->reduce_op, &description->root_rank,
+                           &prescale, &postscale, &begin_of_name);
+  if (found != 6 || begin_of_name == 0) return false;
+  description->numbered = numbered != 0;
+  std::memcpy(&description->prescale, &prescale, sizeof prescale);
+  std::memcpy(&description->postscale, &postscale, sizeof postscale);
+  description->name = encoded.substr(static_cast<size_t>(begin_of_name));
+  return true;
+}
 
 using Prepared = std::shared_ptr<hvl_prepared>;
 using Tensors = std::vector<tensorflow::Tensor>;

@@ -5,6 +5,8 @@ hvd.broadcast_variables(model.variables, root_rank=0)
 tape = hvd.DistributedGradientTape(tape)
 """
 
+from typing import Any
+
 from horovodlike.basics import (
     Adasum,
     Average,
@@ -36,6 +38,16 @@ from horovodlike.basics import (
 from horovodlike.errors import HorovodInternalError
 from horovodlike.process_set import ProcessSet, add_process_set, global_process_set, remove_process_set
 from horovodlike.tensorflow.compression import Compression
+from horovodlike.tensorflow.functions import (
+    BroadcastGlobalVariablesHook,
+    allgather_object,
+    broadcast_global_variables,
+    broadcast_object,
+    broadcast_object_fn,
+    broadcast_variables,
+)
+from horovodlike.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
+from horovodlike.tensorflow.gradient_tape import DistributedGradientTape, PartialDistributedGradientTape
 from horovodlike.tensorflow.mpi_ops import (
     allgather,
     allreduce,
@@ -56,30 +68,40 @@ from horovodlike.tensorflow.mpi_ops import (
     reducescatter,
     size_op,
 )
+from horovodlike.tensorflow.optimizer import DistributedOptimizer
 from horovodlike.timeline import start_timeline, stop_timeline
 from horovodlike.watching import flight_recorder, metrics
 
 __all__ = [
-    "=",
     "Adasum",
     "Average",
+    "BroadcastGlobalVariablesHook",
     "Compression",
+    "DistributedGradientTape",
+    "DistributedOptimizer",
     "HorovodInternalError",
+    "LocalGradientAggregationHelper",
     "Max",
     "Min",
+    "PartialDistributedGradientTape",
     "ProcessSet",
     "Product",
     "Sum",
-    "[",
-    "__all__",
+    "SyncBatchNormalization",
     "add_process_set",
     "allgather",
+    "allgather_object",
     "allreduce",
     "alltoall",
     "barrier",
     "broadcast",
     "broadcast_",
+    "broadcast_global_variables",
+    "broadcast_object",
+    "broadcast_object_fn",
+    "broadcast_variables",
     "ccl_built",
+    "check_num_rank_power_of_2",
     "cross_rank",
     "cross_size",
     "cuda_built",
@@ -118,3 +140,17 @@ __all__ = [
     "start_timeline",
     "stop_timeline",
 ]
+
+
+def check_num_rank_power_of_2(num_rank: int) -> bool:
+    """Whether a number of ranks is a power of 2. Nothing depends on that here; for scripts that ask."""
+    return num_rank > 0 and num_rank & (num_rank - 1) == 0
+
+
+def __getattr__(name: str) -> Any:
+    if name != "SyncBatchNormalization":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from horovodlike.tensorflow.sync_batch_norm import SyncBatchNormalization  # imports Keras
+
+    globals()[name] = SyncBatchNormalization
+    return SyncBatchNormalization

@@ -18,8 +18,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import horovodlike._native
 import tensorflow as tf
+
+import horovodlike._native
 
 __all__ = ["build", "library"]
 

@@ -8,11 +8,12 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import tensorflow as tf
+from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
+
 from horovodlike import ops as engine_ops
 from horovodlike.basics import Adasum, Average, Max, Min, Product, Sum
 from horovodlike.process_set import ProcessSet, global_process_set, registered_id
 from horovodlike.tensorflow._native import ops
-from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
 DTYPES = frozenset(
     (
@@ -153,7 +154,7 @@ def _name_in_graph(operation: str, name: str | None, tensors: Sequence[tf.Tensor
     if name is not None:
         return name
     of_what = tensors[0].op.name if tensors else "noname"
-    return outermost(graph).unique_name(of_what.rpartition("/")[2] if ignore_name_scope else of_what)
+    return str(outermost(graph).unique_name(of_what.rpartition("/")[2] if ignore_name_scope else of_what))
 
 
 def outermost(graph: Any) -> Any:

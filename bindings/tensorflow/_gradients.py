@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
+
 from horovodlike.basics import Average, Sum
 from horovodlike.tensorflow._calls import Description, not_folded, outermost, run
 from horovodlike.tensorflow._native import ops
@@ -49,7 +50,6 @@ def _check_differentiable(forward: Description, what: str) -> None:
         )
 
 
-@tf.RegisterGradient("HorovodlikeAllreduce")
 @_of_floats
 def _of_allreduce(op: Any, gradients: list[tf.Tensor], _: list[tf.Tensor]) -> Sequence[Any]:
     forward = Description.of(op)
@@ -58,7 +58,6 @@ def _of_allreduce(op: Any, gradients: list[tf.Tensor], _: list[tf.Tensor]) -> Se
     return run("allreduce", gradients, backward.encode())
 
 
-@tf.RegisterGradient("HorovodlikeAllgather")
 @_of_floats
 def _of_allgather(op: Any, gradients: list[tf.Tensor], inputs: list[tf.Tensor]) -> Sequence[Any]:
     rank = ops.horovodlike_rank()
@@ -71,14 +70,12 @@ def _of_allgather(op: Any, gradients: list[tf.Tensor], inputs: list[tf.Tensor]) 
     return [gradient[start : start + count] for gradient, start, count in zip(averaged, starts, rows, strict=True)]
 
 
-@tf.RegisterGradient("HorovodlikeBroadcast")
 @_of_floats
 def _of_broadcast(op: Any, gradients: list[tf.Tensor], _: list[tf.Tensor]) -> Sequence[Any]:
     is_root = tf.equal(ops.horovodlike_rank(), Description.of(op).root_rank)
     return [tf.where(is_root, gradient, tf.zeros_like(gradient)) for gradient in _average(op, gradients)]
 
 
-@tf.RegisterGradient("HorovodlikeReducescatter")
 @_of_floats
 def _of_reducescatter(op: Any, gradients: list[tf.Tensor], inputs: list[tf.Tensor]) -> Sequence[Any]:
     forward = Description.of(op)
@@ -93,7 +90,6 @@ def _of_reducescatter(op: Any, gradients: list[tf.Tensor], inputs: list[tf.Tenso
     return results
 
 
-@tf.RegisterGradient("HorovodlikeAlltoall")
 def _of_alltoall(op: Any, gradient: Any, _: Any) -> Gradients:
     if gradient is None or not gradient.dtype.is_floating:
         return [None, None]
@@ -103,3 +99,14 @@ def _of_alltoall(op: Any, gradient: Any, _: Any) -> Gradients:
     missing = tf.shape(op.inputs[0])[0] - tf.shape(returned)[0]
     padding = tf.concat([[[0, missing]], tf.zeros([tf.rank(returned) - 1, 2], tf.int32)], axis=0)
     return [tf.ensure_shape(tf.pad(returned, padding), op.inputs[0].shape), None]
+
+
+_GRADIENTS = {
+    "HorovodlikeAllreduce": _of_allreduce,
+    "HorovodlikeAllgather": _of_allgather,
+    "HorovodlikeBroadcast": _of_broadcast,
+    "HorovodlikeReducescatter": _of_reducescatter,
+    "HorovodlikeAlltoall": _of_alltoall,
+}
+for _op_type, _gradient in _GRADIENTS.items():
+    tf.RegisterGradient(_op_type)(_gradient)

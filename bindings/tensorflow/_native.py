@@ -6,6 +6,7 @@ import ctypes
 from typing import Any
 
 import tensorflow as tf
+
 from horovodlike import basics, process_set
 from horovodlike._native import lib  # loads the engine's library, which the ops are linked to
 from horovodlike.place import Place

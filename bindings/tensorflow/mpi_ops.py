@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
+
 from horovodlike.basics import Adasum, Average, Max, Min, Product, Sum
 from horovodlike.process_set import ProcessSet, global_process_set, members
 from horovodlike.tensorflow import _gradients  # noqa: F401  # registers them
@@ -177,6 +178,31 @@ def grouped_allreduce(
         for i, tensor in zip(sparse, gathered, strict=True):
             results[i] = tensor
     return results
+
+
+def reduce_dense(
+    tensors: Sequence[tf.Tensor],
+    compression: type[Compressor],
+    op: int,
+    factors: tuple[float, float],
+    name: str | None,
+    process_set: ProcessSet,
+) -> list[tf.Tensor]:
+    """Reduce a list of dense tensors as one operation: what `allreduce` does for one and `grouped_allreduce` for more.
+
+    Args:
+        tensors: The tensors.
+        compression: What to send instead of them.
+        op: How to reduce.
+        factors: What multiplies them before and after the reduction.
+        name: What the ranks match the operation by.
+        process_set: The ranks that take part.
+    """
+    operation = "allreduce" if len(tensors) == 1 else "grouped_allreduce"
+    group = _group(tensors, operation)
+    return (
+        _reduction("allreduce", operation, group, compression, op, factors, name, process_set, False) if group else []
+    )
 
 
 def _gathered_slices(

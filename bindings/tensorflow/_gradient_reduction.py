@@ -1,0 +1,142 @@
+"""How the gradients of a step are reduced: what the tape and the optimizer have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from horovodlike.basics import Average
+from horovodlike.process_set import ProcessSet, global_process_set
+from horovodlike.tensorflow._calls import outermost
+from horovodlike.tensorflow.compression import Compression, Compressor
+from horovodlike.tensorflow.mpi_ops import grouped_allreduce, reduce_dense, size_op
+
+Gradient = Any  # a tensor, a tf.IndexedSlices, or None
+Variable = Any  # tf.Variable or a Keras variable
+
+
+@dataclass
+class GradientReduction:
+    """Reduces the gradients of variables over the ranks.
+
+    Eagerly all gradients are one operation: they are there at once. In a graph each is an operation of its own, which
+    begins as soon as it is there, unless groups are asked for.
+
+    Attributes:
+        compression: What to send instead of the gradients.
+        op: How they are reduced.
+        predivide_factor: With Average: what gradients are divided by before they are summed up; the result is divided
+            by the rest of the number of ranks.
+        sparse_as_dense: Make a `tf.IndexedSlices` dense and reduce it, instead of gathering it.
+        num_groups: So many groups are reduced as one operation each; 0: not used.
+        groups: Lists of variables whose gradients are reduced as one operation each, or the number of groups.
+        process_set: The ranks that take part. The gradients of the others stay what they are.
+        scale_local: Divide the gradients of local variables by the number of ranks, as if those of the others were 0.
+
+    Raises:
+        ValueError: The arguments contradict each other.
+    """
+
+    compression: type[Compressor] = Compression.none
+    op: int = Average
+    predivide_factor: float = 1.0
+    sparse_as_dense: bool = False
+    num_groups: int = 0
+    groups: int | Sequence[Sequence[Variable]] | None = None
+    process_set: ProcessSet = global_process_set
+    scale_local: bool = True
+    _local: set[int] = field(default_factory=set, init=False, repr=False)
+    _kept: list[Variable] = field(default_factory=list, init=False, repr=False)  # whose ids are in there
+
+    def __post_init__(self) -> None:
+        if self.predivide_factor != 1.0 and self.op != Average:
+            raise ValueError("gradient_predivide_factor not supported with op != Average")
+        if isinstance(self.groups, int) and not isinstance(self.groups, bool):
+            self.num_groups, self.groups = self.groups, None
+        if self.num_groups < 0:
+            raise ValueError(
+                f"groups must be a list of lists of variables or a non-negative integer, got {self.num_groups}"
+            )
+
+    def register_local(self, variable: Variable) -> None:
+        """Have the gradient of this variable stay on its rank."""
+        if id(variable) not in self._local:
+            self._local.add(id(variable))
+            self._kept.append(variable)
+
+    def __call__(
+        self, gradients: Sequence[Gradient], variables: Sequence[Variable], use_generic_names: bool = False
+    ) -> list[Gradient]:
+        """Return the reduced gradients; None where there is none. All ranks must have the same ones."""
+        results = list(gradients)
+        if not self.process_set.included():
+            return results
+        reduced = []
+        for i, (gradient, variable) in enumerate(zip(results, variables, strict=True)):
+            if gradient is None:
+                continue
+            if id(variable) in self._local:
+                results[i] = self._scaled(gradient)
+                continue
+            if self.sparse_as_dense and isinstance(gradient, tf.IndexedSlices):
+                results[i] = tf.convert_to_tensor(gradient)
+            reduced.append(i)
+        for group in self._grouped(reduced, variables):
+            of_group = self._reduce([results[i] for i in group], self._name(group, variables, use_generic_names))
+            for i, gradient in zip(group, of_group, strict=True):
+                results[i] = gradient
+        return results
+
+    def _grouped(self, reduced: list[int], variables: Sequence[Variable]) -> list[list[int]]:
+        """Return the places of gradients that are reduced together."""
+        if self.num_groups > 0:
+            count = min(self.num_groups, len(reduced))
+            bounds = [len(reduced) * part // count for part in range(count + 1)] if count else [0]
+            return [reduced[begin:end] for begin, end in zip(bounds, bounds[1:], strict=False)]
+        if self.groups is not None:
+            assert not isinstance(self.groups, int)
+            group_of = {id(variable): number for number, group in enumerate(self.groups) for variable in group}
+            together: dict[object, list[int]] = {}
+            for i in reduced:
+                together.setdefault(group_of.get(id(variables[i]), ("alone", i)), []).append(i)
+            return list(together.values())
+        if tf.executing_eagerly():
+            return [reduced] if reduced else []
+        return [[i] for i in reduced]
+
+    def _name(self, group: list[int], variables: Sequence[Variable], use_generic_names: bool) -> str | None:
+        first = group[0]
+        generic = f"grad_{first}"
+        if use_generic_names:
+            return generic
+        if tf.executing_eagerly():
+            return None
+        variable = variables[first]
+        name = str(getattr(variable, "path", "") or getattr(variable, "name", generic))
+        graph = outermost(tf.compat.v1.get_default_graph())
+        return str(graph.unique_name(f"grad.{name.removesuffix(':0')}"))
+
+    def _reduce(self, gradients: list[Gradient], name: str | None) -> list[Gradient]:
+        factors = (1 / self.predivide_factor, self.predivide_factor)
+        dense = [gradient for gradient in gradients if not isinstance(gradient, tf.IndexedSlices)]
+        sparse = [gradient for gradient in gradients if isinstance(gradient, tf.IndexedSlices)]
+        reduced = reduce_dense(dense, self.compression, self.op, factors, name, self.process_set)
+        gathered = grouped_allreduce(sparse, op=self.op, name=name, process_set=self.process_set)
+        parts = {False: iter(reduced), True: iter(gathered)}
+        return [next(parts[isinstance(gradient, tf.IndexedSlices)]) for gradient in gradients]
+
+    def _scaled(self, gradient: Gradient) -> Gradient:
+        if not self.scale_local:
+            return gradient
+        values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+        set_id = self.process_set.process_set_id or 0
+        values = values / tf.cast(size_op(set_id), values.dtype)
+        if isinstance(gradient, tf.IndexedSlices):
+            return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
+        return values
+
+
+ReduceGradients = Callable[[Sequence[Gradient], Sequence[Variable]], list[Gradient]]

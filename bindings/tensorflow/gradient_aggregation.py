@@ -1,0 +1,113 @@
+"""`LocalGradientAggregationHelper`: gradients of several backward passes are summed up before they are reduced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from horovodlike.process_set import ProcessSet, global_process_set
+
+__all__ = ["LocalGradientAggregationHelper"]
+
+
+class LocalGradientAggregationHelper:
+    """Sums up gradients, and has them reduced and applied every so many passes. Works eagerly and in graphs.
+
+    Args:
+        backward_passes_per_step: How many passes make a step.
+        allreduce_func: `allreduce_func(gradients, variables)` returns the reduced gradients.
+        sparse_as_dense: Make a `tf.IndexedSlices` dense. Without that there can be none.
+        average_aggregated_gradients: Divide the sum by the number of passes.
+        rank: Not needed.
+        optimizer_type: Not needed.
+        process_set: Not needed; `allreduce_func` knows it.
+        scale_local_gradients: Not needed; likewise.
+    """
+
+    def __init__(
+        self,
+        backward_passes_per_step: int,
+        allreduce_func: Callable[[Sequence[Any], Sequence[Any]], list[Any]],
+        sparse_as_dense: bool = False,
+        average_aggregated_gradients: bool = False,
+        rank: int = -1,
+        optimizer_type: str = "",
+        process_set: ProcessSet = global_process_set,
+        scale_local_gradients: bool = True,
+    ) -> None:
+        del rank, optimizer_type, process_set, scale_local_gradients
+        if backward_passes_per_step <= 0:
+            raise ValueError("backward_passes_per_step must be > 0")
+        self.backward_passes_per_step = backward_passes_per_step
+        self._reduce = allreduce_func
+        self._sparse_as_dense = sparse_as_dense
+        self._average = average_aggregated_gradients
+        self._counter: Any = None
+        self._sums: list[Any] = []
+
+    def compute_gradients(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """Add gradients to the sums; return the reduced sums in the last pass of a step, else the gradients.
+
+        Raises:
+            ValueError: There is a `tf.IndexedSlices`, and `sparse_as_dense` is False.
+        """
+        grads = [self._dense(gradient) for gradient in grads]
+        if self.backward_passes_per_step == 1:
+            return self._reduce(grads, variables)
+        present = [i for i, gradient in enumerate(grads) if gradient is not None]
+        if self._counter is None:
+            self._make_variables([grads[i] for i in present])
+        added = [total.assign_add(grads[i]) for total, i in zip(self._sums, present, strict=True)]
+        with tf.control_dependencies([*added, self._counter.assign_add(1)]):
+            is_last = tf.equal(self._counter.read_value(), self.backward_passes_per_step)
+
+            def reduced() -> list[Any]:
+                factor = 1.0 / self.backward_passes_per_step if self._average else 1.0
+                sums = [total.read_value() * tf.cast(factor, total.dtype) for total in self._sums]
+                return [tf.convert_to_tensor(one) for one in self._reduce(sums, [variables[i] for i in present])]
+
+            passed_on = tf.cond(is_last, reduced, lambda: [tf.identity(grads[i]) for i in present])
+        results: list[Any] = [None] * len(grads)
+        for i, gradient in zip(present, passed_on, strict=True):
+            results[i] = gradient
+        return results
+
+    def apply_gradients(self, apply_grads_closure: Callable[[], Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call the closure in the last pass of a step, and begin anew; else count the optimizer's iterations on.
+
+        To be called after `compute_gradients`.
+        """
+        del args
+        if self.backward_passes_per_step == 1:
+            return apply_grads_closure()
+        assert self._counter is not None, "compute_gradients() comes first"
+
+        def step() -> Any:
+            operation = apply_grads_closure()
+            with tf.control_dependencies([] if tf.executing_eagerly() or operation is None else [operation]):
+                return tf.group(self._counter.assign(0), *(total.assign(tf.zeros_like(total)) for total in self._sums))
+
+        def wait() -> Any:
+            global_step = kwargs.get("global_step", getattr(optimizer, "iterations", None))
+            return tf.group() if global_step is None else tf.group(global_step.assign_add(1))
+
+        return tf.cond(tf.equal(self._counter.read_value(), self.backward_passes_per_step), step, wait)
+
+    def _dense(self, gradient: Any) -> Any:
+        if not isinstance(gradient, tf.IndexedSlices):
+            return gradient
+        if self._sparse_as_dense:
+            return tf.convert_to_tensor(gradient)
+        if self.backward_passes_per_step > 1:
+            raise ValueError(
+                "IndexedSlices are not supported when `backward_passes_per_step` > 1 and `sparse_as_dense` is False."
+            )
+        return gradient
+
+    def _make_variables(self, grads: Sequence[Any]) -> None:
+        shapes = [(gradient.shape, gradient.dtype) for gradient in grads]
+        with tf.init_scope():
+            self._counter = tf.Variable(0, trainable=False, name="horovodlike_passes", dtype=tf.int32)
+            self._sums = [tf.Variable(tf.zeros(*shape), trainable=False, name="horovodlike_sum") for shape in shapes]

@@ -1,0 +1,134 @@
+"""`DistributedOptimizer`: an optimizer whose gradients are reduced over the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from horovodlike.basics import Adasum, Average
+from horovodlike.process_set import ProcessSet, global_process_set
+from horovodlike.tensorflow._gradient_reduction import GradientReduction
+from horovodlike.tensorflow.compression import Compression, Compressor
+from horovodlike.tensorflow.gradient_aggregation import LocalGradientAggregationHelper
+
+__all__ = ["DistributedOptimizer"]
+
+_Legacy: Any = tf.compat.v1.train.Optimizer
+
+
+class _DistributedOptimizer(_Legacy):  # type: ignore[misc]
+    """An optimizer of TensorFlow 1 around another one."""
+
+    def __init__(
+        self, optimizer: Any, name: str, use_locking: bool, reduction: GradientReduction, passes: int, average: bool
+    ) -> None:
+        super().__init__(use_locking, name)
+        self._optimizer = optimizer
+        self._reduction = reduction
+        self._aggregation = LocalGradientAggregationHelper(passes, reduction, reduction.sparse_as_dense, average)
+
+    def register_local_var(self, var: Any) -> None:
+        """Have the gradient of this variable stay on its rank, from now on."""
+        self._reduction.register_local(var)
+
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
+        """As the optimizer within, but the gradients are reduced over the ranks."""
+        gradients, variables = zip(*self._optimizer.compute_gradients(*args, **kwargs), strict=True)
+        return list(zip(self._aggregation.compute_gradients(gradients, variables), variables, strict=True))
+
+    def apply_gradients(self, *args: Any, **kwargs: Any) -> Any:
+        """As the optimizer within, after `backward_passes_per_step` calls of `compute_gradients`."""
+        return self._aggregation.apply_gradients(
+            lambda: self._optimizer.apply_gradients(*args, **kwargs), self, *args, **kwargs
+        )
+
+    def get_slot(self, *args: Any, **kwargs: Any) -> Any:
+        """As the optimizer within."""
+        return self._optimizer.get_slot(*args, **kwargs)
+
+    def get_slot_names(self, *args: Any, **kwargs: Any) -> Any:
+        """As the optimizer within."""
+        return self._optimizer.get_slot_names(*args, **kwargs)
+
+    def variables(self, *args: Any, **kwargs: Any) -> Any:
+        """As the optimizer within."""
+        return self._optimizer.variables(*args, **kwargs)
+
+
+def DistributedOptimizer(  # noqa: N802 - Horovod's name
+    optimizer: Any,
+    name: str | None = None,
+    use_locking: bool = False,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: type[Compressor] = Compression.none,
+    sparse_as_dense: bool = False,
+    backward_passes_per_step: int = 1,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: int | Sequence[Sequence[Any]] | None = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """Return an optimizer that does what the given one does, with gradients reduced over the ranks.
+
+    Args:
+        optimizer: A Keras optimizer, or one of `tf.compat.v1.train`.
+        name: Of an optimizer of TensorFlow 1: its name.
+        use_locking: Of an optimizer of TensorFlow 1: see there.
+        device_dense: Not needed.
+        device_sparse: Not needed.
+        compression: What to send instead of the gradients.
+        sparse_as_dense: Make a `tf.IndexedSlices` dense and reduce it, instead of gathering it.
+        backward_passes_per_step: So many gradients are summed up before they are reduced and applied.
+        op: How to reduce.
+        gradient_predivide_factor: With Average: what gradients are divided by before they are summed up; the result
+            is divided by the rest of the number of ranks.
+        average_aggregated_gradients: Divide the sum of several passes by their number.
+        num_groups: Reduce the gradients as so many operations; 0: one for each.
+        groups: The same number; or lists of variables, whose gradients are reduced as one operation each.
+        process_set: The ranks that take part; the gradients of the others stay what they are.
+        scale_local_gradients: Divide gradients that stay on their rank (`register_local_var`) by the number of ranks.
+
+    Raises:
+        ValueError: The arguments contradict each other.
+    """
+    if op == Adasum and average_aggregated_gradients:
+        raise ValueError("Adasum does not support average_aggregated_gradients == True")
+    if not isinstance(optimizer, _Legacy):
+        return _of_keras(
+            optimizer,
+            name=name,
+            compression=compression,
+            sparse_as_dense=sparse_as_dense,
+            backward_passes_per_step=backward_passes_per_step,
+            op=op,
+            gradient_predivide_factor=gradient_predivide_factor,
+            average_aggregated_gradients=average_aggregated_gradients,
+            num_groups=num_groups,
+            groups=groups,
+            process_set=process_set,
+            scale_local_gradients=scale_local_gradients,
+        )
+    if tf.executing_eagerly() and backward_passes_per_step > 1:
+        raise ValueError(
+            "backward_passes_per_step > 1 is not supported eagerly with an optimizer of TensorFlow 1; use one of Keras"
+        )
+    reduction = GradientReduction(
+        *(compression, op, gradient_predivide_factor, sparse_as_dense, num_groups, groups, process_set),
+        scale_local_gradients,
+    )
+    name = name or f"Distributed{type(optimizer).__name__}"
+    return _DistributedOptimizer(
+        optimizer, name, use_locking, reduction, backward_passes_per_step, average_aggregated_gradients
+    )
+
+
+def _of_keras(optimizer: Any, **options: Any) -> Any:
+    from horovodlike.keras import DistributedOptimizer as KerasDistributedOptimizer
+
+    return KerasDistributedOptimizer(optimizer, **options)

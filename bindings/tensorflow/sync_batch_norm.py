@@ -1,0 +1,62 @@
+"""`SyncBatchNormalization`: batch normalization over the batches of all ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from horovodlike.basics import Sum
+from horovodlike.process_set import ProcessSet, global_process_set
+from horovodlike.tensorflow._calls import outermost
+from horovodlike.tensorflow.mpi_ops import allreduce, grouped_allreduce
+
+__all__ = ["SyncBatchNormalization"]
+
+
+@keras.saving.register_keras_serializable("horovodlike")
+class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[misc]
+    """Normalizes by mean and variance of the batches of all ranks together, whatever the size of each.
+
+    Args:
+        fused: Only False; the kernels that compute all at once see one rank's batch.
+        process_set: The ranks that take part.
+        kwargs: As for `keras.layers.BatchNormalization`.
+
+    Raises:
+        ValueError: `fused` is True or None, or Keras does not run on TensorFlow.
+    """
+
+    def __init__(self, fused: bool = False, process_set: ProcessSet = global_process_set, **kwargs: Any) -> None:
+        if fused in (True, None):
+            raise ValueError("SyncBatchNormalization does not support fused=True.")
+        if keras.backend.backend() != "tensorflow":
+            raise ValueError(f"SyncBatchNormalization is for Keras on TensorFlow, not on {keras.backend.backend()}")
+        super().__init__(**kwargs)
+        self.process_set = process_set
+
+    def _moments(self, inputs: Any, mask: Any) -> tuple[Any, Any]:
+        axes = self._reduction_axes
+        weights = tf.ones_like(inputs[..., :1] if self.axis in (-1, inputs.shape.rank - 1) else inputs)
+        if mask is not None:
+            weights *= tf.cast(mask, inputs.dtype)[..., tf.newaxis]
+        names = [f"{self.path or self.name}.{part}" for part in ("sum", "squares")]
+        total, count = grouped_allreduce(
+            [tf.reduce_sum(inputs * weights, axes), tf.reduce_sum(weights, axes)],
+            op=Sum,
+            name=self._name_now(names[0]),
+            process_set=self.process_set,
+        )
+        count = tf.maximum(count, 1.0)  # no rank may have a sample
+        mean = total / count
+        shape = [1] * inputs.shape.rank
+        shape[self.axis] = -1
+        # Around the mean of all, because the difference of two large numbers would lose digits.
+        squares = tf.reduce_sum(weights * tf.square(inputs - tf.reshape(mean, shape)), axes)
+        squares = allreduce(squares, op=Sum, name=self._name_now(names[1]), process_set=self.process_set)
+        return mean, squares / count
+
+    def _name_now(self, name: str) -> str | None:
+        # A layer may be called several times in a graph.
+        return None if tf.executing_eagerly() else str(outermost(tf.compat.v1.get_default_graph()).unique_name(name))

@@ -15,7 +15,7 @@ AUTOTUNE = {
     "HOROVOD_AUTOTUNE_WARMUP_SAMPLES": "1",
     "HOROVODLIKE_AUTOTUNE_STEPS_PER_SAMPLE": "2",
 }
-ENOUGH_STEPS = 200  # for any search with these samples
+ENOUGH_STEPS = 400  # for any search with these samples
 
 
 def _train(steps: int) -> int:
@@ -142,11 +142,12 @@ def test_a_log_that_cannot_be_written_is_no_reason_not_to_tune(
     assert "HOROVODLIKE_FUSION_THRESHOLD=" in lines[1]
 
 
-def _shut_down_after(steps: int) -> None:
+def _train_and_start_again(steps: int) -> None:
     from horovodlike import basics
 
     _train(steps)
     basics.shutdown()
+    basics.init()
 
 
 @pytest.mark.parametrize(("steps", "remedy"), [(1, "there were too few of them"), (5, "Let the job run longer")])
@@ -155,8 +156,11 @@ def test_a_job_that_ends_before_it_is_tuned_says_so_and_begins_anew(
 ) -> None:
     path = tmp_path / "tuned.csv"
     pool = fresh_ranks(2, {**AUTOTUNE, "HOROVOD_AUTOTUNE_LOG": str(path)})
-    pool.run(_shut_down_after, steps)
+    pool.run(_train_and_start_again, steps)
     (line,) = _lines(pool, 0)
     assert "autotuning was not done" in line
     assert remedy in line
     assert _lines(pool, 1) == []
+    assert _rows(path) == []
+    pool.run(_train, 8)
+    assert [row["reason"] for row in _rows(path)] == ["warm-up", "the best so far"]

@@ -1,6 +1,7 @@
 #include "tune/search.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdio>
 #include <utility>
 
@@ -8,8 +9,9 @@ namespace hvl {
 
 namespace {
 
-constexpr int kComparisonsToWin = 4;
-constexpr int kComparisonsToLose = 2;
+constexpr std::ptrdiff_t kLeadToWin = 4;
+constexpr std::ptrdiff_t kLeadToLose = 2;
+constexpr size_t kMaxComparisons = 11;
 constexpr int64_t kFactor = 4;
 constexpr int64_t kSmallestLimit = 256 << 10;
 constexpr int64_t kLargestLimit = int64_t{4} << 30;
@@ -96,9 +98,9 @@ std::string Search::on_sample(const Sample& sample) {
 
 std::string Search::judge() {
   const auto num_won = std::count_if(ratios_.begin(), ratios_.end(), [](double ratio) { return ratio >= kMargin; });
-  const auto num_lost = static_cast<std::ptrdiff_t>(ratios_.size()) - num_won;
+  const std::ptrdiff_t lead = 2 * num_won - static_cast<std::ptrdiff_t>(ratios_.size());
   const std::string compared = percent(ratios_.back()) + " against the best so far";
-  if (num_won >= kComparisonsToWin) {
+  if (lead >= kLeadToWin) {
     gain_ *= median(ratios_);
     best_ = candidate_;
     best_scores_ = std::move(candidate_scores_);
@@ -106,7 +108,7 @@ std::string Search::judge() {
     find_candidate();
     return compared + ": takes its place";
   }
-  if (num_lost >= kComparisonsToLose) {
+  if (lead <= -kLeadToLose || ratios_.size() >= kMaxComparisons) {
     next_move();
     find_candidate();
     return compared + ": given up";

@@ -3,9 +3,10 @@
 //
 // One value at a time is changed by a factor of 4, in one direction, as long as that helps. Each candidate is compared
 // with the best values so far, in turn: one sample of the best, one of the candidate. So what slows the job down for a
-// while slows down both. A candidate takes over if it is better by the margin in four of at most five comparisons;
-// with the second one lost it is given up. So one sample that a pause has spoilt decides nothing, and where there is
-// no difference the job keeps what it has.
+// while slows down both. A comparison is won by being better by the margin. A candidate takes over when it has won four
+// more than it has lost; it is given up when it has lost two more than it has won, or after 11. So one sample that a
+// pause has spoilt decides nothing, where there is no difference the job keeps what it has, and the noisier samples
+// are, the more of them are taken.
 #pragma once
 
 #include <cstdint>

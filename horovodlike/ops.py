@@ -24,6 +24,7 @@ __all__ = [
     "RequestList",
     "before_waiting",
     "counters",
+    "forget",
     "hand_over",
     "is_in_flight",
     "poll",
@@ -292,6 +293,11 @@ def _until_complete(native_wait: Callable[..., int], *arguments: object) -> int:
 def is_in_flight(handle: int) -> bool:
     """Whether the engine may still use the memory of a request: not if the handle is unknown or was waited for."""
     return bool(lib.hvl_poll(handle) == 0)
+
+
+def forget(handle: int) -> None:
+    """Consume a handle for which nobody waits, and drop the result. Does nothing if it is in flight, or unknown."""
+    lib.hvl_try_wait(handle)
 
 
 def poll(handle: int) -> bool:

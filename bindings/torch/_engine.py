@@ -69,7 +69,7 @@ _STRIDED = torch.strided
 _SPLITS = torch.empty(0, dtype=torch.int32)
 # From torch 2.7 on increment_version takes many tensors, and those of inference mode.
 _VERSIONS_OF_MANY = torch.__version__ >= "2.7"
-_abandoned: list[tuple[Sequence[int], Sequence[object]]] = []
+_abandoned: dict[tuple[int, ...], Sequence[object]] = {}  # by handles: what holds their memory
 
 
 def full_name(operation: str, name: str | None, process_set: int = 0) -> str:
@@ -321,6 +321,11 @@ def poll(handle: int) -> bool:
 
 def abandon(handles: Sequence[int], borrowed: Sequence[object]) -> None:
     """After an error, keep what holds the memory of operations alive for as long as one of them is in flight."""
-    _abandoned[:] = [entry for entry in _abandoned if any(map(ops.is_in_flight, entry[0]))]
-    if any(map(ops.is_in_flight, handles)):
-        _abandoned.append((handles, borrowed))
+    held = [*borrowed, *(_in_flight.pop(handle, None) for handle in handles)]
+    for before in list(_abandoned):
+        if not any(map(ops.is_in_flight, before)):
+            _abandoned.pop(before, None)
+            for handle in before:
+                ops.forget(handle)
+    if handles:
+        _abandoned[tuple(handles)] = held if any(map(ops.is_in_flight, handles)) else ()

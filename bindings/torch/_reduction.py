@@ -83,7 +83,8 @@ class Reduction:
         self._noted: list[torch.Tensor] = []  # parameters
         self._complete: list[Slot] = []
         self._borrowed: list[torch.Tensor] = []
-        self._handles: list[int] = []
+        self._handles: list[int] = []  # of dense gradients
+        self._sparse_handles: list[int] = []
         self._finishers: list[Callable[[], None]] = []
         self._batches: dict[Slot, SlotBatch] = {}  # that were handed over last, by their first slot
         self._presence = Presence()
@@ -306,6 +307,7 @@ class Reduction:
         self._borrowed.append(grad)
         # It has the name that a dense gradient would have, so ranks of which only some have a sparse one learn of it.
         gathering = SparseGathering(slot.name, grad, options.compression, options.process_set)
+        self._sparse_handles.append(gathering.handle)
         divisor = gathering.num_ranks if options.op == basics.Average else 1
         factor = options.prescale * options.postscale / divisor
 
@@ -428,7 +430,7 @@ class Reduction:
     def abandon(self) -> None:
         """Give up the step, after an error: nothing of it will be waited for."""
         self._failure = None
-        handles = [*self._handles, *filter(None, [self._presence.handle])]
+        handles = [*self._handles, *self._sparse_handles, *filter(None, [self._presence.handle])]
         abandon(handles, [*self._borrowed, *self._finishers, self._presence.bytes])
         self._presence.abandon()
         self._end_step()
@@ -446,6 +448,7 @@ class Reduction:
         self._complete.clear()
         self._borrowed.clear()
         self._handles.clear()
+        self._sparse_handles.clear()
         self._finishers.clear()
         self._sparse_dims.clear()
         self._presence.handle = 0

@@ -34,7 +34,7 @@ class SparseGathering:
         with torch.no_grad():
             values, self._ctx = compression.compress(tensor._values())
             positions = tensor._indices().t()
-            self._handle = start_allgather(
+            self.handle = start_allgather(
                 Call(Kind.ALLGATHER, name, process_set=set_id), [positions, values], single=False
             )
 
@@ -45,7 +45,7 @@ class SparseGathering:
             HorovodInternalError: The ranks disagree, or the job is broken or shut down.
             RuntimeError: Another rank's tensor has elements outside this one's shape.
         """
-        positions, values = result(self._handle, tuple)
+        positions, values = result(self.handle, tuple)
         values = self._compression.decompress(values, self._ctx)
         if factor != 1.0:
             values = values * factor

@@ -11,6 +11,8 @@ import torch
 import horovodlike.torch as hvd
 from horovodlike.ops import counters
 from horovodlike.torch import _engine
+from horovodlike.torch._sparse import SparseGathering
+from horovodlike.torch.compression import NoneCompressor
 
 OVERLAP = ("always", "never")
 
@@ -65,7 +67,39 @@ def _collected_in_flight() -> None:
 
 
 def _held() -> list[object]:
-    return [held for _, borrowed in _engine._abandoned for held in borrowed]
+    return [held for borrowed in _engine._abandoned.values() for held in borrowed]
+
+
+def _sparse_gradient_of_a_failed_step() -> None:
+    """The engine may use a sparse gradient after an error in the step, and nothing of it is left when it has."""
+    rows = 1 << 16
+    positions = torch.arange(rows)
+    in_flight = set(_engine._in_flight)
+    if hvd.rank() == 0:
+        model = torch.nn.Embedding(rows, 16, sparse=True)
+        wrong = torch.nn.Parameter(torch.ones(2, dtype=torch.complex64))
+        sgd = torch.optim.SGD([model.weight, wrong], lr=1.0)
+        optimizer = hvd.DistributedOptimizer(sgd, [("sparse", model.weight), ("wrong", wrong)], op=hvd.Sum)
+        model(positions).sum().backward()  # hands the gradient over
+        wrong.sum().real.backward()
+        with pytest.raises(ValueError, match="wrong.*complex64"):
+            optimizer.step()
+        address = model.weight.grad._values().data_ptr()
+        del sgd, optimizer, model
+        gc.collect()
+        fresh = [torch.full((rows, 16), 2.0) for _ in range(4)]  # where the memory would be that was let go of
+        assert address not in [tensor.data_ptr() for tensor in fresh]
+        assert set(_engine._in_flight) == in_flight  # nobody is going to wait for it
+        hvd.barrier()
+        hvd.barrier()  # the gradient has been gathered
+        _engine.abandon((), ())  # looks through what has been abandoned
+        assert not _engine._abandoned
+        return
+    hvd.barrier()
+    mine = torch.sparse_coo_tensor(positions[None, :1], torch.zeros(1, 16), (rows, 16), check_invariants=True)
+    gathering = SparseGathering("allreduce.sparse", mine, NoneCompressor, hvd.global_process_set)
+    assert torch.equal(gathering.finish(1.0).to_dense(), torch.ones(rows, 16))
+    hvd.barrier()
 
 
 def _rules_in_progress() -> None:
@@ -118,7 +152,7 @@ def _some_completed(before: int, expected: bool) -> bool:
     return counters()["requests"] > before
 
 
-CASES = (_replaced_gradient, _collected_in_flight, _rules_in_progress, _next_job)
+CASES = (_replaced_gradient, _collected_in_flight, _sparse_gradient_of_a_failed_step, _rules_in_progress, _next_job)
 
 
 @pytest.mark.parametrize("overlap", OVERLAP)

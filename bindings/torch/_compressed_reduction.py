@@ -9,8 +9,9 @@ import torch
 from horovodlike import basics
 from horovodlike.process_set import ProcessSet
 from horovodlike.torch._gradient_reducer import GradientReducer
-from horovodlike.torch._reduction import Reduction, ReductionOptions
+from horovodlike.torch._reduction import Reduction
 from horovodlike.torch._slot import Slot
+from horovodlike.torch._submission import ReductionOptions
 from horovodlike.torch.mpi_ops import grouped_allgather, grouped_allreduce_
 
 
@@ -28,7 +29,7 @@ class CompressedReduction(Reduction):
         if options.prescale != 1.0:
             raise ValueError(f"compression={type(reducer).__name__} knows no gradient_predivide_factor")
         super().__init__(options, passes)
-        self._plain = False
+        self._submission.plain = False
         self._reducer = reducer
 
     def _without_parameters(self) -> Reduction:
@@ -45,9 +46,8 @@ class CompressedReduction(Reduction):
                 continue
             slot.dense = slot.dense_form_of(grad, self.options.sparse_as_dense)
             slot.grad = grad
-            self._borrowed.append(grad)
-        if len(self._borrowed) == len(self.slots) and not self._presence.handle:
-            self._presence.announce((), self._sparse_dims)
+            self._submission.borrowed.append(grad)
+        self._announce_if_complete()
 
     def _wait(self) -> None:
         # Here all ranks have the same gradients: those that a rank lacked are zeros.

@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 
 from horovodlike import basics
-from horovodlike.torch._reduction import ReductionOptions
+from horovodlike.torch._submission import ReductionOptions
 from horovodlike.torch.mpi_ops import grouped_allreduce_
 
 T = TypeVar("T")

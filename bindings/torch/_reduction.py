@@ -16,20 +16,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 import torch
 
 from horovodlike import basics, ops
-from horovodlike.ops import Kind
-from horovodlike.process_set import ProcessSet, check_registered, global_process_set
+from horovodlike.process_set import check_registered, global_process_set
 from horovodlike.torch._compile import leave_alone
-from horovodlike.torch._engine import Call, abandon, build_request
 from horovodlike.torch._presence import Presence
-from horovodlike.torch._slot import Group, Slot, SlotBatch
-from horovodlike.torch._sparse import SparseGathering, empty_sparse_like
-from horovodlike.torch._tensor import in_memory
-from horovodlike.torch.compression import Compressor, NoneCompressor
+from horovodlike.torch._slot import Group, Slot
+from horovodlike.torch._sparse import empty_sparse_like
+from horovodlike.torch._submission import ReductionOptions, Submission
 
 # Gradients are handed over when there are about so many bytes; each time costs the computing thread its caches.
 _WORTH_SENDING = 1 << 20
@@ -54,18 +50,6 @@ ops.before_waiting(_hand_over)
 basics.on_init(_abandon_all)  # what was to be reduced in the job before
 
 
-@dataclass(frozen=True)
-class ReductionOptions:
-    """How gradients are reduced."""
-
-    op: int
-    compression: type[Compressor]
-    prescale: float = 1.0
-    postscale: float = 1.0
-    sparse_as_dense: bool = False
-    process_set: ProcessSet = global_process_set
-
-
 class Reduction:
     """The gradients of one optimizer and their reduction."""
 
@@ -75,20 +59,14 @@ class Reduction:
         self.passes = passes  # to be set when none have been counted
         self._set_id = check_registered(options.process_set)  # that the requests were made for
         self.slots: list[Slot] = []
-        self._plain = options.compression is NoneCompressor  # and no groups
         self._groups: list[Group] = []
         self._frozen: list[tuple[str, torch.nn.Parameter]] = []  # parameters that did not require a gradient
         self._by_id: dict[int, Slot] = {}  # by the parameter's id, which hashes quicker than the parameter
         # The way of a gradient: noted, complete (of so many passes as there are to be), borrowed by the engine.
         self._noted: list[torch.Tensor] = []  # parameters
         self._complete: list[Slot] = []
-        self._borrowed: list[torch.Tensor] = []
-        self._handles: list[int] = []  # of dense gradients
-        self._sparse_handles: list[int] = []
-        self._finishers: list[Callable[[], None]] = []
-        self._batches: dict[Slot, SlotBatch] = {}  # that were handed over last, by their first slot
+        self._submission = Submission(options, self._set_id)
         self._presence = Presence()
-        self._sparse_dims: dict[int, int] = {}  # of this step's sparse gradients, by the numbers of their slots
         self._failure: Exception | None = None  # of handing over on behalf of another one's wait
         # Whoever waits hands over, so more than one thread may do it: guards what leads from noted to handed over. Not
         # held while waiting. Hooks append to `_noted` without it.
@@ -120,7 +98,7 @@ class Reduction:
     def group(self, slots: list[Slot]) -> None:
         """Reduce the gradients of these parameters by one request."""
         self._groups.append(Group(slots))
-        self._plain = False
+        self._submission.plain = False
 
     def remove_hooks(self) -> None:
         """Let the parameters go: their gradients are not reduced any more."""
@@ -144,7 +122,7 @@ class Reduction:
 
     def _forget_requests(self, set_id: int) -> None:
         self._set_id = set_id
-        self._batches.clear()
+        self._submission.forget_requests(set_id)
         for slot in self.slots:
             slot.request, slot.alike = None, False
         for group in self._groups:
@@ -200,7 +178,7 @@ class Reduction:
         """Whether gradients are complete that have not been waited for."""
         with self._lock:
             self.count()
-            return bool(self._complete or self._borrowed)
+            return bool(self._complete or self._submission.borrowed)
 
     def forget_passes(self) -> None:
         """Begin to count the backward passes of gradients that have not been handed over anew."""
@@ -238,113 +216,17 @@ class Reduction:
                 self._complete.clear()
                 self._submit(complete)
 
+    def _announce_if_complete(self) -> None:
+        if len(self._submission.borrowed) == len(self.slots) and not self._presence.handle:
+            self._presence.announce((), self._submission.sparse_dims)
+
     def _submit(self, slots: list[Slot]) -> None:
-        """Hand over the gradients of these parameters as they are now, where there are any."""
         try:
-            if not self._submit_alike([slot for slot in slots if slot.alike]):
-                for slot in slots:
-                    slot.alike = False
-            for slot in slots:
-                if not slot.alike:
-                    self._submit_other(slot)
-            if len(self._borrowed) == len(self.slots) and not self._presence.handle:
-                self._presence.announce((), self._sparse_dims)
+            self._submission.submit(slots)
+            self._announce_if_complete()
         except BaseException:
             self.abandon()
             raise
-
-    def _submit_alike(self, slots: list[Slot]) -> bool:
-        # The hot path: hands over gradients that are like those of the step before, all together, or none of them. A
-        # wrong address or size would corrupt memory, hence each of the checks.
-        if not slots:
-            return True
-        batch = self._batches.get(slots[0])
-        if batch is None or batch.slots != slots:
-            batch = self._batches[slots[0]] = SlotBatch(slots)
-        grads = [grad for grad in [slot.param.grad for slot in slots] if grad is not None]
-        if not batch.fits(grads):
-            return False
-        self._borrowed += grads
-        for slot, grad in zip(slots, grads, strict=True):
-            slot.grad = grad
-        batch.requests.enqueue_inplace(list(map(torch.Tensor.data_ptr, grads)), self._handles)
-        return True
-
-    def _submit_other(self, slot: Slot) -> None:
-        grad = slot.param.grad
-        if grad is None:
-            return
-        if grad.layout is torch.sparse_coo and not self.options.sparse_as_dense and slot.group is None:
-            return self._submit_sparse(slot, grad)
-        dense = slot.dense_form_of(grad, self.options.sparse_as_dense)
-        with torch.no_grad():
-            compressed, ctx = self.options.compression.compress(dense)
-            work = in_memory(compressed)
-        self._borrowed.append(grad)
-        slot.grad = grad
-        slot.ctx = ctx
-        if slot.group is not None:
-            slot.dense, slot.work = dense, work
-            self._submit_member(slot.group)
-            return
-        if slot.request is None or slot.dtype is not work.dtype or slot.shape != work.shape:
-            self._batches.clear()  # they may hold the request that is replaced
-            slot.request = build_request(self._call(slot.name), [work])
-            slot.dtype, slot.shape, slot.numel = work.dtype, work.shape, work.numel()
-        self._handles.append(slot.request.enqueue_inplace(work.data_ptr()))
-        # Autograd may hand over a negated view of one element, so that is looked at each time.
-        slot.alike = self._plain and work is grad and slot.numel > 1
-        if slot.sparse or work is not dense:
-            self._finishers.append(self._finisher(slot, dense, work))
-
-    def _submit_sparse(self, slot: Slot, grad: torch.Tensor) -> None:
-        """Gather what the ranks have; the sum is all of it together."""
-        options = self.options
-        if options.op not in (basics.Average, basics.Sum):
-            raise ValueError(f"{slot.name}: a sparse gradient needs op=Average or op=Sum, or sparse_as_dense=True")
-        slot.sparse, slot.alike, slot.grad = True, False, grad
-        self._sparse_dims[slot.index] = grad.sparse_dim()
-        self._borrowed.append(grad)
-        # It has the name that a dense gradient would have, so ranks of which only some have a sparse one learn of it.
-        gathering = SparseGathering(slot.name, grad, options.compression, options.process_set)
-        self._sparse_handles.append(gathering.handle)
-        divisor = gathering.num_ranks if options.op == basics.Average else 1
-        factor = options.prescale * options.postscale / divisor
-
-        def finish() -> None:
-            slot.param.grad = gathering.finish(factor)
-
-        self._finishers.append(finish)
-
-    def _submit_member(self, group: Group) -> None:
-        group.ready += 1
-        if group.ready < len(group.slots):
-            return
-        works = [slot.work for slot in group.slots if slot.work is not None]
-        described = [(work.dtype, work.shape) for work in works]
-        if group.request is None or group.described != described:
-            group.request, group.described = build_request(self._call(f"group.{group.slots[0].name}"), works), described
-        addresses = [work.data_ptr() for work in works]
-        self._handles.append(group.request.enqueue(addresses, addresses))
-        for slot, work in zip(group.slots, works, strict=True):
-            if slot.dense is not None and (slot.sparse or work is not slot.dense):
-                self._finishers.append(self._finisher(slot, slot.dense, work))
-
-    def _call(self, name: str) -> Call:
-        options = self.options
-        return Call(Kind.ALLREDUCE, name, options.op, -1, options.prescale, options.postscale, self._set_id)
-
-    def _finisher(self, slot: Slot, dense: torch.Tensor, work: torch.Tensor) -> Callable[[], None]:
-        decompress, ctx = self.options.compression.decompress, slot.ctx
-
-        def finish() -> None:
-            result = decompress(work, ctx)
-            if slot.sparse:
-                slot.param.grad = result.to(dense.device).to_sparse()
-            else:
-                dense.copy_(result)
-
-        return finish
 
     def finish(self) -> None:
         """Wait until the gradients of all parameters are reduced, and begin the next step.
@@ -363,7 +245,7 @@ class Reduction:
             if self.communicates and self.slots:
                 with self._lock:
                     self._complete.clear()
-                    everything = not self._borrowed
+                    everything = not self._submission.borrowed
                     self._submit(self.slots if everything else [slot for slot in self.slots if slot.grad is None])
                 self._agree_on_presence()
                 self._wait()
@@ -394,7 +276,7 @@ class Reduction:
     def _agree_on_presence(self) -> None:
         absent = [slot for slot in self.slots if slot.grad is None] if not self._presence.handle else []
         if absent:
-            self._presence.announce([slot.index for slot in absent], self._sparse_dims)
+            self._presence.announce([slot.index for slot in absent], self._submission.sparse_dims)
         # The last to be handed over, so most often the others are complete when this is.
         self._presence.wait()
         if absent:
@@ -418,20 +300,12 @@ class Reduction:
         return torch.full_like(slot.param, _NEUTRAL.get(self.options.op, 0.0), requires_grad=False)
 
     def _wait(self) -> None:
-        ops.wait_all(self._handles)
-        for slot in self.slots:
-            if slot.grad is not None and slot.param.grad is not slot.grad:
-                slot.param.grad = slot.grad  # it was replaced meanwhile, but this is what all ranks agree on
-        if self._finishers:
-            with torch.no_grad():
-                for finisher in self._finishers:
-                    finisher()
+        self._submission.wait(self.slots)
 
     def abandon(self) -> None:
         """Give up the step, after an error: nothing of it will be waited for."""
         self._failure = None
-        handles = [*self._handles, *self._sparse_handles, *filter(None, [self._presence.handle])]
-        abandon(handles, [*self._borrowed, *self._finishers, self._presence.bytes])
+        self._submission.abandon(self._presence.handle, self._presence.bytes)
         self._presence.abandon()
         self._end_step()
 
@@ -439,16 +313,12 @@ class Reduction:
         for slot in self.slots:
             slot.passes = 0
             slot.grad = None
-        if not self._plain:
+        if not self._submission.plain:
             for slot in self.slots:
                 slot.dense = slot.work = slot.ctx = None
         for group in self._groups:
             group.ready = 0
         self._noted.clear()  # not replaced: the hooks hold it
         self._complete.clear()
-        self._borrowed.clear()
-        self._handles.clear()
-        self._sparse_handles.clear()
-        self._finishers.clear()
-        self._sparse_dims.clear()
+        self._submission.clear()
         self._presence.handle = 0

@@ -16,8 +16,9 @@ from horovodlike.process_set import ProcessSet, check_registered, global_process
 from horovodlike.torch._compile import leave_alone
 from horovodlike.torch._compressed_reduction import CompressedReduction
 from horovodlike.torch._delta_reduction import DeltaReduction
-from horovodlike.torch._reduction import Reduction, ReductionOptions
+from horovodlike.torch._reduction import Reduction
 from horovodlike.torch._slot import Slot
+from horovodlike.torch._submission import ReductionOptions
 from horovodlike.torch.compression import Compression, Compressor, GradientReducer
 from horovodlike.torch.mpi_ops import allreduce
 

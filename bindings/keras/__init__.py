@@ -1,0 +1,121 @@
+"""horovodlike for Keras 3, on its TensorFlow and torch backends: ``import horovodlike.keras as hvd``.
+
+    hvd.init()
+    model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.Adam(0.001 * hvd.size())), loss=...)
+    model.fit(
+        dataset,
+        callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.MetricAverageCallback()],
+        verbose="auto" if hvd.rank() == 0 else 0,
+    )
+
+The modules behind this façade:
+
+* :mod:`horovodlike.keras.optimizer`: `DistributedOptimizer`
+* :mod:`horovodlike.keras.callbacks`: what goes into `fit(callbacks=...)`
+* :mod:`horovodlike.keras.functions`: collectives on values, and variables brought to the same value on all ranks
+* :mod:`horovodlike.keras.saving`: `load_model`
+"""
+
+from typing import Any
+
+from horovodlike.basics import (
+    Adasum,
+    Average,
+    Max,
+    Min,
+    Product,
+    Sum,
+    ccl_built,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    init,
+    is_initialized,
+    local_rank,
+    local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rank,
+    rocm_built,
+    shutdown,
+    size,
+)
+from horovodlike.errors import HorovodInternalError
+from horovodlike.keras import callbacks
+from horovodlike.keras.functions import (
+    allgather,
+    allreduce,
+    broadcast,
+    broadcast_global_variables,
+    join,
+    reducescatter,
+)
+from horovodlike.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
+from horovodlike.keras.saving import load_model
+from horovodlike.process_set import ProcessSet, add_process_set, global_process_set, remove_process_set
+from horovodlike.timeline import start_timeline, stop_timeline
+
+__all__ = [
+    "Adasum",
+    "Average",
+    "Compression",
+    "DistributedOptimizer",
+    "HorovodInternalError",
+    "Max",
+    "Min",
+    "PartialDistributedOptimizer",
+    "ProcessSet",
+    "Product",
+    "Sum",
+    "add_process_set",
+    "allgather",
+    "allreduce",
+    "broadcast",
+    "broadcast_global_variables",
+    "callbacks",
+    "ccl_built",
+    "cross_rank",
+    "cross_size",
+    "cuda_built",
+    "ddl_built",
+    "global_process_set",
+    "gloo_built",
+    "gloo_enabled",
+    "init",
+    "is_initialized",
+    "join",
+    "load_model",
+    "local_rank",
+    "local_size",
+    "mpi_built",
+    "mpi_enabled",
+    "mpi_threads_supported",
+    "nccl_built",
+    "rank",
+    "reducescatter",
+    "remove_process_set",
+    "rocm_built",
+    "shutdown",
+    "size",
+    "start_timeline",
+    "stop_timeline",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Find what depends on Keras's backend when it is asked for, and say why there is no `elastic`."""
+    if name == "Compression":
+        from horovodlike.keras import _backend
+
+        return _backend.current().Compression
+    if name == "elastic":
+        raise AttributeError(
+            "horovodlike.keras.elastic (run, KerasState, CommitStateCallback, UpdateBatchStateCallback, "
+            "UpdateEpochStateCallback): elastic training is not supported yet; run with a fixed number of ranks"
+        )
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

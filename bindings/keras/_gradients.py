@@ -1,0 +1,202 @@
+"""What a distributed optimizer does with gradients before the optimizer that it wraps gets them."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+from keras import ops
+
+from horovodlike import basics
+from horovodlike.keras import _backend
+from horovodlike.process_set import ProcessSet, check_registered, global_process_set
+
+Groups = int | Sequence[Sequence[Any]] | None
+Apply = Callable[[list[Any]], None]
+
+_numbers = itertools.count()
+basics.on_init(lambda _: _restart_numbers())
+
+
+def _restart_numbers() -> None:
+    """Count from 0, as ranks that are new in a job do."""
+    global _numbers
+    _numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class Options:
+    """The arguments of `DistributedOptimizer`, checked. The same on all ranks."""
+
+    name: str | None = None
+    compression: Any = None
+    sparse_as_dense: bool = False
+    gradient_predivide_factor: float = 1.0
+    op: int = basics.Average
+    backward_passes_per_step: int = 1
+    average_aggregated_gradients: bool = False
+    groups: Groups = None
+    process_set: ProcessSet = global_process_set
+    scale_local_gradients: bool = True
+
+
+class Gradients:
+    """Accumulates gradients over the passes of a step and reduces them over the ranks.
+
+    Its variables are none of the optimizer's, so that what is saved is what the optimizer alone would save.
+
+    Args:
+        options: What to do.
+        key: Returns what identifies a variable: the optimizer's own notion of it.
+        local_layers: Layers whose gradients stay with their rank.
+    """
+
+    def __init__(self, options: Options, key: Callable[[Any], Any], local_layers: Sequence[keras.layers.Layer]) -> None:
+        self.options = options
+        self.is_done = False  # those that come are reduced already
+        self._backend = _backend.current()
+        self._key = key
+        self._local_layers = local_layers
+        self._local: set[Any] = set()
+        self._number = next(_numbers)
+        self._accumulators: dict[Any, keras.Variable] = {}
+        self._accumulated: set[Any] = set()  # those that have had a gradient since the last step
+        self._passes: keras.Variable | None = None
+
+    @property
+    def communicates(self) -> bool:
+        """Whether this rank is one of several that reduce gradients together."""
+        process_set = self.options.process_set
+        if process_set is not global_process_set:
+            check_registered(process_set)
+        return bool(process_set.included()) and (process_set.size() or 1) > 1
+
+    def register_local(self, variable: Any) -> None:
+        """Leave the gradient of a variable with its rank."""
+        self._local.add(self._key(variable))
+
+    @contextmanager
+    def done(self) -> Iterator[None]:
+        """Within this context what comes is reduced already."""
+        self.is_done = True
+        try:
+            yield
+        finally:
+            self.is_done = False
+
+    def apply(self, gradients: Sequence[Any], variables: Sequence[Any], apply: Apply) -> None:
+        """Have reduced gradients applied, at once or when the passes of a step are complete.
+
+        Args:
+            gradients: Of the backend's type; None for a variable that has none.
+            variables: Whose gradients they are, in the same order on all ranks.
+            apply: Is given the gradients in the same order.
+        """
+        gradients = [self._dense_if_asked(gradient) for gradient in gradients]
+        if self.options.backward_passes_per_step == 1:
+            apply(self.reduce(gradients, variables))
+        else:
+            self._accumulate(gradients, variables)
+            assert self._passes is not None
+            is_last = ops.equal(self._passes.value, self.options.backward_passes_per_step)
+            ops.cond(is_last, lambda: self._apply_accumulated(variables, apply), lambda: None)
+
+    def _dense_if_asked(self, gradient: Any) -> Any:
+        if gradient is None or not self._backend.is_sparse(gradient):
+            return gradient
+        if self.options.sparse_as_dense:
+            return self._backend.densify(gradient)
+        if self.options.backward_passes_per_step > 1:
+            raise ValueError(
+                "IndexedSlices are not supported when `backward_passes_per_step` > 1 and `sparse_as_dense` is False: "
+                "pass sparse_as_dense=True to DistributedOptimizer"
+            )
+        return gradient
+
+    def _accumulate(self, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+        if self._passes is None:
+            self._passes = keras.Variable(0, dtype="int", trainable=False, name="passes")
+        for gradient, variable in zip(gradients, variables, strict=True):
+            key = self._key(variable)
+            if key not in self._accumulators:
+                self._accumulators[key] = keras.Variable(
+                    shape=variable.shape,
+                    dtype=variable.dtype,
+                    initializer="zeros",
+                    trainable=False,
+                    name="accumulated_gradient",
+                )
+            if gradient is not None:
+                self._accumulators[key].assign_add(gradient)
+                self._accumulated.add(key)
+        self._passes.assign_add(1)
+
+    def _apply_accumulated(self, variables: Sequence[Any], apply: Apply) -> None:
+        keys = [self._key(variable) for variable in variables]
+        gradients = [self._accumulators[key].value if key in self._accumulated else None for key in keys]
+        if self.options.average_aggregated_gradients:
+            factor = 1.0 / self.options.backward_passes_per_step
+            gradients = [None if gradient is None else gradient * factor for gradient in gradients]
+        apply(self.reduce(gradients, variables))
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin a step anew: drop what has been accumulated."""
+        # Assigned and not multiplied by 0: there may be infinities in it.
+        for accumulator in self._accumulators.values():
+            accumulator.assign(ops.zeros(accumulator.shape, accumulator.dtype))
+        self._accumulated.clear()
+        if self._passes is not None:
+            self._passes.assign(0)
+
+    def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+        """Return the gradients as they are to be applied: reduced, or scaled where they are local."""
+        if not self.communicates:
+            return list(gradients)
+        local = self._local | {self._key(v) for layer in self._local_layers for v in layer.trainable_variables}
+        num_ranks = self.options.process_set.size() or 1
+        result, positions = list(gradients), []
+        for position, variable in enumerate(variables):
+            if self._key(variable) not in local:
+                positions.append(position)
+            elif self.options.scale_local_gradients and gradients[position] is not None:
+                result[position] = self._backend.scale(gradients[position], 1.0 / num_ranks)
+        shared = [variables[position] for position in positions]
+        if shared:
+            reduced = self._backend.reduce(
+                self._reduction(),
+                self._groups(shared),
+                [self._name(position, variables[position]) for position in positions],
+                [gradients[position] for position in positions],
+                shared,
+            )
+            for position, gradient in zip(positions, reduced, strict=True):
+                result[position] = gradient
+        return result
+
+    def _reduction(self) -> _backend.Reduction:
+        factor = self.options.gradient_predivide_factor
+        compression = self.options.compression or self._backend.Compression.none
+        return _backend.Reduction(self.options.op, 1.0 / factor, factor, compression, self.options.process_set)
+
+    def _name(self, position: int, variable: Any) -> str:
+        # Positions, not paths: those hold numbers that Keras counts up with each layer that a process has made, and
+        # rank 0 may have made another model.
+        prefix = self.options.name or f"DistributedOptimizer_{self._number}"
+        return f"{prefix}.{position}.{variable.name}"
+
+    def _groups(self, variables: Sequence[Any]) -> list[list[int]]:
+        groups = self.options.groups
+        if not groups:
+            return []
+        if isinstance(groups, int):
+            count = min(groups, len(variables))
+            bounds = [len(variables) * index // count for index in range(count + 1)]
+            return [list(range(begin, end)) for begin, end in itertools.pairwise(bounds)]
+        positions = {self._key(variable): position for position, variable in enumerate(variables)}
+        keys = [[self._key(variable) for variable in group] for group in groups]
+        return [[positions[key] for key in group if key in positions] for group in keys]

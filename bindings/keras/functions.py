@@ -1,0 +1,171 @@
+"""Collectives on values, and variables brought to the same value on all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+import numpy as np
+
+from horovodlike import basics
+from horovodlike.keras import _arrays, _backend
+from horovodlike.process_set import ProcessSet, global_process_set
+
+__all__ = ["allgather", "allreduce", "broadcast", "broadcast_global_variables", "join", "reducescatter"]
+
+
+def allreduce(
+    value: Any,
+    name: str | None = None,
+    average: bool | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    op: int | None = None,
+    compression: Any = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Reduce a value over all ranks. Not differentiable, and not for use in a compiled function.
+
+    Args:
+        value: A number, a NumPy array, a tensor of the backend's or a variable, of the same dtype and shape on all
+            ranks.
+        name: What the ranks match the operation by; counted if None.
+        average: Deprecated; use `op`.
+        prescale_factor: Multiplies the value before the reduction.
+        postscale_factor: Multiplies the result.
+        op: Average (the default), Sum, Min, Max, Product or Adasum. Average truncates integers.
+        compression: What to send instead of the value: `Compression.none` or `.fp16`.
+        process_set: The ranks that take part.
+
+    Returns:
+        A tensor of the backend's if `value` is one or a variable, else a NumPy array or scalar.
+
+    Raises:
+        HorovodInternalError: The ranks disagree, or the job is broken or shut down.
+        ValueError: An argument cannot be used, or the name is in flight already.
+    """
+    if average is not None and op is not None:
+        raise ValueError("pass op or average, not both: average is deprecated")
+    if op is None:
+        op = basics.Sum if average is False else basics.Average
+    context = None
+    if compression is not None:
+        tensor, context = compression.compress(keras.ops.convert_to_tensor(value))
+        reduced = _arrays.allreduce(_array(tensor), name, op, prescale_factor, postscale_factor, process_set)
+        restored = compression.decompress(keras.ops.convert_to_tensor(reduced), context)
+        return restored if _is_tensor(value) else keras.ops.convert_to_numpy(restored)[()]
+    return _like(value, _arrays.allreduce(_array(value), name, op, prescale_factor, postscale_factor, process_set))
+
+
+def allgather(value: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
+    """Return the values of all ranks joined along dimension 0, in which alone they may differ.
+
+    Arguments, result and errors are as those of `allreduce`; the value has at least one dimension.
+    """
+    return _like(value, _arrays.allgather(_array(value), name, process_set))
+
+
+def broadcast(
+    value: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """Return the value of one rank, which is of the same dtype and shape on all ranks.
+
+    Other arguments, result and errors are as those of `allreduce`.
+    """
+    return _like(value, _arrays.broadcast([_array(value)], root_rank, name, process_set)[0])
+
+
+def reducescatter(
+    value: Any, name: str | None = None, op: int = basics.Average, process_set: ProcessSet = global_process_set
+) -> Any:
+    """Reduce a value over all ranks and return this rank's share of the rows.
+
+    The first ranks get one row more where they cannot be divided evenly. Other arguments, result and errors are as
+    those of `allreduce`; the value has at least one dimension.
+    """
+    return _like(value, _arrays.reducescatter(_array(value), name, op, process_set))
+
+
+def broadcast_global_variables(root_rank: int, model: keras.Model | None = None) -> None:
+    """Give all ranks the weights of one rank's model, and the state of its optimizer as far as that is built.
+
+    States of random number generators stay, so that dropout differs between the ranks, as their data does.
+
+    Args:
+        root_rank: The rank whose values are taken.
+        model: A built model, the same on all ranks. Keras 3 keeps no list of all variables, so it has to be given.
+
+    Raises:
+        ValueError: There is no model, or it is not built.
+        HorovodInternalError: The models differ in shape, or the job is broken or shut down.
+    """
+    if model is None:
+        raise ValueError(
+            "Keras keeps no list of global variables: call broadcast_global_variables(root_rank, model), or give "
+            "hvd.callbacks.BroadcastGlobalVariablesCallback(root_rank) to fit()"
+        )
+    if not model.built:
+        raise ValueError(f"{model.name} has no variables yet: build it, or call it once, on all ranks")
+    broadcast_variables(variables_of(model), root_rank)
+
+
+def broadcast_variables(
+    variables: Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set
+) -> None:
+    """Give all ranks the values of one rank's variables, in one operation."""
+    variables = list(variables)
+    values = [_array(variable) for variable in variables]
+    results = _arrays.broadcast(values, root_rank, "variables", process_set)
+    for variable, value, result in zip(variables, values, results, strict=True):
+        if not np.array_equal(value, result):
+            variable.assign(result)
+
+
+def variables_of(model: keras.Model, local: Iterable[Any] = ()) -> list[Any]:
+    """Return the weights of a model and the variables of its optimizer.
+
+    Args:
+        model: A built model.
+        local: Variables to leave out, and with them what the optimizer remembers of them.
+    """
+    left_out = {id(variable) for variable in local}
+    weights = [weight for weight in model.weights if id(weight) not in left_out]
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is None or not optimizer.built:
+        return weights
+    # Keras names these variables after those of the model. One path may be the beginning of another.
+    paths = {f"{v.path.replace('/', '_')}_": id(v) in left_out for v in model.trainable_variables}
+
+    def is_local(slot: Any) -> bool:
+        owners = [path for path in paths if slot.name.startswith(path)]
+        return bool(owners) and paths[max(owners, key=len)]
+
+    return [*weights, *(slot for slot in optimizer.variables if not is_local(slot))]
+
+
+def join() -> int:
+    """Say that this rank has no more data, and return when all ranks have said so.
+
+    Until then the others go on without it. `horovodlike.keras.callbacks.JoinCallback` does this in `fit()`.
+
+    Returns:
+        The rank that joined last, the same on all ranks.
+
+    Raises:
+        HorovodInternalError: The job is broken or shut down.
+    """
+    return _backend.current().join()
+
+
+def _is_tensor(value: Any) -> bool:
+    return keras.ops.is_tensor(value) or isinstance(value, keras.Variable)
+
+
+def _array(value: Any) -> np.ndarray[Any, Any]:
+    return np.asarray(keras.ops.convert_to_numpy(value) if hasattr(value, "dtype") else value)
+
+
+def _like(value: Any, result: np.ndarray[Any, Any]) -> Any:
+    return keras.ops.convert_to_tensor(result) if _is_tensor(value) else result[()]
+

@@ -1,0 +1,48 @@
+"""Models that were saved, ready to be trained further by all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from os import PathLike
+from typing import Any
+
+import keras
+
+from horovodlike.keras._loss_scaling import gradients_of
+from horovodlike.keras.optimizer import DistributedOptimizer
+
+__all__ = ["load_model"]
+
+
+def load_model(
+    filepath: str | PathLike[str],
+    custom_optimizers: Iterable[type[keras.Optimizer]] | None = None,
+    custom_objects: Mapping[str, Any] | None = None,
+    compression: Any = None,
+    legacy_opts: bool = False,
+    **options: Any,
+) -> keras.Model:
+    """Load a model as `keras.saving.load_model` does, and wrap its optimizer, whose state it keeps.
+
+    Args:
+        filepath: A file that a rank or a program without horovodlike has saved; it is read by every rank that calls
+            this.
+        custom_optimizers: Classes of optimizers that Keras does not know.
+        custom_objects: What else Keras does not know, by name.
+        compression: As for `DistributedOptimizer`.
+        legacy_opts: Not needed; accepted for scripts that pass it.
+        **options: More arguments for `DistributedOptimizer`.
+
+    Returns:
+        The model, compiled with a distributed optimizer if it was saved with an optimizer.
+
+    Raises:
+        ValueError: Keras cannot load the file.
+    """
+    del legacy_opts
+    objects = {cls.__name__: cls for cls in custom_optimizers or ()} | dict(custom_objects or {})
+    model = keras.saving.load_model(filepath, custom_objects=objects)
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None and gradients_of(optimizer) is None:
+        model.optimizer = DistributedOptimizer(optimizer, compression=compression, **options)
+    return model

@@ -1,0 +1,45 @@
+"""Ranks that use one of Keras's backends.
+
+The test process itself does not import Keras: it can do so with one backend only, and other tests want another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+from ranks import RankPool
+
+BACKENDS = ("tensorflow", "torch")
+
+
+@pytest.fixture(scope="session")
+def _keras_pools() -> Iterator[dict[tuple[str, int], RankPool]]:
+    pools: dict[tuple[str, int], RankPool] = {}
+    yield pools
+    for pool in pools.values():
+        pool.stop(in_haste=True)
+    for pool in pools.values():
+        pool.close()
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> str:
+    """The name of each backend."""
+    return request.param
+
+
+@pytest.fixture
+def keras_ranks(_keras_pools: dict[tuple[str, int], RankPool], backend: str) -> Callable[[int], RankPool]:
+    """`keras_ranks(2).run(fn, *args)`: the results by rank of a function run on 2 ranks, with Keras on the backend."""
+
+    def pool_of(size: int) -> RankPool:
+        pool = _keras_pools.get((backend, size))
+        if pool is None or pool.broken:
+            if pool is not None:
+                pool.close()
+            settings = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
+            pool = _keras_pools[backend, size] = RankPool(size, settings)
+        return pool
+
+    return pool_of

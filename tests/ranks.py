@@ -273,6 +273,8 @@ def _serve(connection: Connection) -> None:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
+                # What Keras does inside.
+                warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"keras\.")
                 fn, args = cloudpickle.loads(message)
                 answer = cloudpickle.dumps((True, fn(*args)))
         except Exception:

@@ -54,8 +54,7 @@ class Backend(Protocol):
             like: The variables whose gradients they are.
 
         Raises:
-            ValueError: The step is being compiled in a way that knows no collectives.
-            HorovodInternalError: A reduction failed, if it was made at once and not traced.
+            Exception: A reduction failed, or cannot be compiled; as collectives of the backend's binding do.
         """
 
     @staticmethod

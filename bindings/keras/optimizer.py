@@ -53,8 +53,8 @@ class _Distributed(_Registering):
         """Reduce the gradients over the ranks, and do what the wrapped optimizer does with them.
 
         Raises:
-            ValueError: The step is being compiled with XLA.
-            HorovodInternalError: A reduction failed.
+            HorovodInternalError: A reduction failed, on the torch backend.
+            tf.errors.OpError: A reduction failed, or the step is being compiled with XLA, on the TensorFlow backend.
         """
         gradients = self._distributed_gradients
         grads = list(grads)

@@ -11,6 +11,9 @@ __all__ = ["JobIdentity", "RankPlan", "bind", "choose_omp_threads", "plan_ranks"
 
 _Cpus = tuple[int, ...]
 
+# Where TensorFlow's kernels and its graph executor look for what OpenMP's programs find in OMP_NUM_THREADS.
+_TENSORFLOW_THREADS = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
+
 
 @dataclass(frozen=True)
 class JobIdentity:
@@ -125,7 +128,7 @@ def plan_ranks(
         "PYTHONUNBUFFERED": "1",
     }
     if threads is not None:
-        common["OMP_NUM_THREADS"] = str(threads)
+        common |= {name: str(threads) for name in ("OMP_NUM_THREADS", *_TENSORFLOW_THREADS) if not environ.get(name)}
     plans = [
         RankPlan(
             rank=rank,

@@ -45,6 +45,8 @@ def test_the_environment_of_ranks() -> None:
         "HOROVODLIKE_CYCLE_TIME": "2",
         "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": "2",
+        "TF_NUM_INTRAOP_THREADS": "2",
+        "TF_NUM_INTEROP_THREADS": "2",
     }
     assert said == ["OMP_NUM_THREADS=2 for each of 3 ranks (8 cores); set it yourself to change that"]
 
@@ -65,7 +67,10 @@ def test_threads_are_left_alone_when_set() -> None:
     assert choose_omp_threads({"OMP_NUM_THREADS": "7"}, 8, 2)[0] is None
     plans, said = plan_ranks(JobSpec(2, ("x",)), ("x",), BIG, IDENTITY, {"OMP_NUM_THREADS": "7"})
     assert said == []
-    assert "OMP_NUM_THREADS" not in plans[0].environ
+    assert not {"OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS"} & plans[0].environ.keys()
+    plans, _ = plan_ranks(JobSpec(2, ("x",)), ("x",), BIG, IDENTITY, {"TF_NUM_INTEROP_THREADS": "7"})
+    assert plans[0].environ["OMP_NUM_THREADS"] == plans[0].environ["TF_NUM_INTRAOP_THREADS"] == "4"
+    assert "TF_NUM_INTEROP_THREADS" not in plans[0].environ
 
 
 @pytest.mark.parametrize(

@@ -200,6 +200,7 @@ def _native_config(settings: Config, place: Place, processors: int) -> Any:
             "autotune_warmup_samples": settings.autotune_warmup_samples,
             "autotune_steps_per_sample": settings.autotune_steps_per_sample,
             "average_counts_joined": settings.join_average == "all",
+            "hierarchical_adasum": settings.hierarchical_adasum,
             "log_level": config_module.LOG_LEVELS.index(settings.log_level),
         },
     )

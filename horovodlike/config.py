@@ -134,6 +134,12 @@ class Config:
         choices=("present", "all"),
         same_on_all_ranks=True,
     )
+    hierarchical_adasum: bool = _row(
+        False,
+        "Adasum averages what the ranks of a host have and combines the averages of the hosts, not what each rank has. "
+        "On one host the result is the average.",
+        same_on_all_ranks=True,
+    )
     overlap: str = _row(
         "auto",
         "Whether tensors are reduced while the framework computes (always) or when a thread waits for a result "

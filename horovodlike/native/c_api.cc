@@ -166,6 +166,7 @@ Status start(const hvl_config& config) {
   options.autotune.steps_per_sample = std::max(1, config.autotune_steps_per_sample);
   if (config.autotune_log != nullptr) options.autotune.log = config.autotune_log;
   options.average_counts_joined = config.average_counts_joined != 0;
+  options.hierarchical_adasum = config.hierarchical_adasum != 0;
   if (config.local_pids != nullptr) options.local_pids.assign(config.local_pids, config.local_pids + config.local_size);
   set_log_level(static_cast<LogLevel>(config.log_level));
   HostShape shape{config.local_size, config.slot_bytes, config.slot_depth};

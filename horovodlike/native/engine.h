@@ -46,6 +46,8 @@ struct EngineOptions {
   std::string flight_recorder_folder;  // where it is written when the job breaks; empty: nowhere
   AutotuneOptions autotune;
   bool average_counts_joined = false;  // Average divides by the size of the process set, not by those that take part
+  bool hierarchical_adasum = false;    // Adasum combines the averages of hosts, not what the ranks have
+  std::vector<int> hosts;              // by rank: a number that the ranks of a host share; empty: all have the same
 };
 
 struct EngineCounters {
@@ -137,6 +139,7 @@ class Engine {
   Reduction reduction_of(const Signature& signature, size_t tensor) const;
   Status allocate(size_t index, const TensorSignature& described, int64_t rows, char** data);
   void prepare_batch();
+  std::vector<AveragedMembers> averaged_by_adasum(int32_t process_set) const;
   Status prepare_allgather(const Known& known);
   Status prepare_alltoall(const Known& known);
   Status prepare_exchange(const Known& known, size_t tensor);

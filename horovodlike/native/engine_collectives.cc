@@ -34,7 +34,9 @@ Status Engine::prepare(const Known& first) {
     case HVL_REDUCESCATTER: prepare_reducescatter(); return Status();
     default: prepare_batch();
   }
-  if (first.signature.op == HVL_ADASUM) adasum_.begin(batch_, *team_);
+  if (first.signature.op == HVL_ADASUM) {
+    adasum_.begin(batch_, *team_, averaged_by_adasum(first.signature.process_set));
+  }
   return Status();
 }
 
@@ -60,6 +62,28 @@ Reduction Engine::reduction_of(const Signature& signature, size_t tensor) const 
   const Team& counted = options_.average_counts_joined ? *process_sets_.at(signature.process_set) : *team_;
   reduction.divisor = signature.op == HVL_AVERAGE ? static_cast<int>(counted.size()) : 1;
   return reduction;
+}
+
+// Those of each host.
+std::vector<AveragedMembers> Engine::averaged_by_adasum(int32_t process_set) const {
+  std::vector<AveragedMembers> averaged;
+  if (!options_.hierarchical_adasum) return averaged;
+  const auto host_of = [this](int rank) {
+    return options_.hosts.empty() ? 0 : options_.hosts[static_cast<size_t>(rank)];
+  };
+  const Team& counted = options_.average_counts_joined ? *process_sets_.at(process_set) : *team_;
+  std::map<int, size_t> group_of;  // by host
+  for (size_t place = 0; place < team_->size(); ++place) {
+    const int host = host_of(team_->ranks[place]);
+    const auto [found, is_new] = group_of.emplace(host, averaged.size());
+    if (is_new) {
+      const auto is_there = [&](int rank) { return host_of(rank) == host; };
+      const auto divisor = std::count_if(counted.ranks.begin(), counted.ranks.end(), is_there);
+      averaged.push_back({{}, static_cast<int>(divisor)});
+    }
+    averaged[found->second].places.push_back(place);
+  }
+  return averaged;
 }
 
 // Of a barrier: that all ranks asked is all there is to it, its batch is empty.

@@ -144,6 +144,7 @@ typedef struct hvl_config {
   double stall_shutdown_time; /* seconds; 0 means never */
   /* Average divides by the size of the process set also if ranks have joined: 1; by those that take part: 0. */
   int32_t average_counts_joined;
+  int32_t hierarchical_adasum;        /* 1: Adasum combines the averages of hosts */
   int32_t flight_recorder_size;       /* collectives that are remembered */
   const char* flight_recorder_folder; /* where they are written when the job breaks; null or empty: nowhere */
   int32_t autotune;                   /* 1: the two below that are 1 are tuned while the job runs */

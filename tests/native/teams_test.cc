@@ -1,7 +1,6 @@
 // Collectives of some of the ranks: process sets, ranks that have joined, and alltoall, over engines that are threads.
 
 #include <atomic>
-#include <cmath>
 #include <cstdlib>
 #include <numeric>
 
@@ -126,64 +125,6 @@ TEST(a_name_that_was_defined_while_a_rank_had_joined) {
       CHECK_EQ(data, 2.0F);
     }
   });
-}
-
-// Of one vector after the other, as its definition says.
-std::vector<double> adasum_of(std::vector<std::vector<double>> vectors) {
-  while (vectors.size() > 1) {
-    std::vector<std::vector<double>> next;
-    for (size_t first = 0; first < vectors.size(); first += 2) {
-      next.push_back(vectors[first]);
-      if (first + 1 == vectors.size()) continue;
-      const std::vector<double>& a = vectors[first];
-      const std::vector<double>& b = vectors[first + 1];
-      const double product = std::inner_product(a.begin(), a.end(), b.begin(), 0.0);
-      const double of_a = std::inner_product(a.begin(), a.end(), a.begin(), 0.0);
-      const double of_b = std::inner_product(b.begin(), b.end(), b.begin(), 0.0);
-      for (size_t i = 0; i < a.size(); ++i) {
-        next.back()[i] =
-            (of_a > 0 ? 1 - product / (2 * of_a) : 1) * a[i] + (of_b > 0 ? 1 - product / (2 * of_b) : 1) * b[i];
-      }
-    }
-    vectors = std::move(next);
-  }
-  return vectors[0];
-}
-
-TEST(adasum_of_any_number_of_ranks) {
-  for (int size : {1, 2, 3, 4, 5, 7}) {
-    Job job(size);
-    job.on_all([&](int rank) {
-      for (int round = 0; round < 3; ++round) {
-        const std::vector<int64_t> counts = {1, 0, 1009, 40009};
-        auto operation = make("g", HVL_ALLREDUCE, {{counts[0]}, {counts[1]}, {counts[2]}, {counts[3]}}, HVL_ADASUM);
-        std::vector<std::vector<float>> data;
-        std::vector<const char*> inputs;
-        std::vector<char*> outputs;
-        for (int64_t count : counts) {
-          data.emplace_back(static_cast<size_t>(count) + 1);
-          for (size_t i = 0; i < static_cast<size_t>(count); ++i) data.back()[i] = value(rank + round, i) - 40;
-        }
-        for (auto& tensor : data) inputs.push_back(reinterpret_cast<char*>(tensor.data()));
-        for (auto& tensor : data) outputs.push_back(reinterpret_cast<char*>(tensor.data()));
-        CHECK_EQ(job.wait(rank, job.enqueue(rank, operation, inputs, outputs)).message(), "");
-        for (size_t t = 0; t < counts.size(); ++t) {
-          std::vector<std::vector<double>> vectors;
-          for (int other = 0; other < size; ++other) {
-            vectors.emplace_back();
-            for (size_t i = 0; i < static_cast<size_t>(counts[t]); ++i)
-              vectors.back().push_back(value(other + round, i) - 40);
-          }
-          const std::vector<double> expected = adasum_of(vectors);
-          double worst = 0;
-          for (size_t i = 0; i < expected.size(); ++i) {
-            worst = std::max(worst, std::abs(expected[i] - static_cast<double>(data[t][i])));
-          }
-          CHECK(worst < 1e-3);
-        }
-      }
-    });
-  }
 }
 
 int64_t rows_between(int from, int to, int round) { return (from * 3 + to * 2 + round) % 5 * (round == 2 ? 700 : 1); }

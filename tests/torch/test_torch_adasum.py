@@ -73,6 +73,32 @@ def test_sum_of_what_is_orthogonal_mean_of_what_is_parallel(ranks):
     ranks(3).run(_properties)
 
 
+def _check_mean(ranks: list[int], process_set: hvd.ProcessSet = hvd.global_process_set) -> None:
+    for dtype, tolerance in TOLERANCE.items():
+        for length in (0, 1, 1009, 600_011):  # small vectors again after large ones, whose memory is given back
+            expected = torch.stack([_vector(rank, length, dtype).double() for rank in ranks]).mean(0)
+            own = _vector(hvd.rank(), length, dtype)
+            result = hvd.allreduce(own, op=hvd.Adasum, name=f"{dtype}.{length}", process_set=process_set)
+            assert result.dtype is dtype
+            assert torch.allclose(result.double(), expected, rtol=tolerance, atol=tolerance), (dtype, length)
+
+
+def _mean_of_a_host() -> None:
+    _check_mean([0, 1, 2])
+    chosen = hvd.add_process_set([0, 2])
+    if chosen.included():
+        _check_mean([0, 2], chosen)
+    assert hvd.remove_process_set(chosen)
+    if hvd.rank() != 1:
+        _check_mean([0, 2])
+    hvd.join()
+    _check_mean([0, 1, 2])
+
+
+def test_the_average_of_one_host(fresh_ranks):
+    fresh_ranks(3, {"HOROVODLIKE_HIERARCHICAL_ADASUM": "1"}).run(_mean_of_a_host)
+
+
 def _model() -> torch.nn.Module:
     torch.manual_seed(3)
     return torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Tanh(), torch.nn.Linear(3, 2)).double()

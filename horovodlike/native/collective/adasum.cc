@@ -1,6 +1,7 @@
 #include "collective/adasum.h"
 
-#include <cstring>
+#include <algorithm>
+#include <utility>
 
 #include "base/half.h"
 
@@ -35,6 +36,19 @@ double coefficient(double product, double square) { return square > 0 ? 1.0 - pr
 
 }  // namespace
 
+// What was there is lost.
+void Adasum::Scratch::make_room(uint64_t bytes) {
+  if (bytes <= num_bytes) return;
+  free();
+  data.reset(new char[bytes]);
+  num_bytes = bytes;
+}
+
+void Adasum::Scratch::free() {
+  data.reset();
+  num_bytes = 0;
+}
+
 uint64_t Adasum::part_begin(size_t tensor, size_t place) const { return counts_[tensor] * place / size_; }
 
 uint64_t Adasum::part_length(size_t place) const {
@@ -45,12 +59,13 @@ uint64_t Adasum::part_length(size_t place) const {
 
 size_t Adasum::num_pairs() const {
   size_t pairs = 0;
-  for (size_t first = 0; first + stride() < size_; first += 2 * stride()) ++pairs;
+  for (size_t first = 0; first + stride() < num_vectors(); first += 2 * stride()) ++pairs;
   return pairs;
 }
 
-void Adasum::begin(const Batch& batch, const Team& team) {
+void Adasum::begin(const Batch& batch, const Team& team, std::vector<AveragedMembers> averaged) {
   batch_ = &batch;
+  averaged_ = std::move(averaged);
   size_ = team.size();
   mine_ = team.mine;
   stage_ = Stage::kExchange;
@@ -64,17 +79,17 @@ void Adasum::begin(const Batch& batch, const Team& team) {
     is_double_ |= segment.reduction.dtype == HVL_FLOAT64;
   }
   const uint64_t width = is_double_ ? sizeof(double) : sizeof(float);
-  packed_.resize(total * width + 1);  // + 1: data() is not null
-  received_.resize(part_length(mine_) * width * size_ + 1);
+  packed_.make_room(total * width + 1);  // + 1: there is an address
+  received_.make_room(part_length(mine_) * width * size_ + 1);
   is_double_ ? pack<double>() : pack<float>();
   exchange_ = Exchange{};
-  gather_ = Gather{received_.data(), {}};
-  char* next = packed_.data();
+  gather_ = Gather{received_.data.get(), {}};
+  char* next = packed_.data.get();
   const uint64_t my_bytes = part_length(mine_) * width;
   for (size_t place = 0; place < size_; ++place) {
     const uint64_t num_bytes = part_length(place) * width;
     exchange_.sent.push_back({next, num_bytes});
-    exchange_.received.push_back({received_.data() + place * my_bytes, my_bytes});
+    exchange_.received.push_back({received_.data.get() + place * my_bytes, my_bytes});
     exchange_.longest = std::max(exchange_.longest, num_bytes);
     gather_.blocks.push_back({next, num_bytes});
     next += num_bytes;
@@ -88,6 +103,7 @@ Status Adasum::go_on(DataPlane* data_plane) {
       case Stage::kExchange:
         status = data_plane->alltoall(exchange_);
         if (!status.ok()) return status;
+        is_double_ ? average<double>() : average<float>();
         stage_ = Stage::kMultiply;
         break;
       case Stage::kMultiply:
@@ -103,7 +119,11 @@ Status Adasum::go_on(DataPlane* data_plane) {
         break;
       case Stage::kGather:
         status = data_plane->allgather(gather_);
-        if (status.ok()) is_double_ ? unpack<double>() : unpack<float>();
+        if (!status.ok()) return status;
+        is_double_ ? unpack<double>() : unpack<float>();
+        for (Scratch* scratch : {&packed_, &received_}) {
+          if (scratch->num_bytes > kMostKept / 2) scratch->free();
+        }
         return status;
     }
   }
@@ -111,7 +131,7 @@ Status Adasum::go_on(DataPlane* data_plane) {
 
 template <typename Real>
 void Adasum::pack() {
-  Real* next = reinterpret_cast<Real*>(packed_.data());
+  Real* next = reinterpret_cast<Real*>(packed_.data.get());
   for (size_t place = 0; place < size_; ++place) {
     for (size_t t = 0; t < counts_.size(); ++t) {
       const Segment& segment = batch_->segments()[t];
@@ -125,7 +145,7 @@ void Adasum::pack() {
 
 template <typename Real>
 void Adasum::unpack() {
-  const Real* next = reinterpret_cast<const Real*>(packed_.data());
+  const Real* next = reinterpret_cast<const Real*>(packed_.data.get());
   for (size_t place = 0; place < size_; ++place) {
     for (size_t t = 0; t < counts_.size(); ++t) {
       const Segment& segment = batch_->segments()[t];
@@ -137,14 +157,32 @@ void Adasum::unpack() {
   }
 }
 
+// Writes the n-th group's average over the n-th row. Whose row that was has been added up by then, or is the group's
+// first member: groups are in the order of their first ones.
+template <typename Real>
+void Adasum::average() {
+  Real* rows = reinterpret_cast<Real*>(received_.data.get());
+  const uint64_t length = part_length(mine_);
+  for (size_t group = 0; group < averaged_.size(); ++group) {
+    const std::vector<size_t>& places = averaged_[group].places;
+    const Real divisor = static_cast<Real>(averaged_[group].divisor);
+    Real* result = rows + group * length;
+    for (uint64_t i = 0; i < length; ++i) {
+      Real sum = 0;
+      for (size_t place : places) sum += rows[place * length + i];
+      result[i] = sum / divisor;
+    }
+  }
+}
+
 // My part of the products.
 template <typename Real>
 void Adasum::multiply() {
   products_.assign(3 * counts_.size() * num_pairs(), 0.0);
-  const Real* vectors = reinterpret_cast<const Real*>(received_.data());
+  const Real* vectors = reinterpret_cast<const Real*>(received_.data.get());
   const uint64_t length = part_length(mine_);
   double* product = products_.data();
-  for (size_t first = 0; first + stride() < size_; first += 2 * stride()) {
+  for (size_t first = 0; first + stride() < num_vectors(); first += 2 * stride()) {
     const Real* a = vectors + first * length;
     const Real* b = vectors + (first + stride()) * length;
     for (size_t t = 0; t < counts_.size(); ++t, product += 3) {
@@ -165,10 +203,10 @@ void Adasum::multiply() {
 
 template <typename Real>
 void Adasum::combine() {
-  Real* vectors = reinterpret_cast<Real*>(received_.data());
+  Real* vectors = reinterpret_cast<Real*>(received_.data.get());
   const uint64_t length = part_length(mine_);
   const double* product = products_.data();
-  for (size_t first = 0; first + stride() < size_; first += 2 * stride()) {
+  for (size_t first = 0; first + stride() < num_vectors(); first += 2 * stride()) {
     Real* a = vectors + first * length;
     const Real* b = vectors + (first + stride()) * length;
     for (size_t t = 0; t < counts_.size(); ++t, product += 3) {

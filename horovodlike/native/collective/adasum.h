@@ -3,31 +3,53 @@
 //
 // Of two vectors: (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b, which is their sum where they are orthogonal and their
 // mean where they are equal. Of more: of neighbours, then of the neighbours' results, and so on; who has no neighbour
-// waits for the next level. Each tensor is a vector of its own.
+// waits for the next level. Each tensor is a vector of its own. Members may be averaged in groups first.
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "transport/data_plane.h"
 
 namespace hvl {
 
+// Members whose vectors are added up and divided; what comes out is one of the vectors that are combined.
+struct AveragedMembers {
+  std::vector<size_t> places;  // in the team, ascending
+  int divisor = 1;
+};
+
 // One batch. Each member of the team gets its part of all vectors and combines them; only the products of whole vectors
 // are added up over the members, level by level. So each byte is sent about twice, as in an allreduce, and all members
-// end with the same bits. Takes twice the memory of the batch in float32, or float64 if it has such a tensor.
+// end with the same bits. Takes twice the memory of the batch in float32, or float64 if it has such a tensor, and keeps
+// no more than kMostKept of it.
 class Adasum {
  public:
-  // `batch`, whose tensors are of floating point, lives until go_on() is done.
-  void begin(const Batch& batch, const Team& team);
+  static constexpr uint64_t kMostKept = 2 << 20;  // bytes
+
+  // `batch`, whose tensors are of floating point, lives until go_on() is done. `averaged`: all members, in the order of
+  // the groups' first ones; empty: each is a vector of its own.
+  void begin(const Batch& batch, const Team& team, std::vector<AveragedMembers> averaged = {});
   // HVL_IN_PROGRESS: interrupted; the next call goes on.
   Status go_on(DataPlane* data_plane);
+  uint64_t kept_bytes() const { return packed_.num_bytes + received_.num_bytes; }
 
  private:
   enum class Stage { kExchange, kMultiply, kAddUp, kGather };
 
+  struct Scratch {
+    std::unique_ptr<char[]> data;
+    uint64_t num_bytes = 0;
+
+    void make_room(uint64_t bytes);
+    void free();
+  };
+
   template <typename Real>
   void pack();
+  template <typename Real>
+  void average();
   template <typename Real>
   void multiply();
   template <typename Real>
@@ -36,6 +58,7 @@ class Adasum {
   void unpack();
   uint64_t part_begin(size_t tensor, size_t place) const;  // elements
   uint64_t part_length(size_t place) const;
+  size_t num_vectors() const { return averaged_.empty() ? size_ : averaged_.size(); }
   // The pairs of this level: which vector is combined with which; the result takes the first one's place.
   size_t stride() const { return size_t{1} << level_; }
   size_t num_pairs() const;
@@ -46,9 +69,10 @@ class Adasum {
   bool is_double_ = false;
   Stage stage_ = Stage::kExchange;
   unsigned level_ = 0;
+  std::vector<AveragedMembers> averaged_;
   std::vector<uint64_t> counts_;  // elements of each tensor
-  std::vector<char> packed_;      // all tensors: the parts of the first member, then those of the second ...
-  std::vector<char> received_;    // my parts, of each member
+  Scratch packed_;                // all tensors: the parts of the first member, then those of the second ...
+  Scratch received_;              // my parts, of each member; once averaged, of each vector
   std::vector<double> products_;  // of each pair and tensor: a.b, a.a, b.b
   Exchange exchange_;
   Batch sums_;

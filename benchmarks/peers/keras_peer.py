@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import time
 from typing import Any
@@ -48,9 +49,7 @@ class KerasPeer:
 
     def barrier(self) -> None:
         if self._communicates:
-            from horovodlike import barrier
-
-            barrier()
+            importlib.import_module(f"horovodlike.{keras.backend.backend()}").barrier()
 
     def allreduce(self, buffer: Buffer, dtype: str) -> Step:
         raise NotImplementedError("measured through `small`")

@@ -72,25 +72,23 @@ def init(comm: Any = None, process_sets: Sequence[Any] | str | None = None) -> N
     thread.
 
     Args:
-        comm: Only None, the job's ranks, is supported in this release.
+        comm: What stands for all ranks of the job: None, a list of all ranks in ascending order, an empty list, or a
+            communicator of mpi4py that has all ranks, such as ``MPI.COMM_WORLD`` under mpirun. For some of the ranks
+            there are process sets.
         process_sets: Process sets to register at once, in the same order on all ranks; what
             :func:`horovodlike.process_set.add_process_set` does later. ``"dynamic"``, which scripts pass so that sets
             can be added later, is accepted: they always can.
 
     Raises:
-        NotImplementedError: ``comm`` was given.
-        ValueError: A process set cannot be registered. The job has ended then.
+        NotImplementedError: ``comm`` has not all ranks, or in another order.
+        ValueError: ``comm`` is something else. Or a process set cannot be registered; the job has ended then.
         ConfigError: A setting or an environment variable has a bad value.
         RendezvousError: The ranks could not find or trust each other in time.
     """
-    if comm is not None:
-        raise NotImplementedError(
-            "init(comm=...) is not supported yet; start the job with hvdrun or mpirun and leave it out"
-        )
     if isinstance(process_sets, str) and process_sets != "dynamic":
         raise ValueError(f'process_sets must be a sequence of process sets or "dynamic", got {process_sets!r}')
     chosen: Sequence[Any] = [] if process_sets is None or isinstance(process_sets, str) else process_sets
-    if not _start() or not chosen:
+    if not _start(comm) or not chosen:
         return
     try:
         for register in _register_process_sets:
@@ -100,14 +98,16 @@ def init(comm: Any = None, process_sets: Sequence[Any] | str | None = None) -> N
         raise
 
 
-def _start() -> bool:
+def _start(comm: Any) -> bool:
     """Join the job; False if it was joined already."""
     global _place, _pid, _engine_overlaps
     with _lock:
         if is_initialized():
             return False
         from horovodlike import rendezvous
+        from horovodlike._communicator import check_comm
 
+        check_comm(comm)
         settings = config_module.load(os.environ)
         with rendezvous.establish(settings, lambda place: _segment_bytes(settings, place)) as joined:
             native = _native_config(settings, joined.place, joined.processors)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from horovodlike import basics, ops
+from horovodlike._communicator import is_communicator, ranks_of
 from horovodlike.errors import MismatchError
 from horovodlike.ops import Kind, Request
 
@@ -23,17 +24,24 @@ class ProcessSet:
     Args:
         ranks: Global ranks, in any order and without repetition; or an mpi4py communicator of ranks of the job.
 
+    Attributes:
+        process_set_id: What the job knows the set by; None while it is not registered.
+        ranks: The global ranks in ascending order; None for the global set before `init()`.
+        mpi_comm: The communicator that the set was made of, or None. It is not used for communication.
+
     Raises:
-        ValueError: An entry is no integer, is negative, or occurs twice.
+        ValueError: An entry is no integer, is negative, or occurs twice; or MPI did not start the ranks of the job.
     """
 
     process_set_id: int | None
+    mpi_comm: Any
     _ranks: list[int] | None
 
     def __init__(self, ranks: Iterable[int] | Any) -> None:
         """Describe a set; it has no id until it is registered with the job."""
-        if hasattr(ranks, "Get_group"):
-            ranks = _ranks_of_communicator(ranks)
+        self.mpi_comm = ranks if is_communicator(ranks) else None
+        if self.mpi_comm is not None:
+            ranks = ranks_of(self.mpi_comm)
         try:
             chosen = sorted(operator.index(rank) for rank in ranks)
         except TypeError as error:
@@ -74,16 +82,9 @@ class ProcessSet:
         return self
 
     def __repr__(self) -> str:
-        """Id and ranks."""
-        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
-
-
-def _ranks_of_communicator(communicator: Any) -> list[int]:
-    from mpi4py import MPI
-
-    group = communicator.Get_group()
-    world = MPI.COMM_WORLD.Get_group()
-    return list(MPI.Group.Translate_ranks(group, list(range(group.Get_size())), world))
+        """Id and ranks, and the communicator where there is one."""
+        communicator = "" if self.mpi_comm is None else f", mpi_comm={self.mpi_comm}"
+        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}{communicator})"
 
 
 class _GlobalProcessSet(ProcessSet):

@@ -6,6 +6,7 @@ import struct
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import tensorflow as tf
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
@@ -164,19 +165,28 @@ def outermost(graph: Any) -> Any:
     return graph
 
 
-def not_folded(tensors: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+# By graph: the output of an op in it that TensorFlow does not take for a constant.
+_anchors: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+
+
+def anchored(tensors: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
     """Return the tensors such that TensorFlow does not compute what is made of them beforehand if they are constant.
 
-    The result of a collective is not a constant, however constant its input is on this rank.
+    The result of a collective is no constant, however constant its input is on this rank.
     """
     if tf.executing_eagerly():
         return tensors
-    return [tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=tensor.shape) for tensor in tensors]
+    graph = tf.compat.v1.get_default_graph()
+    anchor = _anchors.get(graph)
+    if anchor is None:
+        with graph.control_dependencies(None):  # outside of loops and branches of TensorFlow 1, too
+            anchor = _anchors[graph] = ops.horovodlike_rank()
+    return ops.horovodlike_anchored(tensors=tensors, anchor=anchor)
 
 
 def run(kind: str, tensors: Sequence[tf.Tensor], description: str) -> list[tf.Tensor]:
     """Add the op of this kind, which takes a list of tensors and returns one."""
-    return list(_OPS[kind](tensors=not_folded(tensors), description=description))
+    return list(_OPS[kind](tensors=anchored(tensors), description=description))
 
 
 _OPS = {

@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from horovodlike.basics import Average, Sum
-from horovodlike.tensorflow._calls import Description, not_folded, outermost, run
+from horovodlike.tensorflow._calls import Description, anchored, outermost, run
 from horovodlike.tensorflow._native import ops
 
 Gradients = list[Any]  # a tensor, or None
@@ -93,7 +93,7 @@ def _of_reducescatter(op: Any, gradients: list[tf.Tensor], inputs: list[tf.Tenso
 def _of_alltoall(op: Any, gradient: Any, _: Any) -> Gradients:
     if gradient is None or not gradient.dtype.is_floating:
         return [None, None]
-    (given,) = not_folded([tf.convert_to_tensor(gradient)])
+    (given,) = anchored([tf.convert_to_tensor(gradient)])
     returned, _ = ops.horovodlike_alltoall(tensor=given, splits=op.outputs[1], description=_backward(op).encode())
     # Rows that were sent to nobody have no influence.
     missing = tf.shape(op.inputs[0])[0] - tf.shape(returned)[0]
@@ -101,7 +101,12 @@ def _of_alltoall(op: Any, gradient: Any, _: Any) -> Gradients:
     return [tf.ensure_shape(tf.pad(returned, padding), op.inputs[0].shape), None]
 
 
+def _of_anchored(_: Any, *gradients: Any) -> Gradients:
+    return [*gradients, None]
+
+
 _GRADIENTS = {
+    "HorovodlikeAnchored": _of_anchored,
     "HorovodlikeAllreduce": _of_allreduce,
     "HorovodlikeAllgather": _of_allgather,
     "HorovodlikeBroadcast": _of_broadcast,

@@ -28,10 +28,10 @@ from horovodlike.basics import Adasum, Average, Max, Min, Product, Sum
 from horovodlike.process_set import ProcessSet, global_process_set, members
 from horovodlike.tensorflow import _gradients  # noqa: F401  # registers them
 from horovodlike.tensorflow._calls import (
+    anchored,
     as_tensor,
     describe,
     handle_average_backwards_compatibility,
-    not_folded,
     reduction,
     run,
     set_id_of,
@@ -444,14 +444,15 @@ def alltoall(
     if splits is not None and given.shape == (0,):
         raise ValueError("alltoall: splits are empty; there is one for each rank")
     description = describe("alltoall", name, [tensor], ignore_name_scope, process_set)
-    (tensor,) = not_folded([tensor])
+    (tensor,) = anchored([tensor])
     result, received_splits = ops.horovodlike_alltoall(tensor=tensor, splits=given, description=description)
     return result if splits is None else (result, received_splits)
 
 
 def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> Any:
-    """Return when all ranks of the process set have called it; in a graph of TensorFlow 1, the op that does."""
-    return ops.horovodlike_barrier(description=describe("barrier", name or "all", [], False, process_set))
+    """Return when all ranks of the process set have called it; in a graph of TensorFlow 1, return the op that does."""
+    operation = ops.horovodlike_barrier(description=describe("barrier", name or "all", [], False, process_set))
+    return None if tf.compat.v1.executing_eagerly_outside_functions() else operation
 
 
 def join(process_set: ProcessSet = global_process_set) -> Any:

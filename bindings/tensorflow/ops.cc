@@ -19,7 +19,7 @@ using tensorflow::shape_inference::ShapeHandle;
 #define HVL_TENSORS "Ts: list(" HVL_DTYPES ") >= 1"
 
 Status same_shapes(InferenceContext* c) {
-  for (int t = 0; t < c->num_inputs(); ++t) c->set_output(t, c->input(t));
+  for (int t = 0; t < c->num_outputs(); ++t) c->set_output(t, c->input(t));
   return Status();
 }
 
@@ -101,6 +101,15 @@ REGISTER_OP("HorovodlikeJoin")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape);
 
+// Its input. In graphs, collectives get their tensors through it: as the anchor is no constant, what is computed from
+// constants is not taken for one either, and computed once and for all.
+REGISTER_OP("HorovodlikeAnchored")
+    .Input("tensors: Ts")
+    .Input("anchor: int32")
+    .Output("same: Ts")
+    .Attr(HVL_TENSORS)
+    .SetShapeFn(same_shapes);
+
 // Stateful, so that their values are not made part of the graph: they may change with the job.
 
 REGISTER_OP("HorovodlikeRank")
@@ -145,6 +154,18 @@ HVL_KERNEL("Broadcast", Collective<HVL_BROADCAST>);
 HVL_KERNEL("Alltoall", Collective<HVL_ALLTOALL>);
 HVL_KERNEL("Barrier", Collective<HVL_BARRIER>);
 HVL_KERNEL("Join", Collective<HVL_JOIN>);
+
+class AnchoredKernel : public tensorflow::OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) final {
+    for (int t = 0; t < context->num_outputs(); ++t) context->set_output(t, context->input(t));
+  }
+  bool IsExpensive() final { return false; }
+};
+
+HVL_KERNEL("Anchored", AnchoredKernel);
 
 // An integer that is known when the op runs, of the job that there is then.
 class NumberKernel : public tensorflow::OpKernel {

@@ -2,8 +2,9 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-# The version that development and its tests are pinned to; the package itself takes any torch >= 2.1.
+# The versions that development and its tests are pinned to; the package itself takes torch >= 2.1, tensorflow >= 2.16.
 TORCH ?= torch==2.13.0
+TENSORFLOW ?= tensorflow-cpu==2.21.0
 # Further options of `pip install`, such as an index that holds small CPU-only builds of PyTorch.
 PIP_FLAGS ?=
 TEST_JOBS ?= 2
@@ -19,13 +20,16 @@ CXX_SOURCES = $(shell find horovodlike bindings launcher tests \( -name '*.h' -o
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test bench lint docs clean
+.PHONY: help demo demo-tf test bench lint docs clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(STAMPS)/package ## train on real data with 2 ranks and with 1, and compare
 	$(BIN)/python examples/demo.py
+
+demo-tf: $(STAMPS)/package $(STAMPS)/tensorflow ## the same with TensorFlow, and with Keras on both backends
+	$(BIN)/python examples/demo.py tensorflow
 
 test: $(STAMPS)/dev ## run every test
 	$(BIN)/pytest -n $(TEST_JOBS) --dist loadgroup $(TEST_FLAGS)
@@ -58,7 +62,11 @@ $(STAMPS)/package: $(STAMPS)/torch $(SOURCES)
 	$(PIP_INSTALL) '.[torch,examples]'
 	touch $@
 
+$(STAMPS)/tensorflow: $(STAMPS)/torch
+	$(PIP_INSTALL) $(TENSORFLOW)
+	touch $@
+
 # Holds all that the demo needs as well.
 $(STAMPS)/dev: $(STAMPS)/torch $(SOURCES)
-	$(PIP_INSTALL) '.[torch,dev]'
-	touch $(STAMPS)/package $@
+	$(PIP_INSTALL) '.[torch,tensorflow,keras,dev]'
+	touch $(STAMPS)/package $(STAMPS)/tensorflow $@

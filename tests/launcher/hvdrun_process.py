@@ -17,6 +17,9 @@ from pathlib import Path
 from typing import Any
 
 LIMIT_S = 60.0
+SLACK_S = 15.0  # what a busy machine may add
+GRACE_S = 5.0
+SETTLE_S = 2.0
 MARK = "HOROVODLIKE_TEST_MARK"
 
 

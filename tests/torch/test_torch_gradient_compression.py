@@ -1,23 +1,25 @@
-"""PowerSGD, top-k and reducers of one's own: what they compute, what they remember, and that training converges."""
+"""PowerSGD and top-k: what they compute and send, and that training converges."""
 
 from __future__ import annotations
 
 import copy
-import hashlib
 
 import pytest
 import torch
+from reducers import (
+    COLUMNS,
+    METHODS,
+    ROWS,
+    backward_with,
+    gradients_of,
+    make_optimizer,
+    make_parameters,
+    mean_of_gradients,
+    same_everywhere,
+)
 from sklearn.datasets import load_digits
 
 import horovodlike.torch as hvd
-from horovodlike.torch.compression import Collectives
-
-# Every reducer of the package, so that its gradients of 2-D parameters below are compressed.
-METHODS = {
-    "powersgd": lambda **options: hvd.PowerSGD(rank=2, min_compression=1.0, **options),
-    "topk": lambda **options: hvd.TopK(ratio=0.05, **options),
-}
-ROWS, COLUMNS = 24, 16
 
 
 class Alone:
@@ -32,49 +34,18 @@ class Alone:
         return [tensor.unsqueeze(0) for tensor in tensors]
 
 
-def _parameters(dtype: torch.dtype = torch.float32) -> dict[str, torch.nn.Parameter]:
-    shapes = {"matrix": (ROWS, COLUMNS), "kernel": (8, 6, 3, 3), "bias": (ROWS,), "scalar": ()}
-    return {name: torch.nn.Parameter(torch.zeros(shape, dtype=dtype)) for name, shape in shapes.items()}
-
-
-def _optimizer(parameters: dict[str, torch.nn.Parameter], reducer: object, **options: object) -> torch.optim.Optimizer:
-    sgd = torch.optim.SGD(parameters.values(), lr=1.0)
-    return hvd.DistributedOptimizer(sgd, parameters.items(), compression=reducer, **options)
-
-
-def _gradients(step: int, rank: int, parameters: dict[str, torch.nn.Parameter]) -> dict[str, torch.Tensor]:
-    generator = torch.Generator().manual_seed(1000 * step + rank)
-    return {name: torch.randn(p.shape, generator=generator).to(p.dtype) for name, p in parameters.items()}
-
-
-def _mean(step: int, parameters: dict[str, torch.nn.Parameter]) -> dict[str, torch.Tensor]:
-    each = [_gradients(step, rank, parameters) for rank in range(hvd.size())]
-    return {name: sum(gradients[name].double() for gradients in each) / hvd.size() for name in parameters}
-
-
-def _backward(parameters: dict[str, torch.nn.Parameter], gradients: dict[str, torch.Tensor]) -> None:
-    sum((parameters[name] * gradient).sum().float() for name, gradient in gradients.items()).backward()
-
-
-def _same_everywhere(tensors: list[torch.Tensor]) -> bool:
-    digest = hashlib.sha256()
-    for tensor in tensors:
-        digest.update(tensor.detach().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return len(set(hvd.allgather_object(digest.hexdigest()))) == 1
-
-
 def _applied_and_kept_is_all(method: str, dtype: torch.dtype = torch.float32) -> None:
     """What was applied so far and the mean of what the ranks have kept add up to the mean of all gradients."""
-    reducer, parameters = METHODS[method](), _parameters(dtype)
-    optimizer = _optimizer(parameters, reducer)
+    reducer, parameters = METHODS[method](), make_parameters(dtype)
+    optimizer = make_optimizer(parameters, reducer)
     applied = {name: torch.zeros(p.shape, dtype=torch.float64) for name, p in parameters.items()}
     wanted = copy.deepcopy(applied)
     for step in range(5):
         optimizer.zero_grad()
-        _backward(parameters, _gradients(step, hvd.rank(), parameters))
+        backward_with(parameters, gradients_of(step, hvd.rank(), parameters))
         optimizer.synchronize()
-        assert _same_everywhere([p.grad for p in parameters.values()])
-        for name, mean in _mean(step, parameters).items():
+        assert same_everywhere([p.grad for p in parameters.values()])
+        for name, mean in mean_of_gradients(step, parameters).items():
             applied[name] += parameters[name].grad
             wanted[name] += mean
     residuals = reducer.state_dict()["residuals"]
@@ -99,7 +70,7 @@ def test_what_is_applied_and_what_is_kept_add_up(ranks, method, size):
 
 
 def _exact() -> None:
-    parameters = _parameters()
+    parameters = make_parameters()
     exact = {
         "full rank": hvd.PowerSGD(rank=100, min_compression=0.0),
         "all elements": hvd.TopK(ratio=1.0),
@@ -107,11 +78,11 @@ def _exact() -> None:
     }
     for name, reducer in exact.items():
         for op in (hvd.Average, hvd.Sum):
-            optimizer = _optimizer(parameters, copy.deepcopy(reducer), op=op)
+            optimizer = make_optimizer(parameters, copy.deepcopy(reducer), op=op)
             optimizer.zero_grad()
-            _backward(parameters, _gradients(0, hvd.rank(), parameters))
+            backward_with(parameters, gradients_of(0, hvd.rank(), parameters))
             optimizer.synchronize()
-            for key, mean in _mean(0, parameters).items():
+            for key, mean in mean_of_gradients(0, parameters).items():
                 expected = mean * (hvd.size() if op == hvd.Sum else 1)
                 assert torch.allclose(parameters[key].grad.double(), expected, rtol=1e-4, atol=1e-5), (name, op, key)
 
@@ -125,7 +96,7 @@ def _sparse_sum_is_exact() -> None:
     """Gradients with no more elements than are sent arrive whole; indices of the ranks overlap."""
     parameter = torch.nn.Parameter(torch.zeros(10, 20))
     reducer = hvd.TopK(ratio=0.02)  # 4 of 200
-    optimizer = _optimizer({"p": parameter}, reducer, op=hvd.Sum)
+    optimizer = make_optimizer({"p": parameter}, reducer, op=hvd.Sum)
     gradient = torch.zeros(200)
     gradient[[0, 7, 50 + hvd.rank(), 199]] = torch.tensor([1.0, -2.0, 3.0, 0.5]) * (hvd.rank() + 1)
     (parameter * gradient.view(10, 20)).sum().backward()
@@ -143,12 +114,12 @@ def _sparse_sum_is_exact() -> None:
 
 
 def _counts_bytes() -> None:
-    parameters = _parameters()
+    parameters = make_parameters()
     reducer = hvd.PowerSGD(rank=2, min_compression=1.0)
-    optimizer = _optimizer(parameters, reducer)
+    optimizer = make_optimizer(parameters, reducer)
     for _ in range(3):
         optimizer.zero_grad()
-        _backward(parameters, _gradients(0, hvd.rank(), parameters))
+        backward_with(parameters, gradients_of(0, hvd.rank(), parameters))
         optimizer.step()
     plain = ROWS + 1
     if hvd.size() > 1:
@@ -158,238 +129,21 @@ def _counts_bytes() -> None:
         assert reducer.bytes_sent == reducer.bytes_uncompressed == 0
 
 
-def _missing_gradients() -> None:
-    """What one rank lacks counts as zero, what it has kept is sent all the same; what all lack stays None."""
-    for make in METHODS.values():
-        reducer, parameters = make(), _parameters()
-        optimizer = _optimizer(parameters, reducer)
-        for step in range(4):
-            optimizer.zero_grad()
-            gradients = _gradients(step, hvd.rank(), parameters)
-            del gradients["scalar"]
-            if hvd.rank() == 0:
-                del gradients["matrix"]
-            if step % 2 == hvd.size() > 1:
-                del gradients["kernel"]
-            _backward(parameters, gradients)
-            optimizer.step()
-            assert parameters["scalar"].grad is None
-            assert (parameters["kernel"].grad is None) == ("kernel" not in gradients)
-            assert (parameters["matrix"].grad is None) == (hvd.size() == 1)
-            assert _same_everywhere([p.grad for p in parameters.values() if p.grad is not None])
-            if hvd.size() > 1 and step == 0:
-                kept = hvd.allreduce(reducer.state_dict()["residuals"]["matrix"], name="kept")
-                each = [_gradients(0, rank, parameters)["matrix"] for rank in range(1, hvd.size())]
-                assert torch.allclose(parameters["matrix"].grad + kept, sum(each) / hvd.size(), atol=1e-5)
-        optimizer.zero_grad()
-        optimizer.step()  # no gradient at all
-        assert all(p.grad is None for p in parameters.values())
-
-
-def _passes_and_clipping() -> None:
-    for make in METHODS.values():
-        once, twice = _parameters(), _parameters()
-        optimizers = [_optimizer(once, make()), _optimizer(twice, make(), backward_passes_per_step=2)]
-        for step in range(3):
-            gradients = _gradients(step, hvd.rank(), once)
-            for optimizer, parameters, parts in zip(optimizers, (once, twice), (1, 2), strict=True):
-                optimizer.zero_grad()
-                for _ in range(parts):
-                    _backward(parameters, {name: gradient / parts for name, gradient in gradients.items()})
-                with pytest.raises(AssertionError, match="being reduced"):
-                    optimizer.zero_grad()
-                optimizer.synchronize()
-                norm = torch.nn.utils.clip_grad_norm_(parameters.values(), 0.5)
-                assert norm > 0.5
-                with optimizer.skip_synchronize():
-                    optimizer.step()
-            for name in once:
-                assert torch.allclose(once[name], twice[name], atol=1e-6)
-                assert torch.equal(once[name].grad, twice[name].grad)
-        with pytest.raises(AssertionError, match="backward_passes_per_step=1"):
-            for _ in range(2):
-                _backward(once, gradients)
-            optimizers[0].step()
-
-
-def _state() -> None:
-    """A reducer that was loaded goes on as the one that was saved."""
-    for make in METHODS.values():
-        trained, parameters = make(start_step=1), _parameters()
-        optimizer = _optimizer(parameters, trained)
-        for step in range(3):
-            optimizer.zero_grad()
-            _backward(parameters, _gradients(step, hvd.rank(), parameters))
-            optimizer.step()
-        saved = copy.deepcopy(trained.state_dict())
-        loaded, others = make(start_step=1), {n: torch.nn.Parameter(p.detach().clone()) for n, p in parameters.items()}
-        loaded.load_state_dict(saved)
-        other_optimizer = _optimizer(others, loaded)
-        for step in range(3, 5):
-            for opt, params in ((optimizer, parameters), (other_optimizer, others)):
-                opt.zero_grad()
-                _backward(params, _gradients(step, hvd.rank(), params))
-                opt.step()
-            assert all(torch.equal(parameters[name], others[name]) for name in parameters)
-        assert trained.state_dict()["steps"] == loaded.state_dict()["steps"] == (5 if hvd.size() > 1 else 0)
-        saved["residuals"] = {}
-        make().load_state_dict(saved)
-        for wrong in ({}, {"steps": 1}, {**saved, "more": {}}):
-            with pytest.raises(ValueError, match="residuals"):
-                make().load_state_dict(wrong)
-
-
-def _not_finite() -> None:
-    """An overflow on one rank is seen by all, and leaves nothing behind."""
-    for make in METHODS.values():
-        for value in (float("inf"), float("nan")):
-            for where in ("matrix", "bias"):
-                reducer, parameters = make(), _parameters()
-                optimizer = _optimizer(parameters, reducer)
-                for step in range(3):
-                    optimizer.zero_grad()
-                    gradients = _gradients(step, hvd.rank(), parameters)
-                    if step == 1 and hvd.rank() == hvd.size() - 1:
-                        gradients[where].view(-1)[3] = value
-                    before = copy.deepcopy(reducer.state_dict())
-                    _backward(parameters, gradients)
-                    optimizer.synchronize()
-                    assert bool(parameters[where].grad.isfinite().all()) == (step != 1)
-                    if step == 1:
-                        after = reducer.state_dict()
-                        for kind in set(after) - {"steps"}:
-                            assert before[kind].keys() == after[kind].keys()
-                            assert all(torch.equal(before[kind][name], after[kind][name]) for name in after[kind])
-
-
 def _zero_gradients() -> None:
     """PowerSGD's factors recover from gradients of zeros."""
-    reducer, parameters = METHODS["powersgd"](), _parameters()
-    optimizer = _optimizer(parameters, reducer)
+    reducer, parameters = METHODS["powersgd"](), make_parameters()
+    optimizer = make_optimizer(parameters, reducer)
     for scale in (0.0, 0.0, 1.0):
         optimizer.zero_grad()
-        _backward(parameters, {n: g * scale for n, g in _gradients(0, hvd.rank(), parameters).items()})
+        backward_with(parameters, {n: g * scale for n, g in gradients_of(0, hvd.rank(), parameters).items()})
         optimizer.synchronize()
     assert parameters["matrix"].grad.norm() > 1
 
 
-def _strange_gradients() -> None:
-    for make in METHODS.values():
-        conv = torch.nn.Conv2d(8, 12, 3).to(memory_format=torch.channels_last)
-        double = torch.nn.Parameter(torch.zeros(30, 30, dtype=torch.float64))
-        empty = torch.nn.Parameter(torch.zeros(0, 4))
-        embedding = torch.nn.Embedding(50, 8, sparse=True)
-        parameters = {**dict(conv.named_parameters()), "double": double, "empty": empty, "rows": embedding.weight}
-        reducer = make()
-        optimizer = _optimizer(parameters, reducer, sparse_as_dense=True)
-        for _ in range(2):
-            optimizer.zero_grad()
-            image = torch.full((2, 8, 5, 5), hvd.rank() + 1.0).to(memory_format=torch.channels_last)
-            noise = torch.randn(30, 30, generator=torch.Generator().manual_seed(hvd.rank()), dtype=torch.float64)
-            rows = embedding(torch.tensor([0, hvd.rank()]))
-            (conv(image).sum() + (double * noise).sum() + empty.sum() + rows.sum()).backward()
-            optimizer.step()
-            assert embedding.weight.grad.is_sparse
-            assert _same_everywhere([p.grad.to_dense() for p in parameters.values()])
-        if hvd.size() > 1:
-            assert reducer.state_dict()["residuals"]["double"].dtype is torch.float64
-
-
-def _sparse_gradients_are_refused() -> None:
-    for make in METHODS.values():
-        embedding = torch.nn.Embedding(50, 8, sparse=True)
-        optimizer = _optimizer({"rows": embedding.weight}, make())
-        embedding(torch.tensor([0])).sum().backward()
-        if hvd.size() > 1:
-            with pytest.raises(ValueError, match="sparse_as_dense"):
-                optimizer.step()
-
-
-class Signs(hvd.GradientReducer):
-    """The majority of signs; each rank sends one byte for each element."""
-
-    def reduce(self, gradients: list[tuple[str, torch.Tensor]], ranks: Collectives) -> None:
-        signs = [gradient.sign().to(torch.int8) for _, gradient in gradients]
-        for (_, gradient), votes in zip(gradients, ranks.gather(signs, "signs"), strict=True):
-            gradient.copy_(votes.sum(dim=0).sign())
-
-
-def _own_reducer() -> None:
-    reducer, parameters = Signs(), _parameters()
-    optimizer = _optimizer(parameters, reducer)
-    _backward(parameters, _gradients(0, hvd.rank(), parameters))
-    optimizer.step()
-    if hvd.size() > 1:
-        votes = sum(_gradients(0, rank, parameters)["matrix"].sign() for rank in range(hvd.size()))
-        assert torch.equal(parameters["matrix"], -votes.sign())
-        assert reducer.bytes_sent * 4 == reducer.bytes_uncompressed
-        assert Signs.bytes_sent == 0
-    reducer.load_state_dict(reducer.state_dict())
-    with pytest.raises(ValueError, match="no state"):
-        reducer.load_state_dict({"steps": 1})
-
-
-def _arguments() -> None:
-    parameters = _parameters()
-    for wrong, options in (
-        ("parentheses", {"reducer": hvd.PowerSGD}),
-        ("parentheses", {"reducer": hvd.Compression.topk}),
-        ("groups", {"reducer": hvd.TopK(), "groups": 2}),
-        ("groups", {"reducer": hvd.TopK(), "groups": [[parameters["matrix"]]]}),
-        ("Average and op=Sum", {"reducer": hvd.TopK(), "op": hvd.Max}),
-        ("predivide", {"reducer": hvd.PowerSGD(), "gradient_predivide_factor": 2.0}),
-    ):
-        with pytest.raises(ValueError, match=wrong):
-            _optimizer(parameters, **options)
-    one, other = {"p": torch.nn.Parameter(torch.zeros(64, 64))}, {"p": torch.nn.Parameter(torch.zeros(1, 64 * 64))}
-    for shared in (hvd.TopK(), hvd.PowerSGD(rank=1, min_compression=0.0)):
-        for index, parameters in enumerate((one, other)):
-            optimizer = _optimizer(parameters, shared)
-            parameters["p"].sum().backward()
-            if index and hvd.size() > 1:
-                with pytest.raises(ValueError, match="p: .* an object of its own"):
-                    optimizer.step()
-            else:
-                optimizer.step()
-            optimizer.zero_grad()
-
-
-def _disagreement() -> None:
-    """Gradients that differ in shape are an error on all ranks, after which the optimizer works."""
-    for make in METHODS.values():
-        for name, shape in (("bias", (7 + hvd.rank(),)), ("matrix", (20 + hvd.rank(), COLUMNS))):
-            reducer, parameters = make(), _parameters()
-            right = parameters[name].data
-            optimizer = _optimizer(parameters, reducer)
-            parameters[name].data = torch.zeros(shape)
-            _backward(parameters, {n: torch.ones_like(p) for n, p in parameters.items()})
-            if hvd.size() > 1:
-                with pytest.raises(hvd.HorovodInternalError, match=rf"bias\.\.scalar|{name}: "):
-                    optimizer.step()
-            else:
-                optimizer.step()
-            parameters[name].data = right
-            optimizer.zero_grad()
-            for p in parameters.values():
-                p.grad = None
-            _backward(parameters, _gradients(0, hvd.rank(), parameters))
-            optimizer.step()
-            assert _same_everywhere([p.grad for p in parameters.values()])
-
-
 CASES = (
-    _disagreement,
     _sparse_sum_is_exact,
     _counts_bytes,
-    _missing_gradients,
-    _passes_and_clipping,
-    _state,
-    _not_finite,
     _zero_gradients,
-    _strange_gradients,
-    _sparse_gradients_are_refused,
-    _own_reducer,
-    _arguments,
 )
 
 
@@ -397,20 +151,6 @@ CASES = (
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__.strip("_"))
 def test_reducer(ranks, case, size):
     ranks(size).run(case)
-
-
-def test_options_are_checked():
-    for make, wrong, message in (
-        (hvd.PowerSGD, {"rank": 0}, "rank"),
-        (hvd.PowerSGD, {"min_compression": -1.0}, "min_compression"),
-        (hvd.PowerSGD, {"start_step": -1}, "start_step"),
-        (hvd.TopK, {"ratio": 0.0}, "ratio"),
-        (hvd.TopK, {"ratio": 1.5}, "ratio"),
-        (hvd.TopK, {"ratio": float("nan")}, "ratio"),
-        (hvd.TopK, {"start_step": -1}, "start_step"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            make(**wrong)
 
 
 def test_power_iteration_finds_the_best_approximation():
@@ -452,7 +192,7 @@ def _train(method: str, images: torch.Tensor, labels: torch.Tensor) -> tuple[flo
     with torch.no_grad():
         logits = model(images)
     loss = torch.nn.functional.cross_entropy(logits, labels).item()
-    return loss, (logits.argmax(1) == labels).float().mean().item(), _same_everywhere(list(model.parameters()))
+    return loss, (logits.argmax(1) == labels).float().mean().item(), same_everywhere(list(model.parameters()))
 
 
 def test_training_converges_to_the_loss_without_compression(ranks):

@@ -1,0 +1,212 @@
+"""`DistributedOptimizer`: its rules, and what it keeps of what it wraps."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import inspect
+import pickle
+
+import pytest
+import torch
+from training import (
+    flat_parameters,
+    loss_of,
+    make_batches,
+    make_model,
+    make_sgd,
+    my_part,
+)
+
+import horovodlike.torch as hvd
+from horovodlike.ops import counters
+
+
+def _keeps_what_it_wraps() -> None:
+    model = make_model()
+    plain = make_sgd(model, weight_decay=0.01)
+    scheduler = torch.optim.lr_scheduler.StepLR(plain, step_size=1, gamma=0.5)
+    x, y = make_batches(1)[0]
+    loss_of(model, x, y).backward()
+    plain.step()
+    calls = []
+    plain.register_step_pre_hook(lambda *_: calls.append("pre"))
+    plain.register_step_post_hook(lambda *_: calls.append("post"))
+    momentum = [plain.state[p]["momentum_buffer"].clone() for p in model.parameters()]
+
+    optimizer = hvd.DistributedOptimizer(plain, model.named_parameters())
+    assert type(optimizer) is not type(plain)
+    assert type(optimizer).__name__ == "SGD"
+    assert isinstance(optimizer, torch.optim.SGD)
+    assert isinstance(optimizer, torch.optim.Optimizer)
+    assert str(inspect.signature(optimizer.zero_grad)).replace("'", "") == str(inspect.signature(plain.zero_grad))
+    for p, expected in zip(model.parameters(), momentum, strict=True):
+        assert torch.equal(optimizer.state[p]["momentum_buffer"], expected)
+    assert optimizer.defaults["weight_decay"] == 0.01
+    optimizer.zero_grad(set_to_none=False)
+    assert all(not p.grad.any() for p in model.parameters())
+    loss_of(model, my_part(x), my_part(y)).backward()
+    optimizer.step()
+    assert calls == ["pre", "post"]
+    assert not torch.equal(optimizer.state[model[0].weight]["momentum_buffer"], momentum[0])
+    scheduler.step()  # made for the optimizer inside
+    assert optimizer.param_groups[0]["lr"] == 0.025
+    torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.1)
+    optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.step()
+    scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == 0.0125
+    for copied in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
+        assert type(copied) is torch.optim.SGD
+        assert copied.param_groups[0]["weight_decay"] == 0.01
+    saved = optimizer.state_dict()
+    other = hvd.DistributedOptimizer(make_sgd(make_model()))
+    other.load_state_dict(saved)
+    assert other.param_groups[0]["weight_decay"] == 0.01
+    with pytest.raises(ValueError, match="already"):
+        hvd.DistributedOptimizer(optimizer)
+
+
+def _scheduler_made_first() -> None:
+    model = make_model()
+    plain = make_sgd(model)
+    scheduler = torch.optim.lr_scheduler.StepLR(plain, step_size=1, gamma=0.5)
+    optimizer = hvd.DistributedOptimizer(plain, model.named_parameters())
+    x, y = make_batches(1)[0]
+    loss_of(model, x + hvd.rank(), y).backward()
+    optimizer.step()
+    scheduler.step()  # and no warning that step() has not been called
+    assert optimizer.param_groups[0]["lr"] == 0.025
+    everywhere = hvd.allgather(flat_parameters(model).unsqueeze(0))
+    assert all(torch.equal(everywhere[0], other) for other in everywhere)
+
+
+def _rules() -> None:
+    model = make_model()
+    optimizer = hvd.DistributedOptimizer(make_sgd(model), model.named_parameters())
+    x, y = make_batches(1)[0]
+    loss_of(model, x, y).backward()
+    with pytest.raises(AssertionError, match="zero_grad"):
+        optimizer.zero_grad()
+    with pytest.raises(AssertionError, match="backward_passes_per_step"):
+        loss_of(model, x, y).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    assert all(p.grad is None for p in model.parameters())
+    hvd.broadcast_parameters(model.state_dict(), 0)  # the refused pass has changed gradients in flight
+
+    optimizer.set_backward_passes_per_step(3)
+    assert optimizer.backward_passes_per_step == 3
+    assert set(optimizer._allreduce_delay.values()) == {3}
+    loss_of(model, x, y).backward()
+    assert set(optimizer._allreduce_delay.values()) == {2}
+    assert not optimizer._handles
+    once = [p.grad.clone() for p in model.parameters()]
+    optimizer.synchronize()  # fewer passes than announced
+    assert all(torch.allclose(p.grad, g) for p, g in zip(model.parameters(), once, strict=True))
+    optimizer.zero_grad()
+    for _ in range(3):
+        loss_of(model, x, y).backward()
+    assert set(optimizer._handles) == set(model.parameters())
+    optimizer.synchronize()
+    # Summed over the passes, averaged over the ranks.
+    assert all(torch.allclose(p.grad, 3 * g) for p, g in zip(model.parameters(), once, strict=True))
+
+    named = dict(model.named_parameters())
+    assert optimizer._parameter_names == {p: name for name, p in named.items()}
+    assert optimizer._requires_update == set(named.values())
+    assert optimizer._groups is None
+    default = hvd.DistributedOptimizer(torch.optim.SGD([{"params": [p]} for p in model.parameters()], lr=0.1))
+    assert list(default._parameter_names.values()) == [f"noname.{i}.0" for i in range(6)]
+
+
+def _arguments() -> None:
+    model = make_model()
+    named = list(model.named_parameters())
+    for wrong, options in (
+        ("sequence of tuples", {"named_parameters": model.parameters()}),
+        ("duplicates: 0.weight", {"named_parameters": [*named, named[0]]}),
+        (str(id(named[0][1])), {"named_parameters": named[1:]}),
+        ("backward_passes_per_step must be > 0", {"backward_passes_per_step": 0}),
+        ("Average", {"gradient_predivide_factor": 2.0, "op": hvd.Sum}),
+    ):
+        with pytest.raises(ValueError, match=wrong):
+            hvd.DistributedOptimizer(make_sgd(model), **options)
+    with pytest.raises(ValueError, match="Adasum knows no groups"):
+        hvd.DistributedOptimizer(make_sgd(model), op=hvd.Adasum, groups=2)
+    with pytest.raises(ValueError, match="leave sparse_as_dense out"):
+        hvd.DistributedOptimizer(make_sgd(model), op=hvd.Adasum, sparse_as_dense=True)
+    with pytest.raises(ValueError, match="not registered"):
+        hvd.DistributedOptimizer(make_sgd(model), process_set=hvd.ProcessSet([0]))
+
+
+def _several_optimizers() -> None:
+    models = {"generator": make_model(), "discriminator": make_model()}
+    optimizers = {
+        key: hvd.DistributedOptimizer(make_sgd(model), [(f"{key}.{n}", p) for n, p in model.named_parameters()])
+        for key, model in models.items()
+    }
+    x, y = make_batches(1)[0]
+    for _ in range(3):
+        for key in models:
+            optimizers[key].zero_grad()
+            loss_of(models[key], my_part(x), my_part(y)).backward()
+        order = list(models) if hvd.rank() % 2 == 0 else list(models)[::-1]
+        for key in order:  # both in flight, waited for in another order on each rank
+            optimizers[key].step()
+    assert torch.equal(flat_parameters(models["generator"]), flat_parameters(models["discriminator"]))
+    # One that is gone leaves its parameters alone.
+    gone = models["generator"]
+    del optimizers["generator"]
+    gc.collect()
+    again = hvd.DistributedOptimizer(make_sgd(gone), [(f"generator.{n}", p) for n, p in gone.named_parameters()])
+    loss_of(gone, x, y).backward()
+    again.step()
+
+
+def _added_later() -> None:
+    first, second = torch.nn.Parameter(torch.zeros(3)), torch.nn.Parameter(torch.zeros(4))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([first], lr=1.0))
+    optimizer.add_param_group({"params": [second], "lr": 2.0})
+    assert sorted(optimizer._parameter_names.values()) == ["noname.0.0", "noname.1.0"]
+    ((first.sum() + second.sum()) * (hvd.rank() + 1)).backward()
+    optimizer.step()
+    assert torch.allclose(second, torch.full((4,), -2 * (hvd.size() + 1) / 2))
+
+
+def _alone() -> None:
+    """Where only this rank reduces, nothing is sent."""
+    sets = [hvd.add_process_set([rank]) for rank in range(hvd.size())] if hvd.size() > 1 else [hvd.global_process_set]
+    model = make_model()
+    optimizer = hvd.DistributedOptimizer(make_sgd(model), model.named_parameters(), process_set=sets[hvd.rank()])
+    before = counters()["requests"]
+    for x, y in make_batches(2):
+        optimizer.zero_grad()
+        loss_of(model, x, y).backward()
+        optimizer.step()
+    assert counters()["requests"] == before
+    assert [hvd.remove_process_set(one) for one in sets] == [hvd.size() > 1] * hvd.size()
+
+
+CASES = (
+    _keeps_what_it_wraps,
+    _scheduler_made_first,
+    _rules,
+    _arguments,
+    _several_optimizers,
+    _added_later,
+    _alone,
+)
+
+
+@pytest.mark.parametrize("size", (1, 2, 3))
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__.strip("_"))
+def test_optimizer(ranks, case, size):
+    ranks(size).run(case)
+
+
+@pytest.mark.parametrize("overlap", ("always", "never"))
+def test_all_whether_the_engine_overlaps_or_not(fresh_ranks, overlap):
+    pool = fresh_ranks(2, {"HOROVODLIKE_OVERLAP": overlap})
+    for case in CASES:
+        pool.run(case)

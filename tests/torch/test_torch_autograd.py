@@ -81,6 +81,12 @@ def _broadcast() -> None:
         (hvd.broadcast(tensor, root) * _weight()).sum().backward()
         mean = sum(_weights()) / hvd.size()
         assert torch.allclose(tensor.grad, torch.full((4,), mean if hvd.rank() == root else 0.0))
+        first, second = _leaf(3), _leaf(2, 2)
+        one, counts, other = hvd.grouped_broadcast([first, torch.arange(3), second], root)
+        assert not counts.requires_grad
+        ((one.sum() + 5 * other.sum()) * _weight()).backward()
+        assert torch.allclose(first.grad, torch.full((3,), mean if hvd.rank() == root else 0.0))
+        assert torch.allclose(second.grad, torch.full((2, 2), 5 * mean if hvd.rank() == root else 0.0))
 
 
 def _names_match_in_any_order() -> None:

@@ -131,6 +131,9 @@ def _refused() -> None:
         hvd.reducescatter(torch.ones(3), op=hvd.Adasum)
     with pytest.raises(ValueError, match="empty"):
         hvd.grouped_allreduce([])
+    for call in (hvd.grouped_allreduce, hvd.grouped_allreduce_, hvd.grouped_allgather, hvd.grouped_reducescatter):
+        with pytest.raises(ValueError, match="same device"):
+            call([torch.ones(2), torch.ones(2, device="meta")])
     some = hvd.ProcessSet([0])
     assert (some.process_set_id, some.ranks, some.size(), some.rank()) == (None, [0], None, None)
     for call in (hvd.allreduce, hvd.allreduce_, hvd.allgather, hvd.grouped_allgather):

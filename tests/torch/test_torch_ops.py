@@ -8,6 +8,8 @@ import pytest
 import torch
 
 import horovodlike.torch as hvd
+from horovodlike.torch import mpi_ops
+from horovodlike.torch.compression import Compressor
 
 SIZES = (1, 2, 3, 4)
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -151,7 +153,26 @@ def _integer_average_truncates_toward_zero() -> None:
     assert hvd.allreduce(torch.full((3,), 200, dtype=torch.uint8)).tolist() == [200] * 3
 
 
+class Doubled(Compressor):
+    """A compression of one's own, without which sums of a dtype that is not summed would be wrong."""
+
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, object]:
+        return tensor.double() * 2, tensor.dtype
+
+    @staticmethod
+    def decompress(tensor: torch.Tensor, ctx: object) -> torch.Tensor:
+        assert tensor.dtype is torch.float64
+        return (tensor / 2).to(ctx)
+
+
 def _compression() -> None:
+    whole = torch.arange(7) + hvd.rank()
+    expected = _reduced([torch.arange(7) + rank for rank in range(hvd.size())], hvd.Sum)
+    _check(hvd.allreduce(whole, op=hvd.Sum, compression=Doubled), expected, "own")
+    _check(hvd.grouped_allreduce([whole], op=hvd.Sum, compression=Doubled)[0], expected, "own, grouped")
+    share = expected.tensor_split(hvd.size())[hvd.rank()]
+    _check(hvd.reducescatter(whole, op=hvd.Sum, compression=Doubled), share, "own, scattered")
     mine = torch.linspace(-1, 1, 101, dtype=torch.float64) * (hvd.rank() + 1)
     expected = _reduced([torch.linspace(-1, 1, 101, dtype=torch.float64) * (r + 1) for r in range(hvd.size())], hvd.Sum)
     for compression, tolerance in ((hvd.Compression.fp16, 2e-2), (hvd.Compression.bf16, 1e-1)):
@@ -286,6 +307,13 @@ def _different_order_on_each_rank() -> None:
     assert [hvd.synchronize(handles[name]).item() for name in names] == list(range(20))
 
 
+def _place() -> None:
+    assert hvd.is_initialized() and mpi_ops.is_homogeneous()
+    assert hvd.allgather(torch.tensor([hvd.rank()])).tolist() == list(range(hvd.size()))
+    assert [hvd.local_rank(), hvd.local_size()] == [hvd.rank(), hvd.size()]
+    assert [hvd.cross_rank(), hvd.cross_size()] == [0, 1]
+
+
 def _barrier_and_arguments() -> None:
     hvd.barrier()
     hvd.barrier(process_set=hvd.global_process_set)
@@ -338,6 +366,7 @@ CASES = (
     _strides,
     _handles,
     _different_order_on_each_rank,
+    _place,
     _barrier_and_arguments,
     _in_place_on_parameters,
 )

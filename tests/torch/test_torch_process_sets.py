@@ -37,6 +37,8 @@ def _all_operations(chosen: hvd.ProcessSet) -> None:
         rows, received = hvd.alltoall(mine, counts, process_set=chosen)
         assert torch.equal(rows, torch.cat([one.split(counts)[place] for one in everybody]))
         assert received.tolist() == [counts[place]] * len(ranks)
+        first, (second, _) = hvd.grouped_alltoall([torch.tensor(ranks), mine], [None, counts], process_set=chosen)
+        assert first.tolist() == [ranks[place]] * len(ranks) and torch.equal(second, rows)
     average = hvd.allreduce(torch.tensor([float(hvd.rank())]), process_set=chosen)
     assert average.item() == pytest.approx(sum(ranks) / len(ranks))
     assert hvd.broadcast_object(f"from {hvd.rank()}", ranks[0], process_set=chosen) == f"from {ranks[0]}"
@@ -125,11 +127,30 @@ def test_changes_that_are_refused(ranks):
     ranks(2).run(_changes_that_are_refused)
 
 
+def _removed_with_an_operation_in_flight() -> None:
+    both = hvd.add_process_set([0, 1])
+    handle = hvd.allreduce_async(torch.ones(1), name="late", process_set=both) if hvd.rank() == 0 else None
+    hvd.barrier()  # has rank 0 hand it over
+    assert hvd.remove_process_set(both)
+    if handle is not None:
+        with pytest.raises(hvd.HorovodInternalError, match="allreduce.late.: process set 1 has been removed"):
+            hvd.synchronize(handle)
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == 3
+
+
+def test_an_operation_in_flight_fails_with_its_set(ranks):
+    ranks(3).run(_removed_with_an_operation_in_flight)
+
+
 def _at_init() -> None:
     hvd.shutdown()
     one, both = hvd.ProcessSet([1]), hvd.ProcessSet([0])
     hvd.init(process_sets=[one, both])
     assert (one.process_set_id, both.process_set_id) == (1, 2)
+    again = hvd.ProcessSet([1])
+    assert again != one and again.included() == (hvd.rank() == 1)
+    hvd.init(process_sets=[again])  # does nothing the second time
+    assert again.process_set_id is None and again.rank() is None and again.size() is None
     hvd.shutdown()
     assert one.process_set_id is None
     with pytest.raises(ValueError, match="entry number 1 of process_sets"):

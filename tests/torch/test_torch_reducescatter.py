@@ -88,6 +88,10 @@ def _gradients() -> None:
         leaf = torch.ones(5, 3, requires_grad=True)
         (hvd.reducescatter(leaf, **options) * weight).sum().backward()
         assert torch.allclose(leaf.grad, weights * factor), (options, leaf.grad)
+        reduced = hvd.reducescatter(leaf, **options)
+        gradient = torch.ones_like(reduced)
+        reduced.backward(gradient)
+        assert torch.equal(gradient, torch.ones_like(reduced))  # it may be used elsewhere
     first, second = torch.ones(5, 3, requires_grad=True), torch.ones(4, dtype=torch.int64)
     results = hvd.grouped_reducescatter([first, second], op=hvd.Average)
     (results[0] * weight).sum().backward()

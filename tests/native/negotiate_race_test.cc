@@ -1,6 +1,7 @@
 // Whole jobs of simulated ranks: each keeps what the log has told it, as an engine does, and messages and records are
 // under way for as long as a seeded random order lets them. What must come out: every request completes exactly once,
-// in the same order on all ranks, whatever the order of arrival and however small the cache.
+// in the same order on all ranks, whatever the order of arrival and however small the cache; and what a rank runs is
+// what it has asked for, also if ranks have joined.
 #include <algorithm>
 #include <deque>
 #include <map>
@@ -34,6 +35,13 @@ Signature unnamed_request(int round, int number) {
   return allreduce_of("noname." + std::to_string(round) + "." + std::to_string(number));
 }
 
+Signature join_request() {
+  Signature signature;
+  signature.name = "join";
+  signature.kind = HVL_JOIN;
+  return signature;
+}
+
 class SimulatedRank {
  public:
   SimulatedRank(int rank, int size) : rank_(rank), size_(size) {}
@@ -44,22 +52,28 @@ class SimulatedRank {
     announce(&request);
   }
   bool idle() const { return in_flight_.empty(); }
+  bool has_in_flight(const std::string& name) const { return in_flight_.count(name) > 0; }
+  bool only_joins() const { return in_flight_.size() == 1 && has_in_flight("join"); }
 
   void read(const Record& record) {
+    const bool is_absent = std::count(record.absent.begin(), record.absent.end(), rank_) > 0;
     switch (record.type) {
       case Record::Type::kDefine:
+        if (record.replaces != 0) forget(record.replaces, !is_absent);
         known_[record.id] = local(record);
         ids_[record.signature.name] = record.id;
         break;
       case Record::Type::kExecute:
+        if (is_absent) return;
         for (TensorId id : record.ids) execute(id);
         break;
       case Record::Type::kError:
+        if (is_absent) return;
         CHECK_EQ(in_flight_.erase(record.signature.name), 1);
         completed.push_back("error " + record.signature.name);
         break;
       case Record::Type::kEvict:
-        for (TensorId id : record.ids) forget(id);
+        for (TensorId id : record.ids) forget(id, false);
         break;
       case Record::Type::kShutdown: CHECK(false);
     }
@@ -105,13 +119,15 @@ class SimulatedRank {
     completed.push_back(signature.name);
   }
 
-  void forget(TensorId id) {
+  void forget(TensorId id, bool keeps_announcement) {
     const std::string name = known_.at(id).name;
     known_.erase(id);
     ids_.erase(name);
     const auto waiting = in_flight_.find(name);
     // The coordinator ignored or will ignore the id. What was sent in full stays good and must not be sent twice.
-    if (waiting != in_flight_.end() && waiting->second.announced_as == id) announce(&waiting->second);
+    if (waiting == in_flight_.end() || waiting->second.announced_as != id) return;
+    if (keeps_announcement) waiting->second.announced_as = 0;
+    if (!keeps_announcement) announce(&waiting->second);
   }
 
   int rank_, size_;
@@ -143,9 +159,47 @@ class SimulatedJob {
     }
   }
 
+  // All ranks but the first ask for the same tensors in different shapes, join sometime, and go on with another thread.
+  // The first one asks until they are done, and joins last.
+  void run_until_all_have_joined(int num_requests) {
+    for (size_t rank = 1; rank < ranks.size(); ++rank) {
+      todo_[rank] = {join_request()};
+      for (int i = 0; i < num_requests; ++i) todo_[rank].push_back(random_request());
+      std::shuffle(todo_[rank].begin(), todo_[rank].end(), random_);
+    }
+    bool ends = false;
+    int steps = 0;
+    while (!ends || !finished()) {
+      REQUIRE(++steps < 1000000);
+      const size_t rank = random_() % ranks.size();
+      if (rank == 0 && !ends && todo_[0].empty()) {
+        const bool is_last = others_have_joined();
+        ends = is_last && ranks[0].idle();
+        if (ends || !is_last) todo_[0] = {ends ? join_request() : random_request()};
+      }
+      // Of what a rank has still to do, in any order, so that no two wait for each other.
+      if (!todo_[rank].empty()) std::swap(todo_[rank].back(), todo_[rank][random_() % todo_[rank].size()]);
+      const bool waits = !todo_[rank].empty() && ranks[rank].has_in_flight(todo_[rank].back().name);
+      step(rank, waits);
+    }
+  }
+
   std::vector<SimulatedRank> ranks;
 
  private:
+  Signature random_request() {
+    const std::string name = "t" + std::to_string(random_() % 4);
+    const int64_t extent = static_cast<int64_t>(random_() % 3 == 0);
+    return name < "t2" ? allreduce_of(name, {1 + extent}) : allgather_of(name, {extent, 3});
+  }
+
+  bool others_have_joined() const {
+    for (size_t rank = 1; rank < ranks.size(); ++rank) {
+      if (!todo_[rank].empty() || !ranks[rank].only_joins()) return false;
+    }
+    return true;
+  }
+
   bool finished() const {
     for (size_t rank = 0; rank < ranks.size(); ++rank) {
       if (!todo_[rank].empty() || !ranks[rank].idle()) return false;
@@ -153,11 +207,11 @@ class SimulatedJob {
     return true;
   }
 
-  void step(size_t rank) {
+  void step(size_t rank, bool waits = false) {
     SimulatedRank& one = ranks[rank];
     switch (random_() % 4) {
       case 0:
-        if (todo_[rank].empty()) return;
+        if (waits || todo_[rank].empty()) return;
         one.enqueue(todo_[rank].back());
         return todo_[rank].pop_back();
       case 1: return receive(rank);
@@ -220,6 +274,28 @@ void check_job(const CoordinatorOptions& options, unsigned seed) {
 }
 
 }  // namespace
+
+TEST(jobs_in_which_ranks_join) {
+  for (int size : {2, 3, 4, 16}) {
+    for (int capacity : {1024, 3, 0}) {
+      for (unsigned seed = 0; seed < 20; ++seed) {
+        CoordinatorOptions options = options_of(size);
+        options.cache_capacity = capacity;
+        SimulatedJob job(options, seed);
+        for (int epoch = 0; epoch < 3; ++epoch) {
+          job.run_until_all_have_joined(20);
+          for (SimulatedRank& rank : job.ranks) {
+            REQUIRE(!rank.completed.empty());
+            CHECK_EQ(rank.completed.back(), "join");
+            // Twenty requests and a join; the first rank made as many as it took.
+            if (&rank != &job.ranks[0]) CHECK_EQ(rank.completed.size(), size_t{21});
+            rank.completed.clear();
+          }
+        }
+      }
+    }
+  }
+}
 
 TEST(jobs_with_a_large_cache) {
   for (int size : {1, 2, 3, 4, 16}) {

@@ -127,6 +127,25 @@ TEST(a_name_that_was_defined_while_a_rank_had_joined) {
   });
 }
 
+TEST(a_join_that_is_refused_on_all_ranks) {
+  Job job(3);
+  job.on_all([&](int rank) {
+    for (int round = 0; round < 20; ++round) {
+      float data = 1;
+      const bool joins = rank == round % 3;
+      const auto operation =
+          make("x", joins ? HVL_JOIN : HVL_ALLREDUCE, joins ? std::vector<Shape>() : std::vector<Shape>{{1}});
+      const Status status =
+          joins ? job.wait(rank, job.enqueue(rank, operation, {}, {})) : job.run(rank, operation, &data);
+      CHECK_EQ(static_cast<int>(status.code()), static_cast<int>(HVL_MISMATCH));
+      CHECK(status.message().find("Mismatched operations for 'x'") == 0);
+      check_sum(job, rank, 0, {0, 1, 2}, 5, round);
+    }
+    number_of(job, rank, make("x", HVL_JOIN, {}));
+    check_sum(job, rank, 0, {0, 1, 2}, 5, 0);
+  });
+}
+
 int64_t rows_between(int from, int to, int round) { return (from * 3 + to * 2 + round) % 5 * (round == 2 ? 700 : 1); }
 
 void check_alltoall(Job& job, int rank, int round) {

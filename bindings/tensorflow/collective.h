@@ -57,11 +57,9 @@ class CollectiveKernel : public tensorflow::AsyncOpKernel {
     Call call(this, context);
     const hvl_callbacks callbacks{nullptr, &CollectiveKernel::allocate, &call};
     int64_t handle = 0;
-    OP_REQUIRES_OK(context, start(&call, callbacks, &handle));
-    constexpr double kSlice = 10.0;  // seconds; a signal ends a wait early as well
-    int32_t status = HVL_IN_PROGRESS;
-    while (status == HVL_IN_PROGRESS) status = hvl_wait(handle, kSlice, nullptr, nullptr);
-    if (status != HVL_OK) context->SetStatus(to_status(status, hvl_last_error()));
+    Status status = start(&call, callbacks, &handle);
+    if (status.ok()) status = wait(handle);
+    if (!status.ok()) context->SetStatus(status);  // not OP_REQUIRES_OK, which an AsyncOpKernel must not use
   }
 
  private:
@@ -105,6 +103,13 @@ class CollectiveKernel : public tensorflow::AsyncOpKernel {
     }
     *handle = hvl_enqueue(prepared.get(), inputs.data(), outputs.data(), &callbacks);
     return *handle < 0 ? to_status(static_cast<int32_t>(-*handle), hvl_last_error()) : Status();
+  }
+
+  static Status wait(int64_t handle) {
+    constexpr double kSlice = 10.0;  // seconds; a signal ends a wait early as well
+    int32_t status = HVL_IN_PROGRESS;
+    while (status == HVL_IN_PROGRESS) status = hvl_wait(handle, kSlice, nullptr, nullptr);
+    return to_status(status, hvl_last_error());
   }
 
   // Null: the engine will ask for it when its size is known.

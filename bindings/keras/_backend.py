@@ -42,7 +42,11 @@ class Backend(Protocol):
 
     @staticmethod
     def reduce(
-        reduction: Reduction, groups: Sequence[Sequence[int]], names: Sequence[str], gradients: Sequence[Any], like: Sequence[Any]
+        reduction: Reduction,
+        groups: Sequence[Sequence[int]],
+        names: Sequence[str],
+        gradients: Sequence[Any],
+        like: Sequence[Any],
     ) -> list[Any]:
         """Return the reduced gradients.
 

@@ -1,7 +1,7 @@
 """Loss scaling: all ranks take a step or all skip it.
 
-`keras.optimizers.LossScaleOptimizer` looks whether the gradients are finite, and gives them to the optimizer inside only
-then. If that one reduced them, a rank whose own are not finite would leave the others waiting. So they are reduced
+`keras.optimizers.LossScaleOptimizer` looks whether the gradients are finite, and only then gives them to the optimizer
+inside. If that one reduced them, a rank whose own are not finite would leave the others waiting. So they are reduced
 before anybody looks, and an infinity of one rank is one of all.
 
 `compile()` puts a LossScaleOptimizer around any other under the policy "mixed_float16", without asking: only its class
@@ -28,7 +28,7 @@ def gradients_of(optimizer: Any) -> Gradients | None:
 
 @functools.lru_cache(maxsize=1)
 def teach() -> None:
-    """Have every LossScaleOptimizer reduce gradients before it looks at them, if the optimizer inside is distributed."""
+    """Have LossScaleOptimizer reduce gradients before it looks at them, if the optimizer inside is distributed."""
     apply = LossScaleOptimizer.apply
 
     @functools.wraps(apply)

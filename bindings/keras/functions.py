@@ -66,9 +66,7 @@ def allgather(value: Any, name: str | None = None, process_set: ProcessSet = glo
     return _like(value, _arrays.allgather(_array(value), name, process_set))
 
 
-def broadcast(
-    value: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Any:
+def broadcast(value: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
     """Return the value of one rank, which is of the same dtype and shape on all ranks.
 
     Other arguments, result and errors are as those of `allreduce`.
@@ -110,9 +108,7 @@ def broadcast_global_variables(root_rank: int, model: keras.Model | None = None)
     broadcast_variables(variables_of(model), root_rank)
 
 
-def broadcast_variables(
-    variables: Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set
-) -> None:
+def broadcast_variables(variables: Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set) -> None:
     """Give all ranks the values of one rank's variables, in one operation."""
     variables = list(variables)
     values = [_array(variable) for variable in variables]
@@ -155,7 +151,9 @@ def join() -> int:
     Raises:
         HorovodInternalError: The job is broken or shut down.
     """
-    return _backend.current().join()
+    last = _backend.current().join()
+    _arrays.forget_numbers(0)  # the ranks have made different numbers of calls
+    return last
 
 
 def _is_tensor(value: Any) -> bool:
@@ -168,4 +166,3 @@ def _array(value: Any) -> np.ndarray[Any, Any]:
 
 def _like(value: Any, result: np.ndarray[Any, Any]) -> Any:
     return keras.ops.convert_to_tensor(result) if _is_tensor(value) else result[()]
-

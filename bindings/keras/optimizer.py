@@ -100,9 +100,9 @@ def DistributedOptimizer(
 ) -> keras.Optimizer:
     """Wrap an optimizer so that it steps with gradients reduced over all ranks.
 
-    The result is of a subclass of the optimizer's class, shares its variables, and replaces it: in `compile()`, or where
-    `apply` or `apply_gradients` is called. To Keras it is an optimizer of the wrapped class, so a model that is saved
-    with it can be loaded without horovodlike. With one rank nothing is sent.
+    The result is of a subclass of the optimizer's class, shares its variables, and replaces it: in `compile()`, or
+    where `apply` or `apply_gradients` is called. To Keras it is an optimizer of the wrapped class, so a model that is
+    saved with it can be loaded without horovodlike. With one rank nothing is sent.
 
     A `keras.optimizers.LossScaleOptimizer` may be wrapped, or put around the result, as `compile()` does by itself
     under the policy "mixed_float16". Gradients are reduced before anybody looks whether they are finite: all ranks

@@ -41,7 +41,6 @@ class Alias:
 
 
 _NO_ELASTIC = "elastic training is not supported yet; run with a fixed number of ranks, without hvd.elastic"
-_NO_TENSORFLOW = "TensorFlow and Keras are not supported yet; run this script with Horovod, or port it to PyTorch"
 _NO_PLATFORM = "it is not supported yet; start the ranks with hvdrun, or from Python with horovod.run()"
 
 ALIASES: tuple[Alias, ...] = (
@@ -53,10 +52,12 @@ ALIASES: tuple[Alias, ...] = (
         "horovodlike.torch.sync_batch_norm",
         "SyncBatchNorm is not supported yet; use torch.nn.BatchNorm2d, whose statistics are those of each rank",
     ),
-    Alias("horovod.tensorflow", "horovodlike.tensorflow", _NO_TENSORFLOW),
+    Alias("horovod.tensorflow", "horovodlike.tensorflow"),
     Alias("horovod.tensorflow.elastic", "horovodlike.tensorflow.elastic", _NO_ELASTIC),
-    Alias("horovod.tensorflow.keras", "horovodlike.tensorflow.keras", _NO_TENSORFLOW),
-    Alias("horovod.keras", "horovodlike.keras", _NO_TENSORFLOW),
+    Alias("horovod.tensorflow.keras", "horovodlike.tensorflow.keras"),
+    Alias("horovod.tensorflow.keras.elastic", "horovodlike.tensorflow.keras.elastic", _NO_ELASTIC),
+    Alias("horovod.keras", "horovodlike.keras"),
+    Alias("horovod.keras.elastic", "horovodlike.keras.elastic", _NO_ELASTIC),
     Alias("horovod.data", "horovodlike.data"),
     Alias("horovod.common.elastic", "horovodlike.elastic", _NO_ELASTIC),
     Alias("horovod.common.exceptions", "horovodlike.errors"),

@@ -11,6 +11,12 @@ import pytest
 from ranks import RankPool
 
 BACKENDS = ("tensorflow", "torch")
+# Of Keras, its backend and, at the first time, the compilation of the ops: on a machine that has other things to do.
+IMPORT_SECONDS = 240
+
+
+def _import() -> None:
+    import horovodlike.keras  # noqa: F401
 
 
 @pytest.fixture(scope="session")
@@ -39,7 +45,9 @@ def keras_ranks(_keras_pools: dict[tuple[str, int], RankPool], backend: str) -> 
             if pool is not None:
                 pool.close()
             settings = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
-            pool = _keras_pools[backend, size] = RankPool(size, settings)
+            pool = RankPool(size, settings)
+            _keras_pools[backend, size] = pool
+            pool.run(_import, timeout=IMPORT_SECONDS)
         return pool
 
     return pool_of

@@ -1,0 +1,84 @@
+"""Shares of a `tf.data` pipeline for the ranks.
+
+from horovodlike.tensorflow.data import shard
+
+dataset = shard(tf.data.Dataset.from_tensor_slices((x, y))).shuffle(1000).batch(32)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from horovodlike.process_set import ProcessSet, check_registered, global_process_set
+
+__all__ = ["shard"]
+
+
+def shard(
+    dataset: tf.data.Dataset,
+    by: str = "elements",
+    drop_remainder: bool = True,
+    process_set: ProcessSet = global_process_set,
+) -> tf.data.Dataset:
+    """Return this rank's share of a dataset that is the same, and in the same order, on all ranks.
+
+    Call it before `shuffle`, `repeat` and `batch`: then elements are samples, and all ranks have the same number of
+    batches. Or with `by="files"` at the end of the pipeline.
+
+    Args:
+        dataset: What is to be divided.
+        by: "elements": of each `size()` elements in a row, every rank gets one. Every rank makes all of them, so what
+            is costly should come after it. "files": each rank reads other files, whatever is done with them before
+            this: TensorFlow looks for the place in the pipeline where files are read. There have to be at least as
+            many files as ranks.
+        drop_remainder: By elements: whether the last ones are left out, if they are too few for all ranks, so that all
+            have the same number. Else the first ranks have one more. By files it must be False: how much is in a file
+            is not known. Ranks with different numbers of batches need `horovodlike.keras.callbacks.JoinCallback`.
+        process_set: The ranks that share it.
+
+    Raises:
+        ValueError: An argument cannot be used, this rank is not in the process set, or nothing reads files.
+    """
+    check_registered(process_set)
+    size, rank = process_set.size(), process_set.rank()
+    if by == "elements":
+        if drop_remainder:
+            dataset = _whole_rounds(dataset, size)
+        return dataset.shard(size, rank)
+    if by != "files":
+        raise ValueError(f'by must be "elements" or "files", got {by!r}')
+    if drop_remainder:
+        raise ValueError('by="files" cannot tell how much each rank has: pass drop_remainder=False')
+    specs = tf.nest.flatten(dataset.element_spec)
+    try:
+        variant = tf.raw_ops.AutoShardDataset(
+            input_dataset=tf.data.experimental.to_variant(dataset),
+            num_workers=size,
+            index=rank,
+            output_types=[spec.dtype for spec in specs],
+            output_shapes=[spec.shape for spec in specs],
+            auto_shard_policy=int(tf.data.experimental.AutoShardPolicy.FILE.value),
+            num_replicas=size,
+        )
+    except tf.errors.NotFoundError as error:
+        raise ValueError('the dataset reads no files that TensorFlow knows of: shard it by="elements"') from error
+    return tf.data.experimental.from_variant(variant, dataset.element_spec)
+
+
+def _whole_rounds(dataset: tf.data.Dataset, size: int | None) -> tf.data.Dataset:
+    """Leave out the elements after the last multiple of the number of ranks."""
+    count = int(dataset.cardinality())
+    if count == tf.data.INFINITE_CARDINALITY:
+        return dataset
+    if count >= 0:
+        return dataset.take(count // size * size)
+    # How many there are shows only when they have been made. A window is a dataset for each part of an element.
+    is_tuple = isinstance(dataset.element_spec, tuple)
+
+    def elements(*parts: Any) -> tf.data.Dataset:
+        window = parts if is_tuple else parts[0]
+        return window if isinstance(window, tf.data.Dataset) else tf.data.Dataset.zip(window)
+
+    return dataset.window(size, drop_remainder=True).flat_map(elements)

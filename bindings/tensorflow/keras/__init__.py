@@ -1,0 +1,19 @@
+"""`horovodlike.keras` under the name that it has in Horovod for Keras on TensorFlow.
+
+    import horovodlike.tensorflow.keras as hvd
+
+Keras has to use its TensorFlow backend, as it does if nothing else is said.
+"""
+
+import keras
+
+from horovodlike.keras import *  # noqa: F403
+from horovodlike.keras import __all__ as __all__
+from horovodlike.keras import __getattr__ as __getattr__
+from horovodlike.keras import callbacks as callbacks
+
+if keras.backend.backend() != "tensorflow":
+    raise ImportError(
+        f"horovodlike.tensorflow.keras is for Keras on TensorFlow, and Keras uses {keras.backend.backend()!r}: import "
+        "horovodlike.keras, or set KERAS_BACKEND=tensorflow"
+    )

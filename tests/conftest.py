@@ -14,7 +14,7 @@ from ranks import RankPool
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    """With `pytest -n 2 --dist loadgroup`, have each pool of ranks that import torch started by one worker only.
+    """With `pytest -n 2 --dist loadgroup`, have each pool of ranks that import a framework started by one worker only.
 
     The mark `xdist_group` would say the same, but xdist 3.8 ignores it under pytest 9.2.
     """
@@ -24,10 +24,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
     class ByPool(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            if "tests/torch/" not in nodeid:
+            framework = re.search(r"tests/(torch|tensorflow)/", nodeid)
+            if framework is None:
                 return nodeid
             size = re.search(r"[-[](\d)]$", nodeid)  # the parameter `size`, which comes last
-            return f"torch on {size[1] if size else 2} ranks"
+            return f"{framework[1]} on {size[1] if size else 2} ranks"
 
     return ByPool(config, log)
 

@@ -11,9 +11,10 @@ from weakref import WeakKeyDictionary
 import tensorflow as tf
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
+from horovodlike import basics
 from horovodlike import ops as engine_ops
 from horovodlike.basics import Adasum, Average, Max, Min, Product, Sum
-from horovodlike.process_set import ProcessSet, global_process_set, registered_id
+from horovodlike.process_set import ProcessSet, global_process_set, members, registered_id
 from horovodlike.tensorflow._native import ops
 
 DTYPES = frozenset(
@@ -59,6 +60,17 @@ def set_id_of(process_set: ProcessSet) -> int:
         TypeError: It is no process set.
     """
     return 0 if process_set is global_process_set else registered_id(process_set)
+
+
+def ranks_of(process_set: ProcessSet) -> list[int]:
+    """Return the ranks of a process set of which this rank is a member, ascending.
+
+    Raises:
+        ValueError: Not initialised, the set is not registered, or this rank is no member.
+        TypeError: It is no process set.
+    """
+    basics.size()  # raises before init()
+    return members(set_id_of(process_set))
 
 
 def reduction(op: int | None, average: bool | None, *, adasum: bool) -> int:

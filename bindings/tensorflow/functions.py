@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from horovodlike import basics
 from horovodlike.errors import HorovodInternalError
-from horovodlike.process_set import ProcessSet, global_process_set, members
-from horovodlike.tensorflow._calls import set_id_of
+from horovodlike.process_set import ProcessSet, global_process_set
+from horovodlike.tensorflow._calls import ranks_of
 from horovodlike.tensorflow.mpi_ops import grouped_allgather, grouped_broadcast
 
 __all__ = [
@@ -43,7 +43,7 @@ def broadcast_variables(
         inplace: Not needed.
 
     Returns:
-        In a graph an op that does it, else None.
+        In a graph of TensorFlow 1 the op that does it, else None.
 
     Raises:
         ValueError: An argument cannot be used.
@@ -56,7 +56,7 @@ def broadcast_variables(
         name = f"broadcast_variables.{number}" if tf.executing_eagerly() else None
         results = grouped_broadcast(values, root_rank, name, process_set=process_set)
         assignments += [variable.assign(value) for variable, value in zip(group, results, strict=True)]
-    if tf.executing_eagerly():
+    if tf.compat.v1.executing_eagerly_outside_functions():
         return None
     return tf.group(*(assignment for assignment in assignments if assignment is not None))
 
@@ -159,7 +159,7 @@ def broadcast_object(
     """
     del session
     name = f"broadcast_object.{name or 'noname'}"
-    ranks = members(set_id_of(process_set))
+    ranks = ranks_of(process_set)
     if root_rank not in ranks:
         raise ValueError(f"{name}: the root rank {root_rank} is not one of the ranks {ranks}")
     is_root = basics.rank() == root_rank
@@ -208,7 +208,7 @@ def allgather_object(
     gathered = _gather_bytes(data, error is None, name, process_set)
     if error is not None:
         raise error
-    failed = [rank for rank, part in zip(members(set_id_of(process_set)), gathered, strict=False) if part is None]
+    failed = [rank for rank, part in zip(ranks_of(process_set), gathered, strict=False) if part is None]
     if failed:
         raise HorovodInternalError(f"{name}: ranks {failed} could not pickle their objects")
     return [cloudpickle.loads(part) for part in gathered if part is not None]

@@ -45,6 +45,7 @@ class LocalGradientAggregationHelper:
         self._sparse_as_dense = sparse_as_dense
         self._average = average_aggregated_gradients
         self._counter: Any = None
+        self._is_last: Any = None  # what the last compute_gradients() has found, in the same graph
         self._sums: list[Any] = []
 
     def compute_gradients(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
@@ -61,14 +62,14 @@ class LocalGradientAggregationHelper:
             self._make_variables([grads[i] for i in present])
         added = [total.assign_add(grads[i]) for total, i in zip(self._sums, present, strict=True)]
         with tf.control_dependencies([*added, self._counter.assign_add(1)]):
-            is_last = tf.equal(self._counter.read_value(), self.backward_passes_per_step)
+            self._is_last = tf.equal(self._counter.read_value(), self.backward_passes_per_step)
 
             def reduced() -> list[Any]:
                 factor = 1.0 / self.backward_passes_per_step if self._average else 1.0
                 sums = [total.read_value() * tf.cast(factor, total.dtype) for total in self._sums]
                 return [tf.convert_to_tensor(one) for one in self._reduce(sums, [variables[i] for i in present])]
 
-            passed_on = tf.cond(is_last, reduced, lambda: [tf.identity(grads[i]) for i in present])
+            passed_on = tf.cond(self._is_last, reduced, lambda: [tf.identity(grads[i]) for i in present])
         results: list[Any] = [None] * len(grads)
         for i, gradient in zip(present, passed_on, strict=True):
             results[i] = gradient
@@ -82,7 +83,7 @@ class LocalGradientAggregationHelper:
         del args
         if self.backward_passes_per_step == 1:
             return apply_grads_closure()
-        assert self._counter is not None, "compute_gradients() comes first"
+        assert self._is_last is not None, "compute_gradients() comes first"
 
         def step() -> Any:
             operation = apply_grads_closure()
@@ -93,7 +94,7 @@ class LocalGradientAggregationHelper:
             global_step = kwargs.get("global_step", getattr(optimizer, "iterations", None))
             return tf.group() if global_step is None else tf.group(global_step.assign_add(1))
 
-        return tf.cond(tf.equal(self._counter.read_value(), self.backward_passes_per_step), step, wait)
+        return tf.cond(self._is_last, step, wait)
 
     def _dense(self, gradient: Any) -> Any:
         if not isinstance(gradient, tf.IndexedSlices):

@@ -25,13 +25,14 @@ from typing import Any
 import tensorflow as tf
 
 from horovodlike.basics import Adasum, Average, Max, Min, Product, Sum
-from horovodlike.process_set import ProcessSet, global_process_set, members
+from horovodlike.process_set import ProcessSet, global_process_set
 from horovodlike.tensorflow import _gradients  # noqa: F401  # registers them
 from horovodlike.tensorflow._calls import (
     anchored,
     as_tensor,
     describe,
     handle_average_backwards_compatibility,
+    ranks_of,
     reduction,
     run,
     set_id_of,
@@ -378,9 +379,9 @@ def _broadcast(
     ignore_name_scope: bool,
     process_set: ProcessSet,
 ) -> list[tf.Tensor]:
-    set_id = set_id_of(process_set)
-    if root_rank not in members(set_id):
-        raise ValueError(f"{operation}: the root rank {root_rank} is not one of the ranks {members(set_id)}")
+    ranks = ranks_of(process_set)
+    if root_rank not in ranks:
+        raise ValueError(f"{operation}: the root rank {root_rank} is not one of the ranks {ranks}")
     description = describe(operation, name, tensors, ignore_name_scope, process_set, root_rank=root_rank)
     return run("broadcast", tensors, description)
 

@@ -7,7 +7,7 @@ import torch
 
 import horovodlike.tensorflow as hvd
 import horovodlike.torch as hvd_torch
-from horovodlike import ops
+from horovodlike.ops import counters
 
 
 def _interleaved():
@@ -19,7 +19,7 @@ def _interleaved():
         return hvd.allreduce(tensor, op=hvd.Sum, name="same"), hvd.allgather(tensor[:1], name="same")
 
     total(tf.ones([5]))
-    before = ops.counters()["executed"]
+    before = counters()["executed"]
     for i in range(20):
         data = torch.full((1009,), float(i))
         handle = hvd_torch.allreduce_async_(data, op=hvd_torch.Sum, name="same")
@@ -34,7 +34,7 @@ def _interleaved():
         assert eager.numpy().tolist() == [size * i] * 7
         assert in_function.numpy().tolist() == [size * i] * 5
         assert gathered.numpy().tolist() == [i] * size
-    assert ops.counters()["executed"] == before + 4 * 20
+    assert counters()["executed"] == before + 4 * 20
     # Memory goes from one to the other.
     tensor = hvd.allreduce(tf.constant(torch.arange(4.0).numpy()), op=hvd.Sum)
     assert torch.equal(torch.from_numpy(tensor.numpy()), torch.arange(4.0) * size)

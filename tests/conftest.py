@@ -24,6 +24,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
     class ByPool(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
+            if "tests/keras/" in nodeid:
+                return "keras on torch" if "[torch" in nodeid else "keras on tensorflow"
             framework = re.search(r"tests/(torch|tensorflow)/", nodeid)
             if framework is None:
                 return nodeid

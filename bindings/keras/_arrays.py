@@ -92,7 +92,8 @@ def allgather(
     described = _described(full_name, array)
     request = Request(Kind.ALLGATHER, full_name, [described], process_set=set_id)
     (output,) = ops.wait(request.enqueue([array.ctypes.data], []))
-    return np.frombuffer(output.memory, array.dtype).reshape(output.shape).copy()
+    result: np.ndarray[Any, Any] = np.frombuffer(output.memory, array.dtype).reshape(output.shape).copy()
+    return result
 
 
 def broadcast(

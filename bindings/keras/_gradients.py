@@ -71,8 +71,9 @@ class Gradients:
     def communicates(self) -> bool:
         """Whether this rank is one of several that reduce gradients together."""
         process_set = self.options.process_set
-        if process_set is not global_process_set:
-            check_registered(process_set)
+        if process_set is global_process_set:
+            return basics.size() > 1
+        check_registered(process_set)
         return bool(process_set.included()) and (process_set.size() or 1) > 1
 
     def register_local(self, variable: Any) -> None:

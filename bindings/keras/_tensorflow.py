@@ -29,8 +29,12 @@ def reduce(
     del like
     reduced: list[Any] = [None] * len(names)
     dense = [i for i, gradient in enumerate(gradients) if gradient is not None and not is_sparse(gradient)]
-    common = {"op": reduction.op, "compression": reduction.compression, "process_set": reduction.process_set}
-    factors = {"prescale_factor": reduction.prescale, "postscale_factor": reduction.postscale}
+    common: dict[str, Any] = {
+        "op": reduction.op,
+        "compression": reduction.compression,
+        "process_set": reduction.process_set,
+    }
+    factors: dict[str, Any] = {"prescale_factor": reduction.prescale, "postscale_factor": reduction.postscale}
     for group in with_those_alone([[i for i in group if i in dense] for group in groups], len(names)):
         first = group[0]
         if len(group) > 1:

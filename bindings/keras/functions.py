@@ -49,9 +49,8 @@ def allreduce(
         raise ValueError("pass op or average, not both: average is deprecated")
     if op is None:
         op = basics.Sum if average is False else basics.Average
-    context = None
     if compression is not None:
-        tensor, context = compression.compress(keras.ops.convert_to_tensor(value))
+        tensor, context = compression.compress(keras.ops.convert_to_tensor(_array(value)))
         reduced = _arrays.allreduce(_array(tensor), name, op, prescale_factor, postscale_factor, process_set)
         restored = compression.decompress(keras.ops.convert_to_tensor(reduced), context)
         return restored if _is_tensor(value) else keras.ops.convert_to_numpy(restored)[()]

@@ -34,14 +34,15 @@ class _Registering:
 
     # Keras writes the class of an optimizer into a saved model, and asks for it by this name. It gets that of the
     # optimizer that was wrapped, so the model can be loaded where there is no horovodlike.
-    @property
+    @property  # type: ignore[misc]  # it is not to be written to
     def __class__(self) -> Any:
         return type(self).__bases__[1]
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
         """Make an optimizer from what `get_config` returned, and wrap it in the same way."""
-        return cls._wrap(cls.__bases__[1].from_config(config, custom_objects=custom_objects))
+        wrapped: Any = cls.__bases__[1]
+        return cls._wrap(wrapped.from_config(config, custom_objects=custom_objects))
 
 
 class _Distributed(_Registering):
@@ -221,7 +222,7 @@ def _wrapped(
         return _wrapped(other, options, local_layers)
 
     namespace = {"__module__": base.__module__, "__doc__": base.__doc__, "_wrap": staticmethod(wrap)}
-    cls = type(base.__name__, (wrapper, base), namespace)
+    cls: Any = type(base.__name__, (wrapper, base), namespace)
     result = cls.__new__(cls)
     # The same variables and lists of them, so that nothing of its state is lost.
     vars(result).update(vars(optimizer))

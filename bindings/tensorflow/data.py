@@ -42,7 +42,7 @@ def shard(
         ValueError: An argument cannot be used, this rank is not in the process set, or nothing reads files.
     """
     check_registered(process_set)
-    size, rank = process_set.size(), process_set.rank()
+    size, rank = process_set.size() or 1, process_set.rank()
     if by == "elements":
         if drop_remainder:
             dataset = _whole_rounds(dataset, size)
@@ -67,7 +67,7 @@ def shard(
     return tf.data.experimental.from_variant(variant, dataset.element_spec)
 
 
-def _whole_rounds(dataset: tf.data.Dataset, size: int | None) -> tf.data.Dataset:
+def _whole_rounds(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
     """Leave out the elements after the last multiple of the number of ranks."""
     count = int(dataset.cardinality())
     if count == tf.data.INFINITE_CARDINALITY:

@@ -51,10 +51,12 @@ def reduce(
         started.append((handle, contexts))
     reduced: list[Any] = [None] * len(names)
     for group, (handle, contexts) in zip(chosen, started, strict=True):
-        *results, present = synchronize(handle)  # type: ignore[misc]
-        for position, tensor, context, there in zip(group, results, contexts, present.tolist(), strict=True):
-            if there > 0:
-                reduced[position] = reduction.compression.decompress(tensor, context)
+        outcome = synchronize(handle)
+        assert isinstance(outcome, tuple)
+        *results, there = outcome
+        for position, result, context, count in zip(group, results, contexts, there.tolist(), strict=True):
+            if count > 0:
+                reduced[position] = reduction.compression.decompress(result, context)
     return reduced
 
 

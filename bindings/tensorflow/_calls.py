@@ -193,7 +193,8 @@ def anchored(tensors: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
     if anchor is None:
         with graph.control_dependencies(None):  # outside of loops and branches of TensorFlow 1, too
             anchor = _anchors[graph] = ops.horovodlike_rank()
-    return ops.horovodlike_anchored(tensors=tensors, anchor=anchor)
+    anchored: list[tf.Tensor] = ops.horovodlike_anchored(tensors=tensors, anchor=anchor)
+    return anchored
 
 
 def run(kind: str, tensors: Sequence[tf.Tensor], description: str) -> list[tf.Tensor]:

@@ -13,6 +13,7 @@ import argparse
 import hashlib
 import json
 import sys
+import time
 from pathlib import Path
 
 import keras
@@ -92,6 +93,7 @@ def main() -> int:
         metrics=["accuracy"],
         jit_compile=False,
     )
+    start = time.perf_counter()
     model.fit(
         images[mine],
         labels[mine],
@@ -108,6 +110,7 @@ def main() -> int:
         # horovodlike: only rank 0 shows progress.
         verbose=2 if hvd.rank() == 0 else 0,
     )
+    seconds = time.perf_counter() - start
     accuracy = model.evaluate(*test_set, verbose=0)[1]
     hashes = [digest.tobytes().hex() for digest in hvd.allgather(np.frombuffer(weights_hash(model), np.uint8)[None])]
     equal = len(set(hashes)) == 1
@@ -118,7 +121,13 @@ def main() -> int:
         else:
             print("the ranks hold different weights:", *hashes)
         if args.report is not None:
-            report = {"size": hvd.size(), "accuracy": accuracy, "hashes": hashes}
+            report = {
+                "size": hvd.size(),
+                "accuracy": accuracy,
+                "seconds": seconds,
+                "images_per_second": count * args.epochs / seconds,
+                "hashes": hashes,
+            }
             args.report.write_text(json.dumps(report, indent=2) + "\n")
     hvd.shutdown()
     return 0 if equal else 1

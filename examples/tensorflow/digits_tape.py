@@ -146,7 +146,13 @@ def main() -> int:
         which = "hold the same parameters" if equal else "do not hold the same parameters"
         print(f"all {hvd.size()} ranks {which}: {' '.join(dict.fromkeys(hashes))}")
         if args.report is not None:
-            report = {"size": hvd.size(), "accuracy": accuracy, "seconds": seconds, "hashes": hashes}
+            report = {
+                "size": hvd.size(),
+                "accuracy": accuracy,
+                "seconds": seconds,
+                "images_per_second": images / seconds,
+                "hashes": hashes,
+            }
             args.report.write_text(json.dumps(report, indent=2) + "\n")
     hvd.shutdown()
     return 0 if equal else 1

@@ -54,6 +54,7 @@ def reduce(
         outcome = synchronize(handle)
         assert isinstance(outcome, tuple)
         *results, there = outcome
+        assert isinstance(there, torch.Tensor)
         for position, result, context, count in zip(group, results, contexts, there.tolist(), strict=True):
             if count > 0:
                 reduced[position] = reduction.compression.decompress(result, context)

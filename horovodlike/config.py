@@ -254,7 +254,7 @@ _REASONS: dict[str, tuple[str, ...]] = {
     "a group is carried out as a whole, however large it is": ("DISABLE_GROUP_FUSION",),
     "hvdrun --bind-to binds ranks; the engine's thread needs no core of its own": ("THREAD_AFFINITY",),
     "process sets can always be added": ("DYNAMIC_PROCESS_SETS",),
-    "TensorFlow is not supported yet": ("ENABLE_XLA_OPS",),
+    "collectives cannot be part of what XLA compiles": ("ENABLE_XLA_OPS",),
     "elastic training is not supported yet": ("ELASTIC", "ELASTIC_TIMEOUT"),
     "messages have no time": ("LOG_HIDE_TIME",),
 }

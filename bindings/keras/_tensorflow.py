@@ -21,12 +21,14 @@ def reduce(
     gradients: Sequence[Any],
     like: Sequence[keras.Variable],
 ) -> list[Any]:
-    """Reduce in groups; without any asked for, each on its own, while TensorFlow computes the next.
+    """Reduce in groups; without any asked for, each on its own in a graph, while TensorFlow computes the next.
 
-    Which gradients there are is decided when the step is traced, the same way on all ranks. Rows of `IndexedSlices` are
-    gathered, and are not divided before.
+    Eagerly each call waits for its result, so all are one group then. Which gradients there are is decided when the
+    step is traced, the same way on all ranks. Rows of `IndexedSlices` are gathered, and are not divided before.
     """
     del like
+    if not groups and tf.executing_eagerly():
+        groups = [range(len(names))]
     reduced: list[Any] = [None] * len(names)
     dense = [i for i, gradient in enumerate(gradients) if gradient is not None and not is_sparse(gradient)]
     common: dict[str, Any] = {

@@ -193,8 +193,7 @@ def anchored(tensors: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
     if anchor is None:
         with graph.control_dependencies(None):  # outside of loops and branches of TensorFlow 1, too
             anchor = _anchors[graph] = ops.horovodlike_rank()
-    anchored: list[tf.Tensor] = ops.horovodlike_anchored(tensors=tensors, anchor=anchor)
-    return anchored
+    return list(ops.horovodlike_anchored(tensors=tensors, anchor=anchor))
 
 
 def run(kind: str, tensors: Sequence[tf.Tensor], description: str) -> list[tf.Tensor]:

@@ -16,6 +16,7 @@ from horovodlike import ops as engine_ops
 from horovodlike.basics import Adasum, Average, Max, Min, Product, Sum
 from horovodlike.process_set import ProcessSet, global_process_set, members, registered_id
 from horovodlike.tensorflow._native import ops
+from horovodlike.tensorflow.compression import Compression, Compressor
 
 DTYPES = frozenset(
     (
@@ -207,3 +208,32 @@ _OPS = {
     "allgather": ops.horovodlike_allgather,
     "broadcast": ops.horovodlike_broadcast,
 }
+
+
+def as_tensors(tensors: Sequence[Any], operation: str) -> list[tf.Tensor]:
+    """Return values as tensors that the engine can take.
+
+    Raises:
+        ValueError: As `as_tensor`.
+    """
+    return [as_tensor(tensor, operation) for tensor in tensors]
+
+
+def reduce(
+    kind: str,
+    operation: str,
+    tensors: Sequence[tf.Tensor],
+    compression: type[Compressor],
+    op: int,
+    factors: tuple[float, float],
+    name: str | None,
+    process_set: ProcessSet,
+    ignore_name_scope: bool,
+) -> list[tf.Tensor]:
+    """Add the op that reduces tensors, which this kind of operation does, with what the compression makes of them."""
+    description = describe(operation, name, tensors, ignore_name_scope, process_set, op, factors)
+    if compression is Compression.none:
+        return run(kind, tensors, description)
+    pairs = [compression.compress(tensor) for tensor in tensors]
+    reduced = run(kind, [compressed for compressed, _ in pairs], description)
+    return [compression.decompress(tensor, ctx) for tensor, (_, ctx) in zip(reduced, pairs, strict=True)]

@@ -30,14 +30,18 @@ from horovodlike.tensorflow import _gradients  # noqa: F401  # registers them
 from horovodlike.tensorflow._calls import (
     anchored,
     as_tensor,
+    as_tensors,
     describe,
     handle_average_backwards_compatibility,
     ranks_of,
+    reduce,
     reduction,
     run,
     set_id_of,
 )
 from horovodlike.tensorflow._native import ops
+from horovodlike.tensorflow._place import local_rank_op, local_size_op, process_set_included_op, rank_op, size_op
+from horovodlike.tensorflow._reducescatter import grouped_reducescatter, reducescatter
 from horovodlike.tensorflow.compression import Compression, Compressor
 
 __all__ = [
@@ -69,29 +73,6 @@ __all__ = [
 
 Tensor = Any  # a tf.Tensor, or what can be made one
 TensorOrSlices = Any  # or tf.IndexedSlices
-
-
-def _group(tensors: Sequence[Tensor], operation: str) -> list[tf.Tensor]:
-    return [as_tensor(tensor, operation) for tensor in tensors]
-
-
-def _reduction(
-    kind: str,
-    operation: str,
-    tensors: Sequence[tf.Tensor],
-    compression: type[Compressor],
-    op: int,
-    factors: tuple[float, float],
-    name: str | None,
-    process_set: ProcessSet,
-    ignore_name_scope: bool,
-) -> list[tf.Tensor]:
-    description = describe(operation, name, tensors, ignore_name_scope, process_set, op, factors)
-    if compression is Compression.none:
-        return run(kind, tensors, description)
-    pairs = [compression.compress(tensor) for tensor in tensors]
-    reduced = run(kind, [compressed for compressed, _ in pairs], description)
-    return [compression.decompress(tensor, ctx) for tensor, (_, ctx) in zip(reduced, pairs, strict=True)]
 
 
 def allreduce(
@@ -138,9 +119,7 @@ def allreduce(
     if isinstance(tensor, tf.IndexedSlices):
         return _gathered_slices([tensor], op, factors, name, process_set, ignore_name_scope)[0]
     tensors = [as_tensor(tensor, "allreduce")]
-    return _reduction(
-        "allreduce", "allreduce", tensors, compression, op, factors, name, process_set, ignore_name_scope
-    )[0]
+    return reduce("allreduce", "allreduce", tensors, compression, op, factors, name, process_set, ignore_name_scope)[0]
 
 
 def grouped_allreduce(
@@ -167,8 +146,8 @@ def grouped_allreduce(
     sparse = [i for i, tensor in enumerate(results) if isinstance(tensor, tf.IndexedSlices)]
     dense = [i for i in range(len(results)) if i not in set(sparse)]
     if dense:
-        group = _group([results[i] for i in dense], "grouped_allreduce")
-        reduced = _reduction(
+        group = as_tensors([results[i] for i in dense], "grouped_allreduce")
+        reduced = reduce(
             *("allreduce", "grouped_allreduce", group, compression, op, factors, name, process_set, ignore_name_scope)
         )
         for i, tensor in zip(dense, reduced, strict=True):
@@ -200,10 +179,8 @@ def reduce_dense(
         process_set: The ranks that take part.
     """
     operation = "allreduce" if len(tensors) == 1 else "grouped_allreduce"
-    group = _group(tensors, operation)
-    return (
-        _reduction("allreduce", operation, group, compression, op, factors, name, process_set, False) if group else []
-    )
+    group = as_tensors(tensors, operation)
+    return reduce("allreduce", operation, group, compression, op, factors, name, process_set, False) if group else []
 
 
 def _gathered_slices(
@@ -228,70 +205,6 @@ def _gathered_slices(
             values = values / tf.cast(size_op(set_id_of(process_set)), values.dtype)
         results.append(tf.IndexedSlices(values, indices, dense_shape=one.dense_shape))
     return results
-
-
-def reducescatter(
-    tensor: Tensor,
-    device_dense: str = "",
-    compression: type[Compressor] = Compression.none,
-    op: int = Average,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-    ignore_name_scope: bool = False,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> tf.Tensor:
-    """Reduce a tensor over all ranks and return this rank's share of the rows of the result.
-
-    The gradient, for Average and Sum, is made of the gradients of all shares.
-
-    Args:
-        tensor: Of the same shape and dtype on all ranks, and at least one dimension. If the rows cannot be divided
-            evenly the first ranks have one more; with fewer rows than ranks the last ones have none.
-        device_dense: Not needed.
-        compression: What to send instead of the tensor.
-        op: Average, Sum, Min, Max or Product.
-        name: What the ranks match the operation by.
-        process_set: The ranks that take part.
-        ignore_name_scope: As for `allreduce`.
-        prescale_factor: Multiplies the tensor before the reduction.
-        postscale_factor: Multiplies the result.
-
-    Raises:
-        ValueError: An argument cannot be used.
-        tf.errors.OpError: As described for the module.
-    """
-    del device_dense
-    op = reduction(op, None, adasum=False)
-    factors = (prescale_factor, postscale_factor)
-    tensors = [as_tensor(tensor, "reducescatter")]
-    return _reduction(
-        *("reducescatter", "reducescatter", tensors, compression, op, factors, name, process_set, ignore_name_scope)
-    )[0]
-
-
-def grouped_reducescatter(
-    tensors: Sequence[Tensor],
-    device_dense: str = "",
-    compression: type[Compressor] = Compression.none,
-    op: int = Average,
-    process_set: ProcessSet = global_process_set,
-    ignore_name_scope: bool = False,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    name: str | None = None,
-) -> list[tf.Tensor]:
-    """Do what `reducescatter` does for a list of tensors, of any dtypes, as one operation; return a list."""
-    del device_dense
-    op = reduction(op, None, adasum=False)
-    factors = (prescale_factor, postscale_factor)
-    group = _group(tensors, "grouped_reducescatter")
-    if not group:
-        return []
-    return _reduction(
-        *("reducescatter", "grouped_reducescatter", group, compression, op, factors, name, process_set),
-        ignore_name_scope,
-    )
 
 
 def allgather(
@@ -324,7 +237,7 @@ def grouped_allgather(
     process_set: ProcessSet = global_process_set,
 ) -> list[tf.Tensor]:
     """Do what `allgather` does for a list of tensors, of any dtypes, as one operation; return a list."""
-    group = _group(tensors, "grouped_allgather")
+    group = as_tensors(tensors, "grouped_allgather")
     return _allgather("grouped_allgather", group, name, ignore_name_scope, process_set) if group else []
 
 
@@ -367,7 +280,7 @@ def grouped_broadcast(
     process_set: ProcessSet = global_process_set,
 ) -> list[tf.Tensor]:
     """Do what `broadcast` does for a list of tensors, of any dtypes, as one operation; return a list."""
-    group = _group(tensors, "grouped_broadcast")
+    group = as_tensors(tensors, "grouped_broadcast")
     return _broadcast("grouped_broadcast", group, root_rank, name, ignore_name_scope, process_set) if group else []
 
 
@@ -408,7 +321,7 @@ def broadcast_(
     if not variables:
         return []
     values = [variable.read_value() for variable in variables]
-    results = _broadcast("broadcast_", _group(values, "broadcast_"), root_rank, name, False, process_set)
+    results = _broadcast("broadcast_", as_tensors(values, "broadcast_"), root_rank, name, False, process_set)
     return [variable.assign(value) for variable, value in zip(variables, results, strict=True)]
 
 
@@ -473,28 +386,3 @@ def join(process_set: ProcessSet = global_process_set) -> Any:
     """
     last = ops.horovodlike_join(description=describe("join", "all", [], False, process_set))
     return int(last) if tf.executing_eagerly() else last
-
-
-def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
-    """Return the number of ranks of a process set, as it is when the op runs (int32)."""
-    return ops.horovodlike_size(process_set=process_set_id, name=name)
-
-
-def local_size_op(name: str | None = None) -> tf.Tensor:
-    """Return the number of ranks of this host, as it is when the op runs (int32)."""
-    return ops.horovodlike_local_size(name=name)
-
-
-def rank_op(name: str | None = None) -> tf.Tensor:
-    """Return this process's rank, as it is when the op runs (int32)."""
-    return ops.horovodlike_rank(name=name)
-
-
-def local_rank_op(name: str | None = None) -> tf.Tensor:
-    """Return this process's rank among those of its host, as it is when the op runs (int32)."""
-    return ops.horovodlike_local_rank(name=name)
-
-
-def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
-    """Return 1 if this process is in a process set when the op runs, else 0 (int32)."""
-    return ops.horovodlike_process_set_included(process_set=process_set_id, name=name)

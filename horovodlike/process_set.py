@@ -155,7 +155,7 @@ def on_added(notify: Callable[[int], None]) -> None:
 
 
 def on_removed(notify: Callable[[int], None]) -> None:
-    """Have ``notify`` called with the id of each set that is no longer registered; for bindings."""
+    """Have ``notify`` called with the id of each set that `remove_process_set` has removed; for bindings."""
     _on_removed.append(notify)
 
 

@@ -127,8 +127,9 @@ def plan_ranks(
         "HOROVODLIKE_JOB_ID": identity.job_id,
         "PYTHONUNBUFFERED": "1",
     }
-    if threads is not None:
-        common |= {name: str(threads) for name in ("OMP_NUM_THREADS", *_TENSORFLOW_THREADS) if not environ.get(name)}
+    number = environ["OMP_NUM_THREADS"] if threads is None else str(threads)
+    if number.isdigit():  # OpenMP has lists as well
+        common |= {name: number for name in ("OMP_NUM_THREADS", *_TENSORFLOW_THREADS) if not environ.get(name)}
     plans = [
         RankPlan(
             rank=rank,

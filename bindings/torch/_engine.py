@@ -327,5 +327,8 @@ def abandon(handles: Sequence[int], borrowed: Sequence[object]) -> None:
             _abandoned.pop(before, None)
             for handle in before:
                 ops.forget(handle)
-    if handles:
-        _abandoned[tuple(handles)] = held if any(map(ops.is_in_flight, handles)) else ()
+    if any(map(ops.is_in_flight, handles)):
+        _abandoned[tuple(handles)] = held
+    else:
+        for handle in handles:
+            ops.forget(handle)

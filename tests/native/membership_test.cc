@@ -317,6 +317,21 @@ TEST(a_join_needs_those_that_have_joined_under_another_name) {
   CHECK(driver.last[1].record.absent.empty());
 }
 
+TEST(a_refused_join_under_the_name_of_something_known_while_another_rank_has_joined) {
+  CoordinatorDriver driver(3);
+  driver.request_all(allreduce_of("x"));
+  driver.decide();
+  driver.request(2, join_of());
+  for (int rank : {0, 1}) driver.request(rank, join_of(0, "x"));
+  CHECK(driver.decide().find("error x") != std::string::npos);
+  CHECK_EQ(driver.last.back().record.text, "join 'x' needs rank 2, which has joined.");
+  driver.request(0, allreduce_of("y"));
+  CHECK_EQ(driver.decide(), "");  // rank 1 is needed
+  driver.request(1, allreduce_of("y"));
+  CHECK(driver.decide().find("execute") != std::string::npos);
+  CHECK(driver.last.back().record.absent == std::vector<int32_t>({2}));
+}
+
 TEST(what_was_refused_when_it_was_defined_is_evicted_in_its_turn) {
   CoordinatorOptions options = options_of(2);
   options.cache_capacity = 3;

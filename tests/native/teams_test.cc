@@ -222,12 +222,18 @@ TEST(alltoall_of_uneven_rows) {
   }
 }
 
-// The last rank has joined with one thread and goes on with another, beside the others.
-void go_on_beside_join(int size, int capacity, const std::function<Status(Job&, int rank, int round)>& once) {
+// The last rank has joined with one thread and goes on with another, beside the others. Returns how many rounds
+// succeeded.
+int go_on_beside_join(int size, int capacity, const std::function<Status(Job&, int rank, int round)>& once) {
   EngineOptions options;
   options.cache_capacity = capacity;
   Job job(size, options);
-  const auto run = [&](int rank, int round) { CHECK(once(job, rank, round).code() != HVL_JOB_BROKEN); };
+  std::atomic<int> num_ok{0};
+  const auto run = [&](int rank, int round) {
+    const Status status = once(job, rank, round);
+    CHECK(status.code() != HVL_JOB_BROKEN);
+    if (status.ok()) ++num_ok;
+  };
   std::atomic<bool> is_done{false};
   std::thread joins([&] { number_of(job, size - 1, make("join", HVL_JOIN, {})); });
   job.on_all([&](int rank) {
@@ -240,6 +246,7 @@ void go_on_beside_join(int size, int capacity, const std::function<Status(Job&, 
     number_of(job, rank, make("join", HVL_JOIN, {}));
   });
   joins.join();
+  return num_ok;
 }
 
 TEST(errors_of_those_that_have_not_joined) {
@@ -257,17 +264,19 @@ TEST(an_id_that_is_evicted_before_the_request_arrives) {
 }
 
 TEST(a_shape_that_changes_while_a_rank_is_absent) {
-  go_on_beside_join(2, 1024, [](Job& job, int rank, int round) {
+  const int num_ok = go_on_beside_join(2, 1024, [](Job& job, int rank, int round) {
     const int64_t count = round / 3 % 2 == 0 ? 1 : 5003;  // of more chunks than the other
     std::vector<float> data(static_cast<size_t>(count), 1.0F);
     const Status status = job.run(rank, make("x", HVL_ALLREDUCE, {{count}}), data.data());
-    CHECK(!status.ok() || data.front() == data.back());
+    const bool is_sum = (data.front() == 1 || data.front() == 2) && data.front() == data.back();
+    CHECK(!status.ok() || is_sum);
     return status;
   });
+  CHECK(num_ok > 0);
 }
 
 TEST(rows_that_change_while_a_rank_is_absent) {
-  go_on_beside_join(3, 1024, [](Job& job, int rank, int round) {
+  const int num_ok = go_on_beside_join(3, 1024, [](Job& job, int rank, int round) {
     const int64_t count = rank == 0 && round % 2 == 0 ? 5003 : 1 + rank;
     const std::vector<float> data(static_cast<size_t>(count), static_cast<float>(rank));
     std::vector<hvl_output> outputs;
@@ -282,6 +291,7 @@ TEST(rows_that_change_while_a_rank_is_absent) {
     }
     return status;
   });
+  CHECK(num_ok > 0);
 }
 
 }  // namespace

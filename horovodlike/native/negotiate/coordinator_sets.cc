@@ -129,6 +129,7 @@ TableEntry* Coordinator::State::with_new_id(TensorId id) {
     if (table.is_ready(*old, rank)) table.add_ready(entry, rank);
   }
   set.names[table.details(*old).signature.name] = entry->id;
+  std::replace(set.joined.begin(), set.joined.end(), id, entry->id);  // who has joined by it
   table.remove(old);
   return entry;
 }

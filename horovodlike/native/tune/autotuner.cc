@@ -10,6 +10,9 @@ namespace hvl {
 
 namespace {
 
+// A phase without larger batches is none of training: it reduces a metric, and says nothing about limits or waits.
+constexpr int64_t kSmallestBatchThatTells = 64 << 10;
+
 std::string text_of(const Tuned& tuned) {
   char cycle_time[32];
   snprintf(cycle_time, sizeof cycle_time, "%g", tuned.cycle_time * 1000);
@@ -51,6 +54,10 @@ bool Autotuner::on_batch(const std::vector<uint64_t>& tensors, int64_t num_bytes
   if (is_done() || !sampler_.on_batch(tensors, num_bytes, now, &sample)) return false;
   const Tuned before = current();
   ++num_samples_;
+  if (sample.largest_batch < kSmallestBatchThatTells) {
+    write_row(before, sample.score(), "too small to tell");
+    return false;
+  }
   const std::string reason = search_.on_sample(sample);
   write_row(before, sample.score(), reason);
   if (is_done()) conclude();

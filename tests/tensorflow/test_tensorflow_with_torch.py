@@ -58,6 +58,12 @@ def _backward_in_both():
     assert gradient.numpy().tolist() == [(hvd.size() - 1) / 2] * 3
 
 
-def test_torch_and_tensorflow_interleaved(ranks):
-    ranks(2).run(_interleaved)
-    ranks(2).run(_backward_in_both)
+def _import_triton_first() -> None:
+    import torch._dynamo  # noqa: F401  # which imports Triton if there is one; after TensorFlow that crashes
+
+
+def test_torch_and_tensorflow_interleaved(fresh_ranks):
+    ranks = fresh_ranks(2)
+    ranks.run(_import_triton_first, timeout=240)
+    ranks.run(_interleaved, timeout=240)
+    ranks.run(_backward_in_both)

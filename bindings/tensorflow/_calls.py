@@ -6,7 +6,6 @@ import struct
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import tensorflow as tf
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
@@ -178,10 +177,6 @@ def outermost(graph: Any) -> Any:
     return graph
 
 
-# By graph: the output of an op in it that TensorFlow does not take for a constant.
-_anchors: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
-
-
 def anchored(tensors: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
     """Return the tensors such that TensorFlow does not compute what is made of them beforehand if they are constant.
 
@@ -190,10 +185,12 @@ def anchored(tensors: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
     if tf.executing_eagerly():
         return tensors
     graph = tf.compat.v1.get_default_graph()
-    anchor = _anchors.get(graph)
+    # The output of an op that TensorFlow does not take for a constant. It refers to its graph, so only the graph may
+    # hold it: whatever lives longer would keep the graph alive.
+    anchor = getattr(graph, "_horovodlike_anchor", None)
     if anchor is None:
         with graph.control_dependencies(None):  # outside of loops and branches of TensorFlow 1, too
-            anchor = _anchors[graph] = ops.horovodlike_rank()
+            anchor = graph._horovodlike_anchor = ops.horovodlike_rank()
     return list(ops.horovodlike_anchored(tensors=tensors, anchor=anchor))
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -305,6 +307,17 @@ def _names_in_branches():
     assert step(-tf.ones([2]))[0].numpy().tolist() == [-1.0, -1.0]
 
 
+def _traced_graphs_are_collected():
+    function = tf.function(lambda tensor: hvd.allreduce(tensor, op=hvd.Sum))
+    tensor = tf.ones([2])
+    assert function(tensor).numpy().tolist() == [hvd.size()] * 2
+    graph = weakref.ref(function.get_concrete_function(tensor).graph)
+    assert graph() is not None
+    del function
+    gc.collect()
+    assert graph() is None
+
+
 def _place():
     def numbers():
         return hvd.rank_op(), hvd.size_op(), hvd.local_rank_op(), hvd.local_size_op(), hvd.process_set_included_op()
@@ -348,6 +361,7 @@ CASES = (
     _nothing_is_computed_beforehand,
     _unnamed_ones_are_known,
     _names_in_branches,
+    _traced_graphs_are_collected,
     _place,
     _graph_of_tensorflow_1,
 )

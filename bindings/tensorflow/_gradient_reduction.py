@@ -8,8 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from horovodlike import basics
 from horovodlike.basics import Average
-from horovodlike.process_set import ProcessSet, global_process_set
+from horovodlike.process_set import ProcessSet, check_registered, global_process_set
 from horovodlike.tensorflow._calls import outermost
 from horovodlike.tensorflow.compression import Compression, Compressor
 from horovodlike.tensorflow.mpi_ops import grouped_allreduce, reduce_dense, size_op
@@ -70,7 +71,13 @@ class GradientReduction:
     def __call__(
         self, gradients: Sequence[Gradient], variables: Sequence[Variable], use_generic_names: bool = False
     ) -> list[Gradient]:
-        """Return the reduced gradients; None where there is none. All ranks must have the same ones."""
+        """Return the reduced gradients; None where there is none. All ranks must have the same ones.
+
+        Raises:
+            ValueError: Not initialised, or the process set is not registered.
+        """
+        basics.size()  # raises before init()
+        check_registered(self.process_set)
         results = list(gradients)
         if not self.process_set.included():
             return results
@@ -108,16 +115,17 @@ class GradientReduction:
         return [[i] for i in reduced]
 
     def _name(self, group: list[int], variables: Sequence[Variable], use_generic_names: bool) -> str | None:
-        first = group[0]
-        generic = f"grad_{first}"
-        if use_generic_names:
-            return generic
+        position = group[0]
+        name = f"grad_{position}"
         if tf.executing_eagerly():
-            return None
-        variable = variables[first]
-        name = str(getattr(variable, "path", "") or getattr(variable, "name", generic))
-        graph = outermost(tf.compat.v1.get_default_graph())
-        return str(graph.unique_name(f"grad.{name.removesuffix(':0')}"))
+            return name if use_generic_names else None
+        if not use_generic_names:
+            # Positions, not paths: those hold numbers that Keras counts up with each layer that a process has made, and
+            # rank 0 may have made another model.
+            of_variable = str(getattr(variables[position], "name", "")).removesuffix(":0").rpartition("/")[2]
+            name = f"grad.{position}.{of_variable}"
+        # Several tapes in a function may have the same names.
+        return str(outermost(tf.compat.v1.get_default_graph()).unique_name(name))
 
     def _reduce(self, gradients: list[Gradient], name: str | None) -> list[Gradient]:
         factors = (1 / self.predivide_factor, self.predivide_factor)

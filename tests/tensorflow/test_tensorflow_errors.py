@@ -178,6 +178,13 @@ def _before_init():
     def total(tensor):
         return hvd.allreduce(tensor, op=hvd.Sum)
 
+    weight, legacy = tf.Variable(1.0), tf.compat.v1.train.GradientDescentOptimizer(0.5)
+
+    def gradient_of(kind):
+        with kind(tf.GradientTape()) as tape:
+            loss = weight * weight
+        return tape.gradient(loss, weight)
+
     calls = (
         lambda: hvd.allreduce(tf.ones([3])),
         lambda: hvd.allgather(tf.ones([3]), name="early"),
@@ -188,12 +195,20 @@ def _before_init():
     for call in calls:
         with pytest.raises(tf.errors.FailedPreconditionError, match=r"not been initialized; use hvd\.init"):
             call()
-    for call in (hvd.rank, lambda: hvd.broadcast_object(1)):
+    for call in (
+        hvd.rank,
+        lambda: hvd.broadcast_object(1),
+        lambda: gradient_of(hvd.DistributedGradientTape),
+        lambda: gradient_of(hvd.PartialDistributedGradientTape),
+        lambda: hvd.DistributedOptimizer(legacy).compute_gradients(lambda: weight * weight, [weight]),
+    ):
         with pytest.raises(ValueError, match=r"not been initialized; use hvd\.init"):
             call()
     hvd.init()
     assert total(tf.ones([3])).numpy().tolist() == [1.0] * 3
     assert int(hvd.size_op()) == 1
+    with pytest.raises(ValueError, match="is not registered"):
+        gradient_of(lambda tape: hvd.DistributedGradientTape(tape, process_set=hvd.ProcessSet([0])))
     _works()
 
 

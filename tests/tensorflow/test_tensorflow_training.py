@@ -67,6 +67,30 @@ def _tapes():
         hvd.DistributedGradientTape([])
 
 
+def _names_of_gradients():
+    import keras
+
+    if hvd.rank() == 0:
+        keras.layers.Dense(1).build([None, 2])  # Keras counts it: the paths of later ones differ between the ranks
+    first, second = keras.layers.Dense(2), keras.layers.Dense(2)
+    rows = tf.fill([1, 2], float(hvd.rank() + 1))
+    first(rows), second(rows)
+
+    def gradients(generic):
+        results = []
+        for factor in (1.0, 2.0):
+            with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
+                loss = factor * (tf.reduce_sum(first(rows)) + tf.reduce_sum(second(rows)))
+            results += tape.gradient(loss, [first.kernel, second.kernel], use_generic_names=generic)
+        return results
+
+    mean = (hvd.size() + 1) / 2
+    for generic in (False, True):
+        for run in (gradients, tf.function(gradients, autograph=False)):
+            for one, factor in zip(run(generic), (1.0, 1.0, 2.0, 2.0), strict=True):
+                np.testing.assert_allclose(one, np.full((2, 2), factor * mean), rtol=1e-6)
+
+
 class _OwnTape(tf.GradientTape):
     def __init__(self, note):
         super().__init__(persistent=True)
@@ -324,6 +348,7 @@ def _join():
 
 CASES = (
     _tapes,
+    _names_of_gradients,
     _ways_to_wrap_a_tape,
     _local_layers,
     _embeddings,

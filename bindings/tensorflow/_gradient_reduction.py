@@ -51,6 +51,7 @@ class GradientReduction:
     scale_local: bool = True
     _local: set[int] = field(default_factory=set, init=False, repr=False)
     _kept: list[Variable] = field(default_factory=list, init=False, repr=False)  # whose ids are in there
+    _local_layers: list[Any] = field(default_factory=list, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.predivide_factor != 1.0 and self.op != Average:
@@ -68,6 +69,10 @@ class GradientReduction:
             self._local.add(id(variable))
             self._kept.append(variable)
 
+    def register_local_layers(self, layers: Sequence[Any]) -> None:
+        """Have the gradients of all variables of these layers stay on their rank. They need not be built yet."""
+        self._local_layers.extend(layers)
+
     def __call__(
         self, gradients: Sequence[Gradient], variables: Sequence[Variable], use_generic_names: bool = False
     ) -> list[Gradient]:
@@ -81,11 +86,12 @@ class GradientReduction:
         results = list(gradients)
         if not self.process_set.included():
             return results
+        local = self._local | {id(one) for layer in self._local_layers for one in layer.trainable_variables}
         reduced = []
         for i, (gradient, variable) in enumerate(zip(results, variables, strict=True)):
             if gradient is None:
                 continue
-            if id(variable) in self._local:
+            if id(variable) in local:
                 results[i] = self._scaled(gradient)
                 continue
             if self.sparse_as_dense and isinstance(gradient, tf.IndexedSlices):

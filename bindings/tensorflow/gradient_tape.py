@@ -34,6 +34,9 @@ class _Distributed(tf.GradientTape):  # type: ignore[misc]
         """Have the gradient of this variable stay on its rank, from now on."""
         self._reduction.register_local(source)
 
+    def _register_local_layers(self, layers: Sequence[Any]) -> None:
+        self._reduction.register_local_layers(layers)
+
     def gradient(
         self,
         target: Any,
@@ -159,7 +162,7 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
         num_groups: See there.
         groups: See there.
         process_set: See there.
-        local_layers: A Keras layer or a list of them, which have been built.
+        local_layers: A Keras layer or a list of them.
         scale_local_gradients: Divide their gradients by the number of ranks.
 
     Raises:
@@ -176,7 +179,5 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
 
         if not all(isinstance(layer, keras.layers.Layer) for layer in layers):
             raise ValueError("All local layers must be of tf.keras.layers.Layer type.")
-    for layer in layers:
-        for variable in layer.trainable_variables:
-            tape.register_local_source(variable)
+    tape._register_local_layers(layers)
     return tape

@@ -138,6 +138,10 @@ def _local_layers():
         np.testing.assert_allclose(kernel, np.full((2, 2), (hvd.rank() + 1) / divisor), rtol=1e-6)
         np.testing.assert_allclose(bias, np.full(2, 1 / divisor), rtol=1e-6)
         np.testing.assert_allclose(other, np.full((2, 2), (size + 1) / 2), rtol=1e-6)
+    late = layers.Dense(2)  # which is built while the tape records
+    with hvd.PartialDistributedGradientTape(tf.GradientTape(), local_layers=late, scale_local_gradients=False) as tape:
+        loss = tf.reduce_sum(late(rows))
+    np.testing.assert_allclose(tape.gradient(loss, late.kernel), np.full((2, 2), hvd.rank() + 1), rtol=1e-6)
     with pytest.raises(ValueError, match=r"All local layers must be of tf\.keras\.layers\.Layer type"):
         hvd.PartialDistributedGradientTape(tf.GradientTape(), local_layers=[local, "nonsense"])
 

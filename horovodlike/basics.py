@@ -59,6 +59,7 @@ __all__ = [
 _lock = threading.Lock()  # serialises init() and shutdown()
 _place: Place | None = None
 _engine_overlaps = False
+_average_counts_joined = False
 _pid = 0  # the process that called init()
 _at_init: list[Callable[[Place], None]] = []
 _at_shutdown: list[Callable[[], None]] = []
@@ -100,7 +101,7 @@ def init(comm: Any = None, process_sets: Sequence[Any] | str | None = None) -> N
 
 def _start(comm: Any) -> bool:
     """Join the job; False if it was joined already."""
-    global _place, _pid, _engine_overlaps
+    global _place, _pid, _engine_overlaps, _average_counts_joined
     with _lock:
         if is_initialized():
             return False
@@ -120,6 +121,7 @@ def _start(comm: Any) -> bool:
         if _pid != os.getpid():
             atexit.register(shutdown)
         _place, _pid, _engine_overlaps = joined.place, os.getpid(), bool(native.overlap)
+        _average_counts_joined = bool(native.average_counts_joined)
         if joined.place.size > 1:
             _stacks.start()
         _start_timeline(settings)
@@ -230,6 +232,11 @@ def is_initialized() -> bool:
 def overlaps() -> bool:
     """Whether the engine works while the framework computes: the setting ``HOROVODLIKE_OVERLAP``; for bindings."""
     return _engine_overlaps
+
+
+def average_counts_joined() -> bool:
+    """Whether Average divides by all ranks while some have joined: ``HOROVODLIKE_JOIN_AVERAGE=all``; for bindings."""
+    return _average_counts_joined
 
 
 def on_init(notify: Callable[[Place], None]) -> None:

@@ -121,19 +121,22 @@ def _pickled(obj: object) -> tuple[bytes, Exception | None]:
         return b"", error
 
 
-def _gather_bytes(data: bytes, ok: bool, name: str, process_set: ProcessSet) -> list[bytes | None]:
-    """Return what each rank has, in the order of the ranks; None for those that are not ok."""
+def _gather_bytes(data: bytes, ok: bool, name: str, process_set: ProcessSet) -> dict[int, bytes | None]:
+    """Return what each rank has, by rank in ascending order; None for those that are not ok.
+
+    Ranks that have joined are missing.
+    """
     with tf.init_scope():
         if not tf.executing_eagerly():
             raise RuntimeError(f"{name}: objects are sent eagerly; call it outside of graphs of TensorFlow 1")
-        mine = tf.constant([[len(data), int(ok)]], tf.int64)
+        mine = tf.constant([[basics.rank(), len(data), int(ok)]], tf.int64)
         parts = [mine, tf.constant(np.frombuffer(data, np.uint8))]
         described, everything = (part.numpy() for part in grouped_allgather(parts, name, process_set=process_set))
-    ends = np.cumsum(described[:, 0])
-    return [
-        everything[end - count : end].tobytes() if is_ok else None
-        for end, (count, is_ok) in zip(ends, described.tolist(), strict=True)
-    ]
+    ends = np.cumsum(described[:, 1])
+    return {
+        rank: everything[end - count : end].tobytes() if is_ok else None
+        for end, (rank, count, is_ok) in zip(ends, described.tolist(), strict=True)
+    }
 
 
 def broadcast_object(
@@ -153,7 +156,7 @@ def broadcast_object(
         process_set: The ranks that take part.
 
     Raises:
-        HorovodInternalError: The root could not pickle its object (on the root, the cause).
+        HorovodInternalError: The root could not pickle its object (on the root, the cause), or has joined.
         ValueError: An argument cannot be used.
         tf.errors.UnknownError: The job is broken or shut down.
     """
@@ -167,7 +170,9 @@ def broadcast_object(
     gathered = _gather_bytes(data, error is None, name, process_set)
     if error is not None:
         raise error
-    sent = gathered[ranks.index(root_rank)]
+    if root_rank not in gathered:
+        raise HorovodInternalError(f"{name}: the root, rank {root_rank}, has joined; take a rank that has not")
+    sent = gathered[root_rank]
     if sent is None:
         raise HorovodInternalError(f"{name}: rank {root_rank} could not pickle its object")
     return obj if is_root else cloudpickle.loads(sent)
@@ -191,6 +196,8 @@ def allgather_object(
 ) -> list[Any]:
     """Return the objects of all ranks, in the order of the ranks. The own object is a copy as well. Runs eagerly.
 
+    There are none of ranks that have joined.
+
     Args:
         obj: Anything that cloudpickle can serialize.
         session: Not needed.
@@ -208,7 +215,7 @@ def allgather_object(
     gathered = _gather_bytes(data, error is None, name, process_set)
     if error is not None:
         raise error
-    failed = [rank for rank, part in zip(ranks_of(process_set), gathered, strict=False) if part is None]
+    failed = [rank for rank, part in gathered.items() if part is None]
     if failed:
         raise HorovodInternalError(f"{name}: ranks {failed} could not pickle their objects")
-    return [cloudpickle.loads(part) for part in gathered if part is not None]
+    return [cloudpickle.loads(part) for part in gathered.values() if part is not None]

@@ -24,7 +24,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovodlike.basics import Adasum, Average, Max, Min, Product, Sum
+from horovodlike.basics import Adasum, Average, Max, Min, Product, Sum, average_counts_joined
 from horovodlike.process_set import ProcessSet, global_process_set
 from horovodlike.tensorflow import _gradients  # noqa: F401  # registers them
 from horovodlike.tensorflow._calls import (
@@ -198,11 +198,15 @@ def _gathered_slices(
     if factors != (1.0, 1.0):
         raise NotImplementedError("prescale_factor and postscale_factor are not supported with tf.IndexedSlices")
     parts = [part for one in slices for part in (one.values, one.indices)]
+    counts_present = op == Average and not average_counts_joined()
+    if counts_present:
+        parts.append(tf.ones([1], tf.uint8))  # one row of each rank that has not joined
     gathered = grouped_allgather(parts, None if name is None else f"{name}.slices", ignore_name_scope, process_set)
+    divisor = tf.size(gathered.pop()) if counts_present else size_op(set_id_of(process_set))
     results = []
     for one, values, indices in zip(slices, gathered[::2], gathered[1::2], strict=True):
         if op == Average:
-            values = values / tf.cast(size_op(set_id_of(process_set)), values.dtype)
+            values = values / tf.cast(divisor, values.dtype)
         results.append(tf.IndexedSlices(values, indices, dense_shape=one.dense_shape))
     return results
 

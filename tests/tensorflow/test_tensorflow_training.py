@@ -346,8 +346,29 @@ def _join():
     for i in range(hvd.rank() + 1):
         total = hvd.allreduce(tf.constant(1.0), op=hvd.Sum, name=f"batch.{i}")
         assert float(total) == hvd.size() - i
+        slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([hvd.rank()]), tf.constant([5, 2]))
+        mean = hvd.allreduce(slices, name=f"slices.{i}")
+        assert mean.indices.numpy().tolist() == list(range(i, hvd.size()))
+        np.testing.assert_allclose(mean.values, np.full((hvd.size() - i, 2), 1 / (hvd.size() - i)), rtol=1e-6)
+        assert hvd.allgather_object(hvd.rank(), name=f"objects.{i}") == list(range(i, hvd.size()))
+        last = hvd.size() - 1
+        assert hvd.broadcast_object(hvd.rank(), last, name=f"object.{i}") == last
+        if i > 0:
+            with pytest.raises(hvd.HorovodInternalError, match="the root, rank 0, has joined"):
+                hvd.broadcast_object(None, 0, name=f"joined.{i}")
+            expected = TypeError if hvd.rank() == last else hvd.HorovodInternalError
+            with pytest.raises(expected, match=f"pickle|ranks \\[{last}\\] could not"):
+                hvd.allgather_object((j for j in ()) if hvd.rank() == last else 1, name=f"failed.{i}")
     assert hvd.join() == hvd.size() - 1
     assert float(hvd.allreduce(tf.constant(1.0), op=hvd.Sum)) == hvd.size()
+
+
+def _sparse_average_over_all():
+    if hvd.rank() == 0:
+        slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0]), tf.constant([5, 2]))
+        for run in (hvd.allreduce, tf.function(hvd.allreduce)):
+            assert run(slices, name="x").values.numpy().tolist() == [[0.5, 0.5]]
+    hvd.join()
 
 
 CASES = (
@@ -374,3 +395,7 @@ def test_training(ranks, case, size):
 @pytest.mark.parametrize("size", (2, 3))
 def test_process_sets(ranks, size):
     ranks(size).run(_process_sets)
+
+
+def test_sparse_average_that_counts_those_that_have_joined(fresh_ranks):
+    fresh_ranks(2, {"HOROVODLIKE_JOIN_AVERAGE": "all"}).run(_sparse_average_over_all, timeout=120)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -14,6 +14,9 @@ __all__ = ["LocalGradientAggregationHelper"]
 
 class LocalGradientAggregationHelper:
     """Sums up gradients, and has them reduced and applied every so many passes. Works eagerly and in graphs.
+
+    A variable that has had a gradient before and has none in a pass adds nothing to its sum in that pass. In a step
+    that brings it none at all, its reduced gradient is 0.
 
     Args:
         backward_passes_per_step: How many passes make a step.
@@ -46,32 +49,42 @@ class LocalGradientAggregationHelper:
         self._average = average_aggregated_gradients
         self._counter: Any = None
         self._is_last: Any = None  # what the last compute_gradients() has found, in the same graph
-        self._sums: list[Any] = []
+        self._sums: dict[int, Any] = {}  # by the place of the gradient; of those that there have been so far
 
     def compute_gradients(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         """Add gradients to the sums; return the reduced sums in the last pass of a step, else the gradients.
 
+        Args:
+            grads: None where there is none; which ones may change from call to call, the same way on all ranks. In a
+                graph those of the first call are all that there can be.
+            variables: The same ones in each call.
+
         Raises:
-            ValueError: There is a `tf.IndexedSlices`, and `sparse_as_dense` is False.
+            ValueError: There is a `tf.IndexedSlices`, and `sparse_as_dense` is False; or, in a graph, a gradient that
+                was None in the first call.
         """
         grads = [self._dense(gradient) for gradient in grads]
         if self.backward_passes_per_step == 1:
             return self._reduce(grads, variables)
         present = [i for i, gradient in enumerate(grads) if gradient is not None]
-        if self._counter is None:
-            self._make_variables([grads[i] for i in present])
-        added = [total.assign_add(grads[i]) for total, i in zip(self._sums, present, strict=True)]
+        self._make_variables({i: grads[i] for i in present})
+        added = [self._sums[i].assign_add(grads[i]) for i in present]
+        summed = sorted(self._sums)
         with tf.control_dependencies([*added, self._counter.assign_add(1)]):
             self._is_last = tf.equal(self._counter.read_value(), self.backward_passes_per_step)
 
             def reduced() -> list[Any]:
                 factor = 1.0 / self.backward_passes_per_step if self._average else 1.0
-                sums = [total.read_value() * tf.cast(factor, total.dtype) for total in self._sums]
-                return [tf.convert_to_tensor(one) for one in self._reduce(sums, [variables[i] for i in present])]
+                totals = [self._sums[i] for i in summed]
+                sums = [total.read_value() * tf.cast(factor, total.dtype) for total in totals]
+                return [tf.convert_to_tensor(one) for one in self._reduce(sums, [variables[i] for i in summed])]
 
-            passed_on = tf.cond(self._is_last, reduced, lambda: [tf.identity(grads[i]) for i in present])
+            def own() -> list[Any]:
+                return [tf.zeros_like(self._sums[i]) if grads[i] is None else tf.identity(grads[i]) for i in summed]
+
+            passed_on = tf.cond(self._is_last, reduced, own)
         results: list[Any] = [None] * len(grads)
-        for i, gradient in zip(present, passed_on, strict=True):
+        for i, gradient in zip(summed, passed_on, strict=True):
             results[i] = gradient
         return results
 
@@ -88,7 +101,8 @@ class LocalGradientAggregationHelper:
         def step() -> Any:
             operation = apply_grads_closure()
             with tf.control_dependencies([] if tf.executing_eagerly() or operation is None else [operation]):
-                return tf.group(self._counter.assign(0), *(total.assign(tf.zeros_like(total)) for total in self._sums))
+                zeros = [total.assign(tf.zeros_like(total)) for total in self._sums.values()]
+                return tf.group(self._counter.assign(0), *zeros)
 
         def wait() -> Any:
             global_step = kwargs.get("global_step", getattr(optimizer, "iterations", None))
@@ -107,8 +121,16 @@ class LocalGradientAggregationHelper:
             )
         return gradient
 
-    def _make_variables(self, grads: Sequence[Any]) -> None:
-        shapes = [(gradient.shape, gradient.dtype) for gradient in grads]
+    def _make_variables(self, grads: Mapping[int, Any]) -> None:
+        shapes = {i: (gradient.shape, gradient.dtype) for i, gradient in grads.items() if i not in self._sums}
+        if shapes and self._counter is not None and not tf.executing_eagerly():
+            # TensorFlow makes no variables later, and what has been traced would not reduce them.
+            raise ValueError(
+                f"gradients number {list(shapes)} were None in the first pass: in a tf.function or a graph give zeros "
+                "instead of None for those that come in a later pass"
+            )
         with tf.init_scope():
-            self._counter = tf.Variable(0, trainable=False, name="horovodlike_passes", dtype=tf.int32)
-            self._sums = [tf.Variable(tf.zeros(*shape), trainable=False, name="horovodlike_sum") for shape in shapes]
+            if self._counter is None:
+                self._counter = tf.Variable(0, trainable=False, name="horovodlike_passes", dtype=tf.int32)
+            for i, shape in shapes.items():
+                self._sums[i] = tf.Variable(tf.zeros(*shape), trainable=False, name="horovodlike_sum")

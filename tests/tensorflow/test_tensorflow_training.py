@@ -231,11 +231,38 @@ def _sums_of_several_passes():
             expected = 0 if i < 2 else hvd.size() * 1.0 if i < 5 else hvd.size() * 5.0
             np.testing.assert_allclose(weight, [10.0 - expected, 20.0 - expected], rtol=1e-6)
         assert int(iterations) == 6
+    _other_gradients_in_a_later_pass(reduced)
     slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([0]), tf.constant([5, 2]))
     with pytest.raises(ValueError, match="IndexedSlices are not supported when `backward_passes_per_step` > 1"):
         hvd.LocalGradientAggregationHelper(2, reduced).compute_gradients([slices], [weight])
     with pytest.raises(ValueError, match="must be > 0"):
         hvd.LocalGradientAggregationHelper(0, reduced)
+
+
+def _other_gradients_in_a_later_pass(reduced):
+    size, one = hvd.size(), tf.ones([2])
+    variables = [tf.Variable(one), tf.Variable(one)]
+    for in_function in (False, True):
+        helper = hvd.LocalGradientAggregationHelper(2, reduced)
+
+        def step(gradients, helper=helper):
+            results = helper.compute_gradients(gradients, variables)
+            helper.apply_gradients(tf.group, None)
+            return results
+
+        run = tf.function(step, autograph=False) if in_function else step
+        second = run([one, tf.zeros([2]) if in_function else None])[1]
+        assert in_function or second is None
+        first, second = run([None, 2.0 * one])
+        assert first.numpy().tolist() == [size] * 2 and second.numpy().tolist() == [2.0 * size] * 2
+        run([None, one])
+        first, second = run([None, 2.0 * one])
+        assert first.numpy().tolist() == [0.0] * 2 and second.numpy().tolist() == [3.0 * size] * 2
+    helper = hvd.LocalGradientAggregationHelper(2, reduced)
+    run = tf.function(lambda gradients: helper.compute_gradients(gradients, variables), autograph=False)
+    run([one, None])
+    with pytest.raises(ValueError, match=r"gradients number \[1\] were None in the first pass"):
+        run([None, one])
 
 
 def _variables_and_objects():

@@ -211,6 +211,21 @@ def members(process_set_id: int) -> list[int]:
     return ranks
 
 
+def registered_of(ranks: Sequence[int]) -> ProcessSet:
+    """Return the registered set of these ranks.
+
+    Raises:
+        ValueError: There is none.
+    """
+    chosen = sorted(ranks)
+    for process_set in _registered.values():
+        if process_set.ranks == chosen:
+            return process_set
+    raise ValueError(
+        f"no process set of the ranks {chosen} is registered: call hvd.add_process_set({chosen}) on all ranks first"
+    )
+
+
 def check_registered(process_set: ProcessSet) -> int:
     """Return the id of a registered set, of which this rank need not be a member.
 

@@ -8,7 +8,7 @@ import keras
 import tensorflow as tf
 
 from horovodlike.basics import Sum
-from horovodlike.process_set import ProcessSet, global_process_set
+from horovodlike.process_set import ProcessSet, global_process_set, registered_of
 from horovodlike.tensorflow._calls import outermost
 from horovodlike.tensorflow.mpi_ops import allreduce, grouped_allreduce
 
@@ -21,7 +21,8 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
 
     Args:
         fused: Only False; the kernels that compute all at once see one rank's batch.
-        process_set: The ranks that take part.
+        process_set: The ranks that take part. A saved or cloned layer has the ranks; the set has to be registered
+            where the layer is made again.
         kwargs: As for `keras.layers.BatchNormalization`.
 
     Raises:
@@ -35,6 +36,23 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
             raise ValueError(f"SyncBatchNormalization is for Keras on TensorFlow, not on {keras.backend.backend()}")
         super().__init__(**kwargs)
         self.process_set = process_set
+
+    def get_config(self) -> dict[str, Any]:
+        """As that of the layer of Keras, with the ranks of the process set; None: all."""
+        ranks = None if self.process_set is global_process_set else self.process_set.ranks
+        return {**super().get_config(), "process_set": ranks}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> SyncBatchNormalization:
+        """Make a layer from what `get_config` returned.
+
+        Raises:
+            ValueError: No process set of these ranks is registered.
+        """
+        ranks = config.get("process_set")
+        process_set = global_process_set if ranks is None else registered_of(ranks)
+        layer: SyncBatchNormalization = super().from_config({**config, "process_set": process_set})
+        return layer
 
     def _moments(self, inputs: Any, mask: Any) -> tuple[Any, Any]:
         axes = self._reduction_axes

@@ -362,8 +362,16 @@ def _process_sets():
         assert float(gradient) == rank  # it keeps its own
         with pytest.raises(ValueError, match="is not a member"):
             hvd.allreduce(x, process_set=some)
+    import keras
+
+    layer = hvd.SyncBatchNormalization(process_set=some)
+    model = keras.Sequential([keras.Input([2]), layer, hvd.SyncBatchNormalization()])
+    copies = keras.models.clone_model(model).layers
+    assert [copy.process_set for copy in copies] == [some, hvd.global_process_set]
     set_id = some.process_set_id
     assert hvd.remove_process_set(some)
+    with pytest.raises(ValueError, match=r"no process set of the ranks \[.*add_process_set"):
+        hvd.SyncBatchNormalization.from_config(layer.get_config())
     with pytest.raises(tf.errors.InvalidArgumentError, match="does not exist"):
         hvd.size_op(set_id)
 

@@ -1,7 +1,7 @@
 """horovodlike for TensorFlow 2: ``import horovodlike.tensorflow as hvd``.
 
 hvd.init()
-hvd.broadcast_variables(model.variables, root_rank=0)
+hvd.broadcast_variables(model.weights, root_rank=0)
 tape = hvd.DistributedGradientTape(tape)
 """
 

@@ -82,7 +82,7 @@ def broadcast_global_variables(root_rank: int) -> Any:
     if tf.executing_eagerly():
         raise RuntimeError(
             "hvd.broadcast_global_variables() does not work eagerly, where there are no global variables; use "
-            "hvd.broadcast_variables(model.variables, root_rank)"
+            "hvd.broadcast_variables(model.weights, root_rank)"
         )
     return broadcast_variables(tf.compat.v1.global_variables(), root_rank)
 

@@ -99,8 +99,8 @@ def train(model: keras.Model, data: Any, args: argparse.Namespace) -> tuple[floa
     optimizer = keras.optimizers.SGD(args.lr * hvd.size(), momentum=0.9)
     optimizer.build(model.trainable_variables)
     loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    # horovodlike: all ranks start from rank 0's state.
-    hvd.broadcast_variables([*model.variables, *optimizer.variables], root_rank=0)
+    # horovodlike: all ranks start from rank 0's state. Of model.variables, the random state of Dropout stays their own.
+    hvd.broadcast_variables([*model.weights, *optimizer.variables], root_rank=0)
 
     @tf.function
     def step(images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:

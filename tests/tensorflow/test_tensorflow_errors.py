@@ -159,7 +159,8 @@ def _same_name_twice():
     def twice(tensor):
         return hvd.allreduce(tensor, name="twice"), hvd.allreduce(tensor + 1.0, name="twice"), hvd.rank_op()
 
-    # Whether the first one is through before the second begins is a matter of luck; a wrong result is not.
+    # Whether the first one is through before the second begins is a matter of luck; a wrong result is not. On
+    # several ranks it may be: the first one here and the second one there may be taken for the same.
     try:
         first, second, _ = twice(tf.ones([2]))
         assert first.numpy().tolist() == [1.0, 1.0] and second.numpy().tolist() == [2.0, 2.0]
@@ -167,7 +168,7 @@ def _same_name_twice():
         assert "twice" in error.message  # noqa: PT017
 
 
-def test_a_name_twice_in_a_function(ranks):
+def test_a_name_twice_in_a_function_on_one_rank(ranks):
     ranks(1).run(_same_name_twice)
 
 

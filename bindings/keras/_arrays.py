@@ -2,42 +2,67 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from horovodlike import basics, ops
 from horovodlike import process_set as process_sets
-from horovodlike.ops import DType, Kind, Request
+from horovodlike.ops import DType, Kind, Output, Request
 from horovodlike.process_set import ProcessSet, global_process_set, members, registered_id
 
 _DTYPES = {dtype.name.lower(): dtype for dtype in DType}
-_unnamed: dict[int, Iterator[int]] = {}  # by the id of a process set, whose members alone count its operations
+_unnamed: dict[int, int] = {}  # how many, by the id of a process set, whose members alone count its operations
+_counting = threading.Lock()  # held while _unnamed changes
 
 
 def forget_numbers(set_id: int) -> None:
     """Start counting the unnamed operations of one process set from 0, as its other members do."""
-    _unnamed.pop(set_id, None)
+    with _counting:
+        _unnamed.pop(set_id, None)
 
 
-basics.on_init(lambda _: _unnamed.clear())
+def _forget_all_numbers() -> None:
+    with _counting:
+        _unnamed.clear()
+
+
+basics.on_init(lambda _: _forget_all_numbers())
 process_sets.on_added(forget_numbers)  # the id may have been another set's
 
 
-def _name(operation: str, name: str | None, set_id: int) -> str:
-    if name is None:
-        name = f"noname.{next(_unnamed.setdefault(set_id, itertools.count()))}"
-    return f"keras.{operation}.{name}"
-
-
-def _described(name: str, array: np.ndarray[Any, Any]) -> tuple[DType, Sequence[int]]:
+def _described(label: str, array: np.ndarray[Any, Any]) -> tuple[DType, Sequence[int]]:
     dtype = _DTYPES.get(array.dtype.name)
     if dtype is None:
-        raise ValueError(f"{name}: arrays of dtype {array.dtype} cannot be sent; known are {', '.join(_DTYPES)}")
+        raise ValueError(f"{label}: arrays of dtype {array.dtype} cannot be sent; known are {', '.join(_DTYPES)}")
     return dtype, array.shape
+
+
+def _label(kind: Kind, name: str | None) -> str:
+    operation = kind.name.lower()
+    return operation if name is None else f"{operation} {name!r}"
+
+
+def _run(
+    kind: Kind,
+    name: str | None,
+    inputs: Sequence[np.ndarray[Any, Any]],
+    outputs: Sequence[np.ndarray[Any, Any]],
+    set_id: int,
+    **options: Any,
+) -> list[Output]:
+    described = [_described(_label(kind, name), array) for array in inputs]
+    with _counting:
+        number = _unnamed.get(set_id, 0)
+        full_name = f"keras.{kind.name.lower()}.{f'noname.{number}' if name is None else name}"
+        request = Request(kind, full_name, described, process_set=set_id, **options)
+        handle = request.enqueue([array.ctypes.data for array in inputs], [array.ctypes.data for array in outputs])
+        if name is None:
+            _unnamed[set_id] = number + 1  # not before: the other ranks do not count a call that this one refuses
+    return ops.wait(handle)
 
 
 def allreduce(
@@ -51,17 +76,7 @@ def allreduce(
     """Return the reduction of an array over the ranks. Of the same dtype and shape on all ranks."""
     result = np.array(array, order="C")
     set_id = registered_id(process_set)
-    full_name = _name("allreduce", name, set_id)
-    request = Request(
-        Kind.ALLREDUCE,
-        full_name,
-        [_described(full_name, result)],
-        op=op,
-        prescale=prescale,
-        postscale=postscale,
-        process_set=set_id,
-    )
-    ops.wait(request.enqueue([result.ctypes.data], [result.ctypes.data]))
+    _run(Kind.ALLREDUCE, name, [result], [result], set_id, op=op, prescale=prescale, postscale=postscale)
     return result
 
 
@@ -71,14 +86,13 @@ def reducescatter(
     """Return this rank's rows of the reduction of an array; the first ranks get one more if they are uneven."""
     array = np.asarray(array, order="C")
     set_id = registered_id(process_set)
-    full_name = _name("reducescatter", name, set_id)
     if array.ndim == 0:
-        raise ValueError(f"{full_name}: a scalar has no rows; a reducescatter needs at least one dimension")
+        label = _label(Kind.REDUCESCATTER, name)
+        raise ValueError(f"{label}: a scalar has no rows; a reducescatter needs at least one dimension")
     ranks = members(set_id)
     rows = (array.shape[0] + len(ranks) - 1 - ranks.index(basics.rank())) // len(ranks)
     result = np.empty((rows, *array.shape[1:]), array.dtype)
-    request = Request(Kind.REDUCESCATTER, full_name, [_described(full_name, array)], op=op, process_set=set_id)
-    ops.wait(request.enqueue([array.ctypes.data], [result.ctypes.data]))
+    _run(Kind.REDUCESCATTER, name, [array], [result], set_id, op=op)
     return result
 
 
@@ -87,11 +101,7 @@ def allgather(
 ) -> np.ndarray[Any, Any]:
     """Return the arrays of all ranks joined along dimension 0, in which alone they may differ."""
     array = np.asarray(array, order="C")
-    set_id = registered_id(process_set)
-    full_name = _name("allgather", name, set_id)
-    described = _described(full_name, array)
-    request = Request(Kind.ALLGATHER, full_name, [described], process_set=set_id)
-    (output,) = ops.wait(request.enqueue([array.ctypes.data], []))
+    (output,) = _run(Kind.ALLGATHER, name, [array], [], registered_id(process_set))
     result: np.ndarray[Any, Any] = np.frombuffer(output.memory, array.dtype).reshape(output.shape).copy()
     return result
 
@@ -104,19 +114,8 @@ def broadcast(
 ) -> list[np.ndarray[Any, Any]]:
     """Return the arrays of one rank, in one operation. Of the same dtypes and shapes on all ranks."""
     results = [np.array(array, order="C") for array in arrays]
-    if not results:
-        return []
-    set_id = registered_id(process_set)
-    full_name = _name("broadcast", name, set_id)
-    request = Request(
-        Kind.BROADCAST,
-        full_name,
-        [_described(full_name, result) for result in results],
-        root_rank=root_rank,
-        process_set=set_id,
-    )
-    addresses = [result.ctypes.data for result in results]
-    ops.wait(request.enqueue(addresses, addresses))
+    if results:
+        _run(Kind.BROADCAST, name, results, results, registered_id(process_set), root_rank=root_rank)
     return results
 
 

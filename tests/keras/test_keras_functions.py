@@ -59,6 +59,27 @@ def _values():
     assert hvd.join() in (0, 1)
 
 
+def _refused_on_one_rank():
+    """A call that one rank refuses is not counted: the next unnamed ones have the same name on all ranks."""
+    import horovodlike.keras as hvd
+
+    refused = (
+        lambda: hvd.allreduce(np.array(["text"])),
+        lambda: hvd.allreduce(1.0, op=99),
+        lambda: hvd.allgather(np.array(["text"])),
+        lambda: hvd.allgather(1.0),
+        lambda: hvd.broadcast(np.array(["text"]), 0),
+        lambda: hvd.broadcast(1.0, 99),
+        lambda: hvd.reducescatter(1.0),
+        lambda: hvd.reducescatter(np.array(["text"])),
+    )
+    for call in refused:
+        if hvd.rank() == 1:
+            with pytest.raises(ValueError):
+                call()
+        assert hvd.allreduce(float(hvd.rank())) == 0.5
+
+
 def _global_variables():
     import keras
 
@@ -81,6 +102,7 @@ def _global_variables():
 
 def test_values(keras_ranks):
     keras_ranks(2).run(_values)
+    keras_ranks(2).run(_refused_on_one_rank)
     keras_ranks(2).run(_global_variables)
 
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from horovodlike.keras._backend import Reduction, with_those_alone
 from horovodlike.tensorflow import Compression, allreduce, grouped_allreduce, join
+from horovodlike.tensorflow._calls import outermost
 
 __all__ = ["Compression", "densify", "is_sparse", "join", "reduce", "scale"]
 
@@ -23,31 +24,81 @@ def reduce(
 ) -> list[Any]:
     """Reduce in groups; without any asked for, each on its own in a graph, while TensorFlow computes the next.
 
-    Eagerly each call waits for its result, so all are one group then. Which gradients there are is decided when the
-    step is traced, the same way on all ranks. Rows of `IndexedSlices` are gathered, and are not divided before.
+    Eagerly each call waits for its result, so all are one group then, and which dense gradients there are may differ
+    between ranks and steps. In a graph that is decided when the step is traced, the same way on all ranks. Rows of
+    `IndexedSlices` are gathered, and are not divided before; all ranks have to have them.
     """
-    del like
-    if not groups and tf.executing_eagerly():
-        groups = [range(len(names))]
+    if tf.executing_eagerly():
+        return _reduce_eagerly(reduction, groups or [range(len(names))], names, gradients, like)
+    names = _unique_in_graph(names)
     reduced: list[Any] = [None] * len(names)
-    dense = [i for i, gradient in enumerate(gradients) if gradient is not None and not is_sparse(gradient)]
-    common: dict[str, Any] = {
-        "op": reduction.op,
-        "compression": reduction.compression,
-        "process_set": reduction.process_set,
-    }
-    factors: dict[str, Any] = {"prescale_factor": reduction.prescale, "postscale_factor": reduction.postscale}
+    dense = {i for i, gradient in enumerate(gradients) if gradient is not None and not is_sparse(gradient)}
+    options = _options(reduction)
     for group in with_those_alone([[i for i in group if i in dense] for group in groups], len(names)):
         first = group[0]
         if len(group) > 1:
-            results = grouped_allreduce([gradients[i] for i in group], name=names[first], **common, **factors)
+            results = grouped_allreduce([gradients[i] for i in group], name=names[first], **options)
             for i, result in zip(group, results, strict=True):
                 reduced[i] = result
         elif first in dense:
-            reduced[first] = allreduce(gradients[first], name=names[first], **common, **factors)
+            reduced[first] = allreduce(gradients[first], name=names[first], **options)
         elif gradients[first] is not None:
-            reduced[first] = allreduce(gradients[first], name=names[first], **common)
+            reduced[first] = _reduce_sparse(reduction, names[first], gradients[first])
     return reduced
+
+
+def _reduce_eagerly(
+    reduction: Reduction,
+    groups: Sequence[Sequence[int]],
+    names: Sequence[str],
+    gradients: Sequence[Any],
+    like: Sequence[keras.Variable],
+) -> list[Any]:
+    """Reduce in groups, zeros where there is no gradient; what no rank has stays None."""
+    reduced: list[Any] = [None] * len(names)
+    sparse = {i for i, gradient in enumerate(gradients) if gradient is not None and is_sparse(gradient)}
+    for group in with_those_alone([[i for i in group if i not in sparse] for group in groups], len(names)):
+        first = group[0]
+        if first in sparse:
+            reduced[first] = _reduce_sparse(reduction, names[first], gradients[first])
+            continue
+        own = [tf.zeros(like[i].shape, like[i].dtype) if gradients[i] is None else gradients[i] for i in group]
+        compressed = [reduction.compression.compress(tensor) for tensor in own]
+        # Goes along to say which are real, and is not compressed.
+        present = tf.constant([float(gradients[i] is not None) for i in group])
+        options = {**_options(reduction), "compression": Compression.none}
+        *results, there = grouped_allreduce(
+            [*(tensor for tensor, _ in compressed), present], name=names[first], **options
+        )
+        for i, result, (_, context), count in zip(group, results, compressed, there.numpy(), strict=True):
+            if count > 0:
+                reduced[i] = reduction.compression.decompress(result, context)
+    return reduced
+
+
+def _reduce_sparse(reduction: Reduction, name: str, gradient: tf.IndexedSlices) -> tf.IndexedSlices:
+    options = {**_options(reduction), "prescale_factor": 1.0, "postscale_factor": 1.0}
+    return allreduce(gradient, name=name, **options)
+
+
+def _options(reduction: Reduction) -> dict[str, Any]:
+    return {
+        "op": reduction.op,
+        "compression": reduction.compression,
+        "process_set": reduction.process_set,
+        "prescale_factor": reduction.prescale,
+        "postscale_factor": reduction.postscale,
+    }
+
+
+def _unique_in_graph(names: Sequence[str]) -> list[str]:
+    """Return names that no other operation of the graph has: it runs them in any order.
+
+    They are made the same way by all ranks that trace the same function, under any name scope.
+    """
+    graph = outermost(tf.compat.v1.get_default_graph())
+    with graph.name_scope(None):
+        return [str(graph.unique_name(name)) for name in names]
 
 
 def is_sparse(gradient: Any) -> bool:

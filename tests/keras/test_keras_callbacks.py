@@ -214,7 +214,7 @@ def test_learning_rates(keras_ranks):
 
 
 def _uneven(batches, validation):
-    """Rank r trains on batches[r] batches in each of two epochs."""
+    """Rank r trains on the first batches[r] of the same batches in each of two epochs."""
     import keras
 
     import horovodlike.keras as hvd
@@ -238,7 +238,8 @@ def _uneven(batches, validation):
             hvd.callbacks.MetricAverageCallback(),
         ],
     ).history
-    # The batches are the same on all ranks, so the average is what each of them would do alone.
+    # While both have batches the average is what each of them would do alone; then it is over the one that is left, or
+    # its gradients would be halved.
     alone = _model(0, keras.optimizers.SGD(0.1, momentum=0.9))
     alone.fit(x, y, batch_size=4, shuffle=False, epochs=2, verbose=0)
     for mine, theirs in zip(model.get_weights(), alone.get_weights(), strict=True):
@@ -251,15 +252,21 @@ def _uneven(batches, validation):
 
 
 def _short_batches():
-    """The last batch of rank 1 is short: its gradient counts as much as that of the others."""
+    """The last batch of rank 1 is short: its gradient counts as much as that of rank 0."""
     import keras
 
     import horovodlike.keras as hvd
 
     model = _model(0, hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)))
-    x, y = _data(8 - hvd.rank())
+    x, y = (array[: 8 - hvd.rank()] for array in _data(8))
     model.fit(x, y, batch_size=4, shuffle=False, verbose=0)
     assert all(_on_all_ranks_equal(model.get_weights()))
+    # The average of a mean of 4 and of one of the first 3 of them, as weights in a mean of 4.
+    alone = _model(0, keras.optimizers.SGD(0.1))
+    weights = np.array([1.0] * 4 + [4 / 8 + 4 / 6] * 3 + [4 / 8])
+    alone.fit(*_data(8), sample_weight=weights, batch_size=4, shuffle=False, verbose=0)
+    for mine, theirs in zip(model.get_weights(), alone.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-5)
 
 
 def test_uneven_data(keras_ranks):

@@ -133,19 +133,7 @@ int32_t with_engine(Enqueue&& enqueue) {
   });
 }
 
-Status start(const hvl_config& config) {
-  if (config.abi_version != HVL_ABI_VERSION) {
-    return Status(HVL_INVALID_ARGUMENT,
-                  "the Python package and libhorovodlike.so are of different versions: reinstall");
-  }
-  if (config.size < 1 || config.rank < 0 || config.rank >= config.size || config.local_size != config.size ||
-      config.local_rank != config.rank || config.slot_depth < 1 || config.slot_bytes < 4096 ||
-      config.slot_bytes % static_cast<int64_t>(kAlignment) != 0 ||
-      config.slot_bytes / config.local_size < static_cast<int64_t>(kAlignment)) {
-    return Status(HVL_INVALID_ARGUMENT, "the engine's configuration contradicts itself");
-  }
-  std::lock_guard<std::mutex> lock(engine_mutex);
-  if (current_engine != nullptr) return Status(HVL_INVALID_ARGUMENT, "the engine is running already");
+EngineOptions options_of(const hvl_config& config) {
   EngineOptions options;
   options.rank = config.rank;
   options.size = config.size;
@@ -168,6 +156,22 @@ Status start(const hvl_config& config) {
   options.average_counts_joined = config.average_counts_joined != 0;
   options.hierarchical_adasum = config.hierarchical_adasum != 0;
   if (config.local_pids != nullptr) options.local_pids.assign(config.local_pids, config.local_pids + config.local_size);
+  return options;
+}
+
+Status start(const hvl_config& config) {
+  if (config.abi_version != HVL_ABI_VERSION) {
+    return Status(HVL_INVALID_ARGUMENT,
+                  "the Python package and libhorovodlike.so are of different versions: reinstall");
+  }
+  if (config.size < 1 || config.rank < 0 || config.rank >= config.size || config.local_size != config.size ||
+      config.local_rank != config.rank || config.slot_depth < 1 || config.slot_bytes < 4096 ||
+      config.slot_bytes % static_cast<int64_t>(kAlignment) != 0 ||
+      config.slot_bytes / config.local_size < static_cast<int64_t>(kAlignment)) {
+    return Status(HVL_INVALID_ARGUMENT, "the engine's configuration contradicts itself");
+  }
+  std::lock_guard<std::mutex> lock(engine_mutex);
+  if (current_engine != nullptr) return Status(HVL_INVALID_ARGUMENT, "the engine is running already");
   set_log_level(static_cast<LogLevel>(config.log_level));
   HostShape shape{config.local_size, config.slot_bytes, config.slot_depth};
   std::shared_ptr<HostMemory> memory;
@@ -182,7 +186,7 @@ Status start(const hvl_config& config) {
   static int once = pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
   (void)once;
   is_forked_child = false;
-  current_engine = std::make_shared<Engine>(options, std::move(memory), &handle_table());
+  current_engine = std::make_shared<Engine>(options_of(config), std::move(memory), &handle_table());
   return Status();
 }
 

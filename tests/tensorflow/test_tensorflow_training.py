@@ -1,4 +1,4 @@
-"""Training: tapes, optimizers, variables, objects and batch normalization, on ranks that have different data."""
+"""Training: optimizers, variables, objects and batch normalization, on ranks that have different data."""
 
 from __future__ import annotations
 
@@ -9,167 +9,6 @@ import tensorflow as tf
 import horovodlike.tensorflow as hvd
 
 SIZES = (1, 2, 3)
-
-
-def _data(rows=4):
-    """The rows of all ranks; each has as many."""
-    generator = np.random.default_rng(0)
-    return generator.normal(size=(rows * hvd.size(), 3)).astype(np.float32)
-
-
-def _own(data):
-    return tf.constant(np.array_split(data, hvd.size())[hvd.rank()])
-
-
-def _loss(weight, bias, rows):
-    return tf.reduce_mean((rows @ weight + bias) ** 2)
-
-
-def _gradients(tape_of, data, weight, bias):
-    with tape_of(tf.GradientTape()) as tape:
-        loss = _loss(weight, bias, data)
-    return tape.gradient(loss, {"weight": weight, "bias": [bias]})
-
-
-def _tapes():
-    weight, bias = tf.Variable(tf.ones([3, 2])), tf.Variable(tf.zeros([2]))
-    data = _data()
-    expected = _gradients(lambda tape: tape, tf.constant(data), weight, bias)
-    options = (
-        {},
-        {"op": hvd.Sum},
-        {"num_groups": 1},
-        {"groups": 2},
-        {"groups": [[weight, bias]]},
-        {"groups": [[bias]]},
-        {"gradient_predivide_factor": 2.0},
-    )
-    for chosen in options:
-
-        def tape_of(tape, chosen=chosen):
-            return hvd.DistributedGradientTape(tape, **chosen)
-
-        scale = hvd.size() if chosen.get("op") == hvd.Sum else 1
-        for run in (_gradients, tf.function(_gradients, autograph=False)):
-            actual = run(tape_of, _own(data), weight, bias)
-            for one, other in zip(tf.nest.flatten(actual), tf.nest.flatten(expected), strict=True):
-                np.testing.assert_allclose(one, scale * other, rtol=1e-5, atol=1e-6)
-    compressed = _gradients(
-        lambda tape: hvd.DistributedGradientTape(tape, compression=hvd.Compression.fp16), _own(data), weight, bias
-    )
-    assert compressed["weight"].dtype is tf.float32
-    np.testing.assert_allclose(compressed["weight"], expected["weight"], rtol=1e-2, atol=1e-2)
-    with pytest.raises(ValueError, match="gradient_predivide_factor not supported with op != Average"):
-        hvd.DistributedGradientTape(tf.GradientTape(), op=hvd.Sum, gradient_predivide_factor=2.0)
-    with pytest.raises(ValueError, match="non-negative"):
-        hvd.DistributedGradientTape(tf.GradientTape(), num_groups=-1)
-    with pytest.raises(TypeError, match=r"expected a tf\.GradientTape, got list"):
-        hvd.DistributedGradientTape([])
-
-
-def _names_of_gradients():
-    import keras
-
-    if hvd.rank() == 0:
-        keras.layers.Dense(1).build([None, 2])  # Keras counts it: the paths of later ones differ between the ranks
-    first, second = keras.layers.Dense(2), keras.layers.Dense(2)
-    rows = tf.fill([1, 2], float(hvd.rank() + 1))
-    first(rows), second(rows)
-
-    def gradients(generic):
-        results = []
-        for factor in (1.0, 2.0):
-            with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
-                loss = factor * (tf.reduce_sum(first(rows)) + tf.reduce_sum(second(rows)))
-            results += tape.gradient(loss, [first.kernel, second.kernel], use_generic_names=generic)
-        return results
-
-    mean = (hvd.size() + 1) / 2
-    for generic in (False, True):
-        for run in (gradients, tf.function(gradients, autograph=False)):
-            for one, factor in zip(run(generic), (1.0, 1.0, 2.0, 2.0), strict=True):
-                np.testing.assert_allclose(one, np.full((2, 2), factor * mean), rtol=1e-6)
-
-
-class _OwnTape(tf.GradientTape):
-    def __init__(self, note):
-        super().__init__(persistent=True)
-        self.note = note
-
-
-def _ways_to_wrap_a_tape():
-    x = tf.Variable(float(hvd.rank() + 1))
-    mean = (hvd.size() + 1) / 2
-    with tf.GradientTape() as tape:  # afterwards
-        y = x * x
-    wrapped = hvd.DistributedGradientTape(tape)
-    assert type(wrapped).__name__ == "GradientTape" and isinstance(wrapped, tf.GradientTape)
-    np.testing.assert_allclose(wrapped.gradient(y, x), 2 * mean, rtol=1e-6)
-    with tf.GradientTape() as tape:  # while it records
-        tape = hvd.DistributedGradientTape(tape)
-        y = x * x
-    np.testing.assert_allclose(tape.gradient(y, x), 2 * mean, rtol=1e-6)
-    with hvd.DistributedGradientTape(_OwnTape("mine")) as tape:
-        y, z = x * x, 3.0 * x
-        assert tape.watched_variables()[0] is x
-    assert type(tape).__name__ == "_OwnTape"
-    for _ in range(2):  # persistent
-        np.testing.assert_allclose(tape.gradient(y, [x], use_generic_names=True)[0], 2 * mean, rtol=1e-6)
-    np.testing.assert_allclose(tape.gradient([y, z], x, output_gradients=[1.0, 1.0]), 2 * mean + 3, rtol=1e-6)
-    unconnected = tf.Variable(1.0)
-    assert tape.gradient(y, [x, unconnected])[1] is None
-    zero = tape.gradient(y, [unconnected], unconnected_gradients=tf.UnconnectedGradients.ZERO)
-    assert float(zero[0]) == 0.0
-
-
-def _local_layers():
-    from keras import layers
-
-    local, shared = layers.Dense(2), layers.Dense(2)
-    rows = tf.fill([1, 2], float(hvd.rank() + 1))
-    local(rows), shared(rows)
-    size = hvd.size()
-    for scale in (True, False):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(local(rows)) + tf.reduce_sum(shared(rows))
-        tape = hvd.PartialDistributedGradientTape(tape, local_layers=local, scale_local_gradients=scale)
-        kernel, bias, other = tape.gradient(loss, [local.kernel, local.bias, shared.kernel])
-        divisor = size if scale else 1
-        np.testing.assert_allclose(kernel, np.full((2, 2), (hvd.rank() + 1) / divisor), rtol=1e-6)
-        np.testing.assert_allclose(bias, np.full(2, 1 / divisor), rtol=1e-6)
-        np.testing.assert_allclose(other, np.full((2, 2), (size + 1) / 2), rtol=1e-6)
-    late = layers.Dense(2)  # which is built while the tape records
-    with hvd.PartialDistributedGradientTape(tf.GradientTape(), local_layers=late, scale_local_gradients=False) as tape:
-        loss = tf.reduce_sum(late(rows))
-    np.testing.assert_allclose(tape.gradient(loss, late.kernel), np.full((2, 2), hvd.rank() + 1), rtol=1e-6)
-    with pytest.raises(ValueError, match=r"All local layers must be of tf\.keras\.layers\.Layer type"):
-        hvd.PartialDistributedGradientTape(tf.GradientTape(), local_layers=[local, "nonsense"])
-
-
-def _embeddings():
-    table, other = tf.Variable(tf.zeros([5, 2])), tf.Variable(tf.zeros([4, 1]))
-    dense = tf.Variable(1.0)
-    rows = [hvd.rank()] * (hvd.rank() + 1)  # a different number on each rank
-
-    def gradients(sparse_as_dense):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(tf.gather(table, rows)) * dense + tf.reduce_sum(tf.gather(other, [0, 3]))
-        tape = hvd.DistributedGradientTape(tape, sparse_as_dense=sparse_as_dense, num_groups=1)
-        return tape.gradient(loss, [table, dense, other])
-
-    expected = np.zeros((5, 2), np.float32)
-    expected[: hvd.size()] = (np.arange(hvd.size()) + 1)[:, np.newaxis] / hvd.size()
-    for sparse_as_dense in (False, True):
-        for run in (gradients, tf.function(gradients)):
-            first, scalar, second = run(sparse_as_dense)
-            assert isinstance(first, tf.IndexedSlices) is isinstance(second, tf.IndexedSlices) is not sparse_as_dense
-            np.testing.assert_allclose(tf.convert_to_tensor(first), expected, rtol=1e-6)
-            np.testing.assert_allclose(tf.convert_to_tensor(second), [[1], [0], [0], [1]], rtol=1e-6)
-            assert float(scalar) == 0.0
-    slices = tf.IndexedSlices(tf.ones([1, 2]), tf.constant([hvd.rank()]), tf.constant([5, 2]))
-    total = hvd.allreduce(slices, op=hvd.Sum)
-    assert total.dense_shape.numpy().tolist() == [5, 2]
-    assert total.indices.numpy().tolist() == list(range(hvd.size()))
 
 
 def _optimizer_of_tensorflow_1():
@@ -206,6 +45,23 @@ def _optimizer_of_tensorflow_1():
     optimizer.register_local_var(local)
     pairs = optimizer.compute_gradients(lambda: (local + shared) * float(hvd.rank()), [local, shared])
     assert [float(gradient) for gradient, _ in pairs] == pytest.approx([hvd.rank() / hvd.size(), (hvd.size() - 1) / 2])
+
+
+def _optimizer_of_keras():
+    import keras
+
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    assert type(optimizer).__name__ == "SGD"
+    variable = keras.Variable([1.0, 2.0])
+
+    def step(gradient):
+        optimizer.apply([gradient], [variable])
+
+    for run in (step, tf.function(step, autograph=False)):
+        variable.assign([1.0, 2.0])
+        run(tf.fill([2], float(hvd.rank())))
+        mean = (hvd.size() - 1) / 2
+        np.testing.assert_allclose(variable, [1.0 - mean, 2.0 - mean], rtol=1e-6)
 
 
 def _sums_of_several_passes():
@@ -407,12 +263,8 @@ def _sparse_average_over_all():
 
 
 CASES = (
-    _tapes,
-    _names_of_gradients,
-    _ways_to_wrap_a_tape,
-    _local_layers,
-    _embeddings,
     _optimizer_of_tensorflow_1,
+    _optimizer_of_keras,
     _sums_of_several_passes,
     _variables_and_objects,
     _hook,

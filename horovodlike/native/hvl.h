@@ -23,7 +23,7 @@ extern "C" {
 #pragma GCC visibility push(default)
 
 /* cffi:begin */
-enum { HVL_ABI_VERSION = 4, HVL_STACK_BYTES = 8064 };
+enum { HVL_ABI_VERSION = 5, HVL_STACK_BYTES = 8064, HVL_KEY_BYTES = 32 };
 
 typedef enum hvl_status {
   HVL_OK = 0,
@@ -126,11 +126,38 @@ typedef struct hvl_callbacks {
   void* context;
 } hvl_callbacks;
 
+typedef enum hvl_use { HVL_CONTROL = 0, HVL_DATA = 1 } hvl_use;
+
+/* A TCP connection to a rank of another host, over which both sides have proven who they are, and nothing has been sent
+ * since. The keys are those of the two directions' MACs; of data they are not used. */
+typedef struct hvl_connection {
+  int32_t fd;
+  int32_t rank;
+  int32_t use; /* hvl_use */
+  uint8_t send_key[32];
+  uint8_t receive_key[32];
+} hvl_connection;
+
 typedef struct hvl_config {
   int32_t abi_version; /* HVL_ABI_VERSION */
   int32_t rank, size;
   int32_t local_rank, local_size;
   int32_t cross_rank, cross_size;
+  /* Jobs of several hosts: by rank, the number of its host. Hosts are numbered in the order of their lowest ranks, so
+   * rank 0 is on host 0; local ranks are in the order of ranks. Null: all ranks are on one host. */
+  const int32_t* hosts;
+  const char* const* host_names; /* by number, for messages */
+  /* Hosts are a tree: the parent of host h > 0 is host (h - 1) / fan_out. Local rank 0 of a host has a control
+   * connection to local rank 0 of the parent and of each child. */
+  int32_t fan_out;
+  /* To each rank of another host one connection for data, or several: as many on both sides, in the same order; and the
+   * control connections. The engine uses duplicates of the descriptors. */
+  const hvl_connection* connections;
+  int32_t num_connections;
+  /* What wakes a rank of several hosts: a pipe each, not blocking. Of this rank's the end to read from, and by local
+   * rank those to write to; duplicates are used. */
+  int32_t bell_fd;
+  const int32_t* bell_fds;
   int32_t segment_fd;         /* this host's shared memory, hvl_segment_bytes() long, zeroed; -1 if local_size is 1 */
   int32_t processors;         /* that this host's ranks may use, all together */
   const int32_t* local_pids;  /* process ids of this host's ranks, by local rank */

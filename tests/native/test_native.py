@@ -1,6 +1,9 @@
 """Builds and runs the C++ tests of the core: as released, and under ThreadSanitizer and AddressSanitizer."""
 
+import hashlib
+import hmac
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -52,3 +55,18 @@ def test_decoders_survive_mutated_messages(build):
         [build / "tests" / "fuzz_message", "3"], capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.xdist_group("native")
+def test_macs_are_those_of_pythons_hmac(build):
+    seed = random.randrange(1 << 32)
+    done = subprocess.run(
+        [build / "tests" / "print_macs", str(seed)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 400
+    for line in lines:
+        key, message, mac = (bytes.fromhex(part) for part in line.split(" "))
+        assert hmac.digest(key, message, hashlib.sha256) == mac, f"seed {seed}: {line}"

@@ -3,12 +3,15 @@
 // A translation unit that begins its code with HVL_TARGET_AVX2 or HVL_TARGET_AVX512 is compiled for that level,
 // whatever the flags of the build; it may run only where cpu_level() says so. Everything inline that such a unit emits
 // must be its own (templates over a type of an unnamed namespace), or the linker could hand its code to an older
-// processor. No ifunc: its resolvers run before a sanitizer is ready. HVL_NO_DISPATCH leaves the baseline alone.
+// processor. No ifunc: its resolvers run before a sanitizer is ready. HVL_NO_DISPATCH leaves the baseline alone. A
+// single function is marked with HVL_TARGET_SHA in the same way, and asks has_sha_instructions().
 #pragma once
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(HVL_NO_DISPATCH)
 #define HVL_X86_DISPATCH 1
+#include <cpuid.h>
 #include <immintrin.h>
+#define HVL_TARGET_SHA __attribute__((target("sha,sse4.1")))
 #define HVL_TARGET_AVX2 _Pragma("GCC target(\"avx2,f16c\")")
 #define HVL_TARGET_AVX512 \
   _Pragma("GCC target(\"avx2,f16c,avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512\")")
@@ -41,6 +44,16 @@ inline CpuLevel cpu_level() {
   return avx512 ? CpuLevel::kAvx512 : CpuLevel::kAvx2;
 #else
   return CpuLevel::kBaseline;
+#endif
+}
+
+inline bool has_sha_instructions() {
+#if HVL_X86_DISPATCH
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  if (!__get_cpuid(1, &eax, &ebx, &ecx, &edx) || (ecx & bit_SSE4_1) == 0 || (ecx & bit_SSSE3) == 0) return false;
+  return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) && (ebx & bit_SHA) != 0;
+#else
+  return false;
 #endif
 }
 

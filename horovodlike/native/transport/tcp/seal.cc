@@ -1,0 +1,120 @@
+#include "transport/tcp/seal.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace hvl {
+
+namespace {
+
+static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "frames need byte swaps here");
+
+using Length = uint32_t;
+
+constexpr Length kEnd = UINT32_MAX;
+
+Sha256::Digest mac_of(Hmac* mac, uint64_t number, const void* length, const void* payload, size_t payload_bytes) {
+  mac->add(&number, sizeof number);
+  mac->add(length, sizeof(Length));
+  mac->add(payload, payload_bytes);
+  return mac->digest();
+}
+
+// "frame 1" is the first one.
+std::string name_of(uint64_t number) { return "frame " + std::to_string(number + 1); }
+
+}  // namespace
+
+void Sealer::seal(const std::string& payload, ByteQueue* stream) {
+  append(static_cast<Length>(payload.size()), payload, stream);
+}
+
+void Sealer::seal_end(ByteQueue* stream) { append(kEnd, std::string(), stream); }
+
+void Sealer::append(Length length, const std::string& payload, ByteQueue* stream) {
+  const Sha256::Digest mac = mac_of(&mac_, next_++, &length, payload.data(), payload.size());
+  stream->append(&length, sizeof length);
+  stream->append(payload.data(), payload.size());
+  stream->append(mac.data(), kMacBytes);
+}
+
+Status Opener::feed(const void* bytes, size_t count) {
+  if (!failure_.ok()) return failure_;
+  bytes_.append(bytes, count);
+  const std::string flaw = verify();
+  if (!flaw.empty()) {
+    failure_ = Status(HVL_JOB_BROKEN, flaw);
+    bytes_.clear();
+    num_verified_ = 0;
+  }
+  return failure_;
+}
+
+// Looks at what is whole, and says what is wrong with it.
+std::string Opener::verify() {
+  for (;;) {
+    const char* frame = bytes_.data() + num_verified_;
+    const size_t here = bytes_.size() - num_verified_;
+    Length length;
+    if (here < sizeof length) return "";
+    std::memcpy(&length, frame, sizeof length);
+    if (length > kFrameLimit && length != kEnd) {
+      return "a frame of " + std::to_string(length) + " bytes from " + peer_ + " is over the limit of " +
+             std::to_string(kFrameLimit) + " bytes";
+    }
+    const size_t payload_bytes = length == kEnd ? 0 : length;
+    const size_t num_bytes = sizeof length + payload_bytes + kMacBytes;
+    if (here < num_bytes) return "";
+    if (!is_frame(next_, frame, payload_bytes)) return explain(frame, payload_bytes);
+    if (length == kEnd) {
+      if (here > num_bytes) return peer_ + " has sent something after the end of its frames";
+      at_end_ = true;
+      return "";
+    }
+    ++next_;
+    num_verified_ += num_bytes;
+  }
+}
+
+// True if this is what the sender has made as its frame of that number.
+bool Opener::is_frame(uint64_t number, const char* frame, size_t payload_bytes) {
+  const char* payload = frame + sizeof(Length);
+  const Sha256::Digest mac = mac_of(&mac_, number, frame, payload, payload_bytes);
+  return equal_in_constant_time(mac.data(), payload + payload_bytes, kMacBytes);
+}
+
+// Why this is not the next frame. Knowing that it is another one helps to find out who interferes.
+std::string Opener::explain(const char* frame, size_t payload_bytes) {
+  constexpr uint64_t kNeighbours = 16;         // to either side
+  constexpr size_t kShort = size_t{64} << 10;  // so that a stranger cannot make this cost much
+  const uint64_t first = next_ - std::min(next_, kNeighbours);
+  for (uint64_t number = first; number <= next_ + kNeighbours && payload_bytes <= kShort; ++number) {
+    if (!is_frame(number, frame, payload_bytes)) continue;
+    return name_of(number) + " from " + peer_ + " came in place of " + name_of(next_) + ": it was " +
+           (number < next_ ? "replayed" : "reordered, or others were dropped,") + " on the way";
+  }
+  return "the MAC of " + name_of(next_) + " from " + peer_ +
+         " is wrong: it was changed on the way, or the other side has another key";
+}
+
+Status Opener::close() const {
+  if (!failure_.ok() || at_end_) return failure_;
+  if (bytes_.size() > num_verified_) {
+    return Status(HVL_JOB_BROKEN, peer_ + " has closed its connection in the middle of " + name_of(next_));
+  }
+  return Status(HVL_JOB_BROKEN,
+                peer_ + " has closed its connection without a word: its process has ended or was killed");
+}
+
+bool Opener::receive(std::string* payload) {
+  if (!has_frame()) return false;
+  Length length;
+  std::memcpy(&length, bytes_.data(), sizeof length);
+  payload->assign(bytes_.data() + sizeof length, length);
+  const size_t num_bytes = sizeof length + length + kMacBytes;
+  bytes_.drop(num_bytes);
+  num_verified_ -= num_bytes;
+  return true;
+}
+
+}  // namespace hvl

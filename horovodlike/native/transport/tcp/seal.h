@@ -1,0 +1,73 @@
+// Frames that prove where they come from. One direction of a connection is a stream of them:
+//
+//   length (4 bytes), payload, first 16 bytes of HMAC-SHA256(key; number of the frame (8 bytes), length, payload)
+//
+// Numbers are little-endian, and frames are numbered from 0. The last one has a length that no frame can have and no
+// payload: so the end of the stream is proven, too, and a peer that is killed, whose kernel closes the connection as if
+// nothing were wrong, is told from one that has finished. Each direction has a key of its own, so a frame that is
+// changed, dropped, replayed, reordered or sent back to where it came from fails.
+//
+// Both classes are pure: bytes in, bytes out. One thread at a time.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "base/hmac.h"
+#include "base/status.h"
+#include "transport/tcp/byte_queue.h"
+
+namespace hvl {
+
+constexpr size_t kMacBytes = 16;
+constexpr size_t kFrameLimit = size_t{16} << 20;  // the longest payload
+
+using ChannelKey = uint8_t[HVL_KEY_BYTES];
+
+class Sealer {
+ public:
+  explicit Sealer(const ChannelKey& key) : mac_(key, sizeof key) {}
+
+  // Appends the next frame. The payload has kFrameLimit bytes at most.
+  void seal(const std::string& payload, ByteQueue* stream);
+  // Appends the end of the stream: there may be no frame after it.
+  void seal_end(ByteQueue* stream);
+
+ private:
+  void append(uint32_t length, const std::string& payload, ByteQueue* stream);
+
+  Hmac mac_;
+  uint64_t next_ = 0;
+};
+
+class Opener {
+ public:
+  // `peer` says who sends, for messages.
+  Opener(const ChannelKey& key, std::string peer) : mac_(key, sizeof key), peer_(std::move(peer)) {}
+
+  // The next bytes of the stream. An error says what is wrong with them; from then on there are no frames.
+  Status feed(const void* bytes, size_t count);
+  // There are no more bytes. An error says that this is not where the stream ends.
+  Status close() const;
+
+  bool has_frame() const { return num_verified_ > 0; }
+  // Hands out the payload of the next frame that is whole and verified.
+  bool receive(std::string* payload);
+  // The sender has said that it sends no more.
+  bool is_at_end() const { return at_end_; }
+
+ private:
+  std::string verify();
+  bool is_frame(uint64_t number, const char* frame, size_t payload_bytes);
+  std::string explain(const char* frame, size_t payload_bytes);
+
+  Hmac mac_;
+  std::string peer_;
+  ByteQueue bytes_;          // memory for what has arrived, not for what a length promises
+  size_t num_verified_ = 0;  // bytes in front that are frames to hand out
+  uint64_t next_ = 0;        // the number of the frame behind them
+  bool at_end_ = false;      // and that was the last
+  Status failure_;
+};
+
+}  // namespace hvl

@@ -1,4 +1,4 @@
-// Runs a fuzz target without libFuzzer: mutates valid inputs. Usage: fuzz_message [seconds] [seed]
+// Runs a fuzz target without libFuzzer: mutates valid inputs. Usage: fuzz_... [seconds] [seed]
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "message_seeds.h"
+#include "fuzz_seeds.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* bytes, size_t num_bytes);
 
@@ -47,13 +47,6 @@ void mutate(const std::vector<std::string>& seeds, std::string* input, Random* r
   }
 }
 
-std::vector<std::string> all_seeds() {
-  std::vector<std::string> seeds;
-  for (const hvl::Message& message : seed_messages()) seeds.push_back(encoded(message));
-  for (const hvl::Record& record : seed_records()) seeds.push_back(encoded(record));
-  return seeds;
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -62,7 +55,7 @@ int main(int argc, char** argv) {
   std::printf("seed %llu\n", static_cast<unsigned long long>(seed));
   std::fflush(stdout);  // also when an input ends the process
 
-  const std::vector<std::string> seeds = all_seeds();
+  const std::vector<std::string> seeds = fuzz_seeds();
   Random random(seed);
   const auto end = std::chrono::steady_clock::now() + std::chrono::duration<double>(seconds);
   uint64_t runs = 0;

@@ -4,7 +4,8 @@
 #include <cstdlib>
 #include <string>
 
-#include "negotiate/message.h"
+#include "fuzz_seeds.h"
+#include "message_seeds.h"
 
 namespace {
 
@@ -26,6 +27,13 @@ void check_input(const uint8_t* bytes, size_t num_bytes) {
 }
 
 }  // namespace
+
+std::vector<std::string> fuzz_seeds() {
+  std::vector<std::string> seeds;
+  for (const hvl::Message& message : seed_messages()) seeds.push_back(encoded(message));
+  for (const hvl::Record& record : seed_records()) seeds.push_back(encoded(record));
+  return seeds;
+}
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* bytes, size_t num_bytes) {
   check_input<hvl::Message>(bytes, num_bytes);

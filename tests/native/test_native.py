@@ -50,10 +50,9 @@ def test_core(build):
 
 @pytest.mark.timeout(900)
 @pytest.mark.xdist_group("native")
-def test_decoders_survive_mutated_messages(build):
-    done = subprocess.run(
-        [build / "tests" / "fuzz_message", "3"], capture_output=True, text=True, timeout=60, check=False
-    )
+@pytest.mark.parametrize("target", ["fuzz_message", "fuzz_frames"])
+def test_decoders_survive_mutated_input(build, target):
+    done = subprocess.run([build / "tests" / target, "3"], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

@@ -24,6 +24,26 @@ inline hvl::Signature seed_signature(hvl::Kind kind) {
   return signature;
 }
 
+// The same for ranks 2, 3 and 7 together; and allgathers and alltoalls in which each of them has other rows.
+inline std::vector<hvl::Message> seeds_for_many_ranks(std::vector<hvl::Message> seeds) {
+  for (hvl::Message& seed : seeds) {
+    seed.ranks = hvl::RankSet({2, 3, 7});
+    seed.latest = 3;
+    seed.age = 1500;
+    seed.spread = 25;
+  }
+  const size_t count = seeds.size();
+  for (size_t i = 0; i < count; ++i) {
+    if (seeds[i].type != hvl::Message::Type::kRequest || !hvl::allocates(seeds[i].signature.kind)) continue;
+    seeds.push_back(seeds[i]);
+    hvl::take_varying(&seeds.back().signature);
+    const bool splits = seeds[i].signature.kind == HVL_ALLTOALL;
+    if (splits) seeds.back().varying = {2, 1, 1, 1, 0, 1, 0, 0, 0, 0, 0, 0, 3, 3, 0, 2, 1, 2};
+    if (!splits) seeds.back().varying = {2, 1, 0, 0, 5, 1};
+  }
+  return seeds;
+}
+
 inline std::vector<hvl::Message> seed_messages() {
   std::vector<hvl::Message> seeds;
   hvl::Message message;
@@ -46,6 +66,7 @@ inline std::vector<hvl::Message> seed_messages() {
   message.type = hvl::Message::Type::kShutdown;
   message.text = "the script is at its end";
   seeds.push_back(message);
+  for (const hvl::Message& seed : seeds_for_many_ranks(seeds)) seeds.push_back(seed);
   return seeds;
 }
 

@@ -92,6 +92,11 @@ TEST(messages_come_back_as_they_were) {
     CHECK(back.ids == seed.ids);
     CHECK(back.signature == seed.signature);
     CHECK_EQ(back.text, seed.text);
+    CHECK(back.ranks == seed.ranks);
+    CHECK_EQ(back.latest, seed.latest);
+    CHECK_EQ(back.age, seed.age);
+    CHECK_EQ(back.spread, seed.spread);
+    CHECK(back.varying == seed.varying);
   }
 }
 
@@ -121,6 +126,58 @@ TEST(encode_appends_and_decode_forgets_what_was_there) {
   CHECK(decode(bytes.data() + 6, bytes.size() - 6, &message).ok());
   CHECK(message.signature == Signature());
   CHECK_EQ(message.text, "");
+}
+
+TEST(ranks_for_whom_a_message_speaks) {
+  const auto accepts = [](const std::vector<int32_t>& ranges, int32_t latest) {
+    Message message;
+    message.speak_for(0, 0);
+    std::string bytes = encoded(message);
+    std::string list;
+    for (int32_t rank : ranges) list.append(reinterpret_cast<const char*>(&rank), sizeof rank);
+    list.append(reinterpret_cast<const char*>(&latest), sizeof latest);
+    bytes.replace(1 + 4, 3 * 4, list);
+    return decodes<Message>(with_count(bytes, 1, static_cast<uint32_t>(ranges.size() / 2)));
+  };
+  CHECK(accepts({0, 0}, 0));
+  CHECK(accepts({0, 7, 9, 9, 4000, 65535}, 9));
+  CHECK(!accepts({}, 0));
+  CHECK(!accepts({0, 7, 9, 9}, 8));  // the latest is not one of them
+  CHECK(!accepts({0, 7, 8, 9}, 8));  // is written as one range
+  CHECK(!accepts({0, 7, 7, 9}, 8));
+  CHECK(!accepts({9, 9, 0, 7}, 9));
+  CHECK(!accepts({3, 2}, 2));
+  CHECK(!accepts({-1, 2}, 2));
+  CHECK(!accepts({0, 65536}, 0));
+  CHECK(!accepts({0, 0x7fffffff, 0, 1}, 0));
+}
+
+TEST(what_varies_between_the_ranks_of_a_message) {
+  const auto accepts = [](Kind kind, const std::vector<int64_t>& varying, const auto& change) {
+    Message message = request_of(seed_signature(kind));
+    message.ranks = RankSet({4, 5});
+    message.latest = 4;
+    if (!varying.empty()) take_varying(&message.signature);
+    message.varying = varying;
+    change(&message);
+    return decodes<Message>(encoded(message));
+  };
+  const auto as_it_is = [](Message*) {};
+  CHECK(accepts(HVL_ALLGATHER, {}, as_it_is));
+  CHECK(accepts(HVL_ALLGATHER, {1, 2, 3, 0}, as_it_is));
+  CHECK(!accepts(HVL_ALLGATHER, {1, 2, 3}, as_it_is));
+  CHECK(!accepts(HVL_ALLGATHER, {1, 2}, as_it_is));
+  CHECK(!accepts(HVL_ALLGATHER, {1, 2, 3, -1}, as_it_is));
+  CHECK(!accepts(HVL_ALLGATHER, {1, 2, int64_t{1} << 60, 4}, as_it_is));  // of 7 columns of 4 bytes
+  CHECK(!accepts(HVL_ALLGATHER, {1, 2, 3, 4}, [](Message* m) { m->signature.tensors[1].shape[0] = 4; }));
+  CHECK(!accepts(HVL_ALLGATHER, {1, 2, 3, 4}, [](Message* m) { m->signature.tensors[1].shape.clear(); }));
+  CHECK(accepts(HVL_ALLGATHER, {1, 0, 3, 0}, [](Message* m) { m->signature.tensors[1].shape.clear(); }));
+  CHECK(accepts(HVL_ALLTOALL, {1, 2, 1, 0, 0, 2, 3, 4, 1, 1, 0, 4}, as_it_is));
+  CHECK(accepts(HVL_ALLTOALL, {1, 2, 3, 4}, as_it_is));  // without splits, which are another matter
+  CHECK(!accepts(HVL_ALLTOALL, {1, 2, 1, 1, 0, 2, 3, 4, 1, 1, 0, 4}, as_it_is));
+  CHECK(!accepts(HVL_ALLTOALL, {1, 2, 1, 3, 4, 1}, as_it_is));
+  CHECK(!accepts(HVL_ALLTOALL, {1, 2, 3, 4}, [](Message* m) { m->signature.arguments = {0, 0}; }));
+  CHECK(!accepts(HVL_ALLREDUCE, {5, 4, 5, 4}, as_it_is));
 }
 
 TEST(the_wire_is_little_endian) {

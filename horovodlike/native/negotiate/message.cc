@@ -6,6 +6,7 @@ namespace hvl {
 namespace {
 
 constexpr size_t kMinTensorBytes = 2;  // dtype and number of dimensions
+constexpr uint8_t kForRanks = 0x80;    // with the type of a message: it says for whom it speaks
 
 Status malformed(const char* what) { return Status(HVL_JOB_BROKEN, std::string("malformed control message: ") + what); }
 
@@ -27,6 +28,22 @@ void write_text(const std::string& text, Writer* out) {
 void write_name(const std::string& name, Writer* out) {
   out->put(static_cast<uint16_t>(name.size()));
   out->put_array(name.data(), name.size());
+}
+
+void write_speakers(const Message& message, Writer* out) {
+  out->put(static_cast<uint32_t>(message.ranks.ranges().size()));
+  for (const RankRange& range : message.ranks.ranges()) {
+    out->put(range.first);
+    out->put(range.last);
+  }
+  out->put(message.latest);
+  out->put(message.age);
+  out->put(message.spread);
+}
+
+void write_varying(const std::vector<int64_t>& varying, Writer* out) {
+  out->put(static_cast<uint32_t>(varying.size()));
+  out->put_array(varying.data(), varying.size());
 }
 
 void write_signature(const Signature& signature, Writer* out) {
@@ -71,6 +88,20 @@ const char* read_name(Reader* in, std::string* name) {
   if (!in->get(&length)) return "name cut short";
   if (length > kMaxNameBytes) return "name too long";
   return in->get_array(length, name) ? nullptr : "name cut short";
+}
+
+const char* read_speakers(Reader* in, Message* message) {
+  uint32_t count = 0;
+  if (!in->get(&count) || count == 0) return "number of ranges of ranks";
+  for (; count > 0; --count) {
+    RankRange range;
+    if (!in->get(&range.first) || !in->get(&range.last)) return "ranges of ranks cut short";
+    const int32_t least = message->ranks.empty() ? 0 : message->ranks.highest() + 2;
+    if (range.first < least || range.last < range.first || range.last >= kMaxRanks) return "range of ranks";
+    message->ranks.add(range);
+  }
+  if (!in->get(&message->latest) || !message->ranks.contains(message->latest)) return "latest rank";
+  return in->get(&message->age) && in->get(&message->spread) ? nullptr : "times cut short";
 }
 
 // Adds the tensor's bytes to `*num_bytes`, which stays below 2^63 so that nobody has to check later sums.
@@ -181,6 +212,44 @@ const char* check_varying(const Signature& signature, const std::vector<int64_t>
   return nullptr;
 }
 
+// What many ranks ask for under one name, where it differs between them. Each rank's tensors must be possible ones.
+const char* check_varying_of(const Message& message) {
+  const Signature& signature = message.signature;
+  const size_t num_ranks = static_cast<size_t>(message.ranks.size());
+  const size_t num_tensors = signature.tensors.size();
+  if (!allocates(signature.kind)) return "varying numbers where nothing varies";
+  if (message.varying.size() % num_ranks != 0) return "number of varying numbers";
+  const size_t per_rank = message.varying.size() / num_ranks;
+  if (signature.kind == HVL_ALLGATHER ? per_rank != num_tensors : per_rank % num_tensors != 0) {
+    return "number of varying numbers of a rank";
+  }
+  if (!signature.arguments.empty()) return "arguments beside varying numbers";
+  for (size_t t = 0; t < num_tensors; ++t) {
+    const TensorSignature& tensor = signature.tensors[t];
+    if (!tensor.shape.empty() && tensor.shape[0] != 0) return "first dimension beside varying numbers";
+    int64_t row = static_cast<int64_t>(size_of(tensor.dtype));
+    for (int64_t extent : tensor.shape) row *= extent == 0 ? 1 : extent;  // no overflow: see read_tensor()
+    for (size_t begin = 0; begin < message.varying.size(); begin += per_rank) {
+      const int64_t rows = message.varying[begin + t];
+      int64_t bytes = 0;
+      if (rows < 0 || (tensor.shape.empty() && rows != 0)) return "rows of a rank";
+      if (__builtin_mul_overflow(row, rows, &bytes)) return "tensor too large";
+      const size_t num_splits = per_rank / num_tensors - 1;
+      const int64_t* splits = message.varying.data() + begin + num_tensors + t * num_splits;
+      if (!splits_fit(splits, num_splits, rows)) return "splits";
+    }
+  }
+  return nullptr;
+}
+
+const char* read_request(Reader* in, Message* message) {
+  if (const char* error = read_signature(in, &message->signature)) return error;
+  if (message->ranks.empty()) return nullptr;
+  uint32_t count = 0;
+  if (!in->get(&count) || !in->get_array(count, &message->varying)) return "varying numbers cut short";
+  return count == 0 ? nullptr : check_varying_of(*message);
+}
+
 const char* read_definition(Reader* in, Record* record) {
   uint32_t count = 0;
   if (!in->get(&record->id)) return "id cut short";
@@ -213,9 +282,14 @@ const char* read_shutdown(Reader* in, Record* record) {
 }
 
 const char* read_body(Reader* in, Message* message) {
+  const uint8_t type = static_cast<uint8_t>(message->type);
+  if ((type & kForRanks) != 0) {
+    message->type = static_cast<Message::Type>(type & ~kForRanks);
+    if (const char* error = read_speakers(in, message)) return error;
+  }
   switch (message->type) {
     case Message::Type::kReady: return read_ids(in, &message->ids);
-    case Message::Type::kRequest: return read_signature(in, &message->signature);
+    case Message::Type::kRequest: return read_request(in, message);
     case Message::Type::kShutdown: return read_text(in, &message->text);
   }
   return "type";
@@ -251,10 +325,15 @@ Status decode_exactly(const void* bytes, size_t num_bytes, T* result) {
 
 void encode(const Message& message, std::string* out) {
   Writer writer(out);
-  writer.put(static_cast<uint8_t>(message.type));
+  const bool alone = message.ranks.empty();
+  writer.put(static_cast<uint8_t>(static_cast<uint8_t>(message.type) | (alone ? 0 : kForRanks)));
+  if (!alone) write_speakers(message, &writer);
   switch (message.type) {
     case Message::Type::kReady: return write_ids(message.ids, &writer);
-    case Message::Type::kRequest: return write_signature(message.signature, &writer);
+    case Message::Type::kRequest:
+      write_signature(message.signature, &writer);
+      if (!alone) write_varying(message.varying, &writer);
+      return;
     case Message::Type::kShutdown: return write_text(message.text, &writer);
   }
 }
@@ -267,8 +346,7 @@ void encode(const Record& record, std::string* out) {
       writer.put(record.id);
       write_signature(record.signature, &writer);
       writer.put(record.varying_per_rank);
-      writer.put(static_cast<uint32_t>(record.varying.size()));
-      writer.put_array(record.varying.data(), record.varying.size());
+      write_varying(record.varying, &writer);
       writer.put(record.replaces);
       return write_absent(record.absent, &writer);
     case Record::Type::kExecute:

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "negotiate/rank_set.h"
 #include "negotiate/signature.h"
 
 namespace hvl {
@@ -20,8 +21,9 @@ using TensorId = uint32_t;
 constexpr int kMaxDimensions = 8;
 constexpr size_t kMaxNameBytes = 4096;
 constexpr size_t kMaxGroup = 65536;
+constexpr int32_t kMaxRanks = 65536;
 
-// Rank to coordinator.
+// Rank to coordinator; also of several ranks together, where somebody between them and the coordinator speaks for them.
 struct Message {
   enum class Type : uint8_t {
     kReady = 1,     // `ids`: tensors whose signature the log has defined and that this rank has ready
@@ -32,6 +34,23 @@ struct Message {
   std::vector<TensorId> ids;
   Signature signature;
   std::string text;
+
+  // For whom it speaks, not only the sender for itself. The clocks of hosts differ, so times are on the way as ages:
+  // who receives it subtracts them from when it came.
+  RankSet ranks;        // empty: the sender alone, and what follows has no meaning
+  int32_t latest = -1;  // the one of `ranks` that was ready last
+  uint64_t age = 0;     // nanoseconds since that one was ready, when the message was sent
+  uint64_t spread = 0;  // nanoseconds between the first of `ranks` being ready and the last
+  // Of kRequest. What varies, rank after rank of `ranks`, as many numbers for each: see take_varying(), which has been
+  // done to `signature` then. Empty: all have asked for `signature` as it is.
+  std::vector<int64_t> varying;
+
+  // Makes the message of a rank alone one that says so.
+  void speak_for(int rank, uint64_t nanoseconds_since) {
+    ranks = RankSet(rank);
+    latest = rank;
+    age = nanoseconds_since;
+  }
 };
 
 // Coordinator to all ranks: one record of the log.

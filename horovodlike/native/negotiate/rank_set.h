@@ -1,0 +1,58 @@
+// A set of ranks, kept as ranges: the ranks of a host, or of a tree of hosts, are few ranges however many they are.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace hvl {
+
+struct RankRange {
+  int32_t first = 0;
+  int32_t last = 0;  // included
+};
+
+inline bool operator==(const RankRange& a, const RankRange& b) { return a.first == b.first && a.last == b.last; }
+
+class RankSet {
+ public:
+  RankSet() = default;
+  explicit RankSet(int rank) : ranges_{{rank, rank}}, size_(1) {}
+  // `ranks`: ascending.
+  explicit RankSet(const std::vector<int>& ranks);
+
+  bool empty() const { return size_ == 0; }
+  int32_t size() const { return size_; }  // how many ranks
+  // Ascending, and with a gap between each two: every set has one such list.
+  const std::vector<RankRange>& ranges() const { return ranges_; }
+  // Of a set that is not empty.
+  int32_t lowest() const { return ranges_.front().first; }
+  int32_t highest() const { return ranges_.back().last; }
+
+  bool contains(int rank) const;
+  bool contains(const RankSet& other) const;  // all of them
+  // The lowest rank that both have; -1: none.
+  int32_t first_common(const RankSet& other) const;
+
+  void clear();
+  void add(int rank) { add(RankRange{rank, rank}); }
+  void add(const RankRange& range);
+  void add(const RankSet& other);
+  void remove(const RankSet& other);
+
+  template <typename F>
+  void for_each(F visit) const {
+    for (const RankRange& range : ranges_) {
+      for (int32_t rank = range.first; rank <= range.last; ++rank) visit(rank);
+    }
+  }
+  std::vector<int> list() const;  // ascending
+
+  bool operator==(const RankSet& other) const { return ranges_ == other.ranges_; }
+  bool operator!=(const RankSet& other) const { return !(*this == other); }
+
+ private:
+  std::vector<RankRange> ranges_;
+  int32_t size_ = 0;
+};
+
+}  // namespace hvl

@@ -155,8 +155,39 @@ EngineOptions options_of(const hvl_config& config) {
   if (config.autotune_log != nullptr) options.autotune.log = config.autotune_log;
   options.average_counts_joined = config.average_counts_joined != 0;
   options.hierarchical_adasum = config.hierarchical_adasum != 0;
+  if (config.hosts != nullptr) {
+    options.hosts.assign(config.hosts, config.hosts + config.size);
+    const int num_hosts = 1 + *std::max_element(options.hosts.begin(), options.hosts.end());
+    if (config.host_names != nullptr) options.host_names.assign(config.host_names, config.host_names + num_hosts);
+    options.connections.assign(config.connections, config.connections + config.num_connections);
+    options.fan_out = config.fan_out;
+    options.bell = config.bell_fd;
+  }
   if (config.local_pids != nullptr) options.local_pids.assign(config.local_pids, config.local_pids + config.local_size);
   return options;
+}
+
+// Local ranks are in the order of ranks, hosts in the order of their lowest ranks.
+bool is_consistent(const hvl_config& config) {
+  if (config.size < 1 || config.rank < 0 || config.rank >= config.size || config.slot_depth < 1 ||
+      config.slot_bytes < 4096 || config.slot_bytes % static_cast<int64_t>(kAlignment) != 0) {
+    return false;
+  }
+  int local_size = 0;
+  int local_rank = 0;
+  int num_hosts = 0;
+  for (int rank = 0; rank < config.size; ++rank) {
+    const int host = config.hosts != nullptr ? config.hosts[rank] : 0;
+    if (host < 0 || host > num_hosts) return false;
+    num_hosts = std::max(num_hosts, host + 1);
+    const bool is_here = host == (config.hosts != nullptr ? config.hosts[config.rank] : 0);
+    local_rank += is_here && rank < config.rank ? 1 : 0;
+    local_size += is_here ? 1 : 0;
+  }
+  const bool is_connected = config.num_connections > 0 && config.connections != nullptr && config.fan_out > 0 &&
+                            config.bell_fd >= 0 && config.bell_fds != nullptr;
+  return local_size == config.local_size && local_rank == config.local_rank &&
+         config.slot_bytes / local_size >= static_cast<int64_t>(kAlignment) && (num_hosts == 1 || is_connected);
 }
 
 Status start(const hvl_config& config) {
@@ -164,10 +195,7 @@ Status start(const hvl_config& config) {
     return Status(HVL_INVALID_ARGUMENT,
                   "the Python package and libhorovodlike.so are of different versions: reinstall");
   }
-  if (config.size < 1 || config.rank < 0 || config.rank >= config.size || config.local_size != config.size ||
-      config.local_rank != config.rank || config.slot_depth < 1 || config.slot_bytes < 4096 ||
-      config.slot_bytes % static_cast<int64_t>(kAlignment) != 0 ||
-      config.slot_bytes / config.local_size < static_cast<int64_t>(kAlignment)) {
+  if (!is_consistent(config)) {
     return Status(HVL_INVALID_ARGUMENT, "the engine's configuration contradicts itself");
   }
   std::lock_guard<std::mutex> lock(engine_mutex);
@@ -181,6 +209,9 @@ Status start(const hvl_config& config) {
   } else {
     memory = HostMemory::anonymous(shape);
     if (memory == nullptr) status = Status(HVL_RESOURCES, "no memory for the engine");
+  }
+  if (status.ok() && config.num_connections > 0) {
+    status = memory->set_pipes(std::vector<int>(config.bell_fds, config.bell_fds + config.local_size));
   }
   if (!status.ok()) return status;
   static int once = pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
@@ -380,9 +411,11 @@ void hvl_get_lateness(hvl_lateness* lateness, int32_t count) {
   std::fill_n(lateness, count, hvl_lateness{});
   std::shared_ptr<hvl::Engine> running = hvl::engine();
   if (running == nullptr) return;
-  for (int32_t rank = 0; rank < std::min(count, running->memory()->shape().ranks); ++rank) {
-    const hvl::RankBlock& block = running->memory()->rank(rank);
-    lateness[rank] = {block.times_late.load(), static_cast<int64_t>(block.waited_for.load())};
+  const std::vector<int> ranks = running->options().local_ranks();
+  for (size_t local_rank = 0; local_rank < ranks.size(); ++local_rank) {
+    if (ranks[local_rank] >= count) break;
+    const hvl::RankBlock& block = running->memory()->rank(static_cast<int>(local_rank));
+    lateness[ranks[local_rank]] = {block.times_late.load(), static_cast<int64_t>(block.waited_for.load())};
   }
 }
 

@@ -13,6 +13,7 @@
 #include "transport/loopback/loopback_control.h"
 #include "transport/shm/shm_control.h"
 #include "transport/shm/shm_data_plane.h"
+#include "transport/tcp/hosts_engine.h"
 #include "watch/stacks.h"
 
 namespace hvl {
@@ -24,13 +25,17 @@ constexpr uint64_t kStallCheckInterval = 250 * kMillisecond;
 constexpr int64_t kWorthSending = 1 << 20;  // bytes
 constexpr uint64_t kMaxHold = 50 * kMillisecond;
 constexpr uint64_t kFirstNudge = kMillisecond;
+constexpr uint64_t kTimeToSayWhy = 300 * kMillisecond;
 
 std::atomic<uint64_t> engines_started{0};
 
-WaiterOptions waiter_options(const EngineOptions& options, const std::atomic<bool>* leaving, HandleTable* handles) {
+WaiterOptions waiter_options(const EngineOptions& options, const std::atomic<bool>* leaving, HandleTable* handles,
+                             Poller* poller, std::function<void()> check_other_hosts) {
   WaiterOptions waiter;
   waiter.local_rank = options.local_rank;
-  for (int rank = 0; rank < options.size; ++rank) waiter.ranks.push_back(rank);
+  waiter.ranks = options.local_ranks();
+  waiter.poller = poller;
+  waiter.check_other_hosts = std::move(check_other_hosts);
   waiter.pids = options.local_pids;
   waiter.processors = options.processors;
   waiter.stall_warning = options.stall_warning;
@@ -50,16 +55,18 @@ SeatOptions seat_options(const EngineOptions& options) {
   return seat;
 }
 
-std::unique_ptr<ControlPlane> make_control(const EngineOptions& options, const std::shared_ptr<HostMemory>& memory) {
+std::unique_ptr<ControlPlane> make_control(const EngineOptions& options, const std::shared_ptr<HostMemory>& memory,
+                                           Poller* poller) {
   if (options.size == 1) return std::make_unique<LoopbackControlPlane>(seat_options(options));
-  if (options.local_rank == 0)
-    return std::make_unique<ShmCoordinator>(memory, seat_options(options), options.local_pids);
-  return std::make_unique<ShmWorker>(memory, options.local_rank);
+  if (options.local_rank != 0) return std::make_unique<ShmWorker>(memory, options.local_rank);
+  if (options.has_several_hosts()) return make_tree_leader(options, seat_options(options), memory, poller);
+  return std::make_unique<ShmCoordinator>(memory, seat_options(options), options.local_pids);
 }
 
 std::unique_ptr<DataPlane> make_data_plane(const EngineOptions& options, const std::shared_ptr<HostMemory>& memory,
                                            Waiter* waiter) {
   if (options.size == 1) return std::make_unique<LoopbackDataPlane>();
+  if (options.has_several_hosts()) return make_hosts_data_plane(options, memory, waiter);
   return std::make_unique<ShmDataPlane>(memory, options.local_rank, waiter);
 }
 
@@ -87,8 +94,10 @@ Engine::Engine(const EngineOptions& options, std::shared_ptr<HostMemory> memory,
       queue_(++engines_started, &memory_->rank(options.local_rank).queued),
       flights_(options.flight_recorder_size),
       timeline_(options.rank),
-      waiter_(memory_, waiter_options(options, &stop_requested_, handles)),
-      control_(make_control(options_, memory_)),
+      poller_(make_poller(options_)),
+      waiter_(memory_,
+              waiter_options(options_, &stop_requested_, handles, poller_.get(), [this] { check_other_hosts(); })),
+      control_(make_control(options_, memory_, poller_.get())),
       data_plane_(make_data_plane(options_, memory_, &waiter_)),
       autotuner_(make_autotuner(options_)),
       cycle_time_(to_ns(options_.cycle_time)) {
@@ -104,8 +113,16 @@ Engine::~Engine() { shut_down(); }
 void Engine::shut_down() {
   stop_requested_.store(true);
   stop_answering(memory_.get(), options_.local_rank);
-  doorbell().ring(kRingNews);
-  if (thread_.joinable()) thread_.join();
+  memory_->ring(options_.local_rank, kRingNews);
+  if (thread_.joinable()) {
+    thread_.join();
+    if (poller_ != nullptr && memory_->is_broken()) {  // the other hosts are to hear of it
+      const std::lock_guard<std::mutex> baton(baton_);
+      const std::function<bool()> never = [] { return false; };
+      waiter_.take_turn(Sleeper::kEngineThread, UINT64_MAX, &never);
+      flush_before_leaving();
+    }
+  }
   timeline_.stop();
 }
 
@@ -126,11 +143,11 @@ Status Engine::enqueue(std::unique_ptr<Entry> entry, int64_t* handle) {
 
 void Engine::notify() {
   // What is held back is sent when this rank waits, when another one that waits asks for it, or in kMaxHold at last.
-  if (options_.overlap || is_wanted()) doorbell().ring(kRingNews);
+  if (options_.overlap || is_wanted()) memory_->ring(options_.local_rank, kRingNews);
 }
 
 void Engine::hurry() {
-  if (!hurried_.exchange(true)) doorbell().ring(kRingNews);
+  if (!hurried_.exchange(true)) memory_->ring(options_.local_rank, kRingNews);
 }
 
 // What was interrupted, then what the log says. Where the engine may work while the framework computes, it leaves as
@@ -175,6 +192,8 @@ uint64_t Engine::idle_timeout() const {
   auto be_there_at = [&](uint64_t time) { timeout = std::min(timeout, time - std::min(now, time)); };
   if (held_since_ != 0) be_there_at(held_since_ + held_limit_);
   if (waiting_since_ != 0) be_there_at(next_nudge_);
+  be_there_at(control_->next_deadline());
+  if (poller_ != nullptr && !control_->is_flushed()) timeout = std::min(timeout, kMillisecond);
   return timeout;
 }
 
@@ -222,7 +241,7 @@ Status Engine::watch() {
   uint64_t now = now_ns();
   if (stop_announced_ && now - stop_announced_at_ > kLeaveTimeout) {
     return Status(HVL_JOB_BROKEN, waiter_.describe(options_.local_rank) + " has shut down, and the coordinator, " +
-                                      waiter_.describe(0) + ", did not answer");
+                                      describe_coordinator() + ", did not answer");
   }
   if (now - last_watch_ < kStallCheckInterval) return Status();
   last_watch_ = now;
@@ -242,8 +261,30 @@ Status Engine::watch() {
     const bool joins = tensor->entry != nullptr && tensor->entry->signature().kind == HVL_JOIN;
     if (joins || is_recent(tensor.get())) return status;
   }
-  return Status(HVL_JOB_BROKEN, "stalled: the coordinator, " + waiter_.describe(0) + ", has said nothing for " +
+  return Status(HVL_JOB_BROKEN, "stalled: the coordinator, " + describe_coordinator() + ", has said nothing for " +
                                     std::to_string((now - last_record_) / kSecond) + " s: it is stopped or stuck");
+}
+
+std::string Engine::describe_coordinator() const {
+  const bool is_here = options_.hosts.empty() || options_.hosts[static_cast<size_t>(options_.rank)] == 0;
+  return is_here ? waiter_.describe(0) : options_.describe_remote(0);
+}
+
+void Engine::check_other_hosts() {
+  const Status status = control_->check_other_hosts();
+  if (!status.ok()) memory_->break_job(status.message());
+}
+
+// A collective has failed since a connection was lost. Most often not he is to blame who was at its other end, but
+// somebody whom he was the first to miss: he says whom.
+void Engine::hear_why(Status* status) {
+  if (!has_failed_ || poller_ == nullptr) return;
+  const uint64_t deadline = now_ns() + kTimeToSayWhy;
+  while (!memory_->is_broken() && now_ns() < deadline) {
+    check_other_hosts();
+    waiter_.sleep_unless(kRingAlways, [this] { return memory_->is_broken(); }, kMillisecond);
+  }
+  if (memory_->is_broken()) *status = Status(HVL_JOB_BROKEN, memory_->broken_text());
 }
 
 Status Engine::submit(bool* progressed) {
@@ -374,11 +415,14 @@ void Engine::end(const Status& status) {
 }
 
 void Engine::flush_before_leaving() {
-  uint64_t deadline = now_ns() + kLeaveTimeout;
+  control_->finish();
   bool progressed = false;
-  while (!control_->is_flushed() && !memory_->is_broken() && now_ns() < deadline) {
+  const bool was_broken = memory_->is_broken();
+  const uint64_t deadline = now_ns() + (was_broken ? kTimeToSayWhy : kLeaveTimeout);
+  const auto is_broken_now = [&] { return !was_broken && memory_->is_broken(); };
+  while (!control_->is_flushed() && !is_broken_now() && now_ns() < deadline) {
     if (!control_->pump(&progressed).ok()) break;
-    waiter_.sleep_unless(kRingAlways, [this] { return control_->has_news() || memory_->is_broken(); }, kWatchInterval);
+    waiter_.sleep_unless(kRingAlways, [&] { return control_->has_news() || is_broken_now(); }, kWatchInterval);
     waiter_.check_peers();
   }
   if (control_->is_flushed()) memory_->rank(options_.local_rank).left.store(1);

@@ -47,7 +47,16 @@ struct EngineOptions {
   AutotuneOptions autotune;
   bool average_counts_joined = false;  // Average divides by the size of the process set, not by those that take part
   bool hierarchical_adasum = false;    // Adasum combines the averages of hosts, not what the ranks have
-  std::vector<int> hosts;              // by rank: a number that the ranks of a host share; empty: all have the same
+  // Of jobs of several hosts, as in hvl_config; descriptors are duplicated. `hosts` by rank, empty: all have the same.
+  std::vector<int> hosts;
+  std::vector<std::string> host_names;
+  int fan_out = 16;
+  std::vector<hvl_connection> connections;
+  int bell = -1;
+
+  bool has_several_hosts() const { return !connections.empty(); }
+  std::vector<int> local_ranks() const;         // the ranks of this host, ascending
+  std::string describe_remote(int rank) const;  // "rank 4 on host b"
 };
 
 struct EngineCounters {
@@ -116,6 +125,9 @@ class Engine {
   uint64_t idle_timeout() const;
   void nudge();
   Status watch();
+  std::string describe_coordinator() const;
+  void check_other_hosts();
+  void hear_why(Status* status);
   uint64_t hold_limit() const;
   bool holds_back();
   Status submit(bool* progressed);
@@ -173,6 +185,8 @@ class Engine {
 
   std::mutex baton_;  // no lock is held when it is taken
 
+  const std::unique_ptr<Poller> poller_;  // of jobs of several hosts
+
   // For who holds the baton.
   Waiter waiter_;
   std::unique_ptr<ControlPlane> control_;
@@ -188,6 +202,7 @@ class Engine {
   uint64_t num_executed_ = 0;                // collectives of the log, also those without this rank
   // The collective that is under way. Interrupted, it is gone on with by who has the baton next.
   bool is_running_ = false;
+  bool has_failed_ = false;
   uint64_t begun_ = 0;
   TeamPtr team_;  // who takes part
   std::vector<NamedTensor*> tensors_;

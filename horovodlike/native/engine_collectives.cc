@@ -49,6 +49,7 @@ Status Engine::go_on() {
     status = signature.op == HVL_ADASUM ? go_on_with_adasum() : go_on_with_batch();
   }
   is_running_ = status.code() == HVL_IN_PROGRESS;
+  has_failed_ = !status.ok() && !is_running_;
   if (status.ok()) note_end();
   return is_running_ ? Status() : status;
 }

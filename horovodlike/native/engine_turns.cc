@@ -76,7 +76,7 @@ hvl_status Engine::wait(const int64_t* handles, size_t count, uint64_t deadline)
     // It yields: who has the baton may be on this processor.
     if (spin_until([&] { return is_over() || baton.try_lock(); }, kUrgentSpin, true, &spent) == Spin::kInVain) {
       // Should he who has it be about to sleep, he is to look at the queue once more.
-      doorbell().ring(kRingNews);
+      memory_->ring(options_.local_rank, kRingNews);
       interrupted = handles_->wait(handles[left - 1], deadline) == HVL_IN_PROGRESS;
     } else if (baton.owns_lock()) {
       work(Sleeper::kWaitingThread, std::cref(is_over), deadline);
@@ -102,7 +102,12 @@ void Engine::run() {
       timeout = idle_timeout();
       give_back(std::move(baton));
     }
-    if (!ended) doorbell().sleep(Sleeper::kEngineThread, seen, timeout);
+    if (ended) break;
+    if (poller_ != nullptr) {
+      poller_->sleep_engine_thread(timeout);
+    } else {
+      doorbell().sleep(Sleeper::kEngineThread, seen, timeout);
+    }
   }
 }
 
@@ -110,10 +115,16 @@ void Engine::run() {
 void Engine::give_back(std::unique_lock<std::mutex> baton) {
   const uint32_t seen = doorbell().rings(Sleeper::kEngineThread);
   doorbell().go_on_duty(Sleeper::kEngineThread, listening());
+  if (poller_ != nullptr) poller_->let_engine_thread_listen(true);
   const bool more = ended_ || has_work();
   baton.unlock();
   // Who rang before the baton was free has woken the engine's thread in vain.
-  if (more || doorbell().rings(Sleeper::kEngineThread) != seen) doorbell().wake(Sleeper::kEngineThread);
+  if (!more && doorbell().rings(Sleeper::kEngineThread) == seen) return;
+  if (poller_ != nullptr) {
+    poller_->call_engine_thread();
+  } else {
+    doorbell().wake(Sleeper::kEngineThread);
+  }
 }
 
 // Returns when there is enough, and when the engine has ended; a waiting thread also when it is interrupted, and the
@@ -121,6 +132,7 @@ void Engine::give_back(std::unique_lock<std::mutex> baton) {
 void Engine::work(Sleeper worker, const std::function<bool()>& enough, uint64_t deadline) noexcept {
   const DefaultArithmetic arithmetic;
   doorbell().go_off_duty();
+  if (poller_ != nullptr) poller_->let_engine_thread_listen(false);
   waiter_.take_turn(worker, deadline, &enough);
   if (worker == Sleeper::kWaitingThread) waiting_since_ = 0;  // he begins to
   Status status;
@@ -143,7 +155,9 @@ void Engine::work(Sleeper worker, const std::function<bool()>& enough, uint64_t 
                     std::string("the engine of ") + waiter_.describe(options_.local_rank) + " failed: " + error.what());
   }
   if (status.ok()) return;
+  hear_why(&status);
   memory_->break_job(status.message());  // unless it is broken already
+  control_->tell_broken(memory_->broken_text());
   end(Status(HVL_JOB_BROKEN, memory_->broken_text()));
 }
 

@@ -1,7 +1,10 @@
 // What wakes a rank's engine, whichever of its threads sleeps there, and whichever rank rings.
 #pragma once
 
+#include <unistd.h>
+
 #include <atomic>
+#include <cerrno>
 #include <cstdint>
 
 #include "base/futex.h"
@@ -26,12 +29,22 @@ enum class Sleeper : uint32_t { kEngineThread, kWaitingThread };
 // The sleeper goes on duty, looks at his condition once more and only then sleeps; a ringer changes the condition and
 // then looks who is on duty. All of these are sequentially consistent, so one of the two sees the other. Each sleeper
 // has a word of his own: the engine's thread goes on sleeping while another one is on duty.
+//
+// A rank that also waits for sockets sleeps in poll(), where no futex wakes it: he who rings writes to a pipe.
 class Doorbell {
  public:
-  void ring(Ring why) {
+  // `pipe`: the end to write to of the rank that is rung; -1: it has none.
+  void ring(Ring why, int pipe) {
     uint32_t duty = duty_.load();
     // If it changes meanwhile, another one rings, or somebody goes on duty and then looks at his condition.
-    if ((duty & why) != 0 && duty_.compare_exchange_strong(duty, 0)) wake(static_cast<Sleeper>(duty >> kRingBits));
+    if ((duty & why) == 0 || !duty_.compare_exchange_strong(duty, 0)) return;
+    if (pipe == -1) {
+      wake(static_cast<Sleeper>(duty >> kRingBits));
+    } else {
+      const char byte = 0;
+      while (write(pipe, &byte, 1) == -1 && errno == EINTR) {  // full: it is awake, or will be
+      }
+    }
   }
 
   // On duty or not.

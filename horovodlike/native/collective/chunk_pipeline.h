@@ -35,7 +35,7 @@ class ChunkPipeline {
   // The streams that follow are the `number`-th collective of the log, and this team's; this rank is a member.
   void begin(TeamPtr team, uint64_t number) {
     team_ = std::move(team);
-    base_ = filled_ = reduced_ = drained_ = number << kChunkBits;
+    base_ = filled_ = combined_ = reduced_ = drained_ = number << kChunkBits;
     first_slot_ = number - base_;
   }
 
@@ -125,6 +125,59 @@ class ChunkPipeline {
     return Status();
   }
 
+  // The same where other hosts have a part in it: `combine` puts together what this host has of a chunk, `network` goes
+  // on with it, and when that is done `spread` writes the result to where others drain it from. The network is a
+  // HostExchange, or like one.
+  template <typename Fill, typename Combine, typename Network, typename Spread, typename Drain>
+  Status run(uint64_t count, Fill&& fill, Combine&& combine, Network* network, Spread&& spread, Drain&& drain) {
+    Progress& mine = progress(local_rank_);
+    const uint64_t end = base_ + count;
+    auto may_fill = [&] {
+      return filled_ < end && filled_ < drained_ + depth() && (filled_ >= base_ + depth() || slot_is_free(filled_));
+    };
+    auto may_combine = [&] { return combined_ < filled_ && all_past(&Progress::filled, combined_); };
+    auto may_spread = [&] { return reduced_ < base_ + network->num_complete(); };
+    auto may_drain = [&] { return drained_ < reduced_ && all_past(&Progress::reduced, drained_); };
+    while (drained_ < end) {
+      bool moved = false;
+      Status status = network->advance(&moved);
+      if (!status.ok()) return status;
+      if (may_drain()) {
+        drain(drained_ - base_);
+        publish(&mine.drained, ++drained_);
+      } else if (may_spread()) {
+        spread(reduced_ - base_);
+        publish(&mine.reduced, ++reduced_);
+      } else if (may_combine()) {
+        combine(combined_ - base_);
+        ++combined_;
+        network->add_source();
+      } else if (may_fill()) {
+        fill(filled_ - base_);
+        publish(&mine.filled, ++filled_);
+      } else if (!moved) {
+        auto step_is_possible = [&] {
+          if (may_drain() || may_combine() || may_fill()) return true;
+          bool has_moved = false;
+          status = network->advance(&has_moved);
+          return has_moved || !status.ok();
+        };
+        auto lags = [&](int peer) {
+          return (combined_ < filled_ && is_behind(*team_, peer, &Progress::filled, combined_)) ||
+                 (drained_ < reduced_ && is_behind(*team_, peer, &Progress::reduced, drained_)) ||
+                 (filled_ < end && filled_ < base_ + depth() && needs_slot(peer, filled_));
+        };
+        const Status waited = waiter_->wait(step_is_possible, lags, network->sockets());
+        if (!waited.ok()) return waited;
+        if (!status.ok()) return status;
+      }
+    }
+    end_stream(end);
+    return Status();
+  }
+
+  Waiter* waiter() const { return waiter_; }
+
  private:
   using Counter = std::atomic<uint64_t>;
 
@@ -165,13 +218,13 @@ class ChunkPipeline {
       if (use.team != team_) use.team = team_;
       use.chunk = chunk;
     }
-    base_ = reduced_ = end;
+    base_ = combined_ = reduced_ = end;
   }
 
   void publish(Counter* counter, uint64_t value) {
     counter->store(value);
     for (int rank : team_->ranks) {
-      if (rank != local_rank_) memory_->rank(rank).doorbell.ring(kRingProgress);
+      if (rank != local_rank_) memory_->ring(rank, kRingProgress);
     }
   }
 
@@ -181,7 +234,7 @@ class ChunkPipeline {
   TeamPtr team_;
   // Numbers of chunks: before the stream that is run, or is run next; and how far this rank is. Between two streams
   // all are equal.
-  uint64_t base_ = 0, filled_ = 0, reduced_ = 0, drained_ = 0;
+  uint64_t base_ = 0, filled_ = 0, combined_ = 0, reduced_ = 0, drained_ = 0;
   uint64_t first_slot_ = 0;  // what is to be added to a chunk's number: collectives take turns with the slots
   std::vector<Use> uses_;    // by slot
 };

@@ -18,8 +18,16 @@ class ControlPlane {
   virtual Status next(Record* record, bool* found) = 0;
   // True if pump() or next() would find something: the condition under which an engine does not sleep.
   virtual bool has_news() = 0;
+  // When pump() has something to do though nothing has come (now_ns() time).
+  virtual uint64_t next_deadline() const { return UINT64_MAX; }
   // True if all that was sent has left this rank.
   virtual bool is_flushed() = 0;
+  // The log has ended: nothing is sent from now on. is_flushed() then tells that the other hosts know it, too.
+  virtual void finish() {}
+  // Called now and then while a collective is under way, and does not wait. An error: the job is broken elsewhere.
+  virtual Status check_other_hosts() { return Status(); }
+  // The job is broken here: tells the other hosts why.
+  virtual void tell_broken(const std::string&) {}
   // Reports tensors that some ranks wait for; called a few times a second, and does not wait.
   virtual Status check_stalls() = 0;
   // Bytes of a batch at most, of what is decided from now on. Of the coordinator's rank only.

@@ -52,31 +52,39 @@ void stop_answering(HostMemory* memory, int local_rank) {
   futex_wake(&block.asked, INT_MAX, FutexScope::kHost);
 }
 
-StackQuestions::StackQuestions(std::shared_ptr<HostMemory> memory, std::vector<int> pids)
-    : memory_(std::move(memory)), pids_(std::move(pids)) {}
+StackQuestions::StackQuestions(std::shared_ptr<HostMemory> memory, std::vector<int> pids, std::vector<int> ranks)
+    : memory_(std::move(memory)), pids_(std::move(pids)), ranks_(std::move(ranks)) {}
 
 void StackQuestions::ask(const std::vector<int>& ranks, uint64_t now) {
   questions_.clear();
   for (int rank : ranks) {
-    StackBlock& block = memory_->stacks(rank);
-    questions_.push_back({rank, block.asked.fetch_add(1) + 1});
-    futex_wake(&block.asked, INT_MAX, FutexScope::kHost);
+    Question question;
+    question.rank = rank;
+    const auto here = std::lower_bound(ranks_.begin(), ranks_.end(), rank);
+    if (here != ranks_.end() && *here == rank) {
+      question.local_rank = static_cast<int>(here - ranks_.begin());
+      StackBlock& block = memory_->stacks(question.local_rank);
+      question.number = block.asked.fetch_add(1) + 1;
+      futex_wake(&block.asked, INT_MAX, FutexScope::kHost);
+    }
+    questions_.push_back(question);
   }
   asked_at_ = now;
 }
 
 bool StackQuestions::has_answered(const Question& question) {
-  return memory_->stacks(question.rank).answered.load() == question.number;
+  return question.local_rank != -1 && memory_->stacks(question.local_rank).answered.load() == question.number;
 }
 
 bool StackQuestions::is_over(uint64_t now) {
   return now - asked_at_ >= kAnswerTime ||
-         std::all_of(questions_.begin(), questions_.end(), [this](const Question& each) { return has_answered(each); });
+         std::all_of(questions_.begin(), questions_.end(),
+                     [this](const Question& each) { return each.local_rank == -1 || has_answered(each); });
 }
 
 std::string StackQuestions::answer_of(const Question& question) {
-  if (!has_answered(question)) return "    " + why_silent(question.rank);
-  const StackBlock& block = memory_->stacks(question.rank);
+  if (!has_answered(question)) return "    " + why_silent(question);
+  const StackBlock& block = memory_->stacks(question.local_rank);
   return std::string(block.text, std::min<size_t>(block.length, sizeof block.text));
 }
 
@@ -87,9 +95,9 @@ std::string StackQuestions::report() {
     const auto same =
         std::find_if(answers.begin(), answers.end(), [&](const auto& each) { return each.second == text; });
     if (same == answers.end()) {
-      answers.emplace_back(name_of(question.rank), text);
+      answers.emplace_back(name_of(question), text);
     } else {
-      same->first += ", " + name_of(question.rank);
+      same->first += ", " + name_of(question);
     }
   }
   std::string report = "Where the missing ranks are, innermost call last:";
@@ -103,14 +111,16 @@ std::string StackQuestions::report() {
   return report;
 }
 
-std::string StackQuestions::name_of(int rank) const {
-  const size_t index = static_cast<size_t>(rank);
-  return "rank " + std::to_string(rank) + (index < pids_.size() ? " (pid " + std::to_string(pids_[index]) + ")" : "");
+std::string StackQuestions::name_of(const Question& question) const {
+  const size_t index = static_cast<size_t>(question.local_rank);  // out of range if it is on another host
+  return "rank " + std::to_string(question.rank) +
+         (index < pids_.size() ? " (pid " + std::to_string(pids_[index]) + ")" : "");
 }
 
-std::string StackQuestions::why_silent(int rank) const {
+std::string StackQuestions::why_silent(const Question& question) const {
+  if (question.local_rank == -1) return "was not asked: it is on another host than rank 0";
   const std::string text = "did not answer within " + std::to_string(kAnswerTime / kSecond) + " s: ";
-  const size_t index = static_cast<size_t>(rank);
+  const size_t index = static_cast<size_t>(question.local_rank);
   switch (index < pids_.size() ? state_of(pids_[index]) : '?') {
     case 'T':
     case 't': return text + "its process is stopped, by a signal or a debugger";

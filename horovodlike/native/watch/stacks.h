@@ -30,8 +30,9 @@ void stop_answering(HostMemory* memory, int local_rank);
 // The coordinator's side: one question to some ranks at a time.
 class StackQuestions {
  public:
-  // `pids` by local rank; empty: the ranks are threads of this process.
-  StackQuestions(std::shared_ptr<HostMemory> memory, std::vector<int> pids);
+  // `pids` by local rank; empty: the ranks are threads of this process. `ranks`: of this host, by local rank,
+  // ascending; the others cannot be asked.
+  StackQuestions(std::shared_ptr<HostMemory> memory, std::vector<int> pids, std::vector<int> ranks);
 
   void ask(const std::vector<int>& ranks, uint64_t now);
   // All have answered, or had their time.
@@ -42,16 +43,18 @@ class StackQuestions {
  private:
   struct Question {
     int rank = 0;
+    int local_rank = -1;  // -1: it is on another host
     uint32_t number = 0;
   };
 
   bool has_answered(const Question& question);
   std::string answer_of(const Question& question);
-  std::string name_of(int rank) const;
-  std::string why_silent(int rank) const;
+  std::string name_of(const Question& question) const;
+  std::string why_silent(const Question& question) const;
 
   std::shared_ptr<HostMemory> memory_;
   std::vector<int> pids_;
+  std::vector<int> ranks_;
   std::vector<Question> questions_;
   uint64_t asked_at_ = 0;
 };

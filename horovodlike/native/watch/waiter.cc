@@ -47,6 +47,7 @@ void Waiter::check_peers() {
   uint64_t now = now_ns();
   if (now - last_check_ < kCheckInterval) return;
   last_check_ = now;
+  options_.check_other_hosts();
   for (size_t peer = 0; peer < pidfds_.size(); ++peer) {
     if (pidfds_[peer] == -1) continue;
     pollfd ended{pidfds_[peer], POLLIN, 0};
@@ -62,7 +63,7 @@ void Waiter::check_peers() {
   }
 }
 
-void Waiter::check_stall(uint64_t waited, const std::function<bool(int)>& lags, bool* warned) {
+void Waiter::check_stall(uint64_t waited, const std::function<bool(int)>& lags, const Sockets* sockets, bool* warned) {
   bool warn = options_.stall_warning > 0 && waited > to_ns(options_.stall_warning) && !*warned;
   bool end = options_.stall_shutdown > 0 && waited > to_ns(options_.stall_shutdown);
   if (!warn && !end) return;
@@ -70,6 +71,8 @@ void Waiter::check_stall(uint64_t waited, const std::function<bool(int)>& lags, 
   for (int peer = 0; peer < memory_->shape().ranks; ++peer) {
     if (peer != options_.local_rank && lags(peer)) text += (text.empty() ? "" : ", ") + describe(peer);
   }
+  const std::string remote = sockets != nullptr ? sockets->awaited() : std::string();
+  if (!remote.empty()) text += (text.empty() ? "" : ", ") + remote;
   text += " did not get on with a collective that has begun, for " + std::to_string(waited / kSecond) +
           " s: stopped, swapped out, or its processor is taken";
   if (warn) log(LogLevel::kWarning, text);
@@ -102,25 +105,27 @@ void Waiter::check_leaving(uint64_t* leaving_since) {
   }
 }
 
-Status Waiter::sleep_until(const std::function<bool()>& condition, const std::function<bool(int)>& lags) {
+Status Waiter::sleep_until(const std::function<bool()>& condition, const std::function<bool(int)>& lags,
+                           const Sockets* sockets) {
   const uint64_t start = now_ns();
-  Status status = sleep_until(condition, lags, start);
+  Status status = sleep_until(condition, lags, sockets, start);
   add_waited(now_ns() - start);
   return status;
 }
 
 Status Waiter::sleep_until(const std::function<bool()>& condition, const std::function<bool(int)>& lags,
-                           uint64_t start) {
+                           const Sockets* sockets, uint64_t start) {
   uint64_t leaving_since = 0;
   bool warned = false;
   while (!condition()) {
     if (memory_->is_broken()) return Status(HVL_JOB_BROKEN, memory_->broken_text());
     if (is_interrupted() || has_enough()) return Status(HVL_IN_PROGRESS, "interrupted");
     options_.before_sleep();
-    sleep_unless(kRingProgress, [&] { return condition() || memory_->is_broken(); }, kCheckInterval);
+    sleep_with([&](uint64_t limit) { return options_.poller->sleep_in_collective(sockets, limit); }, kRingProgress,
+               [&] { return condition() || memory_->is_broken(); }, kCheckInterval);
     check_peers();
     check_leaving(&leaving_since);
-    check_stall(now_ns() - start, lags, &warned);
+    check_stall(now_ns() - start, lags, sockets, &warned);
   }
   return Status();
 }

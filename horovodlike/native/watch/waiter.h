@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "transport/shm/host_memory.h"
+#include "watch/poller.h"
 
 namespace hvl {
 
@@ -33,6 +34,9 @@ struct WaiterOptions {
   const std::atomic<bool>* leaving =
       nullptr;  // set when this rank is to shut down: then it waits for some seconds only
   std::function<void()> before_sleep = [] {};  // called before sleeping within a collective
+  // Called now and then while a collective is under way: breaks the job if another host has.
+  std::function<void()> check_other_hosts = [] {};
+  Poller* poller = nullptr;  // of a job of several hosts: what it sleeps with
 };
 
 enum class Spin { kInVain, kNotNeeded, kWorthIt };
@@ -92,12 +96,13 @@ class Waiter {
 
   // Waits until `condition` holds; lags(peer) tells whether this rank waits for that local rank. HVL_IN_PROGRESS:
   // interrupted, or he has enough and would sleep. Any other error means that the job is broken.
+  // `sockets`: what the condition may become true by, besides what the ranks of this host do; null: nothing.
   template <typename Condition>
-  Status wait(Condition&& condition, const std::function<bool(int)>& lags) {
+  Status wait(Condition&& condition, const std::function<bool(int)>& lags, const Sockets* sockets = nullptr) {
     uint64_t spent = 0;
     const bool found = spin(condition, &spent);
     if (spent > 0) add_waited(spent);
-    return found ? Status() : sleep_until(std::function<bool()>(std::cref(condition)), lags);
+    return found ? Status() : sleep_until(std::function<bool()>(std::cref(condition)), lags, sockets);
   }
   // Nanoseconds that were spent in wait() so far. Any thread.
   uint64_t waited() const { return waited_.load(std::memory_order_relaxed); }
@@ -119,10 +124,7 @@ class Waiter {
   // Sleeps until the doorbell rings, a signal comes or `timeout` nanoseconds are over, unless `condition` holds.
   template <typename Condition>
   void sleep_unless(uint32_t listening, Condition&& condition, uint64_t timeout) {
-    const uint64_t left = deadline_ - std::min(now_ns(), deadline_);
-    Doorbell& doorbell = memory_->rank(options_.local_rank).doorbell;
-    if (doorbell.sleep_unless(sleeper_, listening, condition, std::min(timeout, left)) == EINTR) signalled_ = true;
-    adapt_spin_limit();
+    sleep_with([this](uint64_t limit) { return options_.poller->sleep_idle(limit); }, listening, condition, timeout);
   }
 
   // Breaks the job if a peer has ended without shutting down. Cheap enough to be called every few milliseconds.
@@ -131,13 +133,31 @@ class Waiter {
   std::string describe(int local_rank) const;
 
  private:
+  // `poll`: how he sleeps who waits for sockets, too.
+  template <typename Poll, typename Condition>
+  void sleep_with(Poll&& poll, uint32_t listening, Condition&& condition, uint64_t timeout) {
+    const uint64_t limit = std::min(timeout, deadline_ - std::min(now_ns(), deadline_));
+    Doorbell& doorbell = memory_->rank(options_.local_rank).doorbell;
+    int result = 0;
+    if (options_.poller == nullptr) {
+      result = doorbell.sleep_unless(sleeper_, listening, condition, limit);
+    } else {
+      doorbell.go_on_duty(sleeper_, listening);
+      if (!condition()) result = poll(limit);
+      doorbell.go_off_duty();
+    }
+    if (result == EINTR) signalled_ = true;
+    adapt_spin_limit();
+  }
   void add_waited(uint64_t time) { waited_.store(waited() + time, std::memory_order_relaxed); }
-  Status sleep_until(const std::function<bool()>& condition, const std::function<bool(int)>& lags);
-  Status sleep_until(const std::function<bool()>& condition, const std::function<bool(int)>& lags, uint64_t start);
+  Status sleep_until(const std::function<bool()>& condition, const std::function<bool(int)>& lags,
+                     const Sockets* sockets);
+  Status sleep_until(const std::function<bool()>& condition, const std::function<bool(int)>& lags,
+                     const Sockets* sockets, uint64_t start);
   void check_leaving(uint64_t* leaving_since);
   void show_processor();
   void adapt_spin_limit();
-  void check_stall(uint64_t waited, const std::function<bool(int)>& lags, bool* warned);
+  void check_stall(uint64_t waited, const std::function<bool(int)>& lags, const Sockets* sockets, bool* warned);
 
   std::shared_ptr<HostMemory> memory_;
   WaiterOptions options_;

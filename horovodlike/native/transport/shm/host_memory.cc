@@ -1,9 +1,12 @@
 #include "transport/shm/host_memory.h"
 
+#include <fcntl.h>
 #include <sys/mman.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 
 namespace hvl {
@@ -64,7 +67,19 @@ std::shared_ptr<HostMemory> HostMemory::anonymous(const HostShape& shape) {
   return std::shared_ptr<HostMemory>(new HostMemory(static_cast<char*>(base), bytes, shape));
 }
 
-HostMemory::~HostMemory() { munmap(base_, bytes_); }
+HostMemory::~HostMemory() {
+  for (int pipe : pipes_) close(pipe);
+  munmap(base_, bytes_);
+}
+
+Status HostMemory::set_pipes(const std::vector<int>& pipes) {
+  for (int pipe : pipes) {
+    const int duplicate = fcntl(pipe, F_DUPFD_CLOEXEC, 0);
+    if (duplicate == -1) return Status(HVL_RESOURCES, std::string("cannot duplicate a pipe: ") + strerror(errno));
+    pipes_.push_back(duplicate);
+  }
+  return Status();
+}
 
 void HostMemory::break_job(const std::string& text) {
   uint32_t whole = 0;
@@ -96,13 +111,13 @@ bool HostMemory::another_waits(int local_rank) {
 
 void HostMemory::ring_holders(int local_rank) {
   for (int peer = 0; peer < shape_.ranks; ++peer) {
-    if (peer != local_rank && rank(peer).queued.load() != 0) rank(peer).doorbell.ring(kRingNews);
+    if (peer != local_rank && rank(peer).queued.load() != 0) ring(peer, kRingNews);
   }
 }
 
 void HostMemory::ring_all_but(int local_rank, Ring why) {
   for (int peer = 0; peer < shape_.ranks; ++peer) {
-    if (peer != local_rank) rank(peer).doorbell.ring(why);
+    if (peer != local_rank) ring(peer, why);
   }
 }
 

@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "base/doorbell.h"
 #include "base/status.h"
@@ -89,6 +90,12 @@ class HostMemory {
   StackBlock& stacks(int local_rank);
   char* slot(int local_rank, uint64_t chunk);
 
+  // From now on ranks are rung by these pipes, by local rank: they wait for sockets, too. Before any of them works.
+  Status set_pipes(const std::vector<int>& pipes);
+  void ring(int local_rank, Ring why) {
+    rank(local_rank).doorbell.ring(why, pipes_.empty() ? -1 : pipes_[static_cast<size_t>(local_rank)]);
+  }
+
   // The first call wins; all sleepers wake.
   void break_job(const std::string& text);
   bool is_broken() { return header().broken.load() != 0; }
@@ -105,6 +112,7 @@ class HostMemory {
   char* base_;
   size_t bytes_;
   HostShape shape_;
+  std::vector<int> pipes_;  // duplicates
 };
 
 }  // namespace hvl

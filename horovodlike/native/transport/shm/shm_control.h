@@ -8,6 +8,7 @@
 
 #include "negotiate/coordinator_seat.h"
 #include "transport/shm/host_memory.h"
+#include "transport/shm/leader_rings.h"
 #include "transport/shm/ring.h"
 
 namespace hvl {
@@ -20,32 +21,24 @@ class ShmCoordinator : public ControlPlane {
   Status send(const Message& message) override { return seat_.accept(0, message, now_ns()); }
   Status pump(bool* progressed) override;
   Status next(Record* record, bool* found) override;
-  bool has_news() override;
-  bool is_flushed() override { return log_.is_flushed(); }
+  bool has_news() override { return seat_.has_messages() || next_is_public() || rings_.has_news(); }
+  bool is_flushed() override { return rings_.is_flushed(); }
   Status check_stalls() override { return seat_.check_stalls(&questions_); }
   void set_fusion_threshold(int64_t num_bytes) override { seat_.set_fusion_threshold(num_bytes); }
 
  private:
-  void publish(const Decision& decision);
-  void ring_readers();
-  void publish_lateness();
-  bool next_is_public() const { return !record_ends_.empty() && log_.has_written(record_ends_.front()); }
+  bool next_is_public() const { return !record_ends_.empty() && rings_.has_written(record_ends_.front()); }
 
-  std::shared_ptr<HostMemory> memory_;
+  const std::vector<int> ranks_;  // by local rank, here the same
   CoordinatorSeat seat_;
   StackQuestions questions_;
-  RingWriter log_;
-  // Who is to be woken for what has been written; and the bytes written since all were.
-  std::vector<bool> concerned_;  // by rank
-  uint64_t unheard_ = 0;
+  LeaderRings rings_;
   // Where in the log's stream the records end that this rank has still to run. It runs a record only when the others
   // can read it too: while it runs one nobody passes on the rest of the log, and the others would never begin.
   std::deque<uint64_t> record_ends_;
-  std::vector<RingReader> requests_;  // of local ranks 1, 2, ...
-  std::string frame_;
-  Message message_;
 };
 
+// Of every host: those that are not its local rank 0.
 class ShmWorker : public ControlPlane {
  public:
   ShmWorker(std::shared_ptr<HostMemory> memory, int local_rank);

@@ -40,6 +40,7 @@ class Channel {
   // The kernel has taken all that was queued.
   bool is_flushed() const { return outbox_.empty() && finishing_ == half_closed_; }
   int fd() const { return fd_; }
+  const std::string& peer() const { return peer_; }
 
  private:
   Status write(bool* progressed);

@@ -1,0 +1,22 @@
+// The collectives other than allreduce of a team that has members on several hosts. What they are given lives as long
+// as they do.
+#pragma once
+
+#include <memory>
+
+#include "transport/tcp/hosts_collective.h"
+
+namespace hvl {
+
+// Along a binomial tree of hosts, from one member of each to the next; then within each host.
+std::unique_ptr<HostsCollective> make_hosts_broadcast(const HostsContext& context, const Batch& batch, int root,
+                                                      const FinalBytes& final_bytes);
+// Each block goes once to each other host, and from there to the host's members.
+std::unique_ptr<HostsCollective> make_hosts_allgather(const HostsContext& context, const Gather& gather);
+// Each block goes from the one to the other.
+std::unique_ptr<HostsCollective> make_hosts_alltoall(const HostsContext& context, const Exchange& exchange);
+// Every member gets what all others have of its block, and reduces it in the order of ranks: the bits are those of one
+// host.
+std::unique_ptr<HostsCollective> make_hosts_reducescatter(const HostsContext& context, const Scatter& scatter);
+
+}  // namespace hvl

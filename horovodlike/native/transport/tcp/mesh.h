@@ -1,0 +1,55 @@
+// The connections for data of this rank: to every rank of another host one stream, or several.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "transport/tcp/stream.h"
+#include "watch/poller.h"
+
+namespace hvl {
+
+class Mesh : public Sockets {
+ public:
+  explicit Mesh(int size) : streams_(static_cast<size_t>(size)) {}
+
+  // Takes a descriptor over: the next stream to that rank. `peer` is its name for messages.
+  void add(int rank, int fd, const std::string& peer);
+
+  // Which of several streams: for things that have a number, in turn. Both sides use the same one.
+  uint64_t send(int rank, uint64_t turn, const void* data, uint64_t num_bytes) {
+    Stream& stream = at(rank, turn);
+    if (num_bytes > 0) use(&stream);
+    return stream.send(data, num_bytes);
+  }
+  uint64_t receive(int rank, uint64_t turn, void* data, uint64_t num_bytes) {
+    Stream& stream = at(rank, turn);
+    if (num_bytes > 0) use(&stream);
+    return stream.receive(data, num_bytes);
+  }
+  bool has_sent(int rank, uint64_t turn, uint64_t end) const { return at(rank, turn).has_sent(end); }
+  bool has_received(int rank, uint64_t turn, uint64_t end) const { return at(rank, turn).has_received(end); }
+  // All that was asked for has been moved.
+  bool is_idle() const { return active_.empty(); }
+
+  // Moves what can be moved without waiting; sets *moved if anything was.
+  Status progress(bool* moved);
+
+  void add_to(std::vector<pollfd>* polled) const override;
+  std::string awaited() const override;
+
+ private:
+  Stream& at(int rank, uint64_t turn) const {
+    const auto& streams = streams_[static_cast<size_t>(rank)];
+    return *streams[streams.size() == 1 ? 0 : turn % streams.size()];
+  }
+  void use(Stream* stream) {
+    if (stream->is_idle()) active_.push_back(stream);
+  }
+
+  std::vector<std::vector<std::unique_ptr<Stream>>> streams_;  // by rank
+  std::vector<Stream*> active_;                                // that have something to move
+};
+
+}  // namespace hvl

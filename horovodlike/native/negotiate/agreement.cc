@@ -192,15 +192,35 @@ bool combine_varying(const std::vector<Proposal>& proposals, size_t size, Verdic
   return fits(verdict->signature);
 }
 
+Proposal* find_or_add(Signature signature, std::vector<Proposal>* proposals) {
+  auto same = std::find_if(proposals->begin(), proposals->end(),
+                           [&](const Proposal& proposal) { return proposal.signature == signature; });
+  if (same == proposals->end()) same = proposals->insert(same, Proposal{std::move(signature), {}, {}});
+  return &*same;
+}
+
 }  // namespace
 
 void add_to_proposals(int rank, Signature signature, std::vector<Proposal>* proposals) {
   std::vector<int64_t> varying = take_varying(&signature);
-  auto same = std::find_if(proposals->begin(), proposals->end(),
-                           [&](const Proposal& proposal) { return proposal.signature == signature; });
-  if (same == proposals->end()) same = proposals->insert(same, Proposal{std::move(signature), {}, {}});
-  same->ranks.push_back(rank);
-  if (allocates(same->signature.kind)) same->varying.push_back(std::move(varying));
+  Proposal* proposal = find_or_add(std::move(signature), proposals);
+  proposal->ranks.push_back(rank);
+  if (allocates(proposal->signature.kind)) proposal->varying.push_back(std::move(varying));
+}
+
+void add_to_proposals(const Message& request, std::vector<Proposal>* proposals) {
+  Signature signature = request.signature;
+  std::vector<int64_t> same = take_varying(&signature);
+  Proposal* proposal = find_or_add(std::move(signature), proposals);
+  request.ranks.for_each([&](int rank) { proposal->ranks.push_back(rank); });
+  if (!allocates(proposal->signature.kind)) return;
+  const size_t num_ranks = static_cast<size_t>(request.ranks.size());
+  if (request.varying.empty()) return proposal->varying.resize(proposal->ranks.size(), same);
+  const size_t per_rank = request.varying.size() / num_ranks;
+  for (auto begin = request.varying.begin(); begin != request.varying.end();
+       begin += static_cast<ptrdiff_t>(per_rank)) {
+    proposal->varying.emplace_back(begin, begin + static_cast<ptrdiff_t>(per_rank));
+  }
 }
 
 Verdict agree(std::vector<Proposal> proposals, const std::vector<int>& members, int size) {

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/status.h"
+#include "negotiate/message.h"
 #include "negotiate/signature.h"
 
 namespace hvl {
@@ -18,6 +19,9 @@ struct Proposal {
 
 // Adds what one rank asks for to the proposal that it equals, or as a new one.
 void add_to_proposals(int rank, Signature signature, std::vector<Proposal>* proposals);
+
+// The same of all ranks for which the request speaks.
+void add_to_proposals(const Message& request, std::vector<Proposal>* proposals);
 
 // Either an error that names the tensor, the ranks and their values, or what to define: see Record.
 struct Verdict {

@@ -10,23 +10,10 @@
 namespace hvl {
 namespace {
 
-Status protocol_error(int rank, const std::string& what) {
-  return Status(HVL_JOB_BROKEN, "Protocol error: rank " + std::to_string(rank) + " " + what + ".");
-}
-
 Decision make_decision(Record::Type type, Reason::Why why, int32_t count, int64_t bytes) {
   Decision decision;
   decision.record.type = type;
   decision.reason = {why, count, bytes};
-  return decision;
-}
-
-Decision make_error(const Signature& request, const Status& status, int32_t num_ranks) {
-  Decision decision = make_decision(Record::Type::kError, Reason::Why::kRefused, num_ranks, 0);
-  decision.record.signature.name = request.name;
-  decision.record.signature.process_set = request.process_set;
-  decision.record.status = status.code();
-  decision.record.text = status.message();
   return decision;
 }
 
@@ -43,6 +30,28 @@ std::string count_of(int32_t count, const char* noun) {
 }
 
 }  // namespace
+
+Status protocol_error(int rank, const std::string& what) {
+  return Status(HVL_JOB_BROKEN, "Protocol error: rank " + std::to_string(rank) + " " + what + ".");
+}
+
+Status not_a_member(int rank) {
+  return protocol_error(rank, "announced a tensor of a process set of which it is no member");
+}
+
+Status not_a_member(int rank, const Signature& signature) {
+  return protocol_error(rank, "sent '" + signature.name + "' for process set " + std::to_string(signature.process_set) +
+                                  ", of which it is no member");
+}
+
+Decision make_error(const Signature& request, const Status& status, int32_t num_ranks) {
+  Decision decision = make_decision(Record::Type::kError, Reason::Why::kRefused, num_ranks, 0);
+  decision.record.signature.name = request.name;
+  decision.record.signature.process_set = request.process_set;
+  decision.record.status = status.code();
+  decision.record.text = status.message();
+  return decision;
+}
 
 std::string Reason::text() const {
   const std::string tensors =
@@ -75,24 +84,31 @@ Coordinator::State::State(const CoordinatorOptions& given) : options(given), tab
 
 // `kind`: what the rank asks for, which may not be what the entry stands for.
 Status Coordinator::State::add_ready(TableEntry* entry, int rank, Kind kind, uint64_t sent) {
-  if (!table.add_ready(entry, rank)) {
-    return protocol_error(rank,
-                          "announced '" + table.details(*entry).signature.name + "' again before it was executed");
-  }
-  const bool is_first = entry->num_ready == 1;
-  entry->since = is_first ? sent : std::min(entry->since, sent);
-  entry->last = is_first ? ReadyMark(sent, rank) : std::max(entry->last, ReadyMark(sent, rank));
+  if (!table.add_ready(entry, rank)) return announced_again(*entry, rank);
+  note_ready(entry, entry->num_ready == 1, {sent, ReadyMark(sent, rank)});
   if (entry->kind != HVL_JOIN && num_joins[static_cast<size_t>(rank)] > 0 &&
       find_process_set(entry->process_set)->has_joined(rank)) {
     ++entry->num_needed;  // another thread of it goes on: it takes part
   }
   if (kind == HVL_JOIN) on_join(*entry, rank);
-  if (entry->num_ready < entry->num_needed) return Status();
+  if (entry->num_ready >= entry->num_needed) complete(entry, kind == HVL_JOIN);
+  return Status();
+}
+
+Status Coordinator::State::announced_again(const TableEntry& entry, int rank) {
+  return protocol_error(rank, "announced '" + table.details(entry).signature.name + "' again before it was executed");
+}
+
+void Coordinator::State::note_ready(TableEntry* entry, bool is_first, const Readiness& readiness) {
+  entry->since = is_first ? readiness.since : std::min(entry->since, readiness.since);
+  entry->last = is_first ? readiness.last : std::max(entry->last, readiness.last);
+}
+
+void Coordinator::State::complete(TableEntry* entry, bool joins) {
   completed.push_back(entry->id);
-  join_is_complete |= kind == HVL_JOIN || entry->kind == HVL_JOIN ||
+  join_is_complete |= joins || entry->kind == HVL_JOIN ||
                       (entry->requested && find_process_set(entry->process_set)->is_joined_by(*entry));
   if (entry->kind != HVL_JOIN) lateness[static_cast<size_t>(entry->last.rank())].add(entry->since, entry->last.time());
-  return Status();
 }
 
 // For an id that stands for nothing. A rank that has not read yet that it was evicted sends the request again when it
@@ -100,6 +116,18 @@ Status Coordinator::State::add_ready(TableEntry* entry, int rank, Kind kind, uin
 Status Coordinator::State::stale_or_unknown(int rank, TensorId id) {
   if (table.was_given(id) && table.find(id) == nullptr) return Status();
   return protocol_error(rank, "announced the unknown tensor id " + std::to_string(id));
+}
+
+Status Coordinator::State::on_ready(int rank, TensorId id, uint64_t sent) {
+  before_more_of(rank);
+  TableEntry* entry = table.find(id);
+  if (entry == nullptr || !entry->defined) return stale_or_unknown(rank, id);
+  if (entry->process_set != 0 && !is_member(entry->process_set, rank)) {
+    return not_a_member(rank);
+  }
+  Status status = add_ready(entry, rank, entry->kind, sent);
+  end_join();
+  return status;
 }
 
 TableEntry* Coordinator::State::find_or_add(ProcessSet* set, const Signature& signature) {
@@ -124,10 +152,7 @@ Status Coordinator::State::on_request(int rank, const Signature& signature, uint
     early.push_back(make_error(signature, Status(HVL_INVALID_ARGUMENT, text), 1));
     return Status();
   }
-  if (!is_member(signature.process_set, rank)) {
-    return protocol_error(rank, "sent '" + signature.name + "' for process set " +
-                                    std::to_string(signature.process_set) + ", of which it is no member");
-  }
+  if (!is_member(signature.process_set, rank)) return not_a_member(rank, signature);
   TableEntry* entry = find_or_add(set, signature);
   Status status = add_ready(entry, rank, signature.kind, sent);
   if (!status.ok()) return status;
@@ -312,15 +337,7 @@ Coordinator::~Coordinator() = default;
 Status Coordinator::on_ready(int rank, TensorId id, uint64_t sent) {
   if (state_->shutting_down) return Status();
   if (rank < 0 || rank >= state_->options.size) return protocol_error(rank, "does not exist");
-  state_->before_more_of(rank);
-  TableEntry* entry = state_->table.find(id);
-  if (entry == nullptr || !entry->defined) return state_->stale_or_unknown(rank, id);
-  if (entry->process_set != 0 && !state_->is_member(entry->process_set, rank)) {
-    return protocol_error(rank, "announced a tensor of a process set of which it is no member");
-  }
-  Status status = state_->add_ready(entry, rank, entry->kind, sent);
-  state_->end_join();
-  return status;
+  return state_->on_ready(rank, id, sent);
 }
 
 Status Coordinator::on_message(int rank, const Message& message, uint64_t sent) {
@@ -329,7 +346,7 @@ Status Coordinator::on_message(int rank, const Message& message, uint64_t sent) 
   switch (message.type) {
     case Message::Type::kReady:
       for (TensorId id : message.ids) {
-        Status status = on_ready(rank, id, sent);
+        Status status = state_->on_ready(rank, id, sent);
         if (!status.ok()) return status;
       }
       return Status();

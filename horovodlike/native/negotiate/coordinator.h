@@ -65,6 +65,9 @@ class Coordinator {
   // `sent`: when, in nanoseconds of the host's clock; messages of different ranks need not come in this order. It is
   // only stored, for pending() and lateness(). A message that no correct rank sends is an error, and the job is broken.
   Status on_message(int rank, const Message& message, uint64_t sent);
+  // The same of all the ranks for which the message speaks, as if each of them had sent it. `came`: when it came, by
+  // the host's clock. What is known by an id costs the same for any number of ranks in a row.
+  Status on_message(const Message& message, uint64_t came);
   // The hot path of on_message for Type::kReady.
   Status on_ready(int rank, TensorId id, uint64_t sent);
 

@@ -12,6 +12,11 @@ Status CoordinatorSeat::accept(int rank, const Message& message, uint64_t sent) 
   return coordinator_.on_message(rank, message, sent);
 }
 
+Status CoordinatorSeat::accept(const Message& message, uint64_t came) {
+  accepted_ = true;
+  return coordinator_.on_message(message, came);
+}
+
 void CoordinatorSeat::decide(const std::function<void(const Decision&)>& publish) {
   if (!accepted_) return;
   accepted_ = false;

@@ -25,6 +25,8 @@ class CoordinatorSeat {
 
   // `sent`: when, by the host's clock.
   Status accept(int rank, const Message& message, uint64_t sent);
+  // Of all the ranks for which it speaks; `came`: when, by the host's clock.
+  Status accept(const Message& message, uint64_t came);
   // Decides; passes every decision to `publish`, then keeps its record for this rank itself.
   void decide(const std::function<void(const Decision&)>& publish);
   bool next(Record* record);

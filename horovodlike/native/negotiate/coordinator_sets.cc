@@ -28,6 +28,7 @@ Status Coordinator::State::check_change(const Signature& signature) {
 void Coordinator::State::add_process_set(std::vector<int> members) {
   ProcessSet set;
   set.members = std::move(members);
+  set.ranks = RankSet(set.members);
   set.joined.resize(static_cast<size_t>(options.size));
   process_sets.emplace(next_process_set(process_sets), std::move(set));
 }
@@ -55,6 +56,7 @@ void Coordinator::State::remove_process_set(int32_t process_set, std::vector<Dec
   }
   const ProcessSet& set = *find_process_set(process_set);
   for (int rank : set.members) num_joins[static_cast<size_t>(rank)] -= set.has_joined(rank) ? 1 : 0;
+  num_joined -= set.num_joined;
   process_sets.erase(process_set);
   evicted.reason.count = static_cast<int32_t>(evicted.record.ids.size());
   if (!evicted.record.ids.empty()) decisions->push_back(std::move(evicted));
@@ -68,6 +70,7 @@ void Coordinator::State::on_join(const TableEntry& join, int rank) {
   ++set.num_joined;
   set.last_joined = rank;
   ++num_joins[static_cast<size_t>(rank)];
+  ++num_joined;
   std::vector<std::pair<uint64_t, TensorId>> complete;
   for (const auto& [name, id] : set.names) {
     TableEntry* entry = table.find(id);
@@ -92,6 +95,7 @@ void Coordinator::State::forget_joins(const TableEntry& join) {
     joined = kNoId;
     --set.num_joined;
     --num_joins[static_cast<size_t>(rank)];
+    --num_joined;
     for (const auto& [name, id] : set.names) {
       TableEntry* entry = table.find(id);
       if (entry->kind != HVL_JOIN && !table.is_ready(*entry, rank)) ++entry->num_needed;

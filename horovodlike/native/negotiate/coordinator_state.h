@@ -10,11 +10,13 @@
 
 #include "negotiate/coordinator.h"
 #include "negotiate/entry_table.h"
+#include "negotiate/rank_set.h"
 
 namespace hvl {
 
 struct ProcessSet {
   std::vector<int> members;  // ascending
+  RankSet ranks;             // the same
   std::unordered_map<std::string, TensorId> names;
   std::vector<TensorId> joined;  // by rank: the join that it waits in; kNoId: it has not joined
   int32_t num_joined = 0;
@@ -37,6 +39,17 @@ struct OpenBatch {
   std::vector<TensorId> ids;
 };
 
+// When ranks were ready, by the host's clock.
+struct Readiness {
+  uint64_t since;  // the first of them
+  ReadyMark last;
+};
+
+Status protocol_error(int rank, const std::string& what);
+Status not_a_member(int rank);                              // announced an id
+Status not_a_member(int rank, const Signature& signature);  // asked for that
+Decision make_error(const Signature& request, const Status& status, int32_t num_ranks);
+
 struct Coordinator::State {
   explicit State(const CoordinatorOptions& given);
 
@@ -52,11 +65,21 @@ struct Coordinator::State {
   }
 
   // Messages.
+  Status on_ready(int rank, TensorId id, uint64_t sent);
   Status on_request(int rank, const Signature& signature, uint64_t sent);
   Status add_ready(TableEntry* entry, int rank, Kind kind, uint64_t sent);
+  Status announced_again(const TableEntry& entry, int rank);
+  void note_ready(TableEntry* entry, bool is_first, const Readiness& readiness);
+  void complete(TableEntry* entry, bool joins);
   Status stale_or_unknown(int rank, TensorId id);
   TableEntry* find_or_add(ProcessSet* set, const Signature& signature);
   void shut_down(int rank, const std::string& text);
+
+  // Messages that speak for several ranks: coordinator_ranks.cc.
+  Status on_ready(const Message& message, TensorId id, const Readiness& readiness);
+  Status on_request(const Message& request, const Readiness& readiness);
+  Status add_ready(TableEntry* entry, const RankSet& ranks, const Readiness& readiness);
+  bool any_has_joined(const RankSet& ranks) const;
 
   // Decisions.
   void decide_completed(std::vector<Decision>* decisions);
@@ -89,6 +112,7 @@ struct Coordinator::State {
   CoordinatorOptions options;
   std::map<int32_t, ProcessSet> process_sets;  // by id; 0 has all ranks
   std::vector<int32_t> num_joins;              // by rank: process sets on which it has joined
+  int32_t num_joined = 0;                      // the sum of these
   EntryTable table;
   std::vector<TensorId> completed;  // all members ready, not decided yet; in order of completion
   std::vector<Decision> early;      // decided before decide() was called

@@ -38,6 +38,24 @@ void EntryTable::remove(TableEntry* entry) {
   --num_living_;
 }
 
+int32_t EntryTable::add_ready(TableEntry* entry, const RankSet& ranks) {
+  uint64_t* words = &ready_[(entry->id & mask_) * words_per_entry_];
+  for (const RankRange& range : ranks.ranges()) {
+    const int32_t first = range.first / 64;
+    const int32_t last = range.last / 64;
+    for (int32_t w = first; w <= last; ++w) {
+      uint64_t bits = ~uint64_t{0};
+      if (w == first) bits &= ~uint64_t{0} << (range.first % 64);
+      if (w == last) bits &= ~uint64_t{0} >> (63 - range.last % 64);
+      const uint64_t before = words[w] & bits;
+      if (before != 0) return 64 * w + __builtin_ctzll(before);
+      words[w] |= bits;
+    }
+  }
+  entry->num_ready += ranks.size();
+  return -1;
+}
+
 void EntryTable::clear_ready(TableEntry* entry) {
   const size_t first = (entry->id & mask_) * words_per_entry_;
   std::fill_n(ready_.begin() + static_cast<std::ptrdiff_t>(first), words_per_entry_, 0);

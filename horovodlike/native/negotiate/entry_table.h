@@ -14,6 +14,7 @@
 #include "negotiate/agreement.h"
 #include "negotiate/lateness.h"
 #include "negotiate/message.h"
+#include "negotiate/rank_set.h"
 
 namespace hvl {
 
@@ -74,6 +75,8 @@ class EntryTable {
     ++entry->num_ready;
     return true;
   }
+  // All of them, unless one was ready already: returns the lowest such, else -1.
+  int32_t add_ready(TableEntry* entry, const RankSet& ranks);
   bool is_ready(const TableEntry& entry, int rank) const {
     return (ready_[(entry.id & mask_) * words_per_entry_ + static_cast<size_t>(rank) / 64] >> (rank % 64) & 1) != 0;
   }

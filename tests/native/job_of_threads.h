@@ -9,22 +9,41 @@
 #include <vector>
 
 #include "check.h"
+#include "connections.h"
 #include "engine.h"
 
 namespace hvl {
 
 constexpr uint64_t kPatience = 60 * kSecond;
 
-// A job whose ranks are engines of this process.
+// A job whose ranks are engines of this process. Where `options.hosts` has several hosts, the ranks of each have memory
+// of their own, and the hosts are connected.
 class Job {
  public:
   explicit Job(int size, EngineOptions options = EngineOptions(), int64_t slot_bytes = 4096, int slot_depth = 4) {
-    auto memory = HostMemory::anonymous(HostShape{size, slot_bytes, slot_depth});
     options.size = size;
+    if (options.hosts.empty()) options.hosts.assign(static_cast<size_t>(size), 0);
+    const Connections connections(options);
+    std::vector<std::shared_ptr<HostMemory>> memories;
+    std::vector<int> num_ranks;  // by host
+    for (int host : options.hosts) {
+      if (host == static_cast<int>(num_ranks.size())) num_ranks.push_back(0);
+      ++num_ranks[static_cast<size_t>(host)];
+    }
+    for (int ranks : num_ranks) memories.push_back(HostMemory::anonymous(HostShape{ranks, slot_bytes, slot_depth}));
+    std::vector<int> next(num_ranks.size());
     for (int rank = 0; rank < size; ++rank) {
-      options.rank = options.local_rank = rank;
+      const size_t host = static_cast<size_t>(options.hosts[static_cast<size_t>(rank)]);
+      options.rank = rank;
+      options.local_rank = next[host]++;
+      if (num_ranks.size() > 1) {
+        options.connections = connections.of(rank);
+        options.bell = connections.bell(rank);
+        if (options.local_rank == 0)
+          memories[host]->set_pipes(connections.bells_of(options.hosts, options.hosts[static_cast<size_t>(rank)]));
+      }
       handles_.emplace_back();
-      engines_.push_back(std::make_unique<Engine>(options, memory, &handles_.back()));
+      engines_.push_back(std::make_unique<Engine>(options, memories[host], &handles_.back()));
     }
   }
 

@@ -69,7 +69,7 @@ std::shared_ptr<HostMemory> memory_of(int ranks) { return HostMemory::anonymous(
 
 TEST(equal_answers_stand_together_and_who_is_silent_is_named) {
   auto memory = memory_of(4);
-  StackQuestions questions(memory, {});
+  StackQuestions questions(memory, {}, {0, 1, 2});
   questions.ask({1, 2, 3}, kSecond);
   for (int rank : {1, 3}) answer(memory.get(), rank, await_question(memory.get(), rank), "here");
   CHECK(!questions.is_over(2 * kSecond));
@@ -80,7 +80,7 @@ TEST(equal_answers_stand_together_and_who_is_silent_is_named) {
 
 TEST(an_answer_to_an_earlier_question_is_none) {
   auto memory = memory_of(2);
-  StackQuestions questions(memory, {});
+  StackQuestions questions(memory, {}, {0, 1, 2});
   questions.ask({1}, kSecond);
   const uint32_t first = await_question(memory.get(), 1);
   questions.ask({1}, 60 * kSecond);
@@ -94,7 +94,7 @@ TEST(an_answer_to_an_earlier_question_is_none) {
 TEST(answers_and_reports_are_cut_to_the_room_there_is) {
   constexpr int kRanks = 9;
   auto memory = memory_of(kRanks);
-  StackQuestions questions(memory, {});
+  StackQuestions questions(memory, {}, {0, 1, 2});
   std::vector<int> ranks;
   for (int rank = 0; rank < kRanks; ++rank) ranks.push_back(rank);
   questions.ask(ranks, kSecond);

@@ -63,7 +63,7 @@ Status TreeLeader::receive_from(Channel* channel, bool* progressed) {
 Status TreeLeader::pump_channels(bool* progressed) {
   Status first;
   for_each_channel([&](Channel* channel) {
-    if (is_finished_ && channel->has_ended()) return;
+    if (is_finished_ && channel->has_ended() && channel->is_flushed()) return;
     Status status = channel->pump(progressed);
     if (status.ok() && !is_finished_ && channel->has_ended()) {
       status = Status(HVL_JOB_BROKEN, "the connection to " + channel->peer() + " has ended before the job");
@@ -74,9 +74,10 @@ Status TreeLeader::pump_channels(bool* progressed) {
 }
 
 Status TreeLeader::pump(bool* progressed) {
-  Status status = rings_.receive(
-      [this](int local_rank, const Message& message, uint64_t sent) { return accept_local(local_rank, message, sent); },
-      progressed);
+  const auto take = [this](int local_rank, const Message& message, uint64_t sent) {
+    return is_finished_ ? Status() : accept_local(local_rank, message, sent);
+  };
+  Status status = rings_.receive(take, progressed);
   if (!status.ok()) return status;
   status = pump_channels(progressed);
   // What came before a connection was lost may say why it was.

@@ -1,0 +1,77 @@
+// What connects the hosts of a job whose ranks are engines of one process: pairs of sockets, and pipes.
+#pragma once
+
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <cstring>
+#include <map>
+#include <vector>
+
+#include "check.h"
+#include "engine.h"
+
+namespace hvl {
+
+class Connections {
+ public:
+  explicit Connections(const EngineOptions& options) {
+    const std::vector<int>& hosts = options.hosts;
+    for (int rank = 0; rank < options.size; ++rank) {
+      int ends[2];
+      REQUIRE(pipe2(ends, O_CLOEXEC | O_NONBLOCK) == 0);
+      bells_.push_back({ends[0], ends[1]});
+    }
+    std::map<int, int> leaders;  // by host
+    for (int rank = options.size - 1; rank >= 0; --rank) leaders[hosts[static_cast<size_t>(rank)]] = rank;
+    for (int a = 0; a < options.size; ++a) {
+      for (int b = a + 1; b < options.size; ++b) {
+        if (hosts[static_cast<size_t>(a)] != hosts[static_cast<size_t>(b)]) connect(a, b, HVL_DATA);
+      }
+    }
+    for (const auto& [host, leader] : leaders) {
+      if (host > 0) connect(leaders.at((host - 1) / options.fan_out), leader, HVL_CONTROL);
+    }
+  }
+  ~Connections() {
+    for (auto& [rank, connections] : by_rank_) {
+      for (hvl_connection& connection : connections) close(connection.fd);
+    }
+    for (const auto& [from, to] : bells_) {
+      close(from);
+      close(to);
+    }
+  }
+  Connections(const Connections&) = delete;
+  Connections& operator=(const Connections&) = delete;
+
+  std::vector<hvl_connection> of(int rank) const { return by_rank_.at(rank); }
+  int bell(int rank) const { return bells_[static_cast<size_t>(rank)].first; }
+  std::vector<int> bells_of(const std::vector<int>& hosts, int host) const {
+    std::vector<int> bells;
+    for (size_t rank = 0; rank < hosts.size(); ++rank) {
+      if (hosts[rank] == host) bells.push_back(bells_[rank].second);
+    }
+    return bells;
+  }
+
+ private:
+  void connect(int a, int b, hvl_use use) {
+    int ends[2];
+    REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0);
+    hvl_connection of_a{ends[0], b, use, {}, {}};
+    hvl_connection of_b{ends[1], a, use, {}, {}};
+    memset(of_a.send_key, a + 1, sizeof of_a.send_key);
+    memset(of_b.receive_key, a + 1, sizeof of_b.receive_key);
+    memset(of_a.receive_key, b + 101, sizeof of_a.receive_key);
+    memset(of_b.send_key, b + 101, sizeof of_b.send_key);
+    by_rank_[a].push_back(of_a);
+    by_rank_[b].push_back(of_b);
+  }
+
+  std::map<int, std::vector<hvl_connection>> by_rank_;
+  std::vector<std::pair<int, int>> bells_;  // by rank: the ends to read from and to write to
+};
+
+}  // namespace hvl

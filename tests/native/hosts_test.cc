@@ -1,0 +1,81 @@
+// Jobs of several hosts: engines of one process that share memory within a host and have sockets between hosts.
+
+#include <cstdlib>
+#include <cstring>
+#include <numeric>
+
+#include "check.h"
+#include "job_of_threads.h"
+
+namespace hvl {
+namespace {
+
+const std::vector<std::vector<int>> kPlaces = {
+    {0, 1}, {0, 0, 1, 1}, {0, 1, 2, 3}, {0, 0, 1, 2}, {0, 1, 0, 1, 1}, {0, 1, 1, 1, 2, 2}, {0, 1, 2, 3, 4, 5, 6},
+};
+
+EngineOptions on_hosts(const std::vector<int>& hosts) {
+  EngineOptions options;
+  options.hosts = hosts;
+  options.fan_out = 2;
+  options.host_names = {"a", "b", "c", "d", "e", "f", "g"};
+  return options;
+}
+
+// Calls function(job) for jobs on hosts of all kinds.
+template <typename Function>
+void on_all_places(Function&& function, int64_t slot_bytes = 4096) {
+  for (const std::vector<int>& hosts : kPlaces) {
+    for (bool overlap : {true, false}) {
+      EngineOptions options = on_hosts(hosts);
+      options.overlap = overlap;
+      Job job(static_cast<int>(hosts.size()), options, slot_bytes);
+      function(job);
+    }
+  }
+}
+
+TEST(allreduce_of_all_sizes) {
+  on_all_places(
+      [](Job& job) {
+        for (size_t count : {0, 1, 17, 1009, 1024, 5003, 20011, 300007}) {
+          job.on_all([&](int rank) {
+            auto operation = make("t" + std::to_string(count), HVL_ALLREDUCE, {{static_cast<int64_t>(count)}});
+            for (int round = 0; round < 3; ++round) {
+              std::vector<float> data(count + 1);
+              for (size_t i = 0; i < count; ++i) data[i] = value(rank, i) + static_cast<float>(round);
+              CHECK_EQ(job.run(rank, operation, data.data()).message(), "");
+              for (size_t i = 0; i < count; ++i) {
+                float expected = 0;
+                for (int other = 0; other < job.size(); ++other)
+                  expected += value(other, i) + static_cast<float>(round);
+                REQUIRE(data[i] == expected);
+              }
+            }
+          });
+        }
+      },
+      16384);
+}
+
+TEST(broadcast_from_every_root) {
+  on_all_places([](Job& job) {
+    for (int root = 0; root < job.size(); ++root) {
+      for (size_t count : {1, 1009, 200003}) {
+        job.on_all([&](int rank) {
+          const std::string name = "b" + std::to_string(root) + "." + std::to_string(count);
+          auto operation = make(name, HVL_BROADCAST, {{static_cast<int64_t>(count)}}, HVL_SUM, root);
+          std::vector<float> input(count), output(count, -1.0f);
+          for (size_t i = 0; i < count; ++i) input[i] = value(rank, i);
+          const int64_t handle = job.enqueue(rank, operation, {reinterpret_cast<char*>(input.data())},
+                                             {reinterpret_cast<char*>(output.data())});
+          CHECK_EQ(job.wait(rank, handle).message(), "");
+          for (size_t i = 0; i < count; ++i) REQUIRE(output[i] == value(root, i));
+        });
+      }
+    }
+  });
+}
+
+}  // namespace
+}  // namespace hvl

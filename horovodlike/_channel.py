@@ -81,6 +81,10 @@ class JobKey:
         """The key in hexadecimal digits, to hand it to another rank."""
         return self._key.hex()
 
+    def reveal(self) -> bytes:
+        """The key, to hand it to the engine."""
+        return self._key
+
     def mac(self, *parts: bytes) -> bytes:
         """HMAC-SHA256 of the parts, one after the other."""
         return hmac.digest(self._key, b"".join(parts), "sha256")
@@ -260,17 +264,17 @@ os.register_at_fork(after_in_child=_close_in_child)
 class Link:
     """The client's end of a channel: a blocking socket on which every call has a deadline (``time.monotonic()``)."""
 
-    def __init__(self, host: str, port: int, key: JobKey, identity: Identity, deadline: float) -> None:
-        """Connects and authenticates both sides; the server's first message is left to :meth:`receive`.
+    def __init__(self, connected: socket.socket, key: JobKey, identity: Identity, deadline: float) -> None:
+        """Authenticates both sides; the server's first message is left to :meth:`receive`. Takes the socket over.
 
         Raises:
             AuthenticationError: The server hung up on the hello.
             VersionError: The server speaks something else.
-            OSError: It could not be reached, or did not answer in time (``TimeoutError``).
+            OSError: The connection is lost, or the server did not answer in time (``TimeoutError``).
         """
         self._payloads: list[bytes] = []
         self._proven = False
-        self.socket = socket.create_connection((host, port), timeout=_left(deadline))
+        self.socket = connected
         _links.add(self)
         try:
             self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import socket
 import time
 from typing import Any
 
@@ -15,6 +16,7 @@ from horovodlike._channel import (
     VersionError,
     job_digest,
 )
+from horovodlike._dial import dial
 from horovodlike._rendezvous_server import LONGEST_TIMEOUT
 from horovodlike._roll_call import JOIN
 from horovodlike.errors import RendezvousError
@@ -31,6 +33,8 @@ class Rendezvous:
         rank: This rank.
         size: How many ranks take part.
         generation: How many times the ranks have come together at this server.
+        local_address: This end's address.
+        server_address: The server's, as this rank reaches it.
     """
 
     def __init__(
@@ -46,7 +50,7 @@ class Rendezvous:
         """Connects to the server.
 
         Args:
-            host: The server's address.
+            host: The server's address, or several to be tried, separated by commas.
             port: The server's port.
             key: The job's key.
             place: This process's rank, the job's size and name.
@@ -65,27 +69,45 @@ class Rendezvous:
         self._where = f"the rendezvous server at {host}:{port}"
         self._owner = owner
         self._link: Link | None = None
-        secret = key if isinstance(key, JobKey) else JobKey(key)
+        self._key = key if isinstance(key, JobKey) else JobKey(key)
         identity = Identity(place.rank, place.size, job_digest(place.job))
         for attempt in range(attempts):
             try:
-                self._connect(host, port, secret, identity)
+                self._connect(host, port, identity)
                 return
             except (AuthenticationError, UnreachableError) as error:
                 if attempt + 1 == attempts or isinstance(error.__cause__, ConnectionRefusedError):
                     raise
                 time.sleep(0.01)
 
-    def _connect(self, host: str, port: int, key: JobKey, identity: Identity) -> None:
+    def _connect(self, host: str, port: int, identity: Identity) -> None:
+        deadline = time.monotonic() + min(self._timeout, HANDSHAKE_TIMEOUT)
+        problem: RendezvousError | None = None
+        try:
+            for connected in dial(host, port, deadline):
+                try:
+                    self._introduce(connected, identity)
+                    return
+                except (AuthenticationError, VersionError, UnreachableError) as error:
+                    problem = error  # the next address may lead to the right server
+        except OSError as error:
+            raise problem or self._unreachable(error) from error
+        assert problem is not None
+        raise problem
+
+    def _unreachable(self, error: OSError) -> "UnreachableError":
+        return UnreachableError(
+            f"rank {self.rank} cannot reach {self._where}: {error.strerror or error}. Does {self._owner} still run?"
+        )
+
+    def _introduce(self, connected: socket.socket, identity: Identity) -> None:
         deadline = time.monotonic() + min(self._timeout, HANDSHAKE_TIMEOUT)
         try:
-            link = Link(host, port, key, identity, deadline)
+            link = Link(connected, self._key, identity, deadline)
         except VersionError as error:
             raise VersionError(f"rank {self.rank} cannot use {self._where}: {error}") from None
         except OSError as error:
-            raise UnreachableError(
-                f"rank {self.rank} cannot reach {self._where}: {error.strerror or error}. Does {self._owner} still run?"
-            ) from error
+            raise self._unreachable(error) from error
         try:
             answer = json.loads(link.receive(deadline))
         except TimeoutError as error:
@@ -107,7 +129,13 @@ class Rendezvous:
             link.close()
             raise RendezvousError(f"{self._where} refused this process: {answer['refused']}")
         self.generation = int(answer["generation"])
+        self.local_address: str = link.socket.getsockname()[0]
+        self.server_address: str = link.socket.getpeername()[0]
         self._link = link
+
+    def derive_key(self, *parts: bytes) -> JobKey:
+        """A key that only the ranks of this job have, for a purpose that the parts name."""
+        return self._key.derive(b"horovodlike derived", *parts)
 
     def begin(self, payload: Any = None) -> list[Any]:  # noqa: ANN401 - any JSON value
         """Starts a generation together with all ranks, and all-gathers a value on the way.
@@ -121,12 +149,13 @@ class Rendezvous:
         self.generation = 1 + max(each["generation"] for each in gathered)
         return [each["payload"] for each in gathered]
 
-    def exchange(self, topic: str, payload: Any) -> list[Any]:  # noqa: ANN401 - any JSON value
+    def exchange(self, topic: str, payload: Any, patience: float = 0.0) -> list[Any]:  # noqa: ANN401 - any JSON value
         """All-gathers a JSON value; returns when every rank has called this with the same topic.
 
         Args:
             topic: What it is about; the ranks must go through the same topics in the same order.
             payload: The value; encoded it may take :data:`FRAME_LIMIT` bytes divided by the number of ranks.
+            patience: Seconds that others may need before they come here, beyond ``start_timeout``.
 
         Returns:
             The values by rank.
@@ -136,7 +165,7 @@ class Rendezvous:
                 names it.
             ValueError: The value is too large.
         """
-        return self._gather(f"{self.generation}/{topic}", payload)
+        return self._gather(f"{self.generation}/{topic}", payload, patience)
 
     def barrier(self, topic: str) -> None:
         """Waits for all ranks; raises as :meth:`exchange`."""
@@ -170,15 +199,16 @@ class Rendezvous:
         """Closes it."""
         self.close()
 
-    def _gather(self, topic: str, payload: Any) -> list[Any]:  # noqa: ANN401
+    def _gather(self, topic: str, payload: Any, patience: float = 0.0) -> list[Any]:  # noqa: ANN401
         if self._link is None:
             raise RendezvousError("this rank has left the rendezvous")
-        message = {"do": "arrive", "topic": topic, "payload": payload, "timeout": self._timeout}
+        timeout = min(self._timeout + patience, LONGEST_TIMEOUT)
+        message = {"do": "arrive", "topic": topic, "payload": payload, "timeout": timeout}
         encoded = _encode(message)
         most = (FRAME_LIMIT - 4096) // self.size
         if len(encoded) > most:
             raise ValueError(f"a value of {len(encoded)} bytes is over the limit of {most} bytes for {self.size} ranks")
-        deadline = time.monotonic() + self._timeout + _SERVER_GRACE
+        deadline = time.monotonic() + timeout + _SERVER_GRACE
         try:
             with contextlib.suppress(ConnectionError):  # what the server said before it went can still be read
                 self._link.send(encoded, deadline)
@@ -191,7 +221,7 @@ class Rendezvous:
         except TimeoutError:
             self._hang_up()
             raise RendezvousError(
-                f"{self._where} did not answer rank {self.rank} for {self._timeout + _SERVER_GRACE:g} s; is "
+                f"{self._where} did not answer rank {self.rank} for {timeout + _SERVER_GRACE:g} s; is "
                 f"{self._owner} stopped?"
             ) from None
         except (OSError, RendezvousError) as error:

@@ -40,6 +40,7 @@ _READ_BYTES = 1 << 16
 _BACKLOG = 4096  # the kernel lowers it to what it allows; a full one costs a client a second
 _MOST_STRANGERS = 128
 _FLUSH_SECONDS = 1.0
+_FREE_PORT_ATTEMPTS = 8
 LONGEST_TIMEOUT = 30 * 24 * 3600.0
 """Seconds that a rank may ask to wait for the others."""
 
@@ -73,30 +74,34 @@ os.register_at_fork(after_in_child=_close_in_child)
 class RendezvousServer:
     """Runs the all-gathers of a job's rendezvous. :meth:`start` and :meth:`close` may be called from any thread."""
 
-    def __init__(self, key: bytes | JobKey, size: int, host: str = "127.0.0.1", job: str | None = None) -> None:
+    def __init__(
+        self, key: bytes | JobKey, size: int, host: str = "127.0.0.1", job: str | None = None, port: int = 0
+    ) -> None:
         """Prepares a server; it listens after :meth:`start`.
 
         Args:
             key: The job's key, 32 bytes.
             size: How many ranks the job has.
-            host: The address to listen on; a loopback address in this release.
+            host: The address to listen on, or several separated by commas; never all that the host has.
             job: The job's name; None lets the key alone tell this job from another.
+            port: The port to listen on; 0: a free one.
 
         Raises:
             ValueError: The key, the size or the address cannot be used.
         """
-        if not (host.startswith("127.") or host in ("localhost", "::1")):
-            raise ValueError(f"the rendezvous listens on a loopback address only in this release, not on {host!r}")
+        self._hosts = [part for part in (each.strip() for each in host.split(",")) if part]
+        if not self._hosts or any(_is_any(part) for part in self._hosts):
+            raise ValueError(f"the rendezvous listens on addresses that are named, not on {host!r}")
         if size < 1:
             raise ValueError(f"a job must have at least one rank, not {size}")
         self._key = key if isinstance(key, JobKey) else JobKey(key)
         self._size = size
-        self._host = host
+        self._wanted_port = port
         self._job = None if job is None else job_digest(job)
         self._roll = RollCall(size)
         self._members: dict[int, _Connection] = {}
         self._strangers: dict[_Connection, None] = {}  # in order of arrival
-        self._listener: socket.socket | None = None
+        self._listeners: list[socket.socket] = []
         self._thread: threading.Thread | None = None
         self._stop = False
 
@@ -107,7 +112,7 @@ class RendezvousServer:
         Raises:
             RuntimeError: It has not been started.
         """
-        if self._listener is None:
+        if not self._listeners:
             raise RuntimeError("the rendezvous server has not been started")
         return self._port
 
@@ -117,21 +122,39 @@ class RendezvousServer:
         Raises:
             RendezvousError: It cannot listen.
         """
-        family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
-        try:
-            self._listener = socket.create_server((self._host, 0), family=family, backlog=_BACKLOG)
-        except OSError as error:
-            raise RendezvousError(f"the rendezvous cannot listen on {self._host}: {error}") from error
-        self._listener.setblocking(False)
-        self._port: int = self._listener.getsockname()[1]
+        self._listeners = self._listen()
+        self._port: int = self._listeners[0].getsockname()[1]
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._listener, selectors.EVENT_READ, None)
+        for listener in self._listeners:
+            listener.setblocking(False)
+            self._selector.register(listener, selectors.EVENT_READ, None)
         self._wake, wakened = socket.socketpair()
         self._wakened = wakened
         self._selector.register(wakened, selectors.EVENT_READ, None)
         _servers.add(self)
         self._thread = threading.Thread(target=self._serve, name="horovodlike-rendezvous", daemon=True)
         self._thread.start()
+
+    def _listen(self) -> list[socket.socket]:
+        """One listener for each address, all with the same port."""
+        for attempt in range(_FREE_PORT_ATTEMPTS):
+            listeners: list[socket.socket] = []
+            port = self._wanted_port
+            for host in self._hosts:
+                family = socket.AF_INET6 if ":" in host else socket.AF_INET
+                try:
+                    listeners.append(socket.create_server((host, port), family=family, backlog=_BACKLOG))
+                except OSError as error:
+                    for listener in listeners:
+                        listener.close()
+                    if listeners and not self._wanted_port and attempt + 1 < _FREE_PORT_ATTEMPTS:
+                        break  # what is free on one address need not be free on another
+                    where = f"{host} port {port}" if port else host
+                    raise RendezvousError(f"the rendezvous cannot listen on {where}: {error.strerror}") from error
+                port = listeners[0].getsockname()[1]
+            else:
+                break
+        return listeners
 
     def close(self) -> None:
         """Sends what is still to be sent, closes every connection and ends the thread. May be called again."""
@@ -169,8 +192,8 @@ class RendezvousServer:
 
     def _turn(self, patience: float | None) -> None:
         for key, events in self._selector.select(patience):
-            if key.fileobj is self._listener:
-                self._accept()
+            if key.fileobj in self._listeners:
+                self._accept(key.fileobj)
             elif isinstance(key.data, _Connection) and key.data.socket.fileno() >= 0:
                 self._attend(key.data, events)
         now = time.monotonic()
@@ -193,13 +216,12 @@ class RendezvousServer:
         self._selector.close()
         self._wake.close()
         self._wakened.close()
-        if self._listener is not None:
-            self._listener.close()
+        for listener in self._listeners:
+            listener.close()
 
-    def _accept(self) -> None:
-        assert self._listener is not None
+    def _accept(self, listener: socket.socket) -> None:
         try:
-            accepted, _ = self._listener.accept()
+            accepted, _ = listener.accept()
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                 self._make_room()
@@ -365,6 +387,11 @@ class RendezvousServer:
         self._strangers.pop(connection, None)
         if self._members.get(connection.rank) is connection:
             del self._members[connection.rank]
+
+
+def _is_any(host: str) -> bool:
+    """Whether it stands for every address of the host."""
+    return host.strip("[]") in ("0.0.0.0", "::", "0", "::0", "*")
 
 
 class _ProtocolError(Exception):

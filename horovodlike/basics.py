@@ -153,14 +153,36 @@ def _segment_bytes(settings: Config, place: Place) -> int:
 
 
 def _start_engine(settings: Config, native: Any, joined: Membership) -> None:
+    kept = [_describe_hosts(native, joined)]  # memory that lives as long as it is pointed to
     pids = ffi.new("int32_t[]", joined.pids)
     native.local_pids = pids if joined.place.local_size > 1 else ffi.NULL
     native.segment_fd = joined.segment_fd
+    native.fan_out = settings.fan_out
     folder = ffi.new("char[]", os.fsencode(settings.flight_recorder))
     native.flight_recorder_folder = folder
     autotune_log = ffi.new("char[]", os.fsencode(settings.autotune_log))
     native.autotune_log = autotune_log
     ops.check(lib.hvl_init(native))
+    kept.clear()
+    joined.close_descriptors()
+
+
+def _describe_hosts(native: Any, joined: Membership) -> list[Any]:
+    """Write into the engine's options what a job of several hosts needs; return the memory that they point to."""
+    if joined.bells is None:  # one host
+        return []
+    names = [ffi.new("char[]", os.fsencode(name)) for name in joined.host_names]
+    connections = ffi.new("hvl_connection[]", len(joined.connections))
+    for entry, connection in zip(connections, joined.connections, strict=True):
+        entry.fd, entry.rank, entry.use = connection.socket.fileno(), connection.rank, connection.use
+        ffi.memmove(entry.send_key, connection.keys.send.reveal(), lib.HVL_KEY_BYTES)
+        ffi.memmove(entry.receive_key, connection.keys.receive.reveal(), lib.HVL_KEY_BYTES)
+    native.hosts = hosts = ffi.new("int32_t[]", joined.hosts)
+    native.host_names = pointers = ffi.new("char *[]", names)
+    native.connections, native.num_connections = connections, len(joined.connections)
+    native.bell_fd = joined.bells.own
+    native.bell_fds = bells = ffi.new("int32_t[]", joined.bells.ends)
+    return [*names, connections, hosts, pointers, bells]
 
 
 def _overlaps(settings: Config, place: Place, processors: int) -> bool:
@@ -186,6 +208,7 @@ def _native_config(settings: Config, place: Place, processors: int) -> Any:
             "cross_rank": place.cross_rank,
             "cross_size": place.cross_size,
             "segment_fd": -1,
+            "bell_fd": -1,
             "processors": processors,
             "slot_bytes": settings.slot_bytes,
             "slot_depth": settings.slot_depth,
@@ -296,8 +319,7 @@ def cross_size() -> int:
 
 def is_homogeneous() -> bool:
     """True if every host has the same number of processes."""
-    place = _current()
-    return place.local_size * place.cross_size == place.size
+    return _current().is_homogeneous
 
 
 def mpi_threads_supported() -> bool:

@@ -102,7 +102,8 @@ class Setting:
         return f"{words} ({self.unit})" if self.unit else words
 
 
-def _row(default: Value, help: str, *, horovod: bool = False, **more: Any) -> Any:  # noqa: ANN401 - a dataclass field
+def _row(default: Value, help: str, *, horovod: bool | str = False, **more: Any) -> Any:  # noqa: ANN401 - a dataclass field
+    """``horovod``: whether Horovod has the setting under the same name, or the name that it has there."""
     return dataclasses.field(default=default, metadata={"help": help, "horovod": horovod, **more})
 
 
@@ -220,7 +221,38 @@ class Config:
     hostid: str = _row(
         "",
         "Replaces the identity of the host: ranks that have different values are on different hosts even where shared "
-        "memory would reach. Empty: the launcher's node.",
+        "memory would reach, and those that have the same one share a host if they can share memory. Empty: the "
+        "launcher's node.",
+    )
+    network_interface: str = _row(
+        "",
+        "Over which network ranks of different hosts communicate: names of interfaces or networks (10.0.0.0/8, "
+        "fd00::/16), separated by commas; the first that this host has counts. Empty: the one through which it reaches "
+        "the rendezvous server.",
+        horovod="GLOO_IFACE",
+    )
+    network_timeout: float = _row(
+        30.0,
+        "How long another host may be silent, without even an acknowledgement, before it counts as lost.",
+        unit="s",
+        minimum=1,
+        maximum=86400,
+        same_on_all_ranks=True,
+    )
+    tcp_streams: int = _row(
+        1,
+        "How many TCP connections carry data between two ranks of different hosts. More than one helps where one "
+        "cannot fill the link.",
+        minimum=1,
+        maximum=16,
+        same_on_all_ranks=True,
+    )
+    fan_out: int = _row(
+        16,
+        "To how many other hosts a host passes on what the ranks agree about; hosts form a tree.",
+        minimum=1,
+        maximum=2**16,
+        same_on_all_ranks=True,
     )
 
 
@@ -229,7 +261,9 @@ def _settings() -> dict[str, Setting]:
     defaults = Config()
     for field in dataclasses.fields(Config):
         more = dict(field.metadata)
-        horovod_name = f"HOROVOD_{field.name.upper()}" if more.pop("horovod") else None
+        horovod = more.pop("horovod")
+        suffix = horovod if isinstance(horovod, str) else field.name.upper()
+        horovod_name = f"HOROVOD_{suffix}" if horovod else None
         assert isinstance(field.type, type)
         table[field.name] = Setting(
             name=field.name, type=field.type, default=getattr(defaults, field.name), horovod_name=horovod_name, **more
@@ -246,7 +280,7 @@ _REASONS: dict[str, tuple[str, ...]] = {
         *("AUTOTUNE_BAYES_OPT_MAX_SAMPLES", "AUTOTUNE_GAUSSIAN_PROCESS_NOISE"),
     ),
     "ranks communicate through shared memory": (
-        *("CONTROLLER", "CPU_OPERATIONS", "GLOO_IFACE", "GLOO_TIMEOUT_SECONDS", "MPI_THREADS_DISABLE"),
+        *("CONTROLLER", "CPU_OPERATIONS", "GLOO_TIMEOUT_SECONDS", "MPI_THREADS_DISABLE"),
         *("NUM_NCCL_STREAMS", "CCL_CACHE", "ADASUM_MPI_CHUNK_SIZE"),
     ),
     "there is no fusion buffer to copy into": ("BATCH_D2D_MEMCOPIES",),

@@ -1,12 +1,12 @@
 """The memory that the ranks of a host share: one segment, made by local rank 0 and opened by the others.
 
-That two ranks are on the same host is not believed but tried: they must have the same launcher's node, kernel boot id
-and process namespace, and each one must find, at the start of the memory that it opened, the random token that local
-rank 0 wrote there.
+That two ranks are on the same host is not believed but tried: each one must find, at the start of the memory that it
+opened, the random token that local rank 0 wrote there. Ranks that cannot share memory are on different hosts, whatever
+else they have in common.
 
 The first choice is an anonymous memory file, which no limit of /dev/shm applies to and which no crash can leave behind;
 the others open it through ``/proc``. Where that is forbidden it is a file in /dev/shm, unlinked as soon as all have
-opened it. All memory is allocated now: a lack of it is an error here and not a SIGBUS in the middle of training.
+opened it. All memory is allocated now: a lack of it is found here and is no SIGBUS in the middle of training.
 """
 
 import contextlib
@@ -16,16 +16,16 @@ import hmac
 import os
 import secrets
 import stat
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from horovodlike._hosts import HostTable
 from horovodlike._roll_call import name_ranks
 from horovodlike.errors import RendezvousError
-from horovodlike.place import Place
 
 TOKEN_BYTES = 32
-_DIRECTORY = "/dev/shm"
+DIRECTORY = "/dev/shm"
 _MFD_NOEXEC_SEAL = 0x8  # Linux 6.3; needed where the sysctl vm.memfd_noexec is 2
 
 
@@ -41,10 +41,30 @@ class Exchange(Protocol):
 
 @dataclass
 class _Attempt:
-    """What one rank made of one way to share memory."""
+    """What one rank makes of one group of ranks that may share memory."""
 
+    ranks: tuple[int, ...]
+    rank: int
+    num_bytes: int
     fd: int = -1
     problem: str = ""
+    trying: Sequence[tuple[int, ...]] = ()  # the groups, of which this one need not be one any more
+
+    @property
+    def takes_part(self) -> bool:
+        return self.ranks in self.trying
+
+    @property
+    def leads(self) -> bool:
+        return self.takes_part and self.rank == self.ranks[0]
+
+    @contextlib.contextmanager
+    def noting(self) -> Iterator[None]:
+        """A problem is kept, to be told to all ranks, and ends the attempt."""
+        try:
+            yield
+        except (OSError, RendezvousError, AttributeError) as error:
+            self.problem = str(error) or type(error).__name__
 
     def close(self) -> None:
         if self.fd >= 0:
@@ -52,77 +72,139 @@ class _Attempt:
             self.fd = -1
 
 
-def open_segment(rendezvous: Exchange, place: Place, num_bytes: int) -> int:
-    """Opens the shared memory of this host's ranks. Collective.
+@dataclass
+class Segment:
+    """The memory of a host's ranks, and how the hosts were found to be.
+
+    Attributes:
+        table: The hosts of the job: the ranks of each one share memory.
+        fd: A descriptor of zeroed bytes, which the caller closes; -1 if this rank's host has no other rank.
+        problems: Why ranks that could have shared a host do not, if there are such.
+    """
+
+    table: HostTable
+    fd: int = -1
+    problems: list[str] = field(default_factory=list)
+
+
+def open_segment(rendezvous: Exchange, rank: int, table: HostTable, num_bytes: Callable[[HostTable], int]) -> Segment:
+    """Opens the shared memory of this rank's host. Collective over all hosts.
+
+    Where ranks of a host cannot share memory, those that can stay together, and the others try among themselves.
 
     Args:
         rendezvous: The connection to the other ranks.
-        place: This process's place.
-        num_bytes: The size of the segment, the same on all ranks.
-
-    Returns:
-        A descriptor of ``num_bytes`` zeroed bytes, which the caller closes. -1 if this host has one rank.
+        rank: This rank.
+        table: The hosts as far as they are known.
+        num_bytes: The size of the segment of this rank's host, if the hosts are those of the given table.
 
     Raises:
-        RendezvousError: The ranks are on different hosts, or no memory could be shared; the message names the rank
-            and the reason, the same one on all ranks.
+        RendezvousError: The ranks of a host ask for different amounts of memory.
     """
-    if place.local_size == 1:
-        return -1
-    if num_bytes < TOKEN_BYTES:
-        raise ValueError(f"a segment must have at least {TOKEN_BYTES} bytes, not {num_bytes}")
-    _check_same_host(rendezvous.exchange("segment.host", {**_host_facts(place), "bytes": num_bytes}))
-    leads = place.local_rank == 0
-    problems = []
-    for way, share in (("an anonymous memory file", _share_memfd), (f"a file in {_DIRECTORY}", _share_file)):
-        attempt = _Attempt()
+    found = Segment(table)
+    settled: set[tuple[int, ...]] = set()
+    try:
+        while undecided := [group for group in found.table.ranks if len(group) > 1 and group not in settled]:
+            mine = found.table.ranks_beside(rank)
+            attempt = _Attempt(mine, rank, num_bytes(found.table) if mine in undecided else 0)
+            verdicts = _try_all(rendezvous, attempt, undecided)
+            if attempt.fd >= 0:
+                found.fd = attempt.fd
+            groups = [group for group in found.table.ranks if group not in undecided]
+            for group, verdict in verdicts.items():
+                if verdict.failed:
+                    groups += [part for part in (verdict.together, verdict.failed) if part]
+                    found.problems.append(f"{name_ranks(group)}: {verdict.problem}")
+                else:
+                    settled.add(group)
+                    groups.append(group)
+            found.table = found.table.divided(groups)
+        if settled:
+            if found.fd >= 0 and found.table.ranks_beside(rank)[0] == rank:
+                os.pwrite(found.fd, bytes(TOKEN_BYTES), 0)
+            rendezvous.barrier("segment.ready")
+    except BaseException:
+        if found.fd >= 0:
+            os.close(found.fd)
+        raise
+    return found
+
+
+@dataclass
+class _Verdict:
+    """What became of one group of ranks: whether they share memory, or who of them could not and why."""
+
+    together: tuple[int, ...]
+    failed: tuple[int, ...] = ()
+    problem: str = ""
+
+
+def _try_all(
+    rendezvous: Exchange, attempt: _Attempt, undecided: Sequence[tuple[int, ...]]
+) -> dict[tuple[int, ...], _Verdict]:
+    """Tries every way, in which all groups take part at the same time; the verdicts are the same on all ranks."""
+    verdicts: dict[tuple[int, ...], _Verdict] = {}
+    for way, share in (("an anonymous memory file", _share_memfd), (f"a file in {DIRECTORY}", _share_file)):
+        attempt.trying = [group for group in undecided if group not in verdicts or verdicts[group].failed]
+        if not attempt.trying:
+            break
         try:
-            problem = share(rendezvous, leads, num_bytes, attempt)
-            if not problem:
-                if leads:
-                    os.pwrite(attempt.fd, bytes(TOKEN_BYTES), 0)
-                rendezvous.barrier(f"segment.ready.{share.__name__}")
-                return attempt.fd
+            problems = share(rendezvous, attempt)
         except BaseException:
             attempt.close()
             raise
-        attempt.close()
-        problems.append(f"with {way}: {problem}")
-    raise RendezvousError(f"the ranks of this host cannot share {num_bytes} bytes of memory; {'; '.join(problems)}")
+        for group in attempt.trying:
+            verdict = _judge(group, problems, way)
+            if group in verdicts:
+                verdict.problem = f"{verdicts[group].problem}; {verdict.problem}"
+            verdicts[group] = verdict
+        if attempt.takes_part and verdicts[attempt.ranks].failed:
+            attempt.close()
+    return verdicts
 
 
-def _share_memfd(rendezvous: Exchange, leads: bool, num_bytes: int, attempt: _Attempt) -> str:
-    offer: dict[str, Any] = {}
-    if leads:
-        with _noting(attempt):
-            attempt.fd = _make_memfd(num_bytes)
-            token = _write_token(attempt.fd)
-            offer = {"path": f"/proc/{os.getpid()}/fd/{attempt.fd}", "token": token.hex()}
-        offer["problem"] = attempt.problem
-    found = _offer(rendezvous.exchange("segment.memfd", offer))
-    if not leads and not found["problem"]:
-        with _noting(attempt):
-            attempt.fd = _open_and_verify(found["path"], num_bytes, bytes.fromhex(found["token"]), 0)
-    return _verdict(rendezvous.exchange("segment.memfd.opened", attempt.problem))
+def _judge(group: tuple[int, ...], problems: Sequence[str], way: str) -> _Verdict:
+    failed = tuple(rank for rank in group if problems[rank])
+    if not failed:
+        return _Verdict(group)
+    first = failed[0]
+    if first == group[0]:  # there was nothing that the others could have opened
+        failed = group[1:]
+    together = tuple(rank for rank in group if rank not in failed)
+    return _Verdict(together, failed, f"with {way}, rank {first}: {problems[first]}")
 
 
-def _share_file(rendezvous: Exchange, leads: bool, num_bytes: int, attempt: _Attempt) -> str:
-    offer: dict[str, Any] = {}
+def _share_memfd(rendezvous: Exchange, attempt: _Attempt) -> list[str]:
+    offer: dict[str, Any] = {"bytes": attempt.num_bytes}
+    if attempt.leads:
+        with attempt.noting():
+            attempt.fd = _make_memfd(attempt.num_bytes)
+            offer |= {"path": f"/proc/{os.getpid()}/fd/{attempt.fd}", "token": _write_token(attempt.fd).hex()}
+    found = _offer_of_leader(rendezvous.exchange("segment.memfd", offer), attempt)
+    if found:
+        with attempt.noting():
+            attempt.fd = _open_and_verify(found["path"], attempt.num_bytes, bytes.fromhex(found["token"]), 0)
+    return rendezvous.exchange("segment.memfd.opened", attempt.problem)
+
+
+def _share_file(rendezvous: Exchange, attempt: _Attempt) -> list[str]:
+    offer: dict[str, Any] = {"bytes": attempt.num_bytes}
     path = ""
+    attempt.problem = ""
     try:
-        if leads:
-            with _noting(attempt):
-                path = os.path.join(_DIRECTORY, f"horovodlike-{secrets.token_hex(16)}")
+        if attempt.leads:
+            with attempt.noting():
+                path = os.path.join(DIRECTORY, f"horovodlike-{secrets.token_hex(16)}")
                 attempt.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-                _allocate(attempt.fd, num_bytes)
-                offer = {"path": path, "token": _write_token(attempt.fd).hex()}
-            offer["problem"] = attempt.problem
-        found = _offer(rendezvous.exchange("segment.file", offer))
-        if not leads and not found["problem"]:
+                _allocate(attempt.fd, attempt.num_bytes)
+                offer |= {"path": path, "token": _write_token(attempt.fd).hex()}
+        found = _offer_of_leader(rendezvous.exchange("segment.file", offer), attempt)
+        if found:
             path = found["path"]
-            with _noting(attempt):
-                attempt.fd = _open_and_verify(path, num_bytes, bytes.fromhex(found["token"]), os.O_NOFOLLOW)
-        return _verdict(rendezvous.exchange("segment.file.opened", attempt.problem))
+            with attempt.noting():
+                token = bytes.fromhex(found["token"])
+                attempt.fd = _open_and_verify(path, attempt.num_bytes, token, os.O_NOFOLLOW)
+        return rendezvous.exchange("segment.file.opened", attempt.problem)
     finally:
         # Every rank tries: one that is killed here leaves the rest to the others.
         if path:
@@ -130,13 +212,24 @@ def _share_file(rendezvous: Exchange, leads: bool, num_bytes: int, attempt: _Att
                 os.unlink(path)
 
 
-@contextlib.contextmanager
-def _noting(attempt: _Attempt) -> Iterator[None]:
-    """A problem is kept, to be told to all ranks, and ends the attempt."""
-    try:
-        yield
-    except (OSError, RendezvousError, AttributeError) as error:
-        attempt.problem = str(error) or type(error).__name__
+def _offer_of_leader(offers: Sequence[dict[str, Any]], attempt: _Attempt) -> dict[str, Any] | None:
+    """What there is to be opened by this rank, if there is something."""
+    for group in attempt.trying:
+        _check_sizes(group, offers)
+    offer = offers[attempt.ranks[0]]
+    return offer if attempt.takes_part and not attempt.leads and "path" in offer else None
+
+
+def _check_sizes(group: Sequence[int], offers: Sequence[dict[str, Any]]) -> None:
+    ranks_of: dict[int, list[int]] = {}
+    for rank in group:
+        ranks_of.setdefault(offers[rank]["bytes"], []).append(rank)
+    if len(ranks_of) > 1:
+        found = ", ".join(f"{name_ranks(ranks)}: {count}" for count, ranks in ranks_of.items())
+        raise RendezvousError(
+            f"the ranks of a host ask for different amounts of shared memory ({found}); give all ranks the same "
+            "settings and the same horovodlike"
+        )
 
 
 def _make_memfd(num_bytes: int) -> int:
@@ -185,11 +278,11 @@ def _space(fd: int) -> str:
     """How much room the file system has, if it is one that somebody limited."""
     with contextlib.suppress(OSError):
         found = os.fstatvfs(fd)
-        if found.f_blocks and os.readlink(f"/proc/self/fd/{fd}").startswith(_DIRECTORY):
+        if found.f_blocks and os.readlink(f"/proc/self/fd/{fd}").startswith(DIRECTORY):
             size, free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
             return (
-                f": {_DIRECTORY} has {size} bytes, {free} of them free. Enlarge it (docker run --shm-size=1g; mount "
-                f"-o remount,size=1G {_DIRECTORY}) or lower HOROVODLIKE_SLOT_BYTES"
+                f": {DIRECTORY} has {size} bytes, {free} of them free. Enlarge it (docker run --shm-size=1g; mount "
+                f"-o remount,size=1G {DIRECTORY}) or lower HOROVODLIKE_SLOT_BYTES"
             )
     return ": the machine or the container has too little memory; lower HOROVODLIKE_SLOT_BYTES or start fewer ranks"
 
@@ -214,40 +307,3 @@ def _open_and_verify(path: str, num_bytes: int, token: bytes, flags: int) -> int
         os.close(fd)
         raise
     return fd
-
-
-def _offer(offers: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    return next(offer for offer in offers if offer)
-
-
-def _verdict(problems: Sequence[str]) -> str:
-    """The first problem that a rank had, and whose it was; empty if there was none."""
-    return next((f"rank {rank}: {problem}" for rank, problem in enumerate(problems) if problem), "")
-
-
-def _host_facts(place: Place) -> dict[str, str]:
-    facts = {"node": place.node_id or "", "boot": "", "pid_namespace": ""}
-    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-        facts["boot"] = file.read().strip()
-    with contextlib.suppress(OSError):
-        facts["pid_namespace"] = os.readlink("/proc/self/ns/pid")
-    return facts
-
-
-_FACTS = {
-    "node": ("are on different nodes of the launcher", "HOROVODLIKE_HOSTID can say that they share a host"),
-    "boot": ("are on different machines", "start all ranks on one"),
-    "pid_namespace": ("are in different process namespaces (containers)", "start all ranks in one container"),
-    "bytes": ("ask for different amounts of shared memory", "give all ranks the same settings and version"),
-}
-
-
-def _check_same_host(facts: Sequence[dict[str, Any]]) -> None:
-    for name, (difference, remedy) in _FACTS.items():
-        ranks_of: dict[str, list[int]] = {}
-        for rank, each in enumerate(facts):
-            ranks_of.setdefault(str(each[name]), []).append(rank)
-        if len(ranks_of) > 1:
-            groups = ", ".join(f"{name_ranks(ranks)}: {value!r}" for value, ranks in ranks_of.items())
-            also = "" if name == "bytes" else ". Several hosts are not supported yet"
-            raise RendezvousError(f"the ranks {difference} ({groups}){also}; {remedy}")

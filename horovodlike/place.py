@@ -25,11 +25,12 @@ class Place:
         size: How many processes the job has.
         local_rank: 0 to ``local_size - 1`` among the processes of this host.
         local_size: How many processes of the job this host has.
-        cross_rank: The host's number.
-        cross_size: How many hosts the job has.
+        cross_rank: The host's number among the hosts that have a process of this local rank.
+        cross_size: How many hosts have a process of this local rank.
         launcher: Who started the job, ``none`` if nobody did.
         job: A text that is the same on all ranks of the job and differs between jobs; empty in a job of one.
         node_id: The launcher's name for this host, or None. Ranks of different names are on different hosts.
+        is_homogeneous: Whether every host has the same number of processes.
     """
 
     rank: int = 0
@@ -41,6 +42,7 @@ class Place:
     launcher: str = "none"
     job: str = ""
     node_id: str | None = None
+    is_homogeneous: bool = True
 
 
 @dataclass(frozen=True)
@@ -173,22 +175,18 @@ def find_place(environ: Mapping[str, str], ancestor: Ancestor = find_ancestor) -
         ancestor: Identifies the nearest ancestor process that has one of the given command names.
 
     Returns:
-        The place.
+        The place as the launcher sees it. Which ranks do share a host is found out by
+        :func:`horovodlike.rendezvous.establish`.
 
     Raises:
         ConfigError: A variable is missing, is not an integer or contradicts another one.
-        RendezvousError: The job has several hosts, or nothing tells this job from another one.
+        RendezvousError: Nothing tells this job from another one.
     """
     environ = {name: value.strip() for name, value in environ.items() if value.strip()}
     launcher = next((row for row in _LAUNCHERS if _started_by(row, environ)), None)
     if launcher is None:
         return Place()
     place = _read(launcher, environ)
-    if place.local_size != place.size or place.cross_size != 1:
-        raise RendezvousError(
-            f"several hosts are not supported yet: {launcher.name} started {place.size} ranks on {place.cross_size} "
-            f"hosts, {place.local_size} of them on this one. Start all ranks on one host."
-        )
     return replace(place, job=_job(launcher, environ, ancestor)) if place.size > 1 else place
 
 

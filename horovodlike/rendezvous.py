@@ -7,16 +7,22 @@
   is how the others then find it);
 * :class:`Rendezvous`: a rank's connection to it;
 * :mod:`horovodlike._channel`: what travels between them, authenticated;
-* :mod:`horovodlike.host_memory`: the shared memory of the ranks of a host.
+* :mod:`horovodlike._hosts`: which ranks share a host;
+* :mod:`horovodlike.host_memory`: the shared memory of the ranks of a host;
+* :mod:`horovodlike._bells` and :mod:`horovodlike._mesh`: with several hosts, what wakes the ranks of a host, and the
+  connections to the ranks of others.
 """
 
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from horovodlike import __version__
 from horovodlike._channel import AuthenticationError, JobKey, VersionError
+from horovodlike._hosts import HostFacts, HostTable
 from horovodlike._meeting_point import MeetingPoint
 from horovodlike._rendezvous_client import Rendezvous, UnreachableError
 from horovodlike._rendezvous_server import RendezvousServer
@@ -25,6 +31,10 @@ from horovodlike.config import SETTINGS, Config
 from horovodlike.errors import ConfigError, RendezvousError
 from horovodlike.host_memory import open_segment
 from horovodlike.place import Place, find_place
+
+if TYPE_CHECKING:
+    from horovodlike._bells import Bells
+    from horovodlike._mesh import Connection
 
 __all__ = ["Membership", "Rendezvous", "RendezvousServer", "establish"]
 
@@ -40,16 +50,22 @@ class Membership:
 
     Attributes:
         place: Where this process stands in the job.
+        table: The hosts of the job, or None in a job of one.
         pids: The process ids of this host's ranks, by local rank.
         processors: How many processors this host's ranks may use, all together.
         segment_fd: The shared memory of this host's ranks, zeroed, or -1 if this host has one rank.
+        connections: To the ranks of other hosts.
+        bells: What wakes the ranks of this host, if the job has several.
         rendezvous: The connection to the other ranks, or None in a job of one.
     """
 
     place: Place
     pids: list[int]
+    table: HostTable | None = None
     processors: int = 1
     segment_fd: int = -1
+    connections: "list[Connection]" = field(default_factory=list)
+    bells: "Bells | None" = None
     rendezvous: Rendezvous | None = None
     _server: RendezvousServer | None = field(default=None, repr=False)
 
@@ -62,15 +78,31 @@ class Membership:
         if self.rendezvous is not None:
             self.rendezvous.barrier("confirm")
 
-    def close_segment(self) -> None:
-        """Closes the descriptor of the shared memory, when it has been mapped; the mapping stays."""
+    @property
+    def hosts(self) -> list[int]:
+        """By rank, the number of its host; hosts are numbered by their lowest ranks."""
+        return [0] * self.place.size if self.table is None else self.table.hosts
+
+    @property
+    def host_names(self) -> list[str]:
+        """By number, what to call a host in messages."""
+        return [""] if self.table is None else self.table.names
+
+    def close_descriptors(self) -> None:
+        """Closes what the engine has duplicated or mapped when it runs."""
         if self.segment_fd >= 0:
             os.close(self.segment_fd)
             self.segment_fd = -1
+        for connection in self.connections:
+            connection.socket.close()
+        self.connections = []
+        if self.bells is not None:
+            self.bells.close()
+            self.bells = None
 
     def close(self) -> None:
         """Leaves the job: closes every descriptor, and the server if it is this rank's. May be called again."""
-        self.close_segment()
+        self.close_descriptors()
         if self.rendezvous is not None:
             self.rendezvous.close()
             self.rendezvous = None
@@ -117,21 +149,22 @@ def establish(
     key = _take_key(source)
     place = find_place(source)
     if place.size == 1:
-        return Membership(place, [os.getpid()], len(os.sched_getaffinity(0)))
-    num_bytes = segment_bytes(place)
+        return Membership(place, [os.getpid()], processors=len(os.sched_getaffinity(0)))
     membership = Membership(place, [])
     try:
         if source.get("HOROVODLIKE_RENDEZVOUS_PORT"):
             rendezvous = membership.rendezvous = _join_launcher(source, key, place, config)
-            greetings = rendezvous.begin(_greeting(place, config))
+            greetings = _greet(rendezvous, place, config)
         elif place.rank == 0:
             rendezvous, greetings = _host(membership, MeetingPoint(place.job, source), config)
         else:
             rendezvous = membership.rendezvous = _seek(MeetingPoint(place.job, source), place, config)
-            greetings = rendezvous.begin(_greeting(place, config))
-        membership.pids = _agree(greetings)
-        membership.processors = len(set().union(*(greeting["processors"] for greeting in greetings)))
-        membership.segment_fd = open_segment(rendezvous, place, num_bytes)
+            greetings = _greet(rendezvous, place, config)
+        _compare_settings(greetings)
+        _meet_beside(membership, rendezvous, greetings, config, segment_bytes)
+        assert membership.table is not None
+        if len(membership.table.ranks) > 1:
+            _meet_across(membership, rendezvous, greetings, config)
     except BaseException as error:
         membership.__exit__(type(error), error, None)
         raise
@@ -173,7 +206,7 @@ def _host(membership: Membership, meeting_point: MeetingPoint, config: Config) -
     try:
         meeting_point.publish(port, key)
         membership.rendezvous = Rendezvous("127.0.0.1", port, key, place, config.start_timeout, owner="rank 0")
-        return membership.rendezvous, membership.rendezvous.begin(_greeting(place, config))
+        return membership.rendezvous, _greet(membership.rendezvous, place, config)
     finally:
         meeting_point.withdraw()
 
@@ -201,28 +234,73 @@ def _seek(meeting_point: MeetingPoint, place: Place, config: Config) -> Rendezvo
         pause = min(pause * 1.5, 0.1)
 
 
-def _greeting(place: Place, config: Config) -> dict[str, Any]:
+def _greet(rendezvous: Rendezvous, place: Place, config: Config) -> list[Any]:
+    """Begins a generation with what every rank has to know about every other."""
     settings = {name: getattr(config, name) for name, row in SETTINGS.items() if row.same_on_all_ranks}
-    processors = sorted(os.sched_getaffinity(0))
-    return {"pid": os.getpid(), "local_rank": place.local_rank, "settings": settings, "processors": processors}
+    return rendezvous.begin(
+        {
+            "version": __version__,
+            "pid": os.getpid(),
+            "settings": settings,
+            "processors": sorted(os.sched_getaffinity(0)),
+            "host": HostFacts.collect(place, chosen=bool(config.hostid)).to_json(),
+            "ends": [rendezvous.local_address, rendezvous.server_address],
+        }
+    )
 
 
-def _agree(greetings: list[dict[str, Any]]) -> list[int]:
-    """Compares what the ranks say; every rank comes to the same verdict. Returns the process ids by local rank."""
+def _compare_settings(greetings: list[dict[str, Any]]) -> None:
+    """Every rank comes to the same verdict."""
+    _compare("the version of horovodlike", "Install the same one", [each["version"] for each in greetings])
     for name in greetings[0]["settings"]:
-        ranks_of: dict[str, list[int]] = {}
-        for rank, greeting in enumerate(greetings):
-            ranks_of.setdefault(str(greeting["settings"].get(name)), []).append(rank)
-        if len(ranks_of) > 1:
-            values = ", ".join(f"{value} on {name_ranks(ranks)}" for value, ranks in ranks_of.items())
-            raise RendezvousError(
-                f"{SETTINGS[name].variable} differs between the ranks: {values}. Give it the same value on all of them"
-            )
-    pids = {greeting["local_rank"]: greeting["pid"] for greeting in greetings}
-    if sorted(pids) != list(range(len(greetings))):
-        local_ranks = ", ".join(str(greeting["local_rank"]) for greeting in greetings)
-        raise RendezvousError(
-            f"the local ranks of ranks 0 to {len(greetings) - 1} are {local_ranks}, but on one host every one must be "
-            "there once; see what set them in the environment"
+        values = [str(greeting["settings"].get(name)) for greeting in greetings]
+        _compare(SETTINGS[name].variable, "Give it the same value", values)
+
+
+def _compare(what: str, remedy: str, values: list[str]) -> None:
+    ranks_of: dict[str, list[int]] = {}
+    for rank, value in enumerate(values):
+        ranks_of.setdefault(value, []).append(rank)
+    if len(ranks_of) > 1:
+        found = ", ".join(f"{value} on {name_ranks(ranks)}" for value, ranks in ranks_of.items())
+        raise RendezvousError(f"{what} differs between the ranks: {found}. {remedy} on all of them")
+
+
+def _meet_beside(
+    membership: Membership,
+    rendezvous: Rendezvous,
+    greetings: list[dict[str, Any]],
+    config: Config,
+    segment_bytes: Callable[[Place], int],
+) -> None:
+    """Finds out who shares this rank's host, and shares memory with them."""
+    place = membership.place
+    expected = HostTable.of([HostFacts(**greeting["host"]) for greeting in greetings])
+    segment = open_segment(rendezvous, place.rank, expected, lambda table: segment_bytes(table.place(place)))
+    table = segment.table
+    warns = place.rank == 0 and config.log_level not in ("error", "fatal")
+    if warns and (segment.problems or table.surprises()):
+        reasons = "; ".join([*table.surprises(), *(f"memory is not shared ({each})" for each in segment.problems)])
+        print(
+            f"horovodlike warning: {reasons}. They communicate through the network, as ranks of different hosts do, "
+            "which is slower",
+            file=sys.stderr,
         )
-    return [pids[local_rank] for local_rank in range(len(greetings))]
+    membership.table, membership.segment_fd, membership.place = table, segment.fd, table.place(place)
+    beside = table.ranks_beside(place.rank)
+    membership.pids = [greetings[rank]["pid"] for rank in beside]
+    membership.processors = len(set().union(*(greetings[rank]["processors"] for rank in beside)))
+
+
+def _meet_across(
+    membership: Membership, rendezvous: Rendezvous, greetings: list[dict[str, Any]], config: Config
+) -> None:
+    """Connects this rank to those of other hosts. Imports what a job on one host does not need."""
+    from horovodlike._bells import open_bells
+    from horovodlike._mesh import connect_mesh
+
+    rank, table = membership.place.rank, membership.table
+    assert table is not None
+    membership.bells = open_bells(rendezvous, rank, table.ranks_beside(rank), membership.pids)
+    ends = [(str(own), str(server)) for own, server in (greeting["ends"] for greeting in greetings)]
+    membership.connections = connect_mesh(rendezvous, table, config, ends)

@@ -33,7 +33,13 @@ def test_defaults() -> None:
 def test_every_setting_is_read_from_its_variables(name: str) -> None:
     setting = SETTINGS[name]
     text = {int: "12288", float: "2.5", bool: "yes", str: "x"}[setting.type]
-    text = {"log_level": "DEBUG", "slot_depth": "8", "overlap": "always", "join_average": "all"}.get(name, text)
+    text = {
+        "log_level": "DEBUG",
+        "slot_depth": "8",
+        "tcp_streams": "2",
+        "overlap": "always",
+        "join_average": "all",
+    }.get(name, text)
     expected = parse(setting, text)
     assert expected != setting.default
     assert type(expected) is setting.type
@@ -104,6 +110,7 @@ def test_markdown_has_one_row_for_each_setting() -> None:
         ("HOROVOD_AUTOTUNE_WARMUP_SAMPLES", "5", "autotune_warmup_samples", 5),
         ("HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE", "20", "autotune_steps_per_sample", 20),
         ("HOROVOD_LOG_LEVEL", "DEBUG", "log_level", "debug"),
+        ("HOROVOD_GLOO_IFACE", "eth0", "network_interface", "eth0"),
     ],
 )
 def test_horovods_variables_keep_their_meaning(variable: str, text: str, name: str, value: object) -> None:

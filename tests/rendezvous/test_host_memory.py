@@ -5,6 +5,7 @@ import errno
 import mmap
 import os
 import subprocess
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,35 +13,42 @@ from typing import Any
 import pytest
 
 from horovodlike import host_memory
+from horovodlike._hosts import HostFacts, HostTable
 from horovodlike.errors import RendezvousError
-from horovodlike.host_memory import open_segment
-from horovodlike.place import Place
+from horovodlike.host_memory import Segment, open_segment
 from horovodlike.rendezvous import Rendezvous, RendezvousServer
 
 Serve = Callable[..., RendezvousServer]
 Connect = Callable[..., Rendezvous]
 RunRanks = Callable[..., list[Any]]
-PlaceOf = Callable[..., Place]
 OpenAll = Callable[..., list[Any]]
 StartPython = Callable[..., "subprocess.Popen[str]"]
 
 NUM_BYTES = 3 * mmap.PAGESIZE + 100
 
 
+def table_of(nodes: str) -> HostTable:
+    """The hosts of ranks that run on these nodes, a letter each."""
+    facts = [
+        HostFacts(node, False, node, "boot", "pid", "net", nodes[:rank].count(node), nodes.count(node))
+        for rank, node in enumerate(nodes)
+    ]
+    return HostTable.of(facts)
+
+
 @pytest.fixture
-def open_all(serve: Serve, connect: Connect, run_ranks: RunRanks, place_of: PlaceOf) -> OpenAll:
-    """Opens the segment of a few ranks; gives the descriptor or the error of each rank."""
+def open_all(serve: Serve, connect: Connect, run_ranks: RunRanks) -> OpenAll:
+    """Opens the segments of ranks on nodes; gives the segment or the error of each rank."""
 
-    def run(size: int, num_bytes: int | list[int] = NUM_BYTES, nodes: list[str] | None = None) -> list[Any]:
-        server = serve(size)
+    def run(nodes: str, num_bytes: Callable[[int, HostTable], int] = lambda rank, table: NUM_BYTES) -> list[Any]:
+        server = serve(len(nodes))
 
-        def body(rank: int) -> int:
-            place = place_of(rank, size, node_id=nodes[rank] if nodes else None)
-            with connect(server, rank, size) as rendezvous:
+        def body(rank: int) -> Segment:
+            with connect(server, rank, len(nodes)) as rendezvous:
                 rendezvous.begin()
-                return open_segment(rendezvous, place, num_bytes[rank] if isinstance(num_bytes, list) else num_bytes)
+                return open_segment(rendezvous, rank, table_of(nodes), lambda table: num_bytes(rank, table))
 
-        return run_ranks(size, body)
+        return run_ranks(len(nodes), body)
 
     return run
 
@@ -50,7 +58,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Stands in for /dev/shm."""
     found = tmp_path / "shm"
     found.mkdir()
-    monkeypatch.setattr(host_memory, "_DIRECTORY", str(found))
+    monkeypatch.setattr(host_memory, "DIRECTORY", str(found))
     return found
 
 
@@ -67,10 +75,11 @@ def open_files() -> str:
     return " ".join(names)
 
 
-def check_shared(descriptors: list[int], num_bytes: int) -> None:
-    """All descriptors are one memory of the right size that holds zeros, on pages that are already there."""
-    for descriptor in descriptors:
-        assert isinstance(descriptor, int), descriptor
+def check_shared(segments: list[Any], num_bytes: int = NUM_BYTES) -> list[str]:
+    """All have one memory of the right size that holds zeros, on pages that are already there; gives its names."""
+    for segment in segments:
+        assert isinstance(segment, Segment), segment
+    descriptors = [segment.fd for segment in segments]
     found = [os.fstat(descriptor) for descriptor in descriptors]
     assert {(each.st_dev, each.st_ino, each.st_size) for each in found} == {
         (found[0].st_dev, found[0].st_ino, num_bytes)
@@ -84,17 +93,31 @@ def check_shared(descriptors: list[int], num_bytes: int) -> None:
     assert maps[0][: len(maps)] == bytes(range(1, len(maps) + 1))
     for mapped in maps:
         mapped.close()
+    names = [os.readlink(f"/proc/self/fd/{descriptor}") for descriptor in descriptors]
     for descriptor in descriptors:
         os.close(descriptor)
+    return names
+
+
+def check_alone(segments: list[Any]) -> list[str]:
+    """Every rank is a host of its own; gives the reasons, which all of them know."""
+    for segment in segments:
+        assert isinstance(segment, Segment), segment
+        assert segment.fd == -1
+        assert segment.table.ranks == tuple((rank,) for rank in range(len(segments)))
+        assert segment.problems == segments[0].problems
+    problems: list[str] = segments[0].problems
+    return problems
 
 
 @pytest.mark.parametrize("size", [2, 3, 8])
 def test_an_anonymous_file(size: int, open_all: OpenAll, directory: Path) -> None:
-    descriptors = open_all(size)
-    assert os.readlink(f"/proc/self/fd/{descriptors[0]}").startswith("/memfd:")
+    segments = open_all("a" * size)
+    assert [segment.table.ranks for segment in segments] == [(tuple(range(size)),)] * size
+    assert [segment.problems for segment in segments] == [[]] * size
     with pytest.raises(PermissionError):
-        os.ftruncate(descriptors[0], 1)
-    check_shared(descriptors, NUM_BYTES)
+        os.ftruncate(segments[0].fd, 1)
+    assert check_shared(segments)[0].startswith("/memfd:")
     assert os.listdir(directory) == []
 
 
@@ -103,11 +126,9 @@ def test_a_file_where_there_are_no_anonymous_ones(
     size: int, open_all: OpenAll, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "memfd_create", no_memfd)
-    descriptors = open_all(size)
-    name = os.readlink(f"/proc/self/fd/{descriptors[0]}")
+    name = check_shared(open_all("a" * size))[0]
     assert name.startswith(f"{directory}/horovodlike-")
     assert name.endswith(" (deleted)")
-    check_shared(descriptors, NUM_BYTES)
     assert os.listdir(directory) == []
 
 
@@ -120,9 +141,28 @@ def test_a_file_where_proc_is_closed(open_all: OpenAll, directory: Path, monkeyp
         return real(path, **options)
 
     monkeypatch.setattr(os, "stat", closed)
-    descriptors = open_all(2)
-    assert os.readlink(f"/proc/self/fd/{descriptors[1]}").startswith(str(directory))
-    check_shared(descriptors, NUM_BYTES)
+    assert check_shared(open_all("aa"))[1].startswith(str(directory))
+    assert os.listdir(directory) == []
+
+
+def test_several_hosts_at_the_same_time(open_all: OpenAll) -> None:
+    segments = open_all("abacbb", lambda rank, table: NUM_BYTES + len(table.ranks_beside(rank)))
+    for ranks in ((0, 2), (1, 4, 5)):
+        check_shared([segments[rank] for rank in ranks], NUM_BYTES + len(ranks))
+    assert segments[3].fd == -1
+    assert {segment.table.ranks for segment in segments} == {((0, 2), (1, 4, 5), (3,))}
+
+
+def test_hosts_that_share_memory_in_different_ways(
+    open_all: OpenAll, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One host has no anonymous files: the other keeps what it has."""
+    real = host_memory._make_memfd
+    monkeypatch.setattr(host_memory, "_make_memfd", lambda count: no_memfd() if count == NUM_BYTES + 1 else real(count))
+    segments = open_all("aabb", lambda rank, table: NUM_BYTES + rank // 2)
+    assert check_shared(segments[:2])[0].startswith("/memfd:")
+    assert check_shared(segments[2:], NUM_BYTES + 1)[0].startswith(str(directory))
+    assert os.listdir(directory) == []
 
 
 def test_nothing_works_and_everybody_learns_why(
@@ -130,12 +170,10 @@ def test_nothing_works_and_everybody_learns_why(
 ) -> None:
     monkeypatch.setattr(os, "memfd_create", no_memfd)
     directory.rmdir()
-    errors = open_all(3)
-    for error in errors:
-        assert isinstance(error, RendezvousError)
-        assert f"cannot share {NUM_BYTES} bytes of memory" in str(error)
-        assert "rank 0: [Errno 38] no anonymous files here" in str(error)
-        assert "No such file or directory" in str(error)
+    problems = check_alone(open_all("aaa"))
+    assert len(problems) == 2  # all three, and then two of them
+    assert "ranks 0, 1, 2: with an anonymous memory file, rank 0: [Errno 38] no anonymous files here" in problems[0]
+    assert "No such file or directory" in problems[0]
     assert "horovodlike" not in open_files()
 
 
@@ -149,11 +187,10 @@ def test_memory_that_cannot_be_allocated(
     monkeypatch.setattr(os, "posix_fallocate", full)
     if not memfd:
         monkeypatch.setattr(os, "memfd_create", no_memfd)
-    for error in open_all(2):
-        assert isinstance(error, RendezvousError)
-        assert f"rank 0: {NUM_BYTES} bytes could not be allocated (No space left on device)" in str(error)
-        assert "Enlarge it (docker run --shm-size" in str(error)
-        assert ("too little memory" in str(error)) == memfd
+    problems = check_alone(open_all("aa"))
+    assert f"rank 0: {NUM_BYTES} bytes could not be allocated (No space left on device)" in problems[0]
+    assert "Enlarge it (docker run --shm-size" in problems[0]
+    assert ("too little memory" in problems[0]) == memfd
     assert os.listdir(directory) == []
 
 
@@ -163,7 +200,7 @@ def test_a_file_system_that_cannot_allocate_is_written(open_all: OpenAll, monkey
 
     monkeypatch.setattr(os, "posix_fallocate", unsupported)
     num_bytes = (1 << 20) + 100
-    check_shared(open_all(2, num_bytes), num_bytes)
+    check_shared(open_all("aa", lambda rank, table: num_bytes), num_bytes)
 
 
 def test_memory_that_does_not_hold_the_token(
@@ -171,11 +208,39 @@ def test_memory_that_does_not_hold_the_token(
 ) -> None:
     """A path that leads to somebody else's memory is noticed."""
     monkeypatch.setattr(host_memory, "_write_token", lambda fd: b"x" * host_memory.TOKEN_BYTES)
-    for error in open_all(2):
-        assert isinstance(error, RendezvousError)
-        assert "rank 1:" in str(error)
-        assert "does not hold what local rank 0 wrote" in str(error)
+    problems = check_alone(open_all("aa"))
+    assert "rank 1:" in problems[0]
+    assert "does not hold what local rank 0 wrote" in problems[0]
     assert os.listdir(directory) == []
+
+
+def test_ranks_that_can_share_memory_stay_together(
+    open_all: OpenAll, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with two containers on one node: ranks 0 and 2 see one memory, ranks 1, 3 and 4 another."""
+    outside = (1, 3, 4)
+    here = threading.local()
+    real = host_memory._open_and_verify
+
+    def num_bytes(rank: int, table: HostTable) -> int:
+        beside = table.ranks_beside(rank)
+        here.reaches = (rank in outside) == (beside[0] in outside)
+        return NUM_BYTES + len(beside)
+
+    def open_and_verify(*arguments: Any) -> int:  # noqa: ANN401
+        if not here.reaches:
+            raise OSError(errno.ENOENT, "another container's")
+        return real(*arguments)
+
+    monkeypatch.setattr(host_memory, "_open_and_verify", open_and_verify)
+    segments = open_all("aaaaab", num_bytes)
+    for ranks in ((0, 2), outside):
+        check_shared([segments[rank] for rank in ranks], NUM_BYTES + len(ranks))
+    assert {segment.table.ranks for segment in segments} == {((0, 2), outside, (5,))}
+    assert "ranks 0, 1, 2, 3, 4: with an anonymous memory file, rank 1:" in segments[5].problems[0]
+    assert "another container's" in segments[5].problems[0]
+    assert os.listdir(directory) == []
+    assert "horovodlike" not in open_files()
 
 
 def test_memory_of_another_size_or_kind(tmp_path: Path) -> None:
@@ -186,40 +251,12 @@ def test_memory_of_another_size_or_kind(tmp_path: Path) -> None:
             host_memory._open_and_verify(str(path), 4096, bytes(32), 0)
 
 
-def test_different_nodes(open_all: OpenAll) -> None:
-    for error in open_all(3, nodes=["a", "b", "a"]):
-        assert isinstance(error, RendezvousError)
-        assert "different nodes of the launcher (ranks 0, 2: 'a', rank 1: 'b')" in str(error)
-        assert "HOROVODLIKE_HOSTID" in str(error)
-
-
-@pytest.mark.parametrize("fact", ["boot", "pid_namespace"])
-def test_different_machines(
-    fact: str, serve: Serve, connect: Connect, run_ranks: RunRanks, place_of: PlaceOf, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = host_memory._host_facts
-    monkeypatch.setattr(
-        host_memory, "_host_facts", lambda place: real(place) | ({fact: "elsewhere"} if place.rank == 1 else {})
-    )
-    server = serve(2)
-
-    def body(rank: int) -> None:
-        rendezvous = connect(server, rank, 2)
-        rendezvous.begin()
-        open_segment(rendezvous, place_of(rank, 2), NUM_BYTES)
-
-    for error in run_ranks(2, body):
-        assert isinstance(error, RendezvousError)
-        assert "rank 1: 'elsewhere'" in str(error)
-        assert "not supported yet" in str(error)
-
-
 def test_different_sizes(open_all: OpenAll) -> None:
-    for error in open_all(2, [4096, 8192]):
-        assert "different amounts of shared memory (rank 0: '4096', rank 1: '8192')" in str(error)
+    for error in open_all("aab", lambda rank, table: 4096 * (rank + 1)):
+        assert "different amounts of shared memory (rank 0: 4096, rank 1: 8192)" in str(error)
 
 
-def test_one_rank_needs_none(place_of: PlaceOf) -> None:
+def test_one_rank_on_each_host_needs_none() -> None:
     class Nobody:
         def exchange(self, topic: str, payload: Any) -> list[Any]:  # noqa: ANN401
             raise AssertionError
@@ -227,11 +264,13 @@ def test_one_rank_needs_none(place_of: PlaceOf) -> None:
         def barrier(self, topic: str) -> None:
             raise AssertionError
 
-    assert open_segment(Nobody(), place_of(0, 1), NUM_BYTES) == -1
+    table = table_of("ab")
+    assert open_segment(Nobody(), 1, table, lambda table: NUM_BYTES) == Segment(table)
 
 
 SMALL_SHM = """
     import errno, os, sys, threading
+    from horovodlike._hosts import HostFacts, HostTable
     from horovodlike.host_memory import open_segment
     from horovodlike.place import Place
     from horovodlike.rendezvous import Rendezvous, RendezvousServer
@@ -247,10 +286,9 @@ SMALL_SHM = """
         place = Place(rank, 2, rank, 2, job="j")
         with Rendezvous("127.0.0.1", server.port, key, place) as rendezvous:
             rendezvous.begin()
-            try:
-                results[rank] = open_segment(rendezvous, place, 8 << 20) >= 0
-            except Exception as error:
-                results[rank] = str(error)
+            facts = [HostFacts("a", False, "a", "", "", "", each, 2) for each in range(2)]
+            segment = open_segment(rendezvous, rank, HostTable.of(facts), lambda table: 8 << 20)
+            results[rank] = segment.fd >= 0 or segment.problems
     threads = [threading.Thread(target=body, args=(rank,)) for rank in range(2)]
     for thread in threads: thread.start()
     for thread in threads: thread.join()

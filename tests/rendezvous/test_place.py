@@ -158,24 +158,29 @@ def test_values_that_cannot_be(environ: dict[str, str], change: dict[str, Any], 
 
 
 @pytest.mark.parametrize(
-    "environ",
+    ("environ", "size", "local_size", "cross_size"),
     [
-        {**HVDRUN, "HOROVODLIKE_SIZE": "4"},
-        {**TORCHRUN, "WORLD_SIZE": "4", "GROUP_WORLD_SIZE": "2"},
-        {**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "4"},
-        {**MPICH, "PMI_SIZE": "4"},
-        {**SLURM, "SLURM_STEP_NUM_TASKS": "5", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_TASKS_PER_NODE": "2,3"},
+        ({**HVDRUN, "HOROVODLIKE_SIZE": "4", "HOROVODLIKE_CROSS_SIZE": "2"}, 4, 2, 2),
+        ({**TORCHRUN, "WORLD_SIZE": "4", "GROUP_WORLD_SIZE": "2"}, 4, 2, 2),
+        ({**OPEN_MPI, "OMPI_COMM_WORLD_SIZE": "4"}, 4, 2, 1),  # it does not say
+        ({**MPICH, "PMI_SIZE": "4"}, 4, 2, 1),
+        (
+            {**SLURM, "SLURM_STEP_NUM_TASKS": "5", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_TASKS_PER_NODE": "2,3"},
+            5,
+            2,
+            2,
+        ),
     ],
 )
-def test_several_hosts_are_refused(environ: dict[str, str]) -> None:
-    with pytest.raises(RendezvousError, match="several hosts are not supported yet"):
-        find_place(environ, hydra)
+def test_several_hosts(environ: dict[str, str], size: int, local_size: int, cross_size: int) -> None:
+    place = find_place(environ, hydra)
+    assert (place.size, place.local_size, place.cross_size) == (size, local_size, cross_size)
 
 
 def test_slurm_counts_the_tasks_of_its_node() -> None:
     environ = {**SLURM, "SLURM_STEP_NUM_TASKS": "11", "SLURM_STEP_NUM_NODES": "3", "SLURM_NODEID": "2"}
-    with pytest.raises(RendezvousError, match="started 11 ranks on 3 hosts, 3 of them on this one"):
-        find_place({**environ, "SLURM_STEP_TASKS_PER_NODE": "4(x2),3"})
+    place = find_place({**environ, "SLURM_STEP_TASKS_PER_NODE": "4(x2),3"})
+    assert (place.size, place.local_size, place.cross_rank, place.cross_size) == (11, 3, 2, 3)
 
 
 def test_a_job_without_a_name() -> None:

@@ -291,8 +291,9 @@ def test_payloads_up_to_the_limit(serve: Serve, connect: Connect, run_ranks: Run
 
 
 def test_bad_servers(key: bytes) -> None:
-    with pytest.raises(ValueError, match="loopback"):
-        RendezvousServer(key, 2, "0.0.0.0")
+    for everywhere in ("0.0.0.0", "127.0.0.1,::", ""):
+        with pytest.raises(ValueError, match="addresses that are named"):
+            RendezvousServer(key, 2, everywhere)
     with pytest.raises(ValueError, match="at least one rank"):
         RendezvousServer(key, 0)
     with pytest.raises(ValueError, match="32 bytes"):

@@ -1,0 +1,214 @@
+"""The connections between ranks of different hosts, made and authenticated before the engine gets them.
+
+Every rank listens on one address, and tells the others which through the rendezvous, where nobody can forge it. Of two
+ranks the higher one connects. Connections that are not of the mesh get a few seconds and a buffer for a hello; when the
+mesh is complete nobody listens any more.
+"""
+
+import json
+import os
+import resource
+import secrets
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from horovodlike._channel import KEY_BYTES
+from horovodlike._hosts import HostTable
+from horovodlike._interfaces import own_address
+from horovodlike._mesh_builder import Builder
+from horovodlike._mesh_handshake import Keys, Wire
+from horovodlike._native import lib
+from horovodlike._rendezvous_client import Rendezvous
+from horovodlike.config import Config
+from horovodlike.errors import RendezvousError
+
+CONTROL, DATA = int(lib.HVL_CONTROL), int(lib.HVL_DATA)
+
+_BACKLOG = 4096
+_OTHER_DESCRIPTORS = 256
+"""What else this process may open: strangers, and what the script does."""
+_REPORT_BYTES = 800_000
+_SHOWN_PAIRS = 8
+
+
+@dataclass
+class Connection:
+    """A connection to a rank of another host, over which both sides have proven who they are.
+
+    Attributes:
+        socket: Not blocking; nothing has been sent on it since.
+        rank: The other rank.
+        use: ``CONTROL`` or ``DATA``.
+        keys: For the MACs of what the engine sends and receives.
+    """
+
+    socket: socket.socket
+    rank: int
+    use: int
+    keys: Keys
+
+
+def plan_wires(rank: int, table: HostTable, streams: int, fan_out: int) -> list[Wire]:
+    """Every connection that a rank has, in the order that both of its ends know.
+
+    Args:
+        rank: The rank.
+        table: The hosts.
+        streams: Connections for data between two ranks of different hosts.
+        fan_out: Of the tree of hosts, the most children of a host.
+    """
+
+    def wire(use: int, other: int, number: int = 0) -> Wire:
+        return Wire(use, min(rank, other), max(rank, other), number)
+
+    beside = table.ranks_beside(rank)
+    host = table.ranks.index(beside)
+    wires = [
+        wire(DATA, other, number)
+        for other in range(len(table.facts))
+        if other not in beside
+        for number in range(streams)
+    ]
+    if rank == beside[0]:
+        parent = [] if host == 0 else [(host - 1) // fan_out]
+        children = range(host * fan_out + 1, min((host + 1) * fan_out + 1, len(table.ranks)))
+        wires += [wire(CONTROL, table.ranks[other][0]) for other in [*parent, *children]]
+    return wires
+
+
+def connect_mesh(
+    rendezvous: Rendezvous, table: HostTable, config: Config, ends: Sequence[tuple[str, str]]
+) -> list[Connection]:
+    """Connects this rank to those of other hosts. Collective.
+
+    Args:
+        rendezvous: The connection to all ranks.
+        table: The hosts of the job, at least two.
+        config: The settings.
+        ends: By rank, its own address and the server's in its connection to the rendezvous server.
+
+    Returns:
+        The connections in the order of :func:`plan_wires`; the caller closes their sockets.
+
+    Raises:
+        RendezvousError: Ranks could not connect; the message lists them and why, the same on all ranks.
+        ConfigError: ``network_interface`` does not fit this host.
+    """
+    rank = rendezvous.rank
+    wires = plan_wires(rank, table, config.tcp_streams, config.fan_out)
+    ensure_descriptors(len(wires))
+    address = own_address(rank, ends, config.network_interface)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        listener = socket.create_server((address, 0), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise RendezvousError(
+            f"rank {rank} cannot listen on {address}: {error.strerror}; choose another network with "
+            "--network-interface (HOROVODLIKE_NETWORK_INTERFACE)"
+        ) from error
+    with listener:
+        mine = {"address": address, "port": listener.getsockname()[1]}
+        if rank == 0:
+            mine["salt"] = secrets.token_hex(KEY_BYTES)
+        offers = rendezvous.exchange("mesh.addresses", mine)
+        key = rendezvous.derive_key(b"mesh", bytes.fromhex(offers[0]["salt"]))
+        places = [(str(offer["address"]), int(offer["port"])) for offer in offers]
+        builder = Builder(rank, wires, places, key, listener, config.start_timeout)
+        try:
+            builder.run()
+        except BaseException:
+            builder.close()
+            raise
+    try:
+        _compare(rendezvous, table, builder.problems, config)
+        for wire in wires:
+            _set_options(builder.done[wire][0], wire.use, config.network_timeout)
+    except BaseException:
+        builder.close()
+        raise
+    return [Connection(builder.done[wire][0], wire.other(rank), wire.use, builder.done[wire][1]) for wire in wires]
+
+
+def ensure_descriptors(connections: int) -> None:
+    """Raises the limit of this process's open files to what the mesh needs.
+
+    Raises:
+        RendezvousError: The administrator's limit is lower.
+    """
+    # The engine duplicates each descriptor before this side's is closed.
+    needed = len(os.listdir("/proc/self/fd")) + 2 * connections + _OTHER_DESCRIPTORS
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise RendezvousError(
+            f"this process may have {hard} open files, but {connections} connections to ranks of other hosts need "
+            f"{needed}: raise the limit (ulimit -Hn; nofile in /etc/security/limits.conf; LimitNOFILE of the service "
+            "that starts the ranks), or lower HOROVODLIKE_TCP_STREAMS"
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _set_options(connected: socket.socket, use: int, timeout: float) -> None:
+    """Small messages leave at once, and a host that does not answer any more is noticed."""
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    idle, interval, probes = _keepalive(timeout)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, interval)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, probes)
+    # Data may wait for long behind other data on a slow link; it is the control connection that tells.
+    milliseconds = round(1000 * timeout * (1 if use == CONTROL else 4))
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+
+
+def _keepalive(timeout: float) -> tuple[int, int, int]:
+    """Seconds until the first probe, seconds between probes, and their number, within the time-out where it allows."""
+    idle = max(1, int(timeout / 3))
+    interval = max(1, int(timeout / 9))
+    return idle, interval, max(1, int((timeout - idle) / interval))
+
+
+def _compare(rendezvous: Rendezvous, table: HostTable, problems: dict[Wire, str], config: Config) -> None:
+    """Tells all ranks what did not connect; every rank comes to the same verdict."""
+    reports = rendezvous.exchange(
+        "mesh.connected", _report(problems, _REPORT_BYTES // rendezvous.size), patience=config.start_timeout
+    )
+    reasons: dict[tuple[int, int], str] = {}
+    hidden = 0
+    for rank, report in enumerate(reports):
+        hidden += report["more"]
+        for low, high, why in report["problems"]:
+            if rank == high:  # it knows better than the one that waited for it
+                reasons[low, high] = why
+            else:
+                reasons.setdefault((low, high), why)
+    if not reasons and not hidden:
+        return
+    hosts, names = table.hosts, table.names
+    shown = [
+        f"rank {high} ({names[hosts[high]]}) to rank {low} ({names[hosts[low]]}): {why}"
+        for (low, high), why in sorted(reasons.items())[:_SHOWN_PAIRS]
+    ]
+    if len(reasons) > _SHOWN_PAIRS or hidden:
+        shown.append("and more")
+    raise RendezvousError(
+        f"ranks of different hosts could not connect: {'; '.join(shown)}. See that the hosts reach each other there: a "
+        "firewall must let the ports of net.ipv4.ip_local_port_range through. Choose another network with "
+        "--network-interface (HOROVODLIKE_NETWORK_INTERFACE)"
+    )
+
+
+def _report(problems: dict[Wire, str], most: int) -> dict[str, Any]:
+    """The problems by pair of ranks, as many as there is room for."""
+    pairs = {(wire.low, wire.high): why for wire, why in sorted(problems.items(), reverse=True)}
+    report: dict[str, Any] = {"more": len(pairs), "problems": []}
+    for (low, high), why in sorted(pairs.items()):
+        entry = [low, high, why[:200]]
+        if len(json.dumps(report)) + len(json.dumps(entry)) + 64 > most:
+            break
+        report["problems"].append(entry)
+        report["more"] -= 1
+    return report

@@ -6,8 +6,6 @@ mesh is complete nobody listens any more.
 """
 
 import json
-import os
-import resource
 import secrets
 import socket
 from collections.abc import Sequence
@@ -15,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from horovodlike._channel import KEY_BYTES
+from horovodlike._descriptors import ensure_descriptors
 from horovodlike._hosts import HostTable
 from horovodlike._interfaces import own_address
 from horovodlike._mesh_builder import Builder
@@ -27,8 +26,6 @@ from horovodlike.errors import RendezvousError
 CONTROL, DATA = int(lib.HVL_CONTROL), int(lib.HVL_DATA)
 
 _BACKLOG = 4096
-_OTHER_DESCRIPTORS = 256
-"""What else this process may open: strangers, and what the script does."""
 _REPORT_BYTES = 800_000
 _SHOWN_PAIRS = 8
 
@@ -98,7 +95,8 @@ def connect_mesh(
     """
     rank = rendezvous.rank
     wires = plan_wires(rank, table, config.tcp_streams, config.fan_out)
-    ensure_descriptors(len(wires))
+    # The engine duplicates each descriptor before this side's is closed.
+    ensure_descriptors(2 * len(wires), f"{len(wires)} connections to ranks of other hosts")
     address = own_address(rank, ends, config.network_interface)
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
@@ -129,26 +127,6 @@ def connect_mesh(
         builder.close()
         raise
     return [Connection(builder.done[wire][0], wire.other(rank), wire.use, builder.done[wire][1]) for wire in wires]
-
-
-def ensure_descriptors(connections: int) -> None:
-    """Raises the limit of this process's open files to what the mesh needs.
-
-    Raises:
-        RendezvousError: The administrator's limit is lower.
-    """
-    # The engine duplicates each descriptor before this side's is closed.
-    needed = len(os.listdir("/proc/self/fd")) + 2 * connections + _OTHER_DESCRIPTORS
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= needed:
-        return
-    if hard != resource.RLIM_INFINITY and hard < needed:
-        raise RendezvousError(
-            f"this process may have {hard} open files, but {connections} connections to ranks of other hosts need "
-            f"{needed}: raise the limit (ulimit -Hn; nofile in /etc/security/limits.conf; LimitNOFILE of the service "
-            "that starts the ranks), or lower HOROVODLIKE_TCP_STREAMS"
-        )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _set_options(connected: socket.socket, use: int, timeout: float) -> None:

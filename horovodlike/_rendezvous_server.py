@@ -33,6 +33,7 @@ from horovodlike._channel import (
     job_digest,
     make_challenge,
 )
+from horovodlike._descriptors import ensure_descriptors
 from horovodlike._roll_call import Reply, RollCall
 from horovodlike.errors import RendezvousError
 
@@ -122,6 +123,7 @@ class RendezvousServer:
         Raises:
             RendezvousError: It cannot listen.
         """
+        ensure_descriptors(self._size, f"connections of {self._size} ranks")
         self._listeners = self._listen()
         self._port: int = self._listeners[0].getsockname()[1]
         self._selector = selectors.DefaultSelector()
@@ -336,22 +338,28 @@ class RendezvousServer:
             raise _ProtocolError(f"it sent a message that makes no sense ({type(error).__name__})") from None
 
     def _tell(self, replies: list[Reply]) -> None:
+        encoded: dict[int, bytes] = {}  # many ranks are told the same
         for reply in replies:
             member = self._members.get(reply.rank)
             if member is None:
                 continue
             if reply.error is not None:
                 self._say(member, {"topic": reply.topic, "error": reply.error})
-            else:
-                self._say(member, {"topic": reply.topic, "result": reply.result})
+                continue
+            if id(reply.result) not in encoded:
+                encoded[id(reply.result)] = _encode({"topic": reply.topic, "result": reply.result})
+            self._pass_on(member, reply.topic, encoded[id(reply.result)])
 
     def _say(self, connection: _Connection, message: dict[str, Any]) -> None:
+        self._pass_on(connection, message.get("topic", ""), _encode(message))
+
+    def _pass_on(self, connection: _Connection, topic: str, payload: bytes) -> None:
         assert connection.sealer is not None
         try:
-            frame = connection.sealer.seal(json.dumps(message, separators=(",", ":")).encode())
+            frame = connection.sealer.seal(payload)
         except FrameError as error:
             text = f"the payloads of all ranks together are too large: {error}"
-            frame = connection.sealer.seal(json.dumps({"topic": message["topic"], "error": text}).encode())
+            frame = connection.sealer.seal(_encode({"topic": topic, "error": text}))
         self._send(connection, frame)
 
     def _send(self, connection: _Connection, data: bytes) -> None:
@@ -387,6 +395,10 @@ class RendezvousServer:
         self._strangers.pop(connection, None)
         if self._members.get(connection.rank) is connection:
             del self._members[connection.rank]
+
+
+def _encode(message: dict[str, Any]) -> bytes:
+    return json.dumps(message, separators=(",", ":")).encode()
 
 
 def _is_any(host: str) -> bool:

@@ -13,6 +13,8 @@
   connections to the ranks of others.
 """
 
+import hashlib
+import json
 import os
 import sys
 import time
@@ -160,7 +162,6 @@ def establish(
         else:
             rendezvous = membership.rendezvous = _seek(MeetingPoint(place.job, source), place, config)
             greetings = _greet(rendezvous, place, config)
-        _compare_settings(greetings)
         _meet_beside(membership, rendezvous, greetings, config, segment_bytes)
         assert membership.table is not None
         if len(membership.table.ranks) > 1:
@@ -235,29 +236,35 @@ def _seek(meeting_point: MeetingPoint, place: Place, config: Config) -> Rendezvo
 
 
 def _greet(rendezvous: Rendezvous, place: Place, config: Config) -> list[Any]:
-    """Begins a generation with what every rank has to know about every other."""
-    settings = {name: getattr(config, name) for name, row in SETTINGS.items() if row.same_on_all_ranks}
-    return rendezvous.begin(
+    """Begins a generation with what every rank has to know about every other. It is short, for there may be many."""
+    greetings = rendezvous.begin(
         {
             "version": __version__,
             "pid": os.getpid(),
-            "settings": settings,
-            "processors": sorted(os.sched_getaffinity(0)),
+            "settings": hashlib.sha256(json.dumps(_shared_settings(config)).encode()).hexdigest()[:16],
+            "processors": f"{sum(1 << processor for processor in os.sched_getaffinity(0)):x}",
             "host": HostFacts.collect(place, chosen=bool(config.hostid)).to_json(),
             "ends": [rendezvous.local_address, rendezvous.server_address],
         }
     )
-
-
-def _compare_settings(greetings: list[dict[str, Any]]) -> None:
-    """Every rank comes to the same verdict."""
     _compare("the version of horovodlike", "Install the same one", [each["version"] for each in greetings])
-    for name in greetings[0]["settings"]:
-        values = [str(greeting["settings"].get(name)) for greeting in greetings]
-        _compare(SETTINGS[name].variable, "Give it the same value", values)
+    if len({each["settings"] for each in greetings}) > 1:
+        settings = rendezvous.exchange("settings", _shared_settings(config))
+        for index, name in enumerate(_SHARED):
+            values = [str(each[index]) for each in settings]
+            _compare(SETTINGS[name].variable, "Give it the same value", values)
+    return greetings
+
+
+_SHARED = [name for name, row in SETTINGS.items() if row.same_on_all_ranks]
+
+
+def _shared_settings(config: Config) -> list[Any]:
+    return [getattr(config, name) for name in _SHARED]
 
 
 def _compare(what: str, remedy: str, values: list[str]) -> None:
+    """Every rank comes to the same verdict."""
     ranks_of: dict[str, list[int]] = {}
     for rank, value in enumerate(values):
         ranks_of.setdefault(value, []).append(rank)
@@ -289,7 +296,10 @@ def _meet_beside(
     membership.table, membership.segment_fd, membership.place = table, segment.fd, table.place(place)
     beside = table.ranks_beside(place.rank)
     membership.pids = [greetings[rank]["pid"] for rank in beside]
-    membership.processors = len(set().union(*(greetings[rank]["processors"] for rank in beside)))
+    usable = 0
+    for rank in beside:
+        usable |= int(greetings[rank]["processors"], 16)
+    membership.processors = usable.bit_count()
 
 
 def _meet_across(

@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -26,6 +27,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
         def _split_scope(self, nodeid: str) -> str:
             if "tests/keras/" in nodeid:
                 return "keras on torch" if "[torch" in nodeid else "keras on tensorflow"
+            if "tests/cluster/" in nodeid:
+                return "several hosts"
             framework = re.search(r"tests/(torch|tensorflow)/", nodeid)
             if framework is None:
                 return nodeid
@@ -33,6 +36,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
             return f"{framework[1]} on {size[1] if size else 2} ranks"
 
     return ByPool(config, log)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say in a line of its own what was not tested because this machine has no cluster (`tests/cluster`)."""
+    reports = terminalreporter.getreports("skipped")
+    reasons = [str(report.longrepr[2]) for report in reports if isinstance(report.longrepr, tuple)]
+    for reason, number in Counter(reason for reason in reasons if "no cluster: " in reason).items():
+        terminalreporter.write_line(
+            f"NOT TESTED on several hosts: {number} tests, {reason.partition('no cluster: ')[2]}"
+        )
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,0 +1,45 @@
+"""Fixtures that make clusters, and the mark that says what a test needs for one."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from cluster.hosts import Cluster
+from cluster.tools import missing
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip tests for which this machine lacks something, and say what: `cluster("sshd", "slurm")` names tools."""
+    for mark in item.iter_markers("cluster"):
+        lacking = [reason for tool in ("namespaces", *mark.args) if (reason := missing(tool))]
+        if lacking:
+            pytest.skip(f"no cluster: {'; '.join(dict.fromkeys(lacking))}")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Callable[..., Cluster]]:
+    """`cluster(2)`: hosts that the tests of a module share, and leave as they have found them.
+
+    Arguments are those of `Cluster`; the mark `cluster` is needed.
+    """
+    with contextlib.ExitStack() as clusters:
+        made: dict[object, Cluster] = {}
+
+        def shared(hosts: int, **options: Any) -> Cluster:
+            key = (hosts, *sorted(options.items()))
+            if key not in made:
+                made[key] = clusters.enter_context(Cluster(hosts, **options))
+            return made[key]
+
+        yield shared
+
+
+@pytest.fixture
+def fresh_cluster() -> Iterator[Callable[..., Cluster]]:
+    """`fresh_cluster(2)`: hosts of the test's own, to be broken; arguments are those of `Cluster`."""
+    with contextlib.ExitStack() as clusters:
+        yield lambda hosts, **options: clusters.enter_context(Cluster(hosts, **options))

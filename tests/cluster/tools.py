@@ -1,0 +1,62 @@
+"""What this machine lacks for a cluster, in words that say what to do about it."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+
+# The program that shows that a tool is there, and Debian's package.
+PROGRAMS = {
+    "sshd": ("sshd", "openssh-server"),
+    "ssh": ("ssh", "openssh-client"),
+    "iperf3": ("iperf3", "iperf3"),
+    "slurm": ("slurmctld", "slurm-wlm"),
+    "munge": ("munged", "munge"),
+    "mpirun": ("mpirun", "openmpi-bin"),
+    "loss": ("nft", "nftables"),
+    "ping": ("ping", "iputils-ping"),
+}
+# Made and shaped in a nameless namespace, which ends with the command.
+TRIAL = (
+    "ip link add name veth0 type veth peer name veth1 && ip link add name br0 type bridge && "
+    "tc qdisc add dev veth0 root tbf rate 1gbit burst 128kb limit 1mb"
+)
+NETEM_TRIAL = "ip link add name veth0 type veth peer name veth1 && tc qdisc add dev veth0 root netem delay 1ms"
+
+
+def find(program: str) -> str | None:
+    """Return the path of a program; the folders of servers count even where PATH lacks them."""
+    return shutil.which(program, path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin")
+
+
+@functools.cache
+def _trial(commands: str) -> str:
+    """Run commands in a new network namespace; what went wrong, or nothing."""
+    done = subprocess.run(
+        ["unshare", "--net", "--mount", "sh", "-c", commands], capture_output=True, text=True, check=False
+    )
+    return "" if done.returncode == 0 else " ".join(done.stderr.split())
+
+
+@functools.cache
+def missing(tool: str) -> str:
+    """Say what is missing for a tool: one of PROGRAMS, `namespaces` or `delay`. Empty: nothing is."""
+    if tool == "namespaces":
+        return _missing_for_namespaces()
+    if tool == "delay":
+        reason = _trial(NETEM_TRIAL)
+        return f"delay needs a kernel with sch_netem: {reason}" if reason else ""
+    program, package = PROGRAMS[tool]
+    return "" if find(program) else f"{program} is not installed: apt-get install {package}"
+
+
+def _missing_for_namespaces() -> str:
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    for program, package in (("ip", "iproute2"), ("tc", "iproute2"), ("unshare", "util-linux")):
+        if not find(program):
+            return f"{program} is not installed: apt-get install {package}"
+    reason = _trial(TRIAL)
+    return f"this machine lets nobody make network namespaces, veth pairs, bridges or tbf: {reason}" if reason else ""

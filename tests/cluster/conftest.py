@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from cluster import sshd
 from cluster.hosts import Cluster
 from cluster.tools import missing
 
@@ -20,11 +22,19 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip(f"no cluster: {'; '.join(dict.fromkeys(lacking))}")
 
 
+def _make(clusters: contextlib.ExitStack, hosts: int, *, ssh: bool = False, **options: Any) -> Cluster:
+    made = clusters.enter_context(Cluster(hosts, **options))
+    if ssh:
+        sshd.start(made)
+    return made
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Callable[..., Cluster]]:
     """`cluster(2)`: hosts that the tests of a module share, and leave as they have found them.
 
-    Arguments are those of `Cluster`; the mark `cluster` is needed.
+    Arguments are those of `Cluster`; with `ssh=True`, `ssh h1` works in all of them. The test or its module has the
+    mark `cluster`.
     """
     with contextlib.ExitStack() as clusters:
         made: dict[object, Cluster] = {}
@@ -32,7 +42,7 @@ def cluster() -> Iterator[Callable[..., Cluster]]:
         def shared(hosts: int, **options: Any) -> Cluster:
             key = (hosts, *sorted(options.items()))
             if key not in made:
-                made[key] = clusters.enter_context(Cluster(hosts, **options))
+                made[key] = _make(clusters, hosts, **options)
             return made[key]
 
         yield shared
@@ -40,6 +50,6 @@ def cluster() -> Iterator[Callable[..., Cluster]]:
 
 @pytest.fixture
 def fresh_cluster() -> Iterator[Callable[..., Cluster]]:
-    """`fresh_cluster(2)`: hosts of the test's own, to be broken; arguments are those of `Cluster`."""
+    """`fresh_cluster(2)`: hosts of the test's own, to be broken; arguments as those of `cluster`."""
     with contextlib.ExitStack() as clusters:
-        yield lambda hosts, **options: clusters.enter_context(Cluster(hosts, **options))
+        yield functools.partial(_make, clusters)

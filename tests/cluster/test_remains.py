@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster import namespaces, tools
+from cluster import namespaces, slurm, sshd, tools
 from cluster.hosts import Cluster
 
 pytestmark = pytest.mark.cluster()
@@ -61,6 +61,18 @@ def test_nothing_is_left_after_close():
         assert len(remains(hosts.name)) > 10
     assert remains(hosts.name) == []
     hosts.close()
+
+
+@pytest.mark.cluster("sshd", "ssh", "slurm", "munge")
+def test_nothing_is_left_of_servers():
+    with Cluster(2) as hosts:
+        sshd.start(hosts)
+        commands = slurm.start(hosts)
+        hosts.launcher.popen(["ssh", "h1", "sleep 1000"])
+        hosts.launcher.popen(["srun", "-n2", "-N2", "sleep", "1000"])
+        namespaces.wait_until(lambda: set(commands.states().values()) == {"mixed"}, "a job on both nodes")
+        namespaces.wait_until(lambda: "sleep 1000" in hosts.hosts[1].processes().values(), "a session")
+    assert remains(hosts.name) == []
 
 
 def test_a_cluster_that_cannot_be_made_leaves_nothing(monkeypatch):

@@ -20,7 +20,7 @@ CXX_SOURCES = $(shell find horovodlike bindings launcher tests \( -name '*.h' -o
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-tf test bench lint docs clean
+.PHONY: help demo demo-tf test tools bench lint docs clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,6 +33,10 @@ demo-tf: $(STAMPS)/package $(STAMPS)/tensorflow ## the same with TensorFlow, and
 
 test: $(STAMPS)/dev ## run every test
 	$(BIN)/pytest -n $(TEST_JOBS) --dist loadgroup $(TEST_FLAGS)
+
+tools: ## as root on Debian, install the servers that the tests of several hosts start
+	packages=$$($(PYTHON) tests/cluster/tools.py); test -z "$$packages" || { apt-get update -q && \
+	DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends $$packages; }
 
 bench: $(STAMPS)/dev ## measure against Gloo, MPI, memcpy and DDP: a quarter of an hour on a quiet machine
 	$(BIN)/python -m benchmarks $(BENCH_FLAGS)

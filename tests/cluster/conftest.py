@@ -16,10 +16,12 @@ from cluster.tools import missing
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip tests for which this machine lacks something, and say what: `cluster("sshd", "slurm")` names tools."""
-    for mark in item.iter_markers("cluster"):
-        lacking = [reason for tool in ("namespaces", *mark.args) if (reason := missing(tool))]
+    marks = list(item.iter_markers("cluster"))
+    if marks:
+        tools = [tool for mark in marks for tool in mark.args]
+        lacking = missing("namespaces") or "; ".join(filter(None, map(missing, dict.fromkeys(tools))))
         if lacking:
-            pytest.skip(f"no cluster: {'; '.join(dict.fromkeys(lacking))}")
+            pytest.skip(f"no cluster: {lacking}")
 
 
 def _make(clusters: contextlib.ExitStack, hosts: int, *, ssh: bool = False, **options: Any) -> Cluster:

@@ -91,7 +91,7 @@ def test_counters_count_the_bytes_that_were_sent(cluster):
     assert int(server.communicate(timeout=30)[0]) == size
     sent, received = first.counters() - before[0], second.counters() - before[1]
     assert size < sent.sent_bytes < 1.06 * size
-    assert received.received_bytes == sent.sent_bytes
+    assert size < received.received_bytes < 1.06 * size
     assert 0 < sent.received_bytes < 0.06 * size
 
 

@@ -106,8 +106,8 @@ def test_what_a_killed_process_leaves_is_swept():
 def test_what_is_missing_is_said_with_its_remedy(monkeypatch):
     monkeypatch.setattr(tools, "find", lambda program: None)
     tools.missing.cache_clear()
-    assert tools.missing("slurm") == "slurmctld is not installed: apt-get install slurm-wlm"
-    assert tools.missing("namespaces") == "ip is not installed: apt-get install iproute2"
+    assert tools.missing("slurm") == "slurmctld is not installed: make tools, or apt-get install slurm-wlm"
+    assert tools.missing("namespaces") == "ip is not installed: make tools, or apt-get install iproute2"
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     tools.missing.cache_clear()
     assert tools.missing("namespaces") == "network namespaces need root"

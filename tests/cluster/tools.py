@@ -1,4 +1,7 @@
-"""What this machine lacks for a cluster, in words that say what to do about it."""
+"""What this machine lacks for a cluster, in words that say what to do about it.
+
+As a program, it prints the Debian packages that are missing.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,10 @@ import os
 import shutil
 import subprocess
 
-# The program that shows that a tool is there, and Debian's package.
+# By the name of a tool, the program that shows that a tool is there, and Debian's package.
 PROGRAMS = {
+    "ip": ("ip", "iproute2"),
+    "unshare": ("unshare", "util-linux"),
     "sshd": ("sshd", "openssh-server"),
     "ssh": ("ssh", "openssh-client"),
     "iperf3": ("iperf3", "iperf3"),
@@ -49,14 +54,21 @@ def missing(tool: str) -> str:
         reason = _trial(NETEM_TRIAL)
         return f"delay needs a kernel with sch_netem: {reason}" if reason else ""
     program, package = PROGRAMS[tool]
-    return "" if find(program) else f"{program} is not installed: apt-get install {package}"
+    return "" if find(program) else f"{program} is not installed: make tools, or apt-get install {package}"
 
 
 def _missing_for_namespaces() -> str:
     if os.geteuid() != 0:
         return "network namespaces need root"
-    for program, package in (("ip", "iproute2"), ("tc", "iproute2"), ("unshare", "util-linux")):
-        if not find(program):
-            return f"{program} is not installed: apt-get install {package}"
+    if lacking := missing("ip") or missing("unshare"):
+        return lacking
     reason = _trial(TRIAL)
     return f"this machine lets nobody make network namespaces, veth pairs, bridges or tbf: {reason}" if reason else ""
+
+
+def _main() -> None:
+    print(*sorted({package for program, package in PROGRAMS.values() if not find(program)}))
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,5 +1,6 @@
 // What is said of ranks that others wait for, and where those are.
 #include <atomic>
+#include <numeric>
 #include <thread>
 
 #include "check.h"
@@ -65,11 +66,17 @@ TEST(a_stall_that_lasts_too_long_is_over_also_without_a_warning_time) {
   CHECK(!inspector.is_over({}, 6 * kSecond));
 }
 
+std::vector<int> all_ranks(const std::shared_ptr<HostMemory>& memory) {
+  std::vector<int> ranks(static_cast<size_t>(memory->shape().ranks));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
 std::shared_ptr<HostMemory> memory_of(int ranks) { return HostMemory::anonymous(HostShape{ranks, 4096, 2}); }
 
 TEST(equal_answers_stand_together_and_who_is_silent_is_named) {
   auto memory = memory_of(4);
-  StackQuestions questions(memory, {}, {0, 1, 2});
+  StackQuestions questions(memory, {}, all_ranks(memory));
   questions.ask({1, 2, 3}, kSecond);
   for (int rank : {1, 3}) answer(memory.get(), rank, await_question(memory.get(), rank), "here");
   CHECK(!questions.is_over(2 * kSecond));
@@ -80,7 +87,7 @@ TEST(equal_answers_stand_together_and_who_is_silent_is_named) {
 
 TEST(an_answer_to_an_earlier_question_is_none) {
   auto memory = memory_of(2);
-  StackQuestions questions(memory, {}, {0, 1, 2});
+  StackQuestions questions(memory, {}, all_ranks(memory));
   questions.ask({1}, kSecond);
   const uint32_t first = await_question(memory.get(), 1);
   questions.ask({1}, 60 * kSecond);
@@ -94,7 +101,7 @@ TEST(an_answer_to_an_earlier_question_is_none) {
 TEST(answers_and_reports_are_cut_to_the_room_there_is) {
   constexpr int kRanks = 9;
   auto memory = memory_of(kRanks);
-  StackQuestions questions(memory, {}, {0, 1, 2});
+  StackQuestions questions(memory, {}, all_ranks(memory));
   std::vector<int> ranks;
   for (int rank = 0; rank < kRanks; ++rank) ranks.push_back(rank);
   questions.ask(ranks, kSecond);

@@ -3,6 +3,7 @@
 import socket
 import tracemalloc
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -94,6 +95,22 @@ def test_a_client_that_trickles(serve: Serve, gather_all: GatherAll, key: bytes)
                 gather_all(server, 2)
         slow.sendall(hello[-1:])
         assert b"welcome" in opener.feed(slow.recv(4096))[0]
+
+
+def test_a_member_that_trickles(serve: Serve, connect: Connect, key: bytes) -> None:
+    server = serve(2)
+    slow, sealer = authenticated(server, key, 1, 2)
+    slow.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    question = sealer.seal(b'{"do":"arrive","topic":"join","payload":{"generation":0,"payload":1},"timeout":30}')
+    rank_0 = connect(server, 0, 2, start_timeout=30)
+    with slow, ThreadPoolExecutor(1) as executor:
+        begun = executor.submit(rank_0.begin, 0)
+        for position in range(len(question)):
+            assert not begun.done()
+            slow.sendall(question[position : position + 1])
+            with raw(server) as other:
+                read_exactly(other, CHALLENGE_BYTES)  # the server has time for others
+        assert begun.result(30) == [0, 1]
 
 
 def test_strangers_have_a_deadline(serve: Serve, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,6 +75,37 @@ class Relay:
                 each.shutdown(socket.SHUT_RDWR)
 
 
+class Impostor:
+    """Listens in place of a server, and says what a server has once said. For one connection.
+
+    Attributes:
+        port: Where it listens.
+    """
+
+    def __init__(self, recorded: bytes) -> None:
+        self._recorded = recorded
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self._listener.getsockname()[1]
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Impostor:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        """Waits until the client has hung up."""
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+
+    def _run(self) -> None:
+        with self._listener:
+            client, _ = self._listener.accept()
+        with client, contextlib.suppress(ConnectionError):
+            client.sendall(self._recorded)
+            while client.recv(4096):
+                pass
+
+
 def flip(position: int) -> Change:
     """Changes one bit of the byte that comes so many bytes after the first."""
     passed = 0

@@ -6,14 +6,22 @@ The way of a job, one module each:
 ``cli``              arguments and environment to a :class:`~horovodlike.launcher.spec.JobSpec`
 ``options``          the flags and configuration-file keys that stand for settings of ``horovodlike.config``
 ``horovod_options``  what of ``horovodrun``'s options has no effect, or is refused
+``where``            on which hosts the job runs; ``schedulers`` knows those of Slurm, LSF and PBS
+``hosts``            pure: lists of hosts, and which ranks each host gets
 ``command``          what the user typed to what is executed; ``interpreter`` takes a command line of Python apart
-``topology``         what this host has: cores, NUMA nodes, quota
-``plan``             pure: spec and host to one plan per rank
-``job``              runs a plan through one agent per host
+``topology``         what a host has: cores, NUMA nodes, quota
+``plan``             pure: spec and hosts to one plan per rank
+``environment``      pure: what of the launcher's environment other hosts get
+``run_job``          puts the parts of a job together
+``gather``           starts the agents of all hosts, and finds out which of them cannot take part
+``remote``           pure: how the agent of another host is started, and what it means when that fails
+``addresses``        by which addresses hosts reach each other
+``job``              watches over a job through one agent per host; ``wakeup`` brings it signals
 ``link``             the connection to an agent
 ``verdict``          pure: which rank is to blame, and the exit code
 ``output``           prefixes, files and last lines; ``printer`` keeps ranks' lines apart, ``writer`` never blocks
 ``agent``            runs on each host: starts its ranks, forwards what they write, and ends them with the connection
+``description``      what the agent of another host says about it
 ``process``          fork, process tree and exit order, as the agent needs them
 ``frames``           what launcher and agent say to each other
 ``check_build``      ``hvdrun --check-build``

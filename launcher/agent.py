@@ -1,6 +1,7 @@
 """The agent of one host: starts its ranks, forwards what they write, and ends them when it is told or cut off.
 
 It speaks :mod:`horovodlike.launcher.frames` on standard input and output, so that a pipe and an ssh session do alike.
+A connection over a network can be cut without either end noticing: there the launcher says now and then that it lives.
 There are two processes, each the subreaper of everything below it: the *guard*, and below it the *agent* proper, the
 parent of the ranks. When the agent is done, or killed, the guard ends what is left. When the guard is killed, the
 agent notices and ends the job. When the launcher is killed, the agent reads the end of its input. A rank dies with
@@ -20,6 +21,7 @@ from collections.abc import Callable
 from typing import Any
 
 from horovodlike.launcher.frames import (
+    MAGIC,
     PIECE,
     Frame,
     FrameError,
@@ -29,6 +31,7 @@ from horovodlike.launcher.frames import (
     decode_text,
     encode,
     encode_exit,
+    encode_text,
     to_native,
 )
 from horovodlike.launcher.process import (
@@ -76,6 +79,7 @@ class Agent:
         self._ending = False
         self._kill_at: float | None = None
         self._killed_at: float | None = None
+        self._lost_at: float | None = None  # when the launcher's silence has been too long
         self._epoll = select.epoll()
         self._handlers: dict[int, Callable[[], object]] = {}
         for descriptor in (receive, send):
@@ -102,13 +106,17 @@ class Agent:
             if over and not self._outgoing:
                 return 0
             self._poll(alive)
+            if self._lost_at is not None and time.monotonic() >= self._lost_at and not self._lost:
+                print("hvdrun agent: the launcher has been silent for too long", file=sys.stderr)
+                self._lose()
 
     # What happens.
 
     def _poll(self, alive: bool) -> None:
-        timeout = -1.0
+        deadlines = [] if self._lost or self._lost_at is None else [self._lost_at]
         if self._kill_at is not None and alive:
-            timeout = max(0.0, self._kill_at - time.monotonic())
+            deadlines.append(self._kill_at)
+        timeout = max(0.0, min(deadlines) - time.monotonic()) if deadlines else -1.0
         for descriptor, _ in self._epoll.poll(timeout):
             handler = self._handlers.get(descriptor)
             if handler is not None:
@@ -178,6 +186,14 @@ class Agent:
             self._end(decode_seconds(frame.payload))
         elif frame.kind is Kind.KILL:
             self._kill_at = time.monotonic()
+        elif frame.kind is Kind.ALIVE:
+            self._lost_at = time.monotonic() + decode_seconds(frame.payload)
+            self._send(Kind.ALIVE, 0, frame.payload)
+        elif frame.kind is Kind.DESCRIBE:
+            from horovodlike.launcher.description import describe  # what an agent of the launcher's own host spares
+
+            self._outgoing += MAGIC
+            self._send(Kind.DESCRIPTION, 0, encode_text(describe(decode_text(frame.payload))))
 
     # Starting.
 
@@ -188,7 +204,9 @@ class Agent:
             piece = piece[os.write(self._task_fd, piece) :]
 
     def _start(self, plan: dict[str, Any]) -> None:
-        common = {to_native(name): to_native(value) for name, value in plan["environ"].items()}
+        names, prefixes = ([to_native(text) for text in plan[key]] for key in ("own_names", "own_prefixes"))
+        own = {name: value for name, value in os.environb.items() if name in names or name.startswith(tuple(prefixes))}
+        common = own | {to_native(name): to_native(value) for name, value in plan["environ"].items()}
         for entry in plan["ranks"]:
             environ = {**common, **{to_native(name): to_native(value) for name, value in entry["environ"].items()}}
             self._start_rank(

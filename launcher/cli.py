@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
@@ -10,9 +11,9 @@ from horovodlike import config
 from horovodlike.errors import ConfigError, RendezvousError
 from horovodlike.launcher import horovod_options, options
 from horovodlike.launcher.command import resolve_command, with_horovod_names
-from horovodlike.launcher.errors import UsageError
-from horovodlike.launcher.spec import Binding, JobSpec, check_hosts, parse_hosts
-from horovodlike.launcher.topology import local_names
+from horovodlike.launcher.errors import HostsError, UsageError
+from horovodlike.launcher.spec import Binding, JobSpec, RemoteStart
+from horovodlike.launcher.where import find_hosts
 
 __all__ = ["horovodrun", "main", "parse"]
 
@@ -24,6 +25,7 @@ _EPILOG = """examples:
   hvdrun -np 4 python train.py --epochs 3
   hvdrun -np 4 train.py
   hvdrun -np 2 --output-filename logs --bind-to core python -m package.train
+  hvdrun -H node-1:4,node-2:4 python train.py
   hvdrun --compat -np 2 python written_for_horovod.py
 
 Options stand before the command. They win over the configuration file, which wins over the environment.
@@ -56,9 +58,8 @@ def _make_parser(program: str, compat: bool) -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("-v", "--version", action=_Version, nargs=0, help="print the version")
-    add("-np", "--num-proc", dest="num_proc", metavar="N", help="the number of ranks; required")
+    add("-np", "--num-proc", dest="num_proc", metavar="N", help="the number of ranks; all slots if hosts are named")
     add("-cb", "--check-build", action=_CheckBuild, nargs=0, help="print what this installation can do")
-    add("-H", "--hosts", metavar="localhost:N", help="where the ranks run; in this release, this machine only")
     add("--verbose", action="store_true", help="explain decisions on standard error")
     add("--config-file", metavar="FILE", help="YAML file with settings")
     add("--output-filename", metavar="DIR", help="write each rank's output to DIR/rank.N/stdout and stderr as well")
@@ -81,10 +82,30 @@ def _make_parser(program: str, compat: bool) -> argparse.ArgumentParser:
         action="store_true",
         help="run a Python program that imports horovod, with horovodlike in its place; accept horovodrun's options",
     )
+    _add_host_arguments(parser)
     options.add_arguments(parser)
     if compat:
         horovod_options.add_arguments(parser)
     return parser
+
+
+def _add_host_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group(
+        "hosts", "Without any, those of a Slurm, LSF or PBS job, or else this machine."
+    ).add_argument
+    add("-H", "--hosts", metavar="HOST:N,...", help="the hosts, and how many ranks each of them may have")
+    add("-hostfile", "--hostfile", metavar="FILE", help="a file with hosts, in lines such as: worker-0 slots=2")
+    add("-p", "--ssh-port", type=int, metavar="PORT", help="the port of ssh's servers")
+    add("-i", "--ssh-identity-file", metavar="FILE", help="the private key for ssh")
+    add("--ssh-options", metavar="WORDS", default="", help="more options for ssh, such as '-l user -o Compression=yes'")
+    add(
+        "--network-interfaces",
+        "--network-interface",
+        dest="network_interfaces",
+        action="append",
+        metavar="NAME,...",
+        help="the network between the hosts: names of interfaces, or networks such as 10.0.0.0/8",
+    )
 
 
 def _split(parser: argparse.ArgumentParser, argv: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
@@ -115,9 +136,9 @@ def _values_of(word: str, values: Mapping[str, int]) -> int:
     return 0 if equals else max((values[known] for known in meant), default=0)
 
 
-def _number_of_ranks(text: str | None) -> int:
+def _number_of_ranks(text: str | None) -> int | None:
     if text is None:
-        raise UsageError("how many ranks? Give -np N, for instance: hvdrun -np 2 python train.py")
+        return None
     try:
         number = int(text)
     except ValueError:
@@ -155,7 +176,17 @@ def _settings(arguments: argparse.Namespace) -> tuple[dict[str, str], list[str]]
             content, keys = horovod_options.without_effect(content)
             ignored = [*ignored, *keys]
         settings = options.from_mapping(content, path)
+    if arguments.network_interfaces:
+        settings[config.SETTINGS["network_interface"].variable] = ",".join(arguments.network_interfaces)
     return settings | options.from_arguments(arguments), ignored
+
+
+def _remote(arguments: argparse.Namespace, slurm: bool, cpus: Mapping[str, int]) -> RemoteStart:
+    try:
+        ssh_options = tuple(shlex.split(arguments.ssh_options))
+    except ValueError as error:
+        raise UsageError(f"--ssh-options {arguments.ssh_options!r} cannot be used: {error}") from None
+    return RemoteStart(arguments.ssh_port, arguments.ssh_identity_file, ssh_options, slurm, cpus)
 
 
 def parse(argv: Sequence[str], environ: Mapping[str, str], program: str = "hvdrun") -> JobSpec:
@@ -180,19 +211,26 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], program: str = "hvdru
         values = config.load({**environ, **settings})
     except ConfigError as error:
         raise UsageError(str(error)) from None
-    if arguments.hosts is not None:
-        check_hosts(parse_hosts(arguments.hosts), local_names(), number)
+    where = find_hosts(arguments.hosts, arguments.hostfile, number, environ)
+    if where.num_proc is None:
+        raise UsageError("how many ranks? Give -np N, for instance: hvdrun -np 2 python train.py")
     return JobSpec(
-        num_proc=number,
+        num_proc=where.num_proc,
         command=command,
         settings=settings,
+        hosts=where.hosts,
+        here=where.here,
+        remote=_remote(arguments, where.slurm, where.cpus),
         start_timeout=values.start_timeout,
+        network_timeout=values.network_timeout,
+        network_interface=values.network_interface,
         bind_to=Binding(arguments.bind_to),
         output_directory=arguments.output_filename,
         timestamps=arguments.timestamps,
         verbose=arguments.verbose,
         compat=arguments.compat,
         ignored=tuple(ignored),
+        reasons=(where.reason,),
     )
 
 
@@ -200,7 +238,8 @@ def main(argv: Sequence[str] | None = None, program: str = "hvdrun") -> int:
     """Runs ``hvdrun``; returns its exit code."""
     try:
         spec = parse(sys.argv[1:] if argv is None else argv, os.environ, program)
-        command, *reasons = resolve_command(spec.command, os.environ)
+        command, reason = resolve_command(spec.command, os.environ)
+        reasons = [*spec.reasons, reason]
         if spec.compat:
             command, reason = with_horovod_names(command)
             reasons.append(reason)
@@ -208,13 +247,13 @@ def main(argv: Sequence[str] | None = None, program: str = "hvdrun") -> int:
         if spec.ignored:
             print(f"{program}: without effect here: {', '.join(spec.ignored)}", file=sys.stderr)
 
-        from horovodlike.launcher.job import run_job  # after the errors that need no more than this
+        from horovodlike.launcher.run_job import run_job  # after the errors that need no more than this
 
         return run_job(spec, command, os.environ, take_signals=True, reasons=reasons).exit_code
     except UsageError as error:
         print(f"{program}: {error}", file=sys.stderr)
         return USAGE_ERROR
-    except (OSError, RendezvousError) as error:
+    except (OSError, HostsError, RendezvousError) as error:
         print(f"{program}: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:  # before the ranks were there to pass it on to

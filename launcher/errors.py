@@ -5,6 +5,10 @@ class UsageError(ValueError):
     """The job cannot be started as it was asked for; the message names the culprit and the remedy."""
 
 
+class HostsError(RuntimeError):
+    """Some hosts cannot take part in the job; the message lists them, and why."""
+
+
 class RankFailedError(RuntimeError):
     """A rank of ``horovodlike.run`` ended without a result.
 

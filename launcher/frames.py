@@ -14,6 +14,8 @@ HEADER = struct.Struct(">BIi")
 MAX_PAYLOAD = 64 * 1024 * 1024
 PIECE = 1024 * 1024
 """Larger things are sent in pieces of this size."""
+MAGIC = b"\0horovodlike agent\0"
+"""What the agent of another host sends before its first frame: a login shell may have written something before."""
 
 _SECONDS = struct.Struct(">d")
 _EXIT = struct.Struct(">qi")
@@ -33,6 +35,8 @@ class Kind(enum.IntEnum):
     """SIGTERM to the whole tree, and SIGKILL after the seconds in the payload."""
     KILL = 5
     """SIGKILL to the whole tree."""
+    DESCRIBE = 6
+    """Asks for DESCRIPTION; the payload is an :func:`encode_text` of what the job needs there."""
     # From the agent to the launcher.
     STARTED = 16
     """A rank runs; the payload is its process id."""
@@ -44,6 +48,11 @@ class Kind(enum.IntEnum):
     """A rank has ended, and all that it wrote has been sent; the payload is made by :func:`encode_exit`."""
     FAILED = 21
     """The agent could not do its work; the payload says why."""
+    DESCRIPTION = 22
+    """After MAGIC: what the host has and what it lacks, as :func:`encode_text` of a dictionary."""
+    # Both ways.
+    ALIVE = 32
+    """To an agent: end if this does not come again within the seconds in the payload. It answers with the same."""
 
 
 class Frame(NamedTuple):
@@ -68,12 +77,20 @@ def encode(kind: Kind, number: int = 0, payload: bytes = b"") -> bytes:
 class FrameReader:
     """Cuts a stream of bytes into frames."""
 
-    def __init__(self) -> None:
+    def __init__(self, magic: bytes = b"") -> None:
+        """Starts at once, or after the first ``magic`` in the stream: what comes before it does not count."""
+        self._magic = magic
         self._pending = bytearray()
 
     def feed(self, data: bytes) -> list[Frame]:
         """Takes what has arrived and returns the frames that are complete."""
         self._pending += data
+        if self._magic:
+            before, found, after = self._pending.partition(self._magic)
+            if not found:
+                del self._pending[: max(0, len(before) - len(self._magic))]
+                return []
+            self._magic, self._pending = b"", after
         frames = []
         start = 0
         while len(self._pending) - start >= HEADER.size:
@@ -113,7 +130,7 @@ def to_native(text: str) -> bytes:
 
 
 def encode_seconds(seconds: float) -> bytes:
-    """The payload of SIGNAL and END."""
+    """The payload of SIGNAL, END and ALIVE."""
     return _SECONDS.pack(seconds)
 
 

@@ -31,7 +31,7 @@ class HorovodOption:
 
 HOROVOD_OPTIONS = (
     HorovodOption(
-        "ranks communicate through shared memory",
+        "ranks communicate through shared memory, and over TCP between hosts",
         switches=("--gloo", "--mpi", "--jsrun", "--tcp", "--mpi-threads-disable", "--no-mpi-threads-disable"),
         flags=("--mpi-args", "--num-nccl-streams", "--gloo-timeout-seconds"),
         keys=(
@@ -42,15 +42,11 @@ HOROVOD_OPTIONS = (
         ),
     ),
     HorovodOption(
-        "no other machine is connected to",
+        "hosts are checked whenever a job starts",
         switches=("--disable-cache",),
-        flags=(
-            *("--network-interfaces", "--network-interface"),
-            *("-p", "--ssh-port", "-i", "--ssh-identity-file"),
-        ),
     ),
     HorovodOption(
-        "on one machine there is no hierarchy",
+        "the hierarchy follows from the hosts",
         switches=(
             *("--hierarchical-allreduce", "--no-hierarchical-allreduce"),
             *("--hierarchical-allgather", "--no-hierarchical-allgather"),
@@ -75,11 +71,6 @@ HOROVOD_OPTIONS = (
             *("--log-hide-timestamp", "--no-log-hide-timestamp"),
         ),
         keys=("logging.with_timestamp",),
-    ),
-    HorovodOption(
-        "several hosts are not supported yet; leave it out, or use -H localhost:N",
-        flags=("-hostfile", "--hostfile"),
-        refused=True,
     ),
     HorovodOption(
         "elastic training is not supported yet; use -np N alone",

@@ -1,44 +1,28 @@
-"""Runs a job: one agent per host, what the ranks write, how they end, and how everything ends."""
+"""Watches over a job: what the ranks of all hosts write, how they end, and how everything ends."""
 
-import os
-import secrets
+import functools
 import selectors
 import signal
-import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any
 
 from horovodlike.launcher import verdict
-from horovodlike.launcher.frames import (
-    Frame,
-    FrameError,
-    Kind,
-    decode_exit,
-    encode_seconds,
-    encode_text,
-    from_native,
-)
-from horovodlike.launcher.link import AgentLink, start_local_agent
-from horovodlike.launcher.output import OutputFiles, RankOutput, Screen
-from horovodlike.launcher.plan import JobIdentity, RankPlan, plan_ranks
-from horovodlike.launcher.spec import JobSpec
-from horovodlike.launcher.topology import detect_host
+from horovodlike.launcher.frames import Frame, FrameError, Kind, decode_exit, encode_seconds
+from horovodlike.launcher.link import Link
+from horovodlike.launcher.output import RankOutput
 from horovodlike.launcher.verdict import Failure
-from horovodlike.launcher.writer import Writer
+from horovodlike.launcher.wakeup import Wakeup
 
-__all__ = ["AGENT_FAILED", "Job", "Outcome", "run_job"]
+__all__ = ["AGENT_FAILED", "GRACE_S", "Job", "Outcome"]
 
 GRACE_S = 5.0
 """From SIGTERM, or from a signal that was passed on, to SIGKILL."""
 AGENT_FAILED = 1
-"""The exit code when not a rank but the launcher's own agent is to blame."""
-_LOOK_S = 0.5
-_ADDRESS = "127.0.0.1"
+"""The exit code when not a rank but the launcher's own agent, or a host, is to blame."""
+_PATIENCE = 2 / 3
+"""Of the time that a host may be silent: the launcher should know what is wrong before the ranks do."""
 
 
 @dataclass
@@ -58,70 +42,46 @@ class Outcome:
     results: dict[int, bytearray] = field(default_factory=dict)
 
 
-class _Wakeup:
-    """Makes a selector return; may be called from any thread and from a signal handler."""
-
-    def __init__(self) -> None:
-        self._read, self._write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-
-    def fileno(self) -> int:
-        return self._read
-
-    @property
-    def write_end(self) -> int:
-        """What is written here makes the selector return, too."""
-        return self._write
-
-    def set(self) -> None:
-        try:
-            os.write(self._write, b"\0")
-        except (BlockingIOError, OSError):  # full: it returns anyway; closed: the job is over
-            return
-
-    def clear(self) -> None:
-        os.read(self._read, 4096)
-
-    def close(self) -> None:
-        read, write = self._read, self._write
-        self._read = self._write = -1
-        os.close(read)
-        os.close(write)
-
-
 class Job:
     """One job from its start to its end. Everything but :meth:`interrupt` belongs to one thread."""
 
     def __init__(
         self,
-        link: AgentLink,
+        links: Mapping[Link, Sequence[int]],
         output: RankOutput,
-        wakeup: _Wakeup,
+        wakeup: Wakeup,
+        *,
         verbose: bool = False,
+        network_timeout: float = 30.0,
         look_every: float | None = None,
     ) -> None:
         """Takes the parts; :meth:`run` puts them to work.
 
         Args:
-            link: The agent.
+            links: The connections to the hosts, and the ranks of each, which are about to start.
             output: Takes what the ranks write.
             wakeup: Makes :meth:`run` look at what other threads and signals have changed.
             verbose: Decisions are explained.
+            network_timeout: How long another host may be silent, in seconds.
             look_every: After how many seconds :meth:`run` at least returns to Python code, where a signal can raise.
         """
-        self._link = link
+        self._links = list(links)
+        self._link_of = {rank: link for link, ranks in links.items() for rank in ranks}
         self._output = output
         self._wakeup = wakeup
         self._verbose = verbose
+        self._network_timeout = network_timeout
         self._look_every = look_every
         self._outcome = Outcome()
-        self._running: dict[int, int] = {}  # rank -> process id
+        self._running: dict[int, int] = dict.fromkeys(self._link_of, 0)  # rank -> process id
         self._failures: list[Failure] = []
         self._failed_at: float | None = None
         self._ended = False
         self._decided = False
         self._signals: deque[int] = deque()
         self._abandoned = False
-        self._listening = False
+        self._listening = True
+        self._greet_at = time.monotonic()
 
     @property
     def abandoned(self) -> bool:
@@ -133,78 +93,106 @@ class Job:
         self._signals.append(signum)
         self._wakeup.set()
 
-    def run(self, plans: Sequence[RankPlan], environ: Mapping[str, str], task: bytes | None = None) -> Outcome:
-        """Starts the ranks and returns when nothing is left of them.
-
-        Args:
-            plans: The ranks of this host.
-            environ: The environment that all of them have.
-            task: The file that every rank can read at ``HOROVODLIKE_TASK_FD``.
-        """
-        if task is not None:
-            self._link.send_task(task)
-        self._link.send(Kind.START, 0, _start_message(plans, environ))
-        self._running = dict.fromkeys((plan.rank for plan in plans), 0)
+    def run(self) -> Outcome:
+        """Returns when nothing is left of the ranks."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._wakeup, selectors.EVENT_READ, self._wakeup.clear)
-            at_end = False
-            while not at_end:
-                self._listen(selector, not self._output.full)
+            while self._links:
+                self._greet()
+                self._watch(selector)
                 for key, _ in selector.select(self._timeout()):
-                    at_end |= key.data() is False
+                    key.data()
                 self._handle_signals()
                 self._advance()
-        self._conclude(self._link.close())
         return self._outcome
 
-    def _listen(self, selector: selectors.BaseSelector, wanted: bool) -> None:
-        """Takes nothing more from the agent while the screen is behind."""
-        if wanted and not self._listening:
-            selector.register(self._link, selectors.EVENT_READ, self._receive)
-        elif not wanted and self._listening:
-            selector.unregister(self._link)
-        self._listening = wanted
+    def _watch(self, selector: selectors.BaseSelector) -> None:
+        """Takes nothing more from the agents while the screen is behind."""
+        listening = not self._output.full
+        if listening and not self._listening:
+            for link in self._links:
+                link.heard_at = time.monotonic()  # nobody has listened
+        self._listening = listening
+        for link in self._links:
+            link.watch(selector, listening, functools.partial(self._receive, link, selector))
 
     def _timeout(self) -> float | None:
-        if self._failed_at is None or self._ended:
-            return self._look_every
-        return max(0.0, self._failed_at + verdict.SETTLE_S - time.monotonic())
+        deadlines = [] if self._look_every is None else [time.monotonic() + self._look_every]
+        if self._failed_at is not None and not self._ended:
+            deadlines.append(self._failed_at + verdict.SETTLE_S)
+        if any(link.host is not None for link in self._links):
+            deadlines.append(self._greet_at)
+        return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
 
-    # What the agent says.
+    def _greet(self) -> None:
+        """Lets other hosts know that the launcher lives, and breaks off with those that do not answer."""
+        now = time.monotonic()
+        if now < self._greet_at:
+            return
+        patience = _PATIENCE * self._network_timeout
+        self._greet_at = now + patience / 5
+        for link in self._links:
+            if link.host is not None and self._listening and now - link.heard_at > patience:
+                self._blame(f"{link.host} has been silent for {now - link.heard_at:.0f} s; is it up, and reachable?")
+                link.kill()
+            elif link.host is not None:
+                link.send(Kind.ALIVE, 0, encode_seconds(self._network_timeout))
 
-    def _receive(self) -> bool:
-        """Takes what the agent has sent; returns False at its end."""
+    # What the agents say.
+
+    def _receive(self, link: Link, selector: selectors.BaseSelector) -> None:
         try:
-            frames = self._link.receive()
+            frames = link.receive()
         except (FrameError, OSError) as error:
-            self._blame(f"the agent cannot be understood: {error}")
-            return False
+            self._blame(f"{link.who} cannot be understood: {error}")
+            frames = None
         for frame in frames or ():
-            self._on_frame(frame)
-        return frames is not None
+            self._on_frame(frame, link)
+        if frames is None:
+            link.unwatch(selector)
+            self._links.remove(link)
+            self._conclude(link, link.close())
 
-    def _on_frame(self, frame: Frame) -> None:
+    def _on_frame(self, frame: Frame, link: Link) -> None:
         if frame.kind in (Kind.STDOUT, Kind.STDERR):
             self._output.add(frame.number, frame.kind, frame.payload)
         elif frame.kind is Kind.RESULT:
             self._outcome.results.setdefault(frame.number, bytearray()).extend(frame.payload)
         elif frame.kind is Kind.STARTED:
             self._running[frame.number] = int(frame.payload)
-            self._explain(f"rank {frame.number} is process {int(frame.payload)}")
+            where = "" if link.host is None else f" on {link.host}"
+            self._explain(f"rank {frame.number} is process {int(frame.payload)}{where}")
         elif frame.kind is Kind.EXITED:
             self._on_exit(frame.number, *decode_exit(frame.payload))
         elif frame.kind is Kind.FAILED:
-            self._blame(frame.payload.decode(errors="replace"))
+            where = "" if link.host is None else f"{link.host}: "
+            self._blame(where + frame.payload.decode(errors="replace"))
 
     def _on_exit(self, rank: int, pid: int, status: int) -> None:
         self._running.pop(rank, None)
         self._output.finish(rank)
         self._explain(f"rank {rank} ended with status {status}")
         if status != 0 and not self._decided and not self._ended:
-            self._failures.append(Failure(rank, pid, status, self._output.last_lines(rank)))
+            host = self._link_of[rank].host
+            self._failures.append(Failure(rank, pid, status, self._output.last_lines(rank), host))
             self._failed_at = self._failed_at or time.monotonic()
 
+    def _conclude(self, link: Link, status: int) -> None:
+        """The connection to a host has ended."""
+        self._advance()
+        lost = sorted(rank for rank in self._running if self._link_of[rank] is link)
+        for rank in lost:
+            del self._running[rank]
+            self._output.finish(rank)
+        if (lost or status != 0) and not self._decided:
+            how = verdict.signal_name(-status) if status < 0 else f"code {status}"
+            said = f" ({'; '.join(link.last_words)})" if link.last_words else ""
+            ranks = f"; ranks {', '.join(map(str, lost))} were ended" if lost else ""
+            self._blame(f"{link.who} ended with {how}{said}{ranks}")
+
     def _blame(self, trouble: str) -> None:
+        """Ends the job for a reason that is no rank's failure."""
+        self._failed_at = self._failed_at or time.monotonic()
         if not self._decided:
             self._decided = True
             self._outcome.exit_code = AGENT_FAILED
@@ -220,7 +208,7 @@ class Job:
             signum = self._signals.popleft()
             if self._ended:  # the second one, or the first while a failed job is being ended: it means at once
                 self._abandoned = True
-                self._link.send(Kind.KILL)
+                self._send(Kind.KILL)
             else:
                 self._pass_on(signum, signum)
 
@@ -234,7 +222,7 @@ class Job:
                     f"they have {GRACE_S:g} s, a second signal kills them at once"
                 )
         self._ended = True
-        self._link.send(Kind.SIGNAL, passed, encode_seconds(GRACE_S))
+        self._send(Kind.SIGNAL, passed, encode_seconds(GRACE_S))
 
     def _advance(self) -> None:
         if self._failed_at is None:
@@ -248,7 +236,7 @@ class Job:
             self._ended = True
             if self._running:
                 self._explain(f"ending ranks {', '.join(map(str, sorted(self._running)))}")
-                self._link.send(Kind.END, 0, encode_seconds(GRACE_S))
+            self._send(Kind.END, 0, encode_seconds(GRACE_S))
 
     def _decide(self, failure: Failure, reason: str) -> None:
         self._decided = True
@@ -257,111 +245,10 @@ class Job:
         self._explain(reason)
         self._output.say(*verdict.describe(failure))
 
-    def _conclude(self, status: int) -> None:
-        self._advance()
-        if (self._running or status != 0) and not self._decided:
-            how = verdict.signal_name(-status) if status < 0 else f"code {status}"
-            ranks = f"; ranks {', '.join(map(str, sorted(self._running)))} were ended" if self._running else ""
-            self._blame(f"the agent (pid {self._link.pid}) ended with {how}{ranks}")
+    def _send(self, kind: Kind, number: int = 0, payload: bytes = b"") -> None:
+        for link in self._links:
+            link.send(kind, number, payload)
 
     def _explain(self, text: str) -> None:
         if self._verbose:
             self._output.say(f"hvdrun: {text}")
-
-
-def _start_message(plans: Sequence[RankPlan], environ: Mapping[str, str]) -> bytes:
-    def text(value: str) -> str:
-        return from_native(os.fsencode(value))
-
-    def texts(values: Mapping[str, str]) -> dict[str, str]:
-        return {text(name): text(value) for name, value in values.items()}
-
-    ranks = [
-        {
-            "rank": plan.rank,
-            "environ": texts(plan.environ),
-            "command": [text(word) for word in plan.command],
-            "cpus": plan.cpus,
-        }
-        for plan in plans
-    ]
-    return encode_text({"cwd": text(os.getcwd()), "environ": texts(environ), "ranks": ranks})
-
-
-class _Signals:
-    """While entered, signals go to a job instead of ending this process."""
-
-    def __init__(self, job: Job, wakeup: _Wakeup) -> None:
-        self._job = job
-        self._wakeup = wakeup
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> None:
-        # A signal that comes just before the system call of select() would not be noticed before its end.
-        self._wakeup_before = signal.set_wakeup_fd(self._wakeup.write_end, warn_on_full_buffer=False)
-        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(signum) is not signal.SIG_IGN:  # as nohup has it, and shells for jobs in the background
-                self._before[signum] = signal.signal(signum, lambda number, _: self._job.interrupt(number))
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for signum, handler in self._before.items():
-            signal.signal(signum, handler)
-        signal.set_wakeup_fd(self._wakeup_before)
-
-
-def run_job(
-    spec: JobSpec,
-    command: tuple[str, ...],
-    environ: Mapping[str, str],
-    *,
-    task: bytes | None = None,
-    take_signals: bool = False,
-    reasons: Sequence[str] = (),
-) -> Outcome:
-    """Runs a job on this machine and returns when nothing is left of it.
-
-    Args:
-        spec: The job.
-        command: What each rank executes.
-        environ: The environment that the ranks inherit.
-        task: The file that every rank can read.
-        take_signals: Passes this process's signals on to the ranks; only in the main thread.
-        reasons: What ``verbose`` has to say besides.
-
-    Raises:
-        UsageError: The job does not fit here; nothing has been started.
-        BaseException: Whatever interrupted it (KeyboardInterrupt); the ranks have been ended.
-    """
-    with ExitStack() as stack:
-        identity = JobIdentity(secrets.token_hex(8), secrets.token_hex(8), secrets.token_hex(32), _ADDRESS, 0)
-        host = detect_host()
-        plan_ranks(spec, command, host, identity, environ)  # what does not fit is to be said before anything starts
-        files = OutputFiles(spec.output_directory, spec.num_proc) if spec.output_directory is not None else None
-        if files is not None:
-            stack.callback(files.close)
-        link = start_local_agent()  # takes some 30 ms, in which the server is loaded and started
-        stack.callback(link.close)
-        identity = _start_server(identity, spec.num_proc, stack.callback)
-        plans, said = plan_ranks(spec, command, host, identity, environ)
-
-        wakeup = _Wakeup()
-        stack.callback(wakeup.close)
-        writer = Writer(wakeup.set)
-        output = RankOutput(Screen.pair(sys.stdout, sys.stderr, environ), writer, files, spec.timestamps)
-        job = Job(link, output, wakeup, spec.verbose, None if take_signals else _LOOK_S)
-        if take_signals:
-            stack.enter_context(_Signals(job, wakeup))
-        stack.callback(writer.close, lambda: job.abandoned)
-        output.say(*(f"hvdrun: {line}" for line in (*said, *(reasons if spec.verbose else ()))))
-        return job.run(plans, environ, task)
-
-
-def _start_server(identity: JobIdentity, size: int, on_exit: Callable[[Callable[[], None]], Any]) -> JobIdentity:
-    from horovodlike.rendezvous import RendezvousServer
-
-    server = RendezvousServer(bytes.fromhex(identity.key), size, identity.address, identity.job_id)
-    server.start()
-    on_exit(server.close)
-    return JobIdentity(identity.job_id, identity.node_id, identity.key, identity.address, server.port)

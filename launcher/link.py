@@ -2,78 +2,252 @@
 
 import contextlib
 import os
+import selectors
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import IO
 
-from horovodlike.launcher.frames import PIECE, Frame, FrameReader, Kind, encode
+from horovodlike.launcher.frames import MAGIC, PIECE, Frame, FrameReader, Kind, encode
 
-_START_AGENT = Path(__file__).with_name("start_agent.py")
+__all__ = ["START_AGENT", "AgentLink", "Link", "start_local_agent", "start_remote_agent"]
+
+START_AGENT = Path(__file__).with_name("start_agent.py")
+_WORDS_BYTES = 8 * 1024
+_CLOSE_S = 20.0
+"""How long a host may take to end everything, before its connection is given up."""
 
 
-class AgentLink:
-    """A running agent. Not thread-safe."""
+class Link:
+    """A connection over which frames travel. Not thread-safe.
 
-    def __init__(self, process: "subprocess.Popen[bytes]") -> None:
-        """Takes a process that speaks frames on its standard input and output, which are unbuffered pipes."""
-        assert process.stdin is not None
-        assert process.stdout is not None
-        self._process = process
-        self._stdin, self._stdout = process.stdin, process.stdout
-        self._reader = FrameReader()
+    Attributes:
+        host: The name of the host at the other end, or None if it is this machine.
+        heard_at: When something arrived last, as ``time.monotonic()``.
+    """
 
-    @property
-    def pid(self) -> int:
-        """The process id, of the ssh client if the agent is on another host."""
-        return self._process.pid
+    def __init__(self, host: str | None, magic: bytes = b"") -> None:
+        """Starts with empty buffers.
 
-    def fileno(self) -> int:
-        """Readable when the agent has sent something or has ended."""
-        return self._stdout.fileno()
+        Args:
+            host: The name of the host at the other end.
+            magic: What precedes the first frame.
+        """
+        self.host = host
+        self.heard_at = time.monotonic()
+        self._reader = FrameReader(magic)
+        self._unsent = bytearray()
 
     def send(self, kind: Kind, number: int = 0, payload: bytes = b"") -> None:
-        """Sends one frame. An agent that has gone shows itself by the end of what it sends, not here."""
-        data = memoryview(encode(kind, number, payload))
-        with contextlib.suppress(BrokenPipeError, ValueError):
-            while data:
-                data = data[self._stdin.write(data) or 0 :]
+        """Sends one frame, or what of it can be sent now; the rest goes by :meth:`flush`.
+
+        An agent that has gone shows itself by the end of what it sends, not here.
+        """
+        self._unsent += encode(kind, number, payload)
+        self.flush()
 
     def send_task(self, task: bytes) -> None:
         """Sends the file that every rank can read."""
         for start in range(0, len(task), PIECE):
             self.send(Kind.TASK, 0, task[start : start + PIECE])
 
+    def flush(self) -> None:
+        """Sends what can be sent without waiting."""
+        try:
+            while self._unsent:
+                del self._unsent[: self._write(self._unsent)]
+        except BlockingIOError:
+            pass
+        except (OSError, ValueError):
+            self._unsent.clear()
+
     def receive(self) -> list[Frame] | None:
-        """What has arrived (waits for something), or None at the end: the host is clean then."""
-        data = os.read(self._stdout.fileno(), PIECE)
+        """What has arrived, which may be nothing, or None at the end: the host is clean then, or lost.
+
+        Raises:
+            FrameError: What arrived makes no sense.
+            OSError: The connection is broken.
+        """
+        try:
+            data = self._read()
+        except BlockingIOError:
+            return []
+        self.heard_at = time.monotonic()
         return self._reader.feed(data) if data else None
 
+    def watch(self, selector: selectors.BaseSelector, listening: bool, on_readable: Callable[[], object]) -> None:
+        """Brings what a selector waits for up to date.
+
+        Args:
+            selector: Each key's ``data`` is a function to call when the key is ready.
+            listening: Something is wanted from the other end.
+            on_readable: Called when :meth:`receive` has something to return.
+        """
+        raise NotImplementedError
+
+    def unwatch(self, selector: selectors.BaseSelector) -> None:
+        """Takes the connection out of a selector; before :meth:`close`."""
+        raise NotImplementedError
+
+    def kill(self) -> None:
+        """Breaks the connection off."""
+        raise NotImplementedError
+
     def close(self) -> int:
-        """Cuts the connection and waits for the agent's end, which ends everything it has started.
+        """Cuts the connection and waits for the end of what it has started at the other end.
 
         Returns:
-            The agent's exit code, or minus the signal that killed it.
+            An exit code, or minus a signal; not 0 if the other end did not end in order.
         """
-        if self._stdout.closed:
-            return self._process.wait()
+        raise NotImplementedError
+
+    @property
+    def who(self) -> str:
+        """What the other end is called in messages."""
+        raise NotImplementedError
+
+    @property
+    def last_words(self) -> list[str]:
+        """What was said beside the frames; it may explain an end."""
+        return []
+
+    def _read(self) -> bytes:
+        raise NotImplementedError
+
+    def _write(self, data: bytearray) -> int:
+        raise NotImplementedError
+
+
+class AgentLink(Link):
+    """An agent at the other end of a process's standard input and output: the agent itself, or a client of ssh."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", host: str | None = None) -> None:
+        """Takes a process over whose pipes are unbuffered."""
+        super().__init__(host, b"" if host is None else MAGIC)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._process = process
+        self._stdin, self._stdout, self._stderr = process.stdin, process.stdout, process.stderr
+        self._words = b""
+        self._speaking = True
+        for pipe in (self._stdin, self._stdout, self._stderr):
+            if pipe is not None:
+                os.set_blocking(pipe.fileno(), False)
+
+    @property
+    def pid(self) -> int:
+        """The process id, of the client of ssh if the agent is on another host."""
+        return self._process.pid
+
+    @property
+    def who(self) -> str:
+        """The agent's process id, or its host."""
+        return f"the agent (pid {self.pid})" if self.host is None else f"the agent on {self.host}"
+
+    @property
+    def last_words(self) -> list[str]:
+        """The last lines that ssh, or the agent through it, has written to standard error."""
+        lines = self._words.decode(errors="replace").splitlines()
+        return [line.strip() for line in lines if line.strip()][-5:]
+
+    def watch(self, selector: selectors.BaseSelector, listening: bool, on_readable: Callable[[], object]) -> None:
+        """See :meth:`Link.watch`."""
+        _watch(selector, self._stdout.fileno(), selectors.EVENT_READ if listening else 0, on_readable)
+        _watch(selector, self._stdin.fileno(), selectors.EVENT_WRITE if self._unsent else 0, self.flush)
+        if self._stderr is not None:
+            _watch(selector, self._stderr.fileno(), selectors.EVENT_READ if self._speaking else 0, self._hear_words)
+
+    def unwatch(self, selector: selectors.BaseSelector) -> None:
+        """See :meth:`Link.unwatch`."""
+        for pipe in filter(None, (self._stdin, self._stdout, self._stderr)):
+            _watch(selector, pipe.fileno(), 0, self.flush)
+
+    def _hear_words(self) -> bool:
+        """Takes what is there of standard error; returns False at its end."""
+        assert self._stderr is not None
+        with contextlib.suppress(BlockingIOError):
+            data = os.read(self._stderr.fileno(), _WORDS_BYTES)
+            self._words = (self._words + data)[-_WORDS_BYTES:]
+            self._speaking = bool(data)
+        return self._speaking
+
+    def kill(self) -> None:
+        """Kills the process: the agent's own, or the client of ssh."""
+        self._process.kill()
+
+    def close(self) -> int:
+        """See :meth:`Link.close`; the agent's exit code or signal, or ssh's."""
         with contextlib.suppress(OSError):
             self._stdin.close()
+        give_up = None if self.host is None else time.monotonic() + _CLOSE_S
         # To the end of the output: then the guard has gone, but the agent proper as well.
-        with contextlib.suppress(OSError):
-            while os.read(self._stdout.fileno(), PIECE):
-                pass
-        self._stdout.close()
-        return self._process.wait()
+        if not self._stdout.closed:
+            self._wait_readable(self._stdout, give_up, lambda: bool(os.read(self._stdout.fileno(), PIECE)))
+            self._stdout.close()
+        if self._stderr is not None and not self._stderr.closed:
+            self._wait_readable(self._stderr, give_up, self._hear_words)
+            self._stderr.close()
+        try:
+            return self._process.wait(None if give_up is None else max(0.0, give_up - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return self._process.wait()
+
+    def _wait_readable(self, pipe: IO[bytes], give_up: float | None, take: Callable[[], bool]) -> None:
+        """Takes what comes until ``take`` returns False; kills the process when the time is over."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(pipe, selectors.EVENT_READ)
+            while selector.select(None if give_up is None else max(0.0, give_up - time.monotonic())):
+                if not take():
+                    return
+        self._process.kill()
+
+    def _read(self) -> bytes:
+        return os.read(self._stdout.fileno(), PIECE)
+
+    def _write(self, data: bytearray) -> int:
+        return os.write(self._stdin.fileno(), data)
+
+
+def _watch(selector: selectors.BaseSelector, descriptor: int, events: int, function: Callable[[], object]) -> None:
+    """Registers a descriptor for some events, or for none."""
+    known = selector.get_map().get(descriptor)
+    if known is None and events:
+        selector.register(descriptor, events, function)
+    elif known is not None and not events:
+        selector.unregister(descriptor)
+    elif known is not None and known.events != events:
+        selector.modify(descriptor, events, function)
 
 
 def start_local_agent() -> AgentLink:
     """Starts the agent of this host, in a session of its own: a Ctrl-C on the terminal does not reach it."""
     process = subprocess.Popen(
         # -X utf8 has no say in what ranks get: names and variables travel as bytes.
-        [sys.executable, "-I", "-S", "-X", "utf8", str(_START_AGENT)],
+        [sys.executable, "-I", "-S", "-X", "utf8", str(START_AGENT)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         bufsize=0,
         start_new_session=True,
     )
     return AgentLink(process)
+
+
+def start_remote_agent(command: Sequence[str], host: str) -> AgentLink:
+    """Starts the agent of another host.
+
+    Args:
+        command: A client of ssh, or the like, and what it is to execute there.
+        host: The host's name.
+    """
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        bufsize=0,
+        start_new_session=True,
+    )
+    return AgentLink(process, host)

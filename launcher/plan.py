@@ -1,9 +1,10 @@
-"""From a job and a host to one plan per rank. Pure: each decision comes with its reason."""
+"""From a job and its hosts to one plan per rank. Pure: each decision comes with its reason."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from horovodlike.launcher.errors import UsageError
+from horovodlike.launcher.hosts import Placement
 from horovodlike.launcher.spec import Binding, JobSpec
 from horovodlike.launcher.topology import Host
 
@@ -17,18 +18,16 @@ _TENSORFLOW_THREADS = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
 
 @dataclass(frozen=True)
 class JobIdentity:
-    """What the ranks of one job on one node have in common.
+    """What the ranks of one job have in common.
 
     Attributes:
         job_id: Names the job in logs.
-        node_id: Names the node.
         key: The job's secret, 64 hexadecimal digits; it goes nowhere but into the environment of ranks.
-        address: Where the rendezvous listens.
+        address: Where the rendezvous listens: one address, or several that are separated by commas.
         port: Where the rendezvous listens.
     """
 
     job_id: str
-    node_id: str
     key: str = field(repr=False)
     address: str
     port: int
@@ -97,14 +96,20 @@ def bind(how: Binding, host: Host, ranks: int) -> tuple[list[_Cpus | None], str]
 
 
 def plan_ranks(
-    spec: JobSpec, command: tuple[str, ...], host: Host, identity: JobIdentity, environ: Mapping[str, str]
+    spec: JobSpec,
+    command: tuple[str, ...],
+    placement: Placement,
+    host: Host,
+    identity: JobIdentity,
+    environ: Mapping[str, str],
 ) -> tuple[list[RankPlan], list[str]]:
-    """Plans every rank of a job on this host.
+    """Plans every rank of a job on one host.
 
     Args:
         spec: The job.
         command: What each rank executes.
-        host: This host.
+        placement: Which ranks the host has.
+        host: The host.
         identity: The job's identity.
         environ: The environment that all ranks have.
 
@@ -114,13 +119,13 @@ def plan_ranks(
     Raises:
         UsageError: The job does not fit.
     """
-    size = spec.num_proc
-    cpus, _ = bind(spec.bind_to, host, size)
-    threads, reason = choose_omp_threads(environ, host.usable_cpus, size)
+    ranks = placement.local_size
+    cpus, _ = bind(spec.bind_to, host, ranks)
+    threads, reason = choose_omp_threads(environ, host.usable_cpus, ranks)
     common = {
         **spec.settings,
         "HOROVODLIKE_START_TIMEOUT": f"{spec.start_timeout:.12g}",
-        "HOROVODLIKE_NODE_ID": identity.node_id,
+        "HOROVODLIKE_NODE_ID": placement.name,
         "HOROVODLIKE_RENDEZVOUS_ADDR": identity.address,
         "HOROVODLIKE_RENDEZVOUS_PORT": str(identity.port),
         "HOROVODLIKE_SECRET_KEY": identity.key,
@@ -132,18 +137,27 @@ def plan_ranks(
         common |= {name: number for name in ("OMP_NUM_THREADS", *_TENSORFLOW_THREADS) if not environ.get(name)}
     plans = [
         RankPlan(
-            rank=rank,
-            local_rank=rank,
-            environ={**common, **_place(rank, size)},
+            rank=placement.first_rank + local_rank,
+            local_rank=local_rank,
+            environ={**common, **_place(placement, local_rank)},
             command=command,
-            cpus=cpus[rank],
+            cpus=cpus[local_rank],
         )
-        for rank in range(size)
+        for local_rank in range(ranks)
     ]
     return plans, [] if threads is None else [reason]
 
 
-def _place(rank: int, size: int) -> dict[str, str]:
+def _place(placement: Placement, local_rank: int) -> dict[str, str]:
     """A rank's place in the job, also under the names that scripts written for Horovod read."""
-    place = {"RANK": rank, "SIZE": size, "LOCAL_RANK": rank, "LOCAL_SIZE": size, "CROSS_RANK": 0, "CROSS_SIZE": 1}
-    return {f"{owner}_{name}": str(value) for owner in ("HOROVODLIKE", "HOROVOD") for name, value in place.items()}
+    cross_rank, cross_size = placement.cross(local_rank)
+    place = {
+        "RANK": placement.first_rank + local_rank,
+        "SIZE": placement.size,
+        "LOCAL_RANK": local_rank,
+        "LOCAL_SIZE": placement.local_size,
+        "CROSS_RANK": cross_rank,
+        "CROSS_SIZE": cross_size,
+    }
+    variables = {f"{owner}_{name}": str(value) for owner in ("HOROVODLIKE", "HOROVOD") for name, value in place.items()}
+    return variables | {"HOROVOD_HOSTNAME": placement.name}

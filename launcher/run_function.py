@@ -13,10 +13,11 @@ from horovodlike import config
 from horovodlike.errors import ConfigError
 from horovodlike.launcher import verdict
 from horovodlike.launcher.errors import RankFailedError, UsageError
-from horovodlike.launcher.job import Outcome, run_job
+from horovodlike.launcher.job import Outcome
+from horovodlike.launcher.run_job import run_job
 from horovodlike.launcher.run_task import LENGTH
-from horovodlike.launcher.spec import JobSpec, check_hosts, parse_hosts
-from horovodlike.launcher.topology import local_names
+from horovodlike.launcher.spec import JobSpec, RemoteStart
+from horovodlike.launcher.where import find_hosts
 
 __all__ = ["RemoteTraceback", "run"]
 
@@ -24,36 +25,21 @@ T = TypeVar("T")
 
 _RUN_TASK = Path(__file__).with_name("run_task.py")
 
-_NO_EFFECT = frozenset(
-    {
-        "disable_cache",
-        "mpi_args",
-        "network_interface",
-        "network_interfaces",
-        "ssh_identity_file",
-        "ssh_port",
-        "use_gloo",
-        "use_mpi",
-    }
-)
+_NO_EFFECT = frozenset({"disable_cache", "mpi_args", "use_gloo", "use_mpi"})
 """Arguments of Horovod's ``run`` that choose among ways which do not exist here."""
 
-_NOT_YET = {
-    "hostfile": "several hosts are",
-    **dict.fromkeys(
-        (
-            "cooldown_range",
-            "host_discovery_script",
-            "max_np",
-            "max_num_proc",
-            "min_np",
-            "min_num_proc",
-            "reset_limit",
-            "slots",
-        ),
-        "elastic training is",
-    ),
-}
+_ELASTIC = frozenset(
+    {
+        "cooldown_range",
+        "host_discovery_script",
+        "max_np",
+        "max_num_proc",
+        "min_np",
+        "min_num_proc",
+        "reset_limit",
+        "slots",
+    }
+)
 
 
 class RemoteTraceback(Exception):
@@ -78,13 +64,17 @@ def run(
     np: int | None = None,
     env: Mapping[str, str] | None = None,
     hosts: str | None = None,
+    hostfile: str | None = None,
     start_timeout: float | None = None,
+    ssh_port: int | None = None,
+    ssh_identity_file: str | None = None,
+    network_interfaces: str | Sequence[str] | None = None,
     output_filename: str | None = None,
     verbose: bool | int | None = None,
     executable: str | None = None,
     **horovod: Any,
 ) -> list[T]:
-    """Runs a function in several new processes, which form a job, on this machine.
+    """Runs a function in several new processes, which form a job, on this machine or on several.
 
     The function is pickled by value where it must be (a notebook's cell, a lambda), and so is what it returns. Output
     of the ranks goes to this process's, with a prefix. Blocks until nothing is left of the job. May be called from any
@@ -94,11 +84,15 @@ def run(
         func: What each rank calls; it calls ``init()`` if it wants to communicate.
         args: Its positional arguments.
         kwargs: Its keyword arguments.
-        num_proc: The number of ranks; 1 unless it or ``np`` is given.
+        num_proc: The number of ranks. If neither it nor ``np`` is given: all slots of the hosts that are named, or 1.
         np: The same.
-        env: The environment of the ranks; this process's if None.
-        hosts: ``localhost:N``, in this release.
-        start_timeout: How long ``init()`` waits for all ranks, in seconds.
+        env: The environment of the ranks; this process's if None. Other hosts keep what is their own, such as HOME.
+        hosts: The hosts and their slots, as in ``"node-1:4,node-2:4"``.
+        hostfile: A file with hosts, in lines such as ``node-1 slots=4``.
+        start_timeout: How long ``init()`` waits for all ranks, and this call for the hosts, in seconds.
+        ssh_port: The port of ssh's servers on the other hosts.
+        ssh_identity_file: The private key for ssh.
+        network_interfaces: The network between the hosts: names of interfaces, or networks such as ``10.0.0.0/8``.
         output_filename: A folder where each rank's output goes as well.
         verbose: Explains decisions on standard error.
         executable: The Python interpreter of the ranks; this one if None.
@@ -109,24 +103,35 @@ def run(
 
     Raises:
         RankFailedError: A rank ended without a result, such as by a signal.
+        HostsError: Some hosts cannot take part; the message says why. It is a RuntimeError.
         UsageError: An argument cannot be used; it is a ValueError.
         Exception: What the function has raised in the rank that failed first; its cause is a :class:`RemoteTraceback`.
     """
-    _check_horovod_arguments(horovod, hosts)
+    interfaces = _check_horovod_arguments(horovod, network_interfaces)
+    if hosts is not None and hostfile is not None:
+        raise UsageError("Argument hosts and hostfile only allow one provided.")
     environ = dict(os.environ if env is None else env)
-    number = _number_of_ranks(num_proc, np)
-    if hosts is not None:
-        check_hosts(parse_hosts(hosts), local_names(), number)
-    settings = {} if start_timeout is None else {config.SETTINGS["start_timeout"].variable: f"{start_timeout}"}
+    where = find_hosts(hosts, hostfile, _number_of_ranks(num_proc, np), environ)
+    settings = {
+        config.SETTINGS[name].variable: f"{value}"
+        for name, value in (("start_timeout", start_timeout), ("network_interface", interfaces))
+        if value is not None
+    }
     try:
         values = config.load({**environ, **settings})
     except ConfigError as error:
         raise UsageError(str(error)) from None
+    number = where.num_proc or 1
     spec = JobSpec(
         num_proc=number,
         command=(executable or sys.executable, str(_RUN_TASK)),
         settings=settings,
+        hosts=where.hosts,
+        here=where.here,
+        remote=RemoteStart(ssh_port, ssh_identity_file, slurm=where.slurm, cpus=where.cpus),
         start_timeout=values.start_timeout,
+        network_timeout=values.network_timeout,
+        network_interface=values.network_interface,
         output_directory=output_filename,
         verbose=bool(verbose),
     )
@@ -134,26 +139,28 @@ def run(
     return _results(run_job(spec, spec.command, environ, task=task), number)
 
 
-def _check_horovod_arguments(given: Mapping[str, Any], hosts: str | None) -> None:
-    unknown = sorted(given.keys() - _NO_EFFECT - _NOT_YET.keys())
+def _check_horovod_arguments(given: dict[str, Any], network_interfaces: str | Sequence[str] | None) -> str | None:
+    """Looks at Horovod's other arguments. Returns the network to use, for which it has two names."""
+    old_name = given.pop("network_interface", None)
+    interfaces = network_interfaces if old_name is None else old_name
+    unknown = sorted(given.keys() - _NO_EFFECT - _ELASTIC)
     if unknown:
         raise TypeError(f"run() got an unexpected keyword argument {unknown[0]!r}")
     given = {name: value for name, value in given.items() if value is not None}
-    if "hostfile" in given and hosts is not None:
-        raise UsageError("Argument hosts and hostfile only allow one provided.")
     if given.get("use_gloo") and given.get("use_mpi"):
         raise UsageError("Argument use_gloo and use_mpi only allow one set True.")
     for name in given:
-        if name in _NOT_YET:
-            raise UsageError(f"run(): {name} cannot be used: {_NOT_YET[name]} not supported yet")
+        if name in _ELASTIC:
+            raise UsageError(f"run(): {name} cannot be used: elastic training is not supported yet")
         warnings.warn(f"run(): {name} has no effect", DeprecationWarning, stacklevel=3)
+    return interfaces if interfaces is None or isinstance(interfaces, str) else ",".join(interfaces)
 
 
-def _number_of_ranks(num_proc: int | None, np: int | None) -> int:
+def _number_of_ranks(num_proc: int | None, np: int | None) -> int | None:
     if num_proc is not None and np is not None and num_proc != np:
         raise UsageError(f"run(): num_proc={num_proc} and np={np} contradict each other; give one of them")
-    number = num_proc if num_proc is not None else np if np is not None else 1
-    if number < 1:
+    number = num_proc if num_proc is not None else np
+    if number is not None and number < 1:
         raise UsageError(f"run(): num_proc={number}: a job needs at least one rank")
     return number
 

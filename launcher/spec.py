@@ -1,15 +1,14 @@
 """What a user asks for."""
 
 import enum
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from horovodlike.launcher.errors import UsageError
+from horovodlike.launcher.hosts import HostSlots, Placement, place_ranks
 
-__all__ = ["Binding", "HostSlots", "JobSpec", "check_hosts", "parse_hosts"]
+__all__ = ["THIS_MACHINE", "Binding", "JobSpec", "RemoteStart"]
 
-_HOST = re.compile(r"[\w.-]+:[0-9]+", re.ASCII)
+THIS_MACHINE = "localhost"
 
 
 class Binding(enum.Enum):
@@ -21,11 +20,22 @@ class Binding(enum.Enum):
 
 
 @dataclass(frozen=True)
-class HostSlots:
-    """A host and how many ranks it may have."""
+class RemoteStart:
+    """How the agents of other hosts are started.
 
-    host: str
-    slots: int
+    Attributes:
+        ssh_port: The port of ssh's servers; None leaves it to ssh's configuration.
+        ssh_identity_file: The private key; None leaves it to ssh's configuration.
+        ssh_options: Further words for ssh's command line.
+        slurm: The agents are started by ``srun``, in the allocation of which this process is part.
+        cpus: How many processors of each host belong to the allocation.
+    """
+
+    ssh_port: int | None = None
+    ssh_identity_file: str | None = None
+    ssh_options: tuple[str, ...] = ()
+    slurm: bool = False
+    cpus: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -36,56 +46,43 @@ class JobSpec:
         num_proc: The number of ranks.
         command: What each rank executes, as it was typed.
         settings: ``HOROVODLIKE_*`` variables for the ranks: those that were asked for, and no others.
-        start_timeout: How long the ranks wait for each other, in seconds.
+        hosts: Where the ranks run; if empty, on this machine.
+        here: The name that this machine has among the hosts, or None if it is not one of them.
+        remote: How the agents of other hosts are started.
+        start_timeout: How long the ranks wait for each other, and the launcher for its agents, in seconds.
+        network_timeout: How long another host may be silent, in seconds.
+        network_interface: Over which network hosts communicate, as the setting of this name has it.
         bind_to: What each rank is bound to.
         output_directory: Where each rank's output goes as well, or None.
         timestamps: Each line of output begins with the time.
         verbose: Decisions are explained on standard error.
         compat: The command is a Python program that imports ``horovod``.
         ignored: Horovod's options that were given and have no effect.
+        reasons: Why the job is as it is, for ``verbose``.
     """
 
     num_proc: int
     command: tuple[str, ...]
     settings: Mapping[str, str] = field(default_factory=dict)
+    hosts: tuple[HostSlots, ...] = ()
+    here: str | None = THIS_MACHINE
+    remote: RemoteStart = RemoteStart()
     start_timeout: float = 30.0
+    network_timeout: float = 30.0
+    network_interface: str = ""
     bind_to: Binding = Binding.NONE
     output_directory: str | None = None
     timestamps: bool = False
     verbose: bool = False
     compat: bool = False
     ignored: tuple[str, ...] = ()
+    reasons: tuple[str, ...] = field(default=(), compare=False)
 
+    @property
+    def placements(self) -> tuple[Placement, ...]:
+        """Which ranks each host has.
 
-def parse_hosts(text: str) -> tuple[HostSlots, ...]:
-    """Reads ``host:slots,host:slots``.
-
-    Raises:
-        UsageError: It is something else.
-    """
-    entries = text.split(",")
-    if not all(_HOST.fullmatch(entry) for entry in entries):
-        raise UsageError(
-            f"Invalid host input {text!r}, please make sure it has format as : worker-0:2,worker-1:2 (for this machine "
-            "alone, leave it out)."
-        )
-    return tuple(HostSlots(host, int(slots)) for host, _, slots in (entry.partition(":") for entry in entries))
-
-
-def check_hosts(hosts: tuple[HostSlots, ...], local_names: frozenset[str], num_proc: int) -> None:
-    """Checks that the job fits on the hosts that it is given.
-
-    Raises:
-        UsageError: There is another host than this one, or too few slots.
-    """
-    others = [entry.host for entry in hosts if entry.host not in local_names]
-    if others:
-        raise UsageError(
-            f"several hosts are not supported yet: {', '.join(others)} is not this machine; use localhost:{num_proc} "
-            "or leave -H out"
-        )
-    slots = sum(entry.slots for entry in hosts)
-    if slots < num_proc:
-        raise UsageError(
-            f"Requested more processes ({num_proc}) than there are available slots ({slots}); give localhost:{num_proc}"
-        )
+        Raises:
+            UsageError: The hosts have too few slots.
+        """
+        return place_ranks(self.hosts or (HostSlots(THIS_MACHINE, self.num_proc),), self.num_proc)

@@ -94,6 +94,6 @@ def _quota_v1(group: Path) -> float | None:
 
 
 def local_names() -> frozenset[str]:
-    """The names by which a user may call this host."""
+    """The names by which a user may call this host, whatever they resolve to."""
     name = socket.gethostname()
-    return frozenset({"localhost", "127.0.0.1", name, name.partition(".")[0]})
+    return frozenset({"localhost", "127.0.0.1", "::1", name, name.partition(".")[0]})

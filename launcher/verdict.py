@@ -22,12 +22,14 @@ class Failure:
         pid: Its process id.
         status: Its exit code, or minus the signal that killed it.
         last_lines: What it wrote last to standard error.
+        host: The host on which it ran, or None if that is the launcher's.
     """
 
     rank: int
     pid: int
     status: int
     last_lines: tuple[bytes, ...] = ()
+    host: str | None = None
 
 
 def exit_code(status: int) -> int:
@@ -71,7 +73,8 @@ def choose(failures: Sequence[Failure], waiting_over: bool) -> tuple[Failure | N
 
 def describe(failure: Failure) -> list[bytes]:
     """What is said about the failure that ended the job, line by line."""
-    who = f"hvdrun: rank {failure.rank} (pid {failure.pid})"
+    where = "" if failure.host is None else f" on {failure.host}"
+    who = f"hvdrun: rank {failure.rank} (pid {failure.pid}{where})"
     if failure.status >= 0:
         what = f"exited with code {failure.status}"
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -43,3 +44,15 @@ def script(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return write
+
+
+@pytest.fixture
+def ssh(tmp_path: Path) -> Path:
+    """A folder with an `ssh` that executes everything on this machine: see `fake_ssh`."""
+    folder = tmp_path / "ssh"
+    folder.mkdir()
+    program = folder / "ssh"
+    text = Path(__file__).with_name("fake_ssh.py").read_text()
+    program.write_text(f"#!{sys.executable} -IS\n" + text.partition("\n")[2])
+    program.chmod(0o755)
+    return folder

@@ -11,8 +11,9 @@ from horovodlike.launcher import horovod_options
 from horovodlike.launcher.cli import main, parse
 from horovodlike.launcher.errors import UsageError
 from horovodlike.launcher.horovod_options import HOROVOD_OPTIONS, without_effect
+from horovodlike.launcher.hosts import HostSlots
 from horovodlike.launcher.options import OPTIONS, from_mapping
-from horovodlike.launcher.spec import Binding, HostSlots, JobSpec, parse_hosts
+from horovodlike.launcher.spec import Binding, JobSpec, RemoteStart
 
 
 def spec(*words: str, environ: dict[str, str] | None = None) -> JobSpec:
@@ -128,7 +129,9 @@ def test_unknown_flags_are_refused(words: list[str], capsys: pytest.CaptureFixtu
         (["--start-timeout", "0"], r"--start-timeout='0' cannot be used: it must be a number greater than 0"),
         (["-H", "localhost"], r"Invalid host input 'localhost'"),
         (["-H", "localhost:1"], r"Requested more processes \(2\) than there are available slots \(1\)"),
-        (["-H", "elsewhere:1,localhost:1"], r"several hosts are not supported yet: elsewhere"),
+        (["-H", "localhost:2", "--hostfile", "x"], r"-H and --hostfile contradict each other"),
+        (["--hostfile", "/no/such/file"], r"--hostfile /no/such/file: No such file"),
+        (["-H", "localhost:2", "--ssh-options", "'"], r"--ssh-options .* cannot be used: No closing quotation"),
     ],
 )
 def test_bad_values_are_named(words: list[str], message: str) -> None:
@@ -147,9 +150,34 @@ def test_the_start_timeout_comes_from_the_environment_too() -> None:
 
 
 def test_hosts() -> None:
-    assert parse_hosts("a.b-c:2,127.0.0.1:4") == (HostSlots("a.b-c", 2), HostSlots("127.0.0.1", 4))
-    for text in ("localhost:2", "127.0.0.1:1,localhost:1", f"{socket.gethostname()}:2"):
-        assert spec("-H", text).num_proc == 2
+    for text in ("localhost:2", "127.0.0.1:1,localhost:1", f"{socket.gethostname()}:2", "127.0.0.2:2", "[::1]:3"):
+        job = spec("-H", text)
+        assert job.num_proc == 2
+        assert [placement.name for placement in job.placements] == [job.here]
+    job = spec("-H", "node1.invalid:1,localhost:1,node1.invalid:2")
+    assert job.hosts == (HostSlots("node1.invalid", 3), HostSlots("localhost", 1))
+    assert [placement.counts for placement in job.placements] == [(2,)]
+    assert parse(["-H", "node1.invalid:1,127.0.0.1:2", "true"], {}).num_proc == 3
+
+
+def test_how_hosts_are_reached() -> None:
+    job = spec(
+        "-H", "localhost:2", "-p", "2222", "-i", "key", "--ssh-options=-l me", "--network-interfaces", "eth0,eth1"
+    )
+    assert job.remote == RemoteStart(2222, "key", ("-l", "me"))
+    assert job.settings == {"HOROVODLIKE_NETWORK_INTERFACE": "eth0,eth1"}
+    assert spec("--network-interface", "a", "--network-interface", "b").network_interface == "a,b"
+
+
+def test_an_allocation() -> None:
+    environ = {"SLURM_JOB_ID": "1", "SLURM_JOB_NODELIST": "n[1-2].invalid", "SLURM_TASKS_PER_NODE": "2(x2)"}
+    assert parse(["true"], environ).hosts == (HostSlots("n1.invalid", 2), HostSlots("n2.invalid", 2))
+    assert spec(environ=environ).num_proc == 2
+    assert spec("-H", "localhost:2", environ=environ).here == "localhost"
+    with pytest.raises(UsageError, match=r"more processes \(5\) than there are available slots \(4\).*n1.invalid:2"):
+        parse(["-np", "5", "true"], environ)
+    here = {**environ, "SLURM_JOB_NODELIST": "n1.invalid", "SLURMD_NODENAME": "n1.invalid", "SLURM_TASKS_PER_NODE": "1"}
+    assert spec(environ=here).hosts == ()  # the tasks of the only node are no limit
 
 
 def test_the_configuration_file(tmp_path: Path) -> None:
@@ -252,7 +280,7 @@ def test_horovodruns_options_are_in_one_table_only() -> None:
     assert not ours & horovod_options.flags().keys()
 
 
-@pytest.mark.parametrize("word", ["--gloo", "--autotune-gaussian-process-noise=0.5", "-p", "-hostfile"])
+@pytest.mark.parametrize("word", ["--gloo", "--autotune-gaussian-process-noise=0.5", "--disable-cache"])
 def test_horovodruns_options_need_compat(word: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         spec(word, "1")

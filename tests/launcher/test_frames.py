@@ -4,6 +4,7 @@ from hypothesis import strategies as st
 
 from horovodlike.launcher.frames import (
     HEADER,
+    MAGIC,
     MAX_PAYLOAD,
     Frame,
     FrameError,
@@ -51,3 +52,11 @@ def test_names_of_any_encoding_arrive_as_they_left(name: bytes) -> None:
 def test_payloads() -> None:
     assert decode_seconds(encode_seconds(5.25)) == 5.25
     assert decode_exit(encode_exit(4194304, -9)) == (4194304, -9)
+
+
+def test_what_comes_before_the_magic_does_not_count() -> None:
+    reader = FrameReader(MAGIC)
+    data = b"Welcome" + MAGIC[:5] + b"\n" * 99 + MAGIC + encode(Kind.END, 7, b"x")
+    found = [frame for byte in data for frame in reader.feed(bytes([byte]))]
+    assert found == [Frame(Kind.END, 7, b"x")]
+    assert FrameReader(MAGIC).feed(data) == found

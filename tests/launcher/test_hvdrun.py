@@ -99,7 +99,11 @@ def test_scripts_programs_and_arguments(hvdrun: Callable[..., object], tmp_path:
         ),
         (["-np", 0, "true"], "hvdrun: -np 0: a job needs at least one rank, for instance -np 2\n"),
         (["true"], "hvdrun: how many ranks? Give -np N, for instance: hvdrun -np 2 python train.py\n"),
-        (["-np", 2, "-H", "a:1,b:1", "true"], "hvdrun: several hosts are not supported yet: a, b"),
+        (
+            ["-np", 3, "-H", "a:1,b:1", "true"],
+            "hvdrun: Requested more processes (3) than there are available slots (2)",
+        ),
+        (["-H", "a:1,b", "true"], "hvdrun: Invalid host input 'a:1,b'"),
         (
             ["-np", 2, "--config-file", "none.yaml", "true"],
             "hvdrun: --config-file none.yaml: No such file or directory\n",

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from horovodlike.launcher.errors import UsageError
-from horovodlike.launcher.plan import JobIdentity, bind, choose_omp_threads, plan_ranks
+from horovodlike.launcher.hosts import HostSlots
+from horovodlike.launcher.plan import JobIdentity, RankPlan, bind, choose_omp_threads, plan_ranks
 from horovodlike.launcher.spec import Binding, JobSpec
 from horovodlike.launcher.topology import Host, detect_host, parse_cpu_list
 
@@ -15,14 +16,21 @@ BIG = Host(
     cores=((0, 4), (1, 5), (2, 6), (3, 7)),
     numa_nodes=((0, 1, 4, 5), (2, 3, 6, 7)),
 )
-IDENTITY = JobIdentity("job", "node", "ab" * 32, "127.0.0.1", 1234)
+IDENTITY = JobIdentity("job", "ab" * 32, "127.0.0.1", 1234)
+
+
+def plan(
+    job: JobSpec, command: tuple[str, ...], environ: dict[str, str] | None = None
+) -> tuple[list[RankPlan], list[str]]:
+    [placement] = job.placements
+    return plan_ranks(job, command, placement, BIG, IDENTITY, environ or {})
 
 
 def test_the_environment_of_ranks() -> None:
     job = JobSpec(3, ("x",), {"HOROVODLIKE_CYCLE_TIME": "2"}, start_timeout=30.0)
-    plans, said = plan_ranks(job, ("/bin/x", "y"), BIG, IDENTITY, {})
-    assert [plan.rank for plan in plans] == [plan.local_rank for plan in plans] == [0, 1, 2]
-    assert all(plan.command == ("/bin/x", "y") and plan.cpus is None for plan in plans)
+    plans, said = plan(job, ("/bin/x", "y"))
+    assert [each.rank for each in plans] == [each.local_rank for each in plans] == [0, 1, 2]
+    assert all(each.command == ("/bin/x", "y") and each.cpus is None for each in plans)
     assert plans[2].environ == {
         "HOROVODLIKE_RANK": "2",
         "HOROVODLIKE_SIZE": "3",
@@ -36,7 +44,8 @@ def test_the_environment_of_ranks() -> None:
         "HOROVOD_LOCAL_SIZE": "3",
         "HOROVOD_CROSS_RANK": "0",
         "HOROVOD_CROSS_SIZE": "1",
-        "HOROVODLIKE_NODE_ID": "node",
+        "HOROVODLIKE_NODE_ID": "localhost",
+        "HOROVOD_HOSTNAME": "localhost",
         "HOROVODLIKE_RENDEZVOUS_ADDR": "127.0.0.1",
         "HOROVODLIKE_RENDEZVOUS_PORT": "1234",
         "HOROVODLIKE_SECRET_KEY": "ab" * 32,
@@ -51,8 +60,21 @@ def test_the_environment_of_ranks() -> None:
     assert said == ["OMP_NUM_THREADS=2 for each of 3 ranks (8 cores); set it yourself to change that"]
 
 
+def test_the_ranks_of_several_hosts() -> None:
+    job = JobSpec(4, ("x",), hosts=(HostSlots("a", 2), HostSlots("b", 1), HostSlots("c", 9)), here=None)
+    names = ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")
+    found = []
+    for placement in job.placements:
+        plans, _ = plan_ranks(job, ("x",), placement, BIG, IDENTITY, {})
+        for each in plans:
+            assert each.rank == int(each.environ["HOROVODLIKE_RANK"])
+            assert each.environ["HOROVODLIKE_NODE_ID"] == each.environ["HOROVOD_HOSTNAME"] == placement.name
+            found.append((placement.name, *(int(each.environ[f"HOROVOD_{name}"]) for name in names)))
+    assert found == [("a", 0, 4, 0, 2, 0, 3), ("a", 1, 4, 1, 2, 0, 1), ("b", 2, 4, 0, 1, 1, 3), ("c", 3, 4, 0, 1, 2, 3)]
+
+
 def test_the_key_is_not_shown() -> None:
-    plans, _ = plan_ranks(JobSpec(1, ("x",)), ("x",), BIG, IDENTITY, {})
+    plans, _ = plan(JobSpec(1, ("x",)), ("x",))
     assert "ab" * 32 not in repr(plans) + repr(IDENTITY)
 
 
@@ -65,11 +87,11 @@ def test_threads_share_the_cores(cpus: int, ranks: int, threads: int) -> None:
 
 def test_threads_are_left_alone_when_set() -> None:
     assert choose_omp_threads({"OMP_NUM_THREADS": "7"}, 8, 2)[0] is None
-    plans, said = plan_ranks(JobSpec(2, ("x",)), ("x",), BIG, IDENTITY, {"OMP_NUM_THREADS": "7"})
+    plans, said = plan(JobSpec(2, ("x",)), ("x",), {"OMP_NUM_THREADS": "7"})
     assert said == []
     assert "OMP_NUM_THREADS" not in plans[0].environ
     assert plans[0].environ["TF_NUM_INTRAOP_THREADS"] == plans[0].environ["TF_NUM_INTEROP_THREADS"] == "7"
-    plans, _ = plan_ranks(JobSpec(2, ("x",)), ("x",), BIG, IDENTITY, {"TF_NUM_INTEROP_THREADS": "7"})
+    plans, _ = plan(JobSpec(2, ("x",)), ("x",), {"TF_NUM_INTEROP_THREADS": "7"})
     assert plans[0].environ["OMP_NUM_THREADS"] == plans[0].environ["TF_NUM_INTRAOP_THREADS"] == "4"
     assert "TF_NUM_INTEROP_THREADS" not in plans[0].environ
 

@@ -1,0 +1,85 @@
+"""What the agent of another host says about it before the job starts, and what is wrong there for this job."""
+
+import dataclasses
+import importlib.metadata
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from horovodlike.launcher.frames import from_native, to_native
+from horovodlike.launcher.topology import Host, detect_host
+
+__all__ = ["Description", "decode_description", "describe", "encode_needs", "installed_version"]
+
+
+@dataclass(frozen=True)
+class Description:
+    """A host, as its agent sees it.
+
+    Attributes:
+        version: The version of horovodlike there.
+        host: Its processors.
+        seen_from: The launcher's address as ssh's server there sees it, and its own; None without ssh.
+        problems: Why the job cannot run there.
+    """
+
+    version: str
+    host: Host
+    seen_from: tuple[str, str] | None
+    problems: tuple[str, ...]
+
+
+def installed_version() -> str:
+    """The version of the package of which this file is a part, whether or not it is on the search path."""
+    packages = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    found = importlib.metadata.Distribution.discover(name="horovodlike", path=[packages])
+    return next((distribution.version for distribution in found), "of unknown version")
+
+
+def encode_needs(cwd: str, program: str) -> dict[str, str]:
+    """What :func:`describe` looks for: the folder in which the ranks start, and what they execute."""
+    return {"cwd": from_native(os.fsencode(cwd)), "program": from_native(os.fsencode(program))}
+
+
+def describe(needs: Mapping[str, str]) -> dict[str, Any]:
+    """Describes this host, as :func:`decode_description` reads it."""
+    cwd, program = (os.fsdecode(to_native(needs[name])) for name in ("cwd", "program"))
+    words = os.environ.get("SSH_CONNECTION", "").split()
+    return {
+        "version": installed_version(),
+        "host": dataclasses.asdict(detect_host()),
+        "seen_from": [words[0], words[2]] if len(words) == 4 else None,
+        "problems": _problems(cwd, program),
+    }
+
+
+def _problems(cwd: str, program: str) -> list[str]:
+    if not os.path.isdir(cwd):
+        return [f"there is no folder {cwd}, in which hvdrun was started; start it in one that all hosts have"]
+    path = os.path.join(cwd, program)
+    if shutil.which(path) is None:
+        return [f"there is no program {path}, which the ranks are to execute; install it there too"]
+    return []
+
+
+def decode_description(value: Any) -> Description:
+    """The inverse of :func:`describe`.
+
+    Raises:
+        ValueError: Another version's agent says something else.
+    """
+    try:
+        fields = dict(value["host"])
+        host = Host(
+            cpus=tuple(fields["cpus"]),
+            cores=tuple(map(tuple, fields["cores"])),
+            numa_nodes=tuple(map(tuple, fields["numa_nodes"])),
+            quota=fields["quota"],
+        )
+        client, server = value["seen_from"] or (None, None)
+        seen_from = None if client is None else (str(client), str(server))
+        return Description(str(value["version"]), host, seen_from, tuple(map(str, value["problems"])))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"its description makes no sense ({type(error).__name__})") from None

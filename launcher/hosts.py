@@ -1,0 +1,149 @@
+"""The hosts of a job: what the user or a scheduler says about them, and which ranks each of them gets. Pure."""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+from horovodlike.launcher.errors import UsageError
+
+__all__ = ["HostSlots", "Placement", "merge_hosts", "parse_hostfile", "parse_hosts", "place_ranks"]
+
+_NAME = r"[\w.-]+"
+_IPV6 = r"\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]"
+_HOST = re.compile(rf"({_NAME}|{_IPV6}):([0-9]{{1,6}})", re.ASCII)
+_LINE = re.compile(rf"({_NAME}|{_IPV6})(?::([0-9]{{1,6}})|\s+slots\s*=\s*([0-9]{{1,6}}))?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class HostSlots:
+    """A host, by the name that ssh takes, and how many ranks it may have."""
+
+    host: str
+    slots: int
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Which ranks a host has.
+
+    Attributes:
+        names: The hosts that have ranks, each name once; hosts with lower numbers have lower ranks.
+        counts: How many ranks each of them has.
+        number: Which of them this is.
+    """
+
+    names: tuple[str, ...]
+    counts: tuple[int, ...]
+    number: int = 0
+
+    @property
+    def name(self) -> str:
+        """The name of this host."""
+        return self.names[self.number]
+
+    @property
+    def first_rank(self) -> int:
+        """The lowest rank of this host."""
+        return sum(self.counts[: self.number])
+
+    @property
+    def local_size(self) -> int:
+        """How many ranks this host has."""
+        return self.counts[self.number]
+
+    @property
+    def ranks(self) -> range:
+        """The ranks of this host."""
+        return range(self.first_rank, self.first_rank + self.local_size)
+
+    @property
+    def size(self) -> int:
+        """How many ranks the job has."""
+        return sum(self.counts)
+
+    def cross(self, local_rank: int) -> tuple[int, int]:
+        """The number of this host among those that have a rank of this local rank, and how many these are."""
+        having = [number for number, count in enumerate(self.counts) if count > local_rank]
+        return having.index(self.number), len(having)
+
+
+def parse_hosts(text: str) -> tuple[HostSlots, ...]:
+    """Reads ``host:slots,host:slots``; an IPv6 address stands in brackets.
+
+    Raises:
+        UsageError: It is something else.
+    """
+    entries = [_HOST.fullmatch(entry.strip()) for entry in text.split(",")]
+    if not all(entries):
+        raise UsageError(
+            f"Invalid host input {text!r}, please make sure it has format as : worker-0:2,worker-1:2 (for this machine "
+            "alone, leave it out)."
+        )
+    return merge_hosts(HostSlots(_bare(entry[1]), int(entry[2])) for entry in entries if entry is not None)
+
+
+def parse_hostfile(text: str, path: str) -> tuple[HostSlots, ...]:
+    """Reads lines of ``host slots=4``, ``host:4`` or ``host``, which has one slot.
+
+    Empty lines, and what follows a ``#``, do not count. A host that comes again gets more slots.
+
+    Args:
+        text: What the file holds.
+        path: The file's name, for messages.
+
+    Raises:
+        UsageError: A line is something else, or there is none.
+    """
+    hosts = []
+    for number, line in enumerate(text.splitlines(), 1):
+        content = line.partition("#")[0].strip()
+        if not content:
+            continue
+        match = _LINE.fullmatch(content)
+        if match is None:
+            raise UsageError(f"{path}, line {number}: {content!r} cannot be used; write it like: worker-0 slots=2")
+        hosts.append(HostSlots(_bare(match[1]), int(match[2] or match[3] or 1)))
+    if not hosts:
+        raise UsageError(f"{path} names no host; write lines like: worker-0 slots=2")
+    return merge_hosts(hosts)
+
+
+def _bare(host: str) -> str:
+    return host.strip("[]")
+
+
+def merge_hosts(entries: Iterable[HostSlots]) -> tuple[HostSlots, ...]:
+    """Adds up the slots of entries of the same name, at the place of the first one."""
+    slots: dict[str, int] = {}
+    for entry in entries:
+        slots[entry.host] = slots.get(entry.host, 0) + entry.slots
+    return tuple(HostSlots(host, number) for host, number in slots.items())
+
+
+def place_ranks(hosts: Sequence[HostSlots], num_proc: int | None) -> tuple[Placement, ...]:
+    """Fills the hosts in their order.
+
+    Args:
+        hosts: The hosts and their slots.
+        num_proc: The number of ranks; None stands for all slots.
+
+    Returns:
+        A placement for each host that gets ranks.
+
+    Raises:
+        UsageError: There are too few slots.
+    """
+    slots = sum(entry.slots for entry in hosts)
+    wanted = slots if num_proc is None else num_proc
+    if not 0 < wanted <= slots:
+        shown = ", ".join(f"{entry.host}:{entry.slots}" for entry in hosts)
+        raise UsageError(
+            f"Requested more processes ({max(1, wanted)}) than there are available slots ({slots}): the hosts are "
+            f"{shown}; give them more slots, or use a smaller -np"
+        )
+    before = [0, *accumulate(entry.slots for entry in hosts)]
+    counts = [min(entry.slots, wanted - start) for entry, start in zip(hosts, before, strict=False)]
+    names = tuple(entry.host for entry, count in zip(hosts, counts, strict=True) if count > 0)
+    used = tuple(count for count in counts if count > 0)
+    return tuple(Placement(names, used, number) for number in range(len(used)))

@@ -80,6 +80,7 @@ class Job:
         self._decided = False
         self._signals: deque[int] = deque()
         self._abandoned = False
+        self._finished: list[Link] = []  # whose ends have come
         self._listening = True
         self._greet_at = time.monotonic()
 
@@ -102,6 +103,11 @@ class Job:
                 self._watch(selector)
                 for key, _ in selector.select(self._timeout()):
                     key.data()
+                for link in self._finished:
+                    link.unwatch(selector)
+                    self._links.remove(link)
+                    self._conclude(link, link.close())
+                self._finished.clear()
                 self._handle_signals()
                 self._advance()
         return self._outcome
@@ -114,7 +120,7 @@ class Job:
                 link.heard_at = time.monotonic()  # nobody has listened
         self._listening = listening
         for link in self._links:
-            link.watch(selector, listening, functools.partial(self._receive, link, selector))
+            link.watch(selector, listening, functools.partial(self._receive, link))
 
     def _timeout(self) -> float | None:
         deadlines = [] if self._look_every is None else [time.monotonic() + self._look_every]
@@ -140,7 +146,7 @@ class Job:
 
     # What the agents say.
 
-    def _receive(self, link: Link, selector: selectors.BaseSelector) -> None:
+    def _receive(self, link: Link) -> None:
         try:
             frames = link.receive()
         except (FrameError, OSError) as error:
@@ -149,9 +155,7 @@ class Job:
         for frame in frames or ():
             self._on_frame(frame, link)
         if frames is None:
-            link.unwatch(selector)
-            self._links.remove(link)
-            self._conclude(link, link.close())
+            self._finished.append(link)
 
     def _on_frame(self, frame: Frame, link: Link) -> None:
         if frame.kind in (Kind.STDOUT, Kind.STDERR):

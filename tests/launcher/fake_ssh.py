@@ -22,6 +22,8 @@ def main() -> None:
     host, command = sys.argv[-2:]
     with open(FOLDER / "ssh.log", "a") as log:
         log.write(json.dumps(sys.argv[1:]) + "\n")
+    if host == "silent":
+        os.read(0, 1)  # it has been asked something
     (FOLDER / host).write_text(str(os.getpid()))
     if host == "unknown":
         say(f"ssh: Could not resolve hostname {host}: Name or service not known", 255)

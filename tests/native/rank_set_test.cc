@@ -71,11 +71,14 @@ TEST(any_sets) {
     CHECK_EQ(x.contains(y), common.size() == b.size());
     CHECK_EQ(x.first_common(y), common.empty() ? -1 : *common.begin());
     CHECK((x == y) == (a == b));
-    RankSet added = x, removed = x;
+    RankSet added = x, removed = x, kept = x;
     added.add(y);
     removed.remove(y);
     CHECK_EQ(text_of(added), text_of(set_of(both)));
     CHECK_EQ(added.size(), both.size());
+    kept.keep(y);
+    CHECK_EQ(text_of(kept), text_of(set_of(common)));
+    CHECK_EQ(kept.size(), common.size());
     CHECK_EQ(text_of(removed), text_of(set_of(rest)));
     CHECK_EQ(removed.size(), rest.size());
   }

@@ -31,10 +31,6 @@ std::string count_of(int32_t count, const char* noun) {
 
 }  // namespace
 
-Status protocol_error(int rank, const std::string& what) {
-  return Status(HVL_JOB_BROKEN, "Protocol error: rank " + std::to_string(rank) + " " + what + ".");
-}
-
 Status not_a_member(int rank) {
   return protocol_error(rank, "announced a tensor of a process set of which it is no member");
 }

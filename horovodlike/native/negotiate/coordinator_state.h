@@ -45,7 +45,6 @@ struct Readiness {
   ReadyMark last;
 };
 
-Status protocol_error(int rank, const std::string& what);
 Status not_a_member(int rank);                              // announced an id
 Status not_a_member(int rank, const Signature& signature);  // asked for that
 Decision make_error(const Signature& request, const Status& status, int32_t num_ranks);

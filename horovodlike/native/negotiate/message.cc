@@ -323,6 +323,10 @@ Status decode_exactly(const void* bytes, size_t num_bytes, T* result) {
 
 }  // namespace
 
+Status protocol_error(int rank, const std::string& what) {
+  return Status(HVL_JOB_BROKEN, "Protocol error: rank " + std::to_string(rank) + " " + what + ".");
+}
+
 void encode(const Message& message, std::string* out) {
   Writer writer(out);
   const bool alone = message.ranks.empty();

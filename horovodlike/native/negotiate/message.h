@@ -53,6 +53,9 @@ struct Message {
   }
 };
 
+// That a rank has sent what no correct one sends: the job is broken.
+Status protocol_error(int rank, const std::string& what);
+
 // Coordinator to all ranks: one record of the log.
 struct Record {
   enum class Type : uint8_t {

@@ -93,6 +93,13 @@ void RankSet::remove(const RankSet& other) {
   }
 }
 
+void RankSet::keep(const RankSet& other) {
+  if (empty() || other.empty()) return clear();
+  RankSet others = *this;
+  others.remove(other);
+  remove(others);
+}
+
 std::vector<int> RankSet::list() const {
   std::vector<int> ranks;
   ranks.reserve(static_cast<size_t>(size_));

@@ -38,6 +38,7 @@ class RankSet {
   void add(const RankRange& range);
   void add(const RankSet& other);
   void remove(const RankSet& other);
+  void keep(const RankSet& other);  // and remove all others
 
   template <typename F>
   void for_each(F visit) const {

@@ -31,7 +31,10 @@ std::vector<int64_t> take_varying(Signature* signature) {
 void put_varying(const int64_t* varying, size_t count, Signature* signature) {
   if (!allocates(signature->kind)) return;
   const size_t num_tensors = signature->tensors.size();
-  for (size_t t = 0; t < num_tensors; ++t) signature->tensors[t].shape[0] = varying[t];
+  for (size_t t = 0; t < num_tensors; ++t) {
+    Shape& shape = signature->tensors[t].shape;
+    if (!shape.empty()) shape[0] = varying[t];
+  }
   signature->arguments.assign(varying + num_tensors, varying + count);
 }
 

@@ -24,10 +24,17 @@ Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 @dataclass(frozen=True)
 class Interface:
-    """An address of this host, and the name of the interface that has it."""
+    """An address of this host, the name of the interface that has it, and how much of it is the network's."""
 
     name: str
     address: Address
+    prefix: int
+
+    @property
+    def is_reachable(self) -> bool:
+        """Whether other hosts may be able to use it, as far as the address tells."""
+        # An address that is valid on one link only would need the name of each host's interface.
+        return not (self.address.is_loopback or self.address.is_link_local)
 
 
 def local_addresses() -> list[Interface]:
@@ -61,7 +68,7 @@ def _messages(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _parse(body: bytes) -> Interface | None:
-    family, _, flags, _, index = _ADDRESS.unpack_from(body)
+    family, prefix, flags, _, index = _ADDRESS.unpack_from(body)
     position = _ADDRESS.size
     attributes = {}
     while position + _ATTRIBUTE.size <= len(body):
@@ -73,7 +80,7 @@ def _parse(body: bytes) -> Interface | None:
     if packed is None or flags & _IFA_F_UNUSABLE or family not in (socket.AF_INET, socket.AF_INET6):
         return None
     try:
-        return Interface(socket.if_indextoname(index), ipaddress.ip_address(packed))
+        return Interface(socket.if_indextoname(index), ipaddress.ip_address(packed), prefix)
     except OSError as error:
         if error.errno != errno.ENXIO:  # it has gone since
             raise
@@ -100,7 +107,6 @@ def choose_address(wanted: str, interfaces: Sequence[Interface]) -> str:
             fitting = [each.address for each in interfaces if each.address in network]
         else:
             fitting = [each.address for each in interfaces if each.name == part]
-        # An address that is valid on one link only would need the name of each host's interface.
         fitting = [address for address in fitting if not address.is_link_local]
         if fitting:
             return str(min(fitting, key=lambda address: address.version))
@@ -109,6 +115,29 @@ def choose_address(wanted: str, interfaces: Sequence[Interface]) -> str:
         f"{source}={wanted!r} names no network that host {socket.gethostname()} has: it has {there}. Give the name of "
         "an interface, or a network such as 10.0.0.0/8"
     )
+
+
+def shared_addresses(mine: Sequence[Interface], others: Sequence[Sequence[str]]) -> list[str]:
+    """Those of this host's addresses that are in a network which all other hosts have an address in, too.
+
+    Args:
+        mine: What this host has.
+        others: The addresses of each of the other hosts, or of any process there.
+
+    Returns:
+        The addresses; where there is no such network, all that other hosts may be able to use.
+    """
+    candidates = [each for each in mine if each.is_reachable]
+    found = []
+    for each in candidates:
+        network = ipaddress.ip_network((each.address, each.prefix), strict=False)
+        # Networks that are a host's own affair look alike on all hosts: this host's address is then theirs as well.
+        if all(
+            any(address in network and address != each.address for address in map(ipaddress.ip_address, other))
+            for other in others
+        ):
+            found.append(each)
+    return [str(each.address) for each in found or candidates]
 
 
 def own_address(rank: int, ends: Sequence[tuple[str, str]], network_interface: str) -> str:

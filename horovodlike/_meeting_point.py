@@ -14,6 +14,7 @@ import stat
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from horovodlike._channel import JobKey
 from horovodlike.errors import RendezvousError
@@ -26,10 +27,39 @@ _PRIVATE = stat.S_IRWXG | stat.S_IRWXO
 
 @dataclass(frozen=True)
 class Appointment:
-    """What the file says: where rank 0 listens, and the key."""
+    """Where rank 0's server listens, and its key.
+
+    Attributes:
+        port: The port; 0 if any free one will do.
+        key: The job's key.
+        hosts: The addresses, separated by commas.
+    """
 
     port: int
     key: JobKey
+    hosts: str = "127.0.0.1"
+
+
+class MeetingPlace(Protocol):
+    """How rank 0 tells the others where its server is.
+
+    Attributes:
+        where: Where that is to be found, for messages.
+    """
+
+    where: str
+
+    def arrange(self) -> Appointment:
+        """On rank 0: where the server is to listen, and with which key."""
+
+    def publish(self, appointment: Appointment) -> None:
+        """On rank 0: says where it listens, until :meth:`withdraw`."""
+
+    def withdraw(self) -> None:
+        """On rank 0: when everybody has come, or something has failed. May be called again."""
+
+    def read(self) -> Appointment | None:
+        """On the others: what rank 0 has said; None if it has not (yet)."""
 
 
 class MeetingPoint:
@@ -46,19 +76,24 @@ class MeetingPoint:
         digest = hashlib.sha256(b"horovodlike meeting point\0" + job.encode(errors="surrogateescape")).hexdigest()
         self._name = f"{digest[:32]}.json"
         self._published: tuple[int, int] | None = None
+        self.where = f"in {self.path}"
 
     @property
     def path(self) -> str:
         """The file, for messages."""
         return os.path.join(self.directory, self._name)
 
-    def publish(self, port: int, key: JobKey) -> None:
+    def arrange(self) -> Appointment:
+        """A new key, and any port."""
+        return Appointment(0, JobKey.random())
+
+    def publish(self, appointment: Appointment) -> None:
         """Writes the file, in place of an old one.
 
         Raises:
             RendezvousError: The directory is not safe, or cannot be written.
         """
-        content = json.dumps({"port": port, "key": key.hex()}).encode()
+        content = json.dumps({"port": appointment.port, "key": appointment.key.hex()}).encode()
         draft = f"{self._name}.{secrets.token_hex(8)}"
         with self._opened(create=True) as directory:
             _remove_stale(directory)

@@ -187,7 +187,7 @@ def find_place(environ: Mapping[str, str], ancestor: Ancestor = find_ancestor) -
     if launcher is None:
         return Place()
     place = _read(launcher, environ)
-    return replace(place, job=_job(launcher, environ, ancestor)) if place.size > 1 else place
+    return replace(place, job=_job(launcher, place, environ, ancestor)) if place.size > 1 else place
 
 
 def _read(launcher: _Launcher, environ: Mapping[str, str]) -> Place:
@@ -274,12 +274,14 @@ def _tasks_of_node(launcher: _Launcher, environ: Mapping[str, str], node: int) -
     )
 
 
-def _job(launcher: _Launcher, environ: Mapping[str, str], ancestor: Ancestor) -> str:
+def _job(launcher: _Launcher, place: Place, environ: Mapping[str, str], ancestor: Ancestor) -> str:
     given = environ.get("HOROVODLIKE_JOB_ID")
     if given:
         return given
     if _variable(environ, launcher.job_required):
         return "/".join([launcher.name, *(environ.get(name, "") for name in launcher.job)])
+    if launcher.job_ancestor and place.local_size < place.size:
+        return launcher.name  # no process is the ancestor of all ranks: it is the key that tells jobs apart
     found = ancestor(launcher.job_ancestor) if launcher.job_ancestor else None
     if found:
         return f"{launcher.name}/{found}"

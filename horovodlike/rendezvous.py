@@ -3,9 +3,8 @@
 :func:`establish` is the whole of it. Its parts:
 
 * :mod:`horovodlike.place`: which rank this process is;
-* :class:`RendezvousServer`: what ``hvdrun`` runs, or else rank 0 in its own process (:mod:`horovodlike._meeting_point`
-  is how the others then find it);
-* :class:`Rendezvous`: a rank's connection to it;
+* :class:`RendezvousServer`: what ``hvdrun`` runs, or else rank 0 in its own process;
+* :class:`Rendezvous`: a rank's connection to it, and :mod:`horovodlike._entrance`: how it finds the server;
 * :mod:`horovodlike._channel`: what travels between them, authenticated;
 * :mod:`horovodlike._hosts`: which ranks share a host;
 * :mod:`horovodlike.host_memory`: the shared memory of the ranks of a host;
@@ -17,20 +16,19 @@ import hashlib
 import json
 import os
 import sys
-import time
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from horovodlike import __version__
-from horovodlike._channel import AuthenticationError, JobKey, VersionError
+from horovodlike._entrance import enter
 from horovodlike._hosts import HostFacts, HostTable
-from horovodlike._meeting_point import MeetingPoint
-from horovodlike._rendezvous_client import Rendezvous, UnreachableError
+from horovodlike._job_key import take_key
+from horovodlike._rendezvous_client import Rendezvous
 from horovodlike._rendezvous_server import RendezvousServer
 from horovodlike._roll_call import name_ranks
 from horovodlike.config import SETTINGS, Config
-from horovodlike.errors import ConfigError, RendezvousError
+from horovodlike.errors import RendezvousError
 from horovodlike.host_memory import open_segment
 from horovodlike.place import Place, find_place
 
@@ -39,8 +37,6 @@ if TYPE_CHECKING:
     from horovodlike._mesh import Connection
 
 __all__ = ["Membership", "Rendezvous", "RendezvousServer", "establish"]
-
-_SECRET = "HOROVODLIKE_SECRET_KEY"
 
 
 @dataclass
@@ -123,9 +119,6 @@ class Membership:
         self.close()
 
 
-_kept_key: JobKey | None = None
-
-
 def establish(
     config: Config, segment_bytes: Callable[[Place], int], environ: MutableMapping[str, str] | None = None
 ) -> Membership:
@@ -148,19 +141,15 @@ def establish(
         ConfigError: The environment contradicts itself.
     """
     source = os.environ if environ is None else environ
-    key = _take_key(source)
+    key = take_key(source)
     place = find_place(source)
     if place.size == 1:
         return Membership(place, [os.getpid()], processors=len(os.sched_getaffinity(0)))
     membership = Membership(place, [])
     try:
-        if source.get("HOROVODLIKE_RENDEZVOUS_PORT"):
-            rendezvous = membership.rendezvous = _join_launcher(source, key, place, config)
-            greetings = _greet(rendezvous, place, config)
-        elif place.rank == 0:
-            rendezvous, greetings = _host(membership, MeetingPoint(place.job, source), config)
-        else:
-            rendezvous = membership.rendezvous = _seek(MeetingPoint(place.job, source), place, config)
+        with enter(place, key, config, source) as entrance:
+            rendezvous = membership.rendezvous = entrance.rendezvous
+            membership._server = entrance.server
             greetings = _greet(rendezvous, place, config)
         _meet_beside(membership, rendezvous, greetings, config, segment_bytes)
         assert membership.table is not None
@@ -170,69 +159,6 @@ def establish(
         membership.__exit__(type(error), error, None)
         raise
     return membership
-
-
-def _take_key(environ: MutableMapping[str, str]) -> JobKey | None:
-    global _kept_key
-    text = environ.pop(_SECRET, "").strip()
-    if text:
-        try:
-            _kept_key = JobKey(bytes.fromhex(text))
-        except ValueError:
-            raise ConfigError(f"{_SECRET} must be 64 hexadecimal digits (its value is not shown here)") from None
-    return _kept_key
-
-
-def _join_launcher(environ: Mapping[str, str], key: JobKey | None, place: Place, config: Config) -> Rendezvous:
-    host = environ.get("HOROVODLIKE_RENDEZVOUS_ADDR") or "127.0.0.1"
-    text = environ["HOROVODLIKE_RENDEZVOUS_PORT"]
-    if not (text.isascii() and text.isdigit() and 0 < int(text) < 65536):
-        raise ConfigError(f"HOROVODLIKE_RENDEZVOUS_PORT={text!r} is not a port; hvdrun sets it")
-    if key is None:
-        raise RendezvousError(
-            f"{_SECRET} is not set although HOROVODLIKE_RENDEZVOUS_PORT is: only the processes that hvdrun starts "
-            "itself can be ranks, and this one seems to have been started by a rank. Unset HOROVODLIKE_RANK, "
-            "HOROVODLIKE_SIZE, HOROVOD_RANK and HOROVOD_SIZE in its environment to make it a job of its own"
-        )
-    return Rendezvous(host, int(text), key, place, config.start_timeout, owner="hvdrun")
-
-
-def _host(membership: Membership, meeting_point: MeetingPoint, config: Config) -> tuple[Rendezvous, list[Any]]:
-    """Rank 0 runs the server, publishes where, and takes the file away again when everybody has come."""
-    place = membership.place
-    key = JobKey.random()
-    membership._server = RendezvousServer(key, place.size, job=place.job)
-    membership._server.start()
-    port = membership._server.port
-    try:
-        meeting_point.publish(port, key)
-        membership.rendezvous = Rendezvous("127.0.0.1", port, key, place, config.start_timeout, owner="rank 0")
-        return membership.rendezvous, _greet(membership.rendezvous, place, config)
-    finally:
-        meeting_point.withdraw()
-
-
-def _seek(meeting_point: MeetingPoint, place: Place, config: Config) -> Rendezvous:
-    """Waits for rank 0's file. What it finds may be a crashed job's, so only the time limit is final."""
-    deadline = time.monotonic() + config.start_timeout
-    pause = 0.002
-    found = "there was no such file"
-    while True:
-        try:
-            appointment = meeting_point.read()
-            if appointment is not None:
-                port, key = appointment.port, appointment.key
-                return Rendezvous("127.0.0.1", port, key, place, config.start_timeout, owner="rank 0", attempts=1)
-        except (UnreachableError, AuthenticationError, VersionError) as error:
-            found = f"what it names is no longer there: {error}"
-        if time.monotonic() + pause > deadline:
-            raise RendezvousError(
-                f"after {config.start_timeout:g} s rank 0 of {place.size} had not told rank {place.rank} where it "
-                f"listens, in {meeting_point.path} ({found}); see whether rank 0 runs and what it prints. If it only "
-                "needs longer, raise --start-timeout (HOROVODLIKE_START_TIMEOUT)"
-            )
-        time.sleep(pause)
-        pause = min(pause * 1.5, 0.1)
 
 
 def _greet(rendezvous: Rendezvous, place: Place, config: Config) -> list[Any]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from horovodlike import rendezvous
+from horovodlike import _job_key
 from horovodlike.place import Place
 from horovodlike.rendezvous import Rendezvous, RendezvousServer
 
@@ -117,7 +117,7 @@ def gather_all(
 @pytest.fixture
 def runtime(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """An environment with a runtime directory of its own, in a process that has no job's key yet."""
-    monkeypatch.setattr(rendezvous, "_kept_key", None)
+    monkeypatch.setattr(_job_key, "_kept_key", None)
     directory = tmp_path / "run"
     directory.mkdir(mode=0o700)
     return {"XDG_RUNTIME_DIR": str(directory)}

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from horovodlike import rendezvous
+from horovodlike import _entrance, rendezvous
 from horovodlike._channel import JobKey
-from horovodlike._meeting_point import MeetingPoint
+from horovodlike._meeting_point import Appointment, MeetingPoint
 from horovodlike.config import Config
 from horovodlike.errors import ConfigError, RendezvousError
 from horovodlike.place import Place
@@ -107,7 +107,7 @@ def test_a_file_of_a_crashed_job(run_ranks: RunRanks, runtime: dict[str, str], s
     with RendezvousServer(bytes(32), 2) as closed:
         pass
     for port in (stranger.port, closed.port):
-        MeetingPoint("j", runtime).publish(port, JobKey.random())
+        MeetingPoint("j", runtime).publish(Appointment(port, JobKey.random()))
         tried = threading.Event()
 
         def note(*arguments: Any, port: int = port, tried: threading.Event = tried, **options: Any) -> Any:  # noqa: ANN401
@@ -124,7 +124,7 @@ def test_a_file_of_a_crashed_job(run_ranks: RunRanks, runtime: dict[str, str], s
                 check_member(membership, rank, 2)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(rendezvous, "Rendezvous", note)
+            patch.setattr(_entrance, "Rendezvous", note)
             assert run_ranks(2, body) == [None, None]
 
 

@@ -5,27 +5,27 @@ import ipaddress
 import pytest
 
 from horovodlike import _interfaces
-from horovodlike._interfaces import Interface, choose_address, local_addresses, own_address
+from horovodlike._interfaces import Interface, choose_address, local_addresses, own_address, shared_addresses
 from horovodlike.errors import ConfigError, RendezvousError
 
 THERE = [
-    Interface(name, ipaddress.ip_address(address))
-    for name, address in (
-        ("lo", "127.0.0.1"),
-        ("lo", "::1"),
-        ("eth0", "fe80::1"),
-        ("eth0", "2001:db8::7"),
-        ("eth0", "10.1.2.3"),
-        ("ib0", "192.168.7.3"),
-        ("ib0", "192.168.8.3"),
-        ("v6", "fd00:1::3"),
+    Interface(name, ipaddress.ip_address(address), prefix)
+    for name, address, prefix in (
+        ("lo", "127.0.0.1", 8),
+        ("lo", "::1", 128),
+        ("eth0", "fe80::1", 64),
+        ("eth0", "2001:db8::7", 64),
+        ("eth0", "10.1.2.3", 16),
+        ("ib0", "192.168.7.3", 24),
+        ("ib0", "192.168.8.3", 24),
+        ("v6", "fd00:1::3", 64),
     )
 ]
 
 
 def test_the_loopback_interface_is_there() -> None:
     found = local_addresses()
-    assert Interface("lo", ipaddress.ip_address("127.0.0.1")) in found
+    assert Interface("lo", ipaddress.ip_address("127.0.0.1"), 8) in found
     assert len(set(found)) == len(found)
 
 
@@ -88,3 +88,17 @@ def test_beside_the_server_it_is_the_servers_address_for_the_others() -> None:
 def test_an_address_that_the_others_cannot_use(ends: tuple[str, str]) -> None:
     with pytest.raises(RendezvousError, match=r"--network-interface"):
         own_address(0, [ends, ("10.9.9.4", "10.9.9.3")], "")
+
+
+@pytest.mark.parametrize(
+    ("others", "shared"),
+    [
+        ([["10.1.9.9", "192.168.7.4"], ["192.168.7.5"]], ["192.168.7.3"]),
+        ([["10.1.9.9", "192.168.7.4"]], ["10.1.2.3", "192.168.7.3"]),
+        ([["2001:db8::8"], ["2001:db8::9", "fd00:2::1"]], ["2001:db8::7"]),
+        ([["192.168.7.3", "10.1.9.9"]], ["10.1.2.3"]),  # 192.168.7.3 is private to each host, as a bridge's is
+        ([["172.16.0.1"]], ["2001:db8::7", "10.1.2.3", "192.168.7.3", "192.168.8.3", "fd00:1::3"]),
+    ],
+)
+def test_networks_that_all_hosts_have(others: list[list[str]], shared: list[str]) -> None:
+    assert shared_addresses(THERE, others) == shared

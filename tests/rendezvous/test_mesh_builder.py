@@ -126,6 +126,8 @@ def test_strangers_disturb_nobody(ranks: Ranks, run_ranks: RunRanks) -> None:
         stranger.sendall(greetings[number % 4])
         strangers.append(stranger)
     build_all(ranks, run_ranks)
+    for listener in ranks.listeners:
+        listener.close()
     for stranger in strangers:
         assert is_closed(stranger)
         stranger.close()

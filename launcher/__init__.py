@@ -16,6 +16,10 @@ The way of a job, one module each:
 ``gather``           starts the agents of all hosts, and finds out which of them cannot take part
 ``remote``           pure: how the agent of another host is started, and what it means when that fails
 ``addresses``        by which addresses hosts reach each other
+``nodes``            reads ``--nnodes`` and what belongs to it
+``run_nodes``        puts the parts together where each node has a launcher of its own, started without ssh
+``node_link``        the connections between these launchers
+``relay``            what those of other nodes than the first do
 ``job``              watches over a job through one agent per host; ``wakeup`` brings it signals
 ``link``             the connection to an agent
 ``verdict``          pure: which rank is to blame, and the exit code

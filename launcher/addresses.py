@@ -11,7 +11,7 @@ from horovodlike.launcher.description import Description
 from horovodlike.launcher.errors import HostsError, UsageError
 from horovodlike.launcher.hosts import HostSlots, merge_hosts
 
-__all__ = ["addresses_towards", "find_this_machine", "reachable_addresses"]
+__all__ = ["addresses_towards", "bindable_addresses", "find_this_machine", "reachable_addresses"]
 
 _DISCARD = 9
 _RESOLVERS = 32
@@ -59,6 +59,13 @@ def addresses_towards(host: str, seen_from: tuple[str, str] | None) -> list[str]
     return list(dict.fromkeys(address for address in found if address is not None))
 
 
+def _chosen(network_interface: str) -> list[str]:
+    try:
+        return [choose_address(network_interface, local_addresses())]
+    except ConfigError as error:
+        raise UsageError(str(error)) from None
+
+
 def reachable_addresses(described: Mapping[str, Description], network_interface: str = "") -> list[str]:
     """This host's addresses at which the other hosts can reach it; not each of them need lead there for all hosts.
 
@@ -71,10 +78,7 @@ def reachable_addresses(described: Mapping[str, Description], network_interface:
         UsageError: This host is not in the network.
     """
     if network_interface:
-        try:
-            return [choose_address(network_interface, local_addresses())]
-        except ConfigError as error:
-            raise UsageError(str(error)) from None
+        return _chosen(network_interface)
     found: dict[str, None] = {}
     for host, description in described.items():
         addresses = addresses_towards(host, description.seen_from)
@@ -85,6 +89,15 @@ def reachable_addresses(described: Mapping[str, Description], network_interface:
             )
         found.update(dict.fromkeys(addresses))
     return list(found)
+
+
+def bindable_addresses(host: str, network_interface: str) -> list[str]:
+    """This host's addresses among those of a name, or in the network that the setting names.
+
+    Raises:
+        UsageError: This host is not in that network.
+    """
+    return _chosen(network_interface) if network_interface else _own(_resolve(host))
 
 
 def find_this_machine(hosts: Sequence[HostSlots], names: Iterable[str]) -> tuple[tuple[HostSlots, ...], str | None]:

@@ -12,8 +12,9 @@ from horovodlike.errors import ConfigError, RendezvousError
 from horovodlike.launcher import horovod_options, options
 from horovodlike.launcher.command import resolve_command, with_horovod_names
 from horovodlike.launcher.errors import HostsError, UsageError
+from horovodlike.launcher.nodes import find_nodes
 from horovodlike.launcher.spec import Binding, JobSpec, RemoteStart
-from horovodlike.launcher.where import find_hosts
+from horovodlike.launcher.where import Where, find_hosts
 
 __all__ = ["horovodrun", "main", "parse"]
 
@@ -95,6 +96,10 @@ def _add_host_arguments(parser: argparse.ArgumentParser) -> None:
     ).add_argument
     add("-H", "--hosts", metavar="HOST:N,...", help="the hosts, and how many ranks each of them may have")
     add("-hostfile", "--hostfile", metavar="FILE", help="a file with hosts, in lines such as: worker-0 slots=2")
+    add("--nnodes", type=int, metavar="N", help="no ssh: hvdrun is started by itself on each of N nodes")
+    add("--node-rank", type=int, metavar="N", help="which of them this is (default: JOB_COMPLETION_INDEX)")
+    add("--rendezvous", metavar="HOST:PORT", help="where node 0 is found, and listens")
+    add("--secret-key-file", metavar="FILE", help="a file of mode 0600 with 64 hexadecimal digits, alike on all nodes")
     add("-p", "--ssh-port", type=int, metavar="PORT", help="the port of ssh's servers")
     add("-i", "--ssh-identity-file", metavar="FILE", help="the private key for ssh")
     add("--ssh-options", metavar="WORDS", default="", help="more options for ssh, such as '-l user -o Compression=yes'")
@@ -211,7 +216,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], program: str = "hvdru
         values = config.load({**environ, **settings})
     except ConfigError as error:
         raise UsageError(str(error)) from None
-    where = find_hosts(arguments.hosts, arguments.hostfile, number, environ)
+    nodes = find_nodes(arguments, environ)
+    where = find_hosts(arguments.hosts, arguments.hostfile, number, environ) if nodes is None else Where(number)
     if where.num_proc is None:
         raise UsageError("how many ranks? Give -np N, for instance: hvdrun -np 2 python train.py")
     return JobSpec(
@@ -221,6 +227,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], program: str = "hvdru
         hosts=where.hosts,
         here=where.here,
         remote=_remote(arguments, where.slurm, where.cpus),
+        nodes=nodes,
         start_timeout=values.start_timeout,
         network_timeout=values.network_timeout,
         network_interface=values.network_interface,
@@ -247,6 +254,10 @@ def main(argv: Sequence[str] | None = None, program: str = "hvdrun") -> int:
         if spec.ignored:
             print(f"{program}: without effect here: {', '.join(spec.ignored)}", file=sys.stderr)
 
+        if spec.nodes is not None:
+            from horovodlike.launcher.run_nodes import run_nodes
+
+            return run_nodes(spec, spec.nodes, command, os.environ, reasons).exit_code
         from horovodlike.launcher.run_job import run_job  # after the errors that need no more than this
 
         return run_job(spec, command, os.environ, take_signals=True, reasons=reasons).exit_code

@@ -37,6 +37,11 @@ class Kind(enum.IntEnum):
     """SIGKILL to the whole tree."""
     DESCRIBE = 6
     """Asks for DESCRIPTION; the payload is an :func:`encode_text` of what the job needs there."""
+    # From the launcher of the first node to that of another one.
+    PLACE = 8
+    """Which ranks the node has and where they meet, as :func:`encode_text` of a dictionary."""
+    OUTCOME = 9
+    """The job is over with this exit code (the number); the payload says why."""
     # From the agent to the launcher.
     STARTED = 16
     """A rank runs; the payload is its process id."""
@@ -50,6 +55,13 @@ class Kind(enum.IntEnum):
     """The agent could not do its work; the payload says why."""
     DESCRIPTION = 22
     """After MAGIC: what the host has and what it lacks, as :func:`encode_text` of a dictionary."""
+    # From the launcher of a node to that of the first one, besides what its agent says.
+    JOIN = 24
+    """The node takes part; the payload is an :func:`encode_text` of how."""
+    LAST_LINES = 25
+    """Before EXITED: what a rank that failed has written last to standard error."""
+    CLEAN = 26
+    """Nothing is left of the node's ranks; the number is the status of its agent."""
     # Both ways.
     ALIVE = 32
     """To an agent: end if this does not come again within the seconds in the payload. It answers with the same."""

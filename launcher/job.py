@@ -154,7 +154,7 @@ class Job:
             frames = None
         for frame in frames or ():
             self._on_frame(frame, link)
-        if frames is None:
+        if frames is None or link.over:
             self._finished.append(link)
 
     def _on_frame(self, frame: Frame, link: Link) -> None:
@@ -168,6 +168,10 @@ class Job:
             self._explain(f"rank {frame.number} is process {int(frame.payload)}{where}")
         elif frame.kind is Kind.EXITED:
             self._on_exit(frame.number, *decode_exit(frame.payload))
+        elif frame.kind is Kind.LAST_LINES:
+            self._output.keep_last_lines(frame.number, frame.payload)
+        elif frame.kind is Kind.SIGNAL:
+            self.interrupt(frame.number)
         elif frame.kind is Kind.FAILED:
             where = "" if link.host is None else f"{link.host}: "
             self._blame(where + frame.payload.decode(errors="replace"))
@@ -189,10 +193,8 @@ class Job:
             del self._running[rank]
             self._output.finish(rank)
         if (lost or status != 0) and not self._decided:
-            how = verdict.signal_name(-status) if status < 0 else f"code {status}"
-            said = f" ({'; '.join(link.last_words)})" if link.last_words else ""
             ranks = f"; ranks {', '.join(map(str, lost))} were ended" if lost else ""
-            self._blame(f"{link.who} ended with {how}{said}{ranks}")
+            self._blame(link.explain_end(status) + ranks)
 
     def _blame(self, trouble: str) -> None:
         """Ends the job for a reason that is no rank's failure."""

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import IO
 
 from horovodlike.launcher.frames import MAGIC, PIECE, Frame, FrameReader, Kind, encode
+from horovodlike.launcher.verdict import signal_name
 
-__all__ = ["START_AGENT", "AgentLink", "Link", "start_local_agent", "start_remote_agent"]
+__all__ = ["START_AGENT", "AgentLink", "Link", "start_local_agent", "start_remote_agent", "watch_descriptor"]
 
 START_AGENT = Path(__file__).with_name("start_agent.py")
 _WORDS_BYTES = 8 * 1024
@@ -26,6 +27,7 @@ class Link:
     Attributes:
         host: The name of the host at the other end, or None if it is this machine.
         heard_at: When something arrived last, as ``time.monotonic()``.
+        over: The other end has said that nothing is left there.
     """
 
     def __init__(self, host: str | None, magic: bytes = b"") -> None:
@@ -37,6 +39,7 @@ class Link:
         """
         self.host = host
         self.heard_at = time.monotonic()
+        self.over = False
         self._reader = FrameReader(magic)
         self._unsent = bytearray()
 
@@ -75,7 +78,7 @@ class Link:
         except BlockingIOError:
             return []
         self.heard_at = time.monotonic()
-        return self._reader.feed(data) if data else None
+        return None if data is None else self._reader.feed(data)
 
     def watch(self, selector: selectors.BaseSelector, listening: bool, on_readable: Callable[[], object]) -> None:
         """Brings what a selector waits for up to date.
@@ -108,12 +111,12 @@ class Link:
         """What the other end is called in messages."""
         raise NotImplementedError
 
-    @property
-    def last_words(self) -> list[str]:
-        """What was said beside the frames; it may explain an end."""
-        return []
+    def explain_end(self, status: int) -> str:
+        """How the other end has ended, for messages; the status is that of :meth:`close`."""
+        raise NotImplementedError
 
-    def _read(self) -> bytes:
+    def _read(self) -> bytes | None:
+        """What has arrived, or None at the end."""
         raise NotImplementedError
 
     def _write(self, data: bytearray) -> int:
@@ -152,17 +155,25 @@ class AgentLink(Link):
         lines = self._words.decode(errors="replace").splitlines()
         return [line.strip() for line in lines if line.strip()][-5:]
 
+    def explain_end(self, status: int) -> str:
+        """See :meth:`Link.explain_end`."""
+        how = signal_name(-status) if status < 0 else f"code {status}"
+        said = f" ({'; '.join(self.last_words)})" if self.last_words else ""
+        return f"{self.who} ended with {how}{said}"
+
     def watch(self, selector: selectors.BaseSelector, listening: bool, on_readable: Callable[[], object]) -> None:
         """See :meth:`Link.watch`."""
-        _watch(selector, self._stdout.fileno(), selectors.EVENT_READ if listening else 0, on_readable)
-        _watch(selector, self._stdin.fileno(), selectors.EVENT_WRITE if self._unsent else 0, self.flush)
+        watch_descriptor(selector, self._stdout.fileno(), selectors.EVENT_READ if listening else 0, on_readable)
+        watch_descriptor(selector, self._stdin.fileno(), selectors.EVENT_WRITE if self._unsent else 0, self.flush)
         if self._stderr is not None:
-            _watch(selector, self._stderr.fileno(), selectors.EVENT_READ if self._speaking else 0, self._hear_words)
+            watch_descriptor(
+                selector, self._stderr.fileno(), selectors.EVENT_READ if self._speaking else 0, self._hear_words
+            )
 
     def unwatch(self, selector: selectors.BaseSelector) -> None:
         """See :meth:`Link.unwatch`."""
         for pipe in filter(None, (self._stdin, self._stdout, self._stderr)):
-            _watch(selector, pipe.fileno(), 0, self.flush)
+            watch_descriptor(selector, pipe.fileno(), 0, self.flush)
 
     def _hear_words(self) -> bool:
         """Takes what is there of standard error; returns False at its end."""
@@ -204,15 +215,17 @@ class AgentLink(Link):
                     return
         self._process.kill()
 
-    def _read(self) -> bytes:
-        return os.read(self._stdout.fileno(), PIECE)
+    def _read(self) -> bytes | None:
+        return os.read(self._stdout.fileno(), PIECE) or None
 
     def _write(self, data: bytearray) -> int:
         return os.write(self._stdin.fileno(), data)
 
 
-def _watch(selector: selectors.BaseSelector, descriptor: int, events: int, function: Callable[[], object]) -> None:
-    """Registers a descriptor for some events, or for none."""
+def watch_descriptor(
+    selector: selectors.BaseSelector, descriptor: int, events: int, function: Callable[[], object]
+) -> None:
+    """Registers a descriptor with a selector for some events, or for none."""
     known = selector.get_map().get(descriptor)
     if known is None and events:
         selector.register(descriptor, events, function)

@@ -3,7 +3,7 @@
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,15 +76,20 @@ def _same_place(first: TextIO, second: TextIO) -> bool:
 class OutputFiles:
     """``DIRECTORY/rank.<rank>/stdout`` and ``stderr``, the rank padded with zeros so that names sort."""
 
-    def __init__(self, directory: str, size: int) -> None:
+    def __init__(self, directory: str, size: int, ranks: Iterable[int] | None = None) -> None:
         """Makes the files anew.
+
+        Args:
+            directory: The folder.
+            size: How many ranks the job has.
+            ranks: Those that have files here; all if None.
 
         Raises:
             UsageError: That is not possible.
         """
         self._files: dict[tuple[int, Kind], BinaryIO] = {}
         with ExitStack() as stack:
-            for rank in range(size):
+            for rank in range(size) if ranks is None else ranks:
                 folder = Path(directory) / f"rank.{rank:0{len(str(size - 1))}d}"
                 try:
                     folder.mkdir(parents=True, exist_ok=True)
@@ -148,6 +153,10 @@ class RankOutput:
         """Writes out the unfinished lines of a rank that has ended."""
         for stream, screen in self._screens.items():
             self._writer.put(screen.write, screen.printer.finish((rank, stream), self._prefix(rank, stream)))
+
+    def keep_last_lines(self, rank: int, data: bytes) -> None:
+        """Takes what a rank has written last to standard error where that goes to another screen."""
+        self._tails[rank] = data[-_TAIL_BYTES:]
 
     def last_lines(self, rank: int) -> tuple[bytes, ...]:
         """The last lines of a rank's standard error."""

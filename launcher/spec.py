@@ -4,9 +4,10 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from horovodlike._channel import JobKey
 from horovodlike.launcher.hosts import HostSlots, Placement, place_ranks
 
-__all__ = ["THIS_MACHINE", "Binding", "JobSpec", "RemoteStart"]
+__all__ = ["THIS_MACHINE", "Binding", "JobSpec", "Nodes", "RemoteStart"]
 
 THIS_MACHINE = "localhost"
 
@@ -39,6 +40,25 @@ class RemoteStart:
 
 
 @dataclass(frozen=True)
+class Nodes:
+    """The nodes of a job on each of which somebody starts a launcher.
+
+    Attributes:
+        count: How many there are.
+        number: Which of them this is; node 0 leads.
+        host: A name or address of node 0, which that node has itself.
+        port: Where the launcher of node 0 listens.
+        key: What all of them hold.
+    """
+
+    count: int
+    number: int
+    host: str
+    port: int
+    key: JobKey
+
+
+@dataclass(frozen=True)
 class JobSpec:
     """A job as it was asked for, checked as far as that is possible without looking at this machine.
 
@@ -49,6 +69,7 @@ class JobSpec:
         hosts: Where the ranks run; if empty, on this machine.
         here: The name that this machine has among the hosts, or None if it is not one of them.
         remote: How the agents of other hosts are started.
+        nodes: This is one of several nodes that are started by themselves, or None.
         start_timeout: How long the ranks wait for each other, and the launcher for its agents, in seconds.
         network_timeout: How long another host may be silent, in seconds.
         network_interface: Over which network hosts communicate, as the setting of this name has it.
@@ -67,6 +88,7 @@ class JobSpec:
     hosts: tuple[HostSlots, ...] = ()
     here: str | None = THIS_MACHINE
     remote: RemoteStart = RemoteStart()
+    nodes: Nodes | None = None
     start_timeout: float = 30.0
     network_timeout: float = 30.0
     network_interface: str = ""

@@ -1,0 +1,125 @@
+"""Between the agent of a node and the launcher of node 0: output stays here, what ends the job is decided there."""
+
+import functools
+import selectors
+import time
+from collections import deque
+from collections.abc import Callable
+
+from horovodlike.launcher.frames import Frame, FrameError, Kind, decode_exit, decode_seconds, encode_seconds
+from horovodlike.launcher.job import AGENT_FAILED, GRACE_S
+from horovodlike.launcher.link import Link
+from horovodlike.launcher.node_link import NodeLink
+from horovodlike.launcher.output import RankOutput
+from horovodlike.launcher.wakeup import Wakeup
+
+__all__ = ["Relay"]
+
+
+class Relay:
+    """A node's part of a job. Everything but :meth:`interrupt` belongs to one thread."""
+
+    def __init__(self, agent: Link, uplink: NodeLink, output: RankOutput, wakeup: Wakeup) -> None:
+        """Takes the parts; :meth:`run` puts them to work.
+
+        Args:
+            agent: The agent of this node, which has been told to start the ranks.
+            uplink: The connection to the launcher of node 0.
+            output: Takes what the ranks write.
+            wakeup: Makes :meth:`run` look at what other threads and signals have changed.
+        """
+        self._agent = agent
+        self._uplink = uplink
+        self._output = output
+        self._wakeup = wakeup
+        self._signals: deque[int] = deque()
+        self._signalled = 0
+        self._open: dict[Link, Callable[[Frame], object]] = {agent: self._on_agent, uplink: self._on_uplink}
+        self._finished: set[Link] = set()
+        self._lost_at: float | None = None  # when the silence of node 0 has been too long
+        self._exit_code = AGENT_FAILED
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether the user has insisted on an end at once."""
+        return self._signalled + len(self._signals) > 1
+
+    def interrupt(self, signum: int) -> None:
+        """Has a signal passed on to the ranks of all nodes; a second one kills them. Callable from a signal handler."""
+        self._signals.append(signum)
+        self._wakeup.set()
+
+    def run(self) -> int:
+        """Returns the exit code when the job is over and nothing is left of this node's ranks."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._wakeup, selectors.EVENT_READ, self._wakeup.clear)
+            while self._open:
+                for link in self._open:
+                    listening = link is self._uplink or not self._output.full
+                    link.watch(selector, listening, functools.partial(self._receive, link))
+                for key, _ in selector.select(self._timeout()):
+                    key.data()
+                for link in self._finished:
+                    link.unwatch(selector)
+                    del self._open[link]
+                    if link is self._agent:
+                        self._uplink.send(Kind.CLEAN, link.close())
+                self._finished.clear()
+                self._handle_signals()
+                if self._uplink in self._open and self._lost_at is not None and time.monotonic() >= self._lost_at:
+                    self._lose("node 0 has been silent for too long; is it up, and reachable?")
+                    del self._open[self._uplink]
+                    self._uplink.unwatch(selector)
+        return self._exit_code
+
+    def _timeout(self) -> float | None:
+        if self._lost_at is None or self._uplink not in self._open:
+            return None
+        return max(0.0, self._lost_at - time.monotonic())
+
+    def _receive(self, link: Link) -> None:
+        try:
+            frames = link.receive()
+        except (FrameError, OSError) as error:
+            self._output.say(f"hvdrun: {link.who} cannot be understood: {error}")
+            frames = None
+        for frame in frames or ():
+            self._open[link](frame)
+        if frames is None and link not in self._finished:
+            self._finished.add(link)
+            if link is self._uplink:
+                self._lose("node 0 has gone")
+
+    def _on_agent(self, frame: Frame) -> None:
+        if frame.kind in (Kind.STDOUT, Kind.STDERR):
+            self._output.add(frame.number, frame.kind, frame.payload)
+            return
+        if frame.kind is Kind.EXITED:
+            self._output.finish(frame.number)
+            if decode_exit(frame.payload)[1] != 0:
+                self._uplink.send(Kind.LAST_LINES, frame.number, b"\n".join(self._output.last_lines(frame.number)))
+        self._uplink.send(*frame)
+
+    def _on_uplink(self, frame: Frame) -> None:
+        if frame.kind in (Kind.SIGNAL, Kind.END, Kind.KILL):
+            self._agent.send(*frame)
+        elif frame.kind is Kind.ALIVE:
+            self._lost_at = time.monotonic() + decode_seconds(frame.payload)
+            self._uplink.send(*frame)
+        elif frame.kind is Kind.OUTCOME:
+            self._exit_code = frame.number
+            if frame.payload:
+                self._output.say(frame.payload)
+            self._finished.add(self._uplink)
+
+    def _lose(self, why: str) -> None:
+        self._output.say(f"hvdrun: {why}; the ranks of this node are ended")
+        self._agent.send(Kind.END, 0, encode_seconds(GRACE_S))
+
+    def _handle_signals(self) -> None:
+        while self._signals:
+            signum = self._signals.popleft()
+            self._signalled += 1
+            self._uplink.send(Kind.SIGNAL, signum)
+            if self._uplink not in self._open or self._signalled > 1:
+                self._agent.send(Kind.KILL)

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "transport/tcp/two_steps.h"
+
 namespace hvl {
 
 ChunkRange ChunkCut::lane(uint64_t chunk, size_t lane) const {
@@ -117,11 +119,11 @@ bool HostExchange::is_final(uint64_t chunk) const {
 void HostExchange::reduce_parts(uint64_t chunk) {
   for (size_t index = 0; index < layout_.lanes.size(); ++index) {
     for_each_piece(chunk, index, layout_.mine,
-                   [&](const char* source, char* result, uint64_t at, uint64_t num_bytes, Reduction reduction) {
+                   [&](const char* source, char* result, uint64_t at, uint64_t num_bytes, const Reduction& whole) {
                      for (size_t host = 0; host < layout_.num_hosts(); ++host) {
                        sources_[host] = host == layout_.mine ? source : scratch(chunk, index, host) + at;
                      }
-                     if (staging_depth_ > 0) reduction.prescale = 1.0;  // the host has done that
+                     const Reduction reduction = staging_depth_ > 0 ? between_hosts(whole) : whole;
                      void* dst = result;
                      const size_t count = num_bytes / size_of(reduction.dtype);
                      reduce(reduction, Arrays{sources_.data(), static_cast<int>(sources_.size()), &dst, 1, count});

@@ -4,6 +4,8 @@
 #include <cstring>
 
 #include "transport/tcp/hosts_moves.h"
+#include "transport/tcp/hosts_reducescatter.h"
+#include "transport/tcp/two_steps.h"
 
 namespace hvl {
 
@@ -16,19 +18,6 @@ constexpr uint64_t kMaxPart = 256 << 10;
 constexpr uint64_t kMinPart = 8 << 10;
 constexpr uint64_t kMaxChunk = 2 << 20;
 constexpr uint64_t kDepth = 4;
-
-// What the host's members do among themselves.
-Reduction within_host(Reduction reduction) {
-  if (reduction.op == HVL_AVERAGE) reduction.op = HVL_SUM;
-  reduction.postscale = 1.0;
-  reduction.divisor = 1;
-  return reduction;
-}
-
-bool is_exact_only(const Reduction& reduction) {
-  return !is_floating(reduction.dtype) &&
-         (reduction.divisor != 1 || reduction.prescale != 1.0 || reduction.postscale != 1.0);
-}
 
 class Base : public HostsCollective {
  public:
@@ -118,8 +107,7 @@ class Small : public Base {
     sources_.resize(layout().num_hosts());
     batch_.for_each_piece(0, length, [&](const Segment& segment, uint64_t from, uint64_t at, uint64_t num_bytes) {
       for (size_t host = 0; host < sources_.size(); ++host) sources_[host] = of_host(host, length) + at;
-      Reduction reduction = segment.reduction;
-      if (!layout().is_flat()) reduction.prescale = 1.0;
+      const Reduction reduction = layout().is_flat() ? segment.reduction : between_hosts(segment.reduction);
       void* dst = segment.output + from;
       const size_t count = num_bytes / size_of(reduction.dtype);
       reduce(reduction, Arrays{sources_.data(), static_cast<int>(sources_.size()), &dst, 1, count});
@@ -266,7 +254,7 @@ class Mixed : public HostsCollective {
   Mixed(const HostsContext& context, const Batch& batch, const FinalBytes& final_bytes)
       : HostsCollective(context), length_(batch.num_bytes()), final_bytes_(final_bytes) {
     for (const Segment& each : batch.segments()) {
-      (is_exact_only(each.reduction) ? exact_ : others_).add(each.input, each.output, each.num_bytes, each.reduction);
+      (is_in_one_step(each.reduction) ? exact_ : others_).add(each.input, each.output, each.num_bytes, each.reduction);
     }
   }
 
@@ -300,7 +288,7 @@ class Mixed : public HostsCollective {
 
 std::unique_ptr<HostsCollective> make_hosts_allreduce(const HostsContext& context, const Batch& batch,
                                                       const FinalBytes& final_bytes) {
-  const auto needs_exact = [](const Segment& segment) { return is_exact_only(segment.reduction); };
+  const auto needs_exact = [](const Segment& segment) { return is_in_one_step(segment.reduction); };
   if (!context.layout->is_flat() && std::any_of(batch.segments().begin(), batch.segments().end(), needs_exact)) {
     return std::make_unique<Mixed>(context, batch, final_bytes);
   }

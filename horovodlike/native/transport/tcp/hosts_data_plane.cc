@@ -9,6 +9,7 @@
 #include "collective/reducescatter.h"
 #include "transport/tcp/hosts_allreduce.h"
 #include "transport/tcp/hosts_moves.h"
+#include "transport/tcp/hosts_reducescatter.h"
 
 namespace hvl {
 

@@ -236,76 +236,6 @@ class Alltoall : public HostsCollective {
   bool is_done_here_ = false;
 };
 
-// In rounds: of each block a piece, so that what is received has room in little memory.
-class Reducescatter : public HostsCollective {
- public:
-  Reducescatter(const HostsContext& context, const Scatter& scatter)
-      : HostsCollective(context), scatter_(scatter), team_(*layout().team), sources_(team_.size()) {
-    for (const Block<const char>& block : scatter.blocks) longest_ = std::max(longest_, block.num_bytes);
-    piece_ = std::max(kMinPiece, std::min(kMaxPiece, kScratch / team_.size() / kAlignment * kAlignment));
-    piece_ = std::min(piece_, (longest_ + kAlignment - 1) / kAlignment * kAlignment);
-    scratch_ = context.memory->scratch.reserve(piece_ * team_.size());
-  }
-
-  Status run() override {
-    for (; round_ * piece_ < longest_; ++round_) {
-      if (part_ == nullptr) begin_round();
-      Status status = part_->run();
-      if (!status.ok()) return status;
-      part_ = nullptr;
-      reduce_piece();
-    }
-    return Status();
-  }
-
- private:
-  static constexpr uint64_t kMinPiece = 4 << 10;
-  static constexpr uint64_t kMaxPiece = 256 << 10;
-  static constexpr uint64_t kScratch = 4 << 20;
-
-  Block<const char> piece_of(size_t place) const {
-    const Block<const char>& block = scatter_.blocks[place];
-    const uint64_t begin = std::min(round_ * piece_, block.num_bytes);
-    return {block.data + begin, std::min(piece_, block.num_bytes - begin)};
-  }
-
-  void begin_round() {
-    exchange_ = Exchange{{}, {}, 0};
-    const uint64_t mine = piece_of(team_.mine).num_bytes;
-    for (size_t place = 0; place < team_.size(); ++place) {
-      const Block<const char> piece = piece_of(place);
-      exchange_.longest = std::max(exchange_.longest, piece.num_bytes);
-      exchange_.sent.push_back(piece);
-      exchange_.received.push_back({scratch_ + place * piece_, mine});
-    }
-    // Its own part need not move.
-    exchange_.sent[team_.mine].num_bytes = 0;
-    exchange_.received[team_.mine].num_bytes = 0;
-    part_ = make_hosts_alltoall(context_, exchange_);
-  }
-
-  void reduce_piece() {
-    const Block<const char> mine = piece_of(team_.mine);
-    if (mine.num_bytes == 0) return;
-    for (size_t place = 0; place < team_.size(); ++place) {
-      sources_[place] = place == team_.mine ? mine.data : scratch_ + place * piece_;
-    }
-    void* dst = scatter_.output + round_ * piece_;
-    const size_t count = mine.num_bytes / size_of(scatter_.reduction.dtype);
-    reduce(scatter_.reduction, Arrays{sources_.data(), static_cast<int>(sources_.size()), &dst, 1, count});
-  }
-
-  const Scatter& scatter_;
-  const Team& team_;
-  uint64_t longest_ = 0;
-  uint64_t piece_ = 0;
-  char* scratch_ = nullptr;
-  uint64_t round_ = 0;
-  Exchange exchange_{{}, {}, 0};
-  std::unique_ptr<HostsCollective> part_;
-  std::vector<const void*> sources_;
-};
-
 }  // namespace
 
 std::unique_ptr<HostsCollective> make_hosts_broadcast(const HostsContext& context, const Batch& batch, int root,
@@ -319,10 +249,6 @@ std::unique_ptr<HostsCollective> make_hosts_allgather(const HostsContext& contex
 
 std::unique_ptr<HostsCollective> make_hosts_alltoall(const HostsContext& context, const Exchange& exchange) {
   return std::make_unique<Alltoall>(context, exchange);
-}
-
-std::unique_ptr<HostsCollective> make_hosts_reducescatter(const HostsContext& context, const Scatter& scatter) {
-  return std::make_unique<Reducescatter>(context, scatter);
 }
 
 }  // namespace hvl

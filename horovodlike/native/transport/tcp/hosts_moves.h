@@ -1,5 +1,5 @@
-// The collectives other than allreduce of a team that has members on several hosts. What they are given lives as long
-// as they do.
+// The collectives of a team that has members on several hosts and that reduce nothing. What they are given lives as
+// long as they do.
 #pragma once
 
 #include <memory>
@@ -15,8 +15,5 @@ std::unique_ptr<HostsCollective> make_hosts_broadcast(const HostsContext& contex
 std::unique_ptr<HostsCollective> make_hosts_allgather(const HostsContext& context, const Gather& gather);
 // Each block goes from the one to the other.
 std::unique_ptr<HostsCollective> make_hosts_alltoall(const HostsContext& context, const Exchange& exchange);
-// Every member gets what all others have of its block, and reduces it in the order of ranks: the bits are those of one
-// host.
-std::unique_ptr<HostsCollective> make_hosts_reducescatter(const HostsContext& context, const Scatter& scatter);
 
 }  // namespace hvl

@@ -63,14 +63,15 @@ Status TreeLeader::receive_from(Channel* channel, bool* progressed) {
 Status TreeLeader::pump_channels(bool* progressed) {
   Status first;
   for_each_channel([&](Channel* channel) {
-    if (is_finished_ && channel->has_ended() && channel->is_flushed()) return;
+    const bool may_end = log_has_ended_ || is_finished_;
+    if (may_end && channel->has_ended() && channel->is_flushed()) return;
     Status status = channel->pump(progressed);
-    if (status.ok() && !is_finished_ && channel->has_ended()) {
+    if (status.ok() && !may_end && channel->has_ended()) {
       status = Status(HVL_JOB_BROKEN, "the connection to " + channel->peer() + " has ended before the job");
     }
     if (first.ok()) first = status;
   });
-  return is_finished_ ? Status() : first;
+  return log_has_ended_ || is_finished_ ? Status() : first;
 }
 
 Status TreeLeader::pump(bool* progressed) {
@@ -104,6 +105,7 @@ void TreeLeader::publish(const Record& record, const std::vector<int>& concerned
     for (const auto& child : children_) child->send(frame_);
   }
   log_.push_back(record);
+  log_has_ended_ |= record.type == Record::Type::kShutdown;
 }
 
 void TreeLeader::send_up(const Message& message) {

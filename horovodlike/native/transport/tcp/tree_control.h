@@ -69,6 +69,7 @@ class TreeLeader : public ControlPlane {
   // get it from here can read it: meanwhile nobody passes on the rest of the log.
   std::deque<Record> log_;
   std::deque<uint64_t> record_ends_;
+  bool log_has_ended_ = false;  // those that have run its last record may leave
   bool is_finished_ = false;
   std::string frame_;
   Message message_;

@@ -45,6 +45,7 @@ struct Funnel::State {
   void fail(const Record& record);
   void evict(TensorId id);
   void answer(TensorAt tensor, const RankSet& absent);
+  void forget_id(TensorAt tensor);
   void forget_if_unused(TensorAt tensor);
   void remove_process_set(int32_t process_set);
   void end();
@@ -149,20 +150,18 @@ Funnel::State::TensorAt Funnel::State::find_or_add(ProcessSet* set, const Signat
 
 // ---- The log --------------------------------------------------------------------------------------------------------
 
-// What changes while all ranks take part keeps its id, and nothing of it is held then. What gets another one is known
-// by the old one to those that have joined, of which nothing is held either; they announce it again.
+// What changes while all ranks take part keeps its id, and nothing of it is held then. What changes without some gets
+// another one; they have joined, so nothing of theirs is held either, and they announce it again.
 void Funnel::State::define(const Record& record) {
   ProcessSet* set = find_process_set(record.signature.process_set);
   if (set == nullptr) return;
   const TensorAt tensor = find_or_add(set, record.signature);
   if (tensor->id != record.id) {
-    ids.erase(tensor->id);
-    tensor->replace_id(record.id, RankSet(record.absent));
-    settle(tensor);
+    forget_id(tensor);
+    tensor->id = record.id;
     ids[record.id] = tensor;
   }
   tensor->kind = record.signature.kind;
-  tensor->arguments.clear();
   if (changes_process_sets(tensor->kind)) tensor->arguments = record.signature.arguments;
 }
 
@@ -205,10 +204,14 @@ void Funnel::State::evict(TensorId id) {
   const auto known = ids.find(id);
   if (known == ids.end()) return;
   const TensorAt tensor = known->second;
-  ids.erase(known);
+  forget_id(tensor);
+  forget_if_unused(tensor);
+}
+
+void Funnel::State::forget_id(TensorAt tensor) {
+  ids.erase(tensor->id);
   tensor->forget_id();
   settle(tensor);
-  forget_if_unused(tensor);
 }
 
 void Funnel::State::forget_if_unused(TensorAt tensor) {

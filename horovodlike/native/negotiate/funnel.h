@@ -19,7 +19,6 @@
 namespace hvl {
 
 struct FunnelOptions {
-  int size = 1;   // of the job
   RankSet ranks;  // of this host and of all hosts below it
   // What some of these ranks have ready and others not is passed on when it is that old, for who looks for stalls.
   uint64_t patience = 100 * kMillisecond;

@@ -68,14 +68,6 @@ void HeldTensor::forget_id() {
   gone_by_id_.clear();
 }
 
-void HeldTensor::replace_id(TensorId new_id, const RankSet& absent) {
-  RankSet counted = gone_by_id_;
-  counted.remove(absent);
-  forget_id();
-  gone_in_full_.add(counted);
-  id = new_id;
-}
-
 void HeldTensor::drop() {
   ready_.ranks.clear();
   ready_.times = Times();

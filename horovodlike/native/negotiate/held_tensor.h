@@ -60,8 +60,6 @@ class HeldTensor {
   void answer(const RankSet& absent);
   // The id stands for nothing any more, and so does what was announced by it.
   void forget_id();
-  // The same, but another one replaces it, and counts for all but those that are `absent`.
-  void replace_id(TensorId id, const RankSet& absent);
   // What is held is answered before it has gone on.
   void drop();
 

@@ -25,12 +25,13 @@ def start_agents(
     Args:
         spec: The job.
         placements: The hosts.
-        on_exit: Takes what is to be called in the end, for each agent.
+        on_exit: Takes what is to be called in the end: it ends all agents at the same time.
 
     Raises:
         HostsError: There is no ssh.
     """
-    links = []
+    links: list[AgentLink] = []
+    on_exit(functools.partial(_close, links))
     for placement in placements:
         if placement.name == spec.here:
             link = start_local_agent()
@@ -40,9 +41,15 @@ def start_agents(
                 link = start_remote_agent(command, placement.name)
             except FileNotFoundError:
                 raise HostsError(f"{command[0]} is not installed here: it starts what runs on other hosts") from None
-        on_exit(link.close)
         links.append(link)
     return links
+
+
+def _close(links: Sequence[AgentLink]) -> None:
+    for link in links:
+        link.cut()
+    for link in links:
+        link.close()
 
 
 def describe_hosts(spec: JobSpec, links: Sequence[AgentLink], program: str) -> dict[str, Description]:

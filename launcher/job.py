@@ -98,6 +98,7 @@ class Job:
         """Returns when nothing is left of the ranks."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._wakeup, selectors.EVENT_READ, self._wakeup.clear)
+            self._forgive_silence()  # until now nobody was asked whether he lives
             while self._links:
                 self._greet()
                 self._watch(selector)
@@ -116,11 +117,14 @@ class Job:
         """Takes nothing more from the agents while the screen is behind."""
         listening = not self._output.full
         if listening and not self._listening:
-            for link in self._links:
-                link.heard_at = time.monotonic()  # nobody has listened
+            self._forgive_silence()  # nobody has listened
         self._listening = listening
         for link in self._links:
             link.watch(selector, listening, functools.partial(self._receive, link))
+
+    def _forgive_silence(self) -> None:
+        for link in self._links:
+            link.heard_at = time.monotonic()
 
     def _timeout(self) -> float | None:
         deadlines = [] if self._look_every is None else [time.monotonic() + self._look_every]

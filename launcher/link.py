@@ -188,10 +188,14 @@ class AgentLink(Link):
         """Kills the process: the agent's own, or the client of ssh."""
         self._process.kill()
 
-    def close(self) -> int:
-        """See :meth:`Link.close`; the agent's exit code or signal, or ssh's."""
+    def cut(self) -> None:
+        """Cuts the connection, whereupon the agent ends everything; does not wait for that."""
         with contextlib.suppress(OSError):
             self._stdin.close()
+
+    def close(self) -> int:
+        """See :meth:`Link.close`; the agent's exit code or signal, or ssh's."""
+        self.cut()
         give_up = None if self.host is None else time.monotonic() + _CLOSE_S
         # To the end of the output: then the guard has gone, but the agent proper as well.
         if not self._stdout.closed:

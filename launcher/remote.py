@@ -36,7 +36,15 @@ def remote_command(host: str, remote: RemoteStart, timeout: float) -> list[str]:
     if remote.slurm:
         cpus = remote.cpus.get(host)
         share = [f"--cpus-per-task={cpus}"] if cpus else []  # or the step would get one processor
-        step = ["--nodes=1", "--ntasks=1", f"--nodelist={host}", "--overlap", "--mem=0", "--cpu-bind=none"]
+        step = [
+            "--nodes=1",
+            "--ntasks=1",
+            "--ntasks-per-node=1",
+            f"--nodelist={host}",
+            "--overlap",
+            "--mem=0",
+            "--cpu-bind=none",
+        ]
         return ["srun", *step, *share, "--mpi=none", "--unbuffered", "--quiet", *_AGENT]
     words = ["ssh", *remote.ssh_options]  # of several values, ssh takes the first
     words += ["-x", "-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={math.ceil(timeout)}"]

@@ -7,6 +7,7 @@ It appends its arguments to `ssh.log` in its own folder, and writes its process 
 import json
 import os
 import sys
+import time
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
@@ -35,6 +36,8 @@ def main() -> None:
         command = command.replace("start_agent.py", "no_agent.py")
     if host == "silent":
         sys.stdin.read()
+    if host == "late":
+        time.sleep(2)  # longer than hosts may be silent once the job runs
     if host == "old":
         description = {"version": "0.0.1", "host": {"cpus": [0], "cores": [[0]], "numa_nodes": [[0]], "quota": None}}
         payload = json.dumps({**description, "seen_from": None, "problems": []}).encode()

@@ -194,6 +194,12 @@ def test_hosts_give_up_a_silent_launcher(launch: Callable[..., object], script: 
     assert "node1" in ended.err
 
 
+def test_a_host_may_take_its_time_to_come(hvdrun: Callable[..., object], ssh: Path, tmp_path: Path) -> None:
+    environ = {**path(ssh), "HOROVODLIKE_NETWORK_TIMEOUT": "1"}
+    job = hvdrun("-H", "node1:1,late:1", "sh", "-c", "sleep 2; echo well", env=environ)
+    assert (job.code, job.lines_of(0), job.lines_of(1)) == (0, [b"well"], [b"well"])
+
+
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_signals_reach_all_hosts(
     launch: Callable[..., object], script: Callable[..., Path], ssh: Path, signum: int, code: int

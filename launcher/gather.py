@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from horovodlike.launcher.description import Description, decode_description, encode_needs, installed_version
 from horovodlike.launcher.errors import HostsError
-from horovodlike.launcher.frames import Frame, FrameError, Kind, decode_text, encode_text
+from horovodlike.launcher.frames import Frame, FrameError, Kind, decode_text, encode_seconds, encode_text
 from horovodlike.launcher.hosts import Placement
 from horovodlike.launcher.link import AgentLink, start_local_agent, start_remote_agent
 from horovodlike.launcher.remote import explain_failure, remote_command
@@ -69,6 +69,7 @@ def describe_hosts(spec: JobSpec, links: Sequence[AgentLink], program: str) -> d
     waiting = {link.host: link for link in links if link.host is not None}
     for link in waiting.values():
         link.send(Kind.DESCRIBE, 0, encode_text(encode_needs(os.getcwd(), program)))
+        link.send(Kind.ALIVE, 0, encode_seconds(spec.start_timeout + spec.network_timeout))
     found: dict[str, Description] = {}
     failed: dict[str, str] = {}
     readable: set[str] = set()

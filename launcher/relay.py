@@ -4,7 +4,7 @@ import functools
 import selectors
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from horovodlike.launcher.frames import Frame, FrameError, Kind, decode_exit, decode_seconds, encode_seconds
 from horovodlike.launcher.job import AGENT_FAILED, GRACE_S
@@ -19,7 +19,7 @@ __all__ = ["Relay"]
 class Relay:
     """A node's part of a job. Everything but :meth:`interrupt` belongs to one thread."""
 
-    def __init__(self, agent: Link, uplink: NodeLink, output: RankOutput, wakeup: Wakeup) -> None:
+    def __init__(self, agent: Link, uplink: NodeLink, output: RankOutput, wakeup: Wakeup, patience: float) -> None:
         """Takes the parts; :meth:`run` puts them to work.
 
         Args:
@@ -27,6 +27,7 @@ class Relay:
             uplink: The connection to the launcher of node 0.
             output: Takes what the ranks write.
             wakeup: Makes :meth:`run` look at what other threads and signals have changed.
+            patience: How long node 0 may be silent until it says itself how long, in seconds.
         """
         self._agent = agent
         self._uplink = uplink
@@ -36,7 +37,7 @@ class Relay:
         self._signalled = 0
         self._open: dict[Link, Callable[[Frame], object]] = {agent: self._on_agent, uplink: self._on_uplink}
         self._finished: set[Link] = set()
-        self._lost_at: float | None = None  # when the silence of node 0 has been too long
+        self._lost_at = time.monotonic() + patience  # when the silence of node 0 has been too long
         self._exit_code = AGENT_FAILED
 
     @property
@@ -49,33 +50,38 @@ class Relay:
         self._signals.append(signum)
         self._wakeup.set()
 
-    def run(self) -> int:
-        """Returns the exit code when the job is over and nothing is left of this node's ranks."""
+    def run(self, early: Iterable[Frame]) -> int:
+        """Returns the exit code when the job is over and nothing is left of this node's ranks.
+
+        Args:
+            early: What node 0 has said already.
+        """
+        for frame in early:
+            self._on_uplink(frame)
         with selectors.DefaultSelector() as selector:
             selector.register(self._wakeup, selectors.EVENT_READ, self._wakeup.clear)
-            while self._open:
+            while self._close_finished(selector):
                 for link in self._open:
                     listening = link is self._uplink or not self._output.full
                     link.watch(selector, listening, functools.partial(self._receive, link))
                 for key, _ in selector.select(self._timeout()):
                     key.data()
-                for link in self._finished:
-                    link.unwatch(selector)
-                    del self._open[link]
-                    if link is self._agent:
-                        self._uplink.send(Kind.CLEAN, link.close())
-                self._finished.clear()
                 self._handle_signals()
-                if self._uplink in self._open and self._lost_at is not None and time.monotonic() >= self._lost_at:
+                if self._uplink in self._open and time.monotonic() >= self._lost_at:
                     self._lose("node 0 has been silent for too long; is it up, and reachable?")
-                    del self._open[self._uplink]
-                    self._uplink.unwatch(selector)
         return self._exit_code
 
+    def _close_finished(self, selector: selectors.BaseSelector) -> bool:
+        """Takes leave of those whose end has come; returns whether anybody is left."""
+        for link in self._finished & self._open.keys():
+            link.unwatch(selector)
+            del self._open[link]
+            if link is self._agent:
+                self._uplink.send(Kind.CLEAN, link.close())
+        return bool(self._open)
+
     def _timeout(self) -> float | None:
-        if self._lost_at is None or self._uplink not in self._open:
-            return None
-        return max(0.0, self._lost_at - time.monotonic())
+        return max(0.0, self._lost_at - time.monotonic()) if self._uplink in self._open else None
 
     def _receive(self, link: Link) -> None:
         try:
@@ -85,10 +91,10 @@ class Relay:
             frames = None
         for frame in frames or ():
             self._open[link](frame)
-        if frames is None and link not in self._finished:
+        if frames is None and link is self._uplink and link not in self._finished:
+            self._lose("node 0 has gone")
+        elif frames is None:
             self._finished.add(link)
-            if link is self._uplink:
-                self._lose("node 0 has gone")
 
     def _on_agent(self, frame: Frame) -> None:
         if frame.kind in (Kind.STDOUT, Kind.STDERR):
@@ -113,6 +119,7 @@ class Relay:
             self._finished.add(self._uplink)
 
     def _lose(self, why: str) -> None:
+        self._finished.add(self._uplink)
         self._output.say(f"hvdrun: {why}; the ranks of this node are ended")
         self._agent.send(Kind.END, 0, encode_seconds(GRACE_S))
 

@@ -166,10 +166,10 @@ def _has_gone(link: NodeLink) -> bool:
 
 
 def _read_join(link: NodeLink) -> None:
-    frame = _await(link, time.monotonic() + _JOIN_S, Kind.JOIN)
-    if frame is None:
+    frames = _await(link, time.monotonic() + _JOIN_S, Kind.JOIN)
+    if not frames:
         raise HostsError(f"node {link.node} has gone before it said what it needs")
-    said = decode_text(frame.payload)
+    said = decode_text(frames[0].payload)
     if said["version"] != installed_version():
         raise HostsError(
             f"horovodlike {said['version']} is installed on node {link.node} ({said['host']}), but "
@@ -178,20 +178,20 @@ def _read_join(link: NodeLink) -> None:
     link.host, link.num_proc = str(said["host"]), int(said["num_proc"])
 
 
-def _await(link: NodeLink, deadline: float, *kinds: Kind) -> Frame | None:
-    """Waits for a frame of some kinds; None if the connection ends or the time is over."""
+def _await(link: NodeLink, deadline: float, *kinds: Kind) -> list[Frame]:
+    """Waits for a frame of some kinds; returns it and what came after it, or nothing if the time or the link ends."""
     while (left := deadline - time.monotonic()) > 0:
         link.wait(left)
         try:
             frames = link.receive()
         except (OSError, FrameError):
-            return None
+            return []
         if frames is None:
-            return None
-        for frame in frames:
+            return []
+        for index, frame in enumerate(frames):
             if frame.kind in kinds:
-                return frame
-    return None
+                return frames[index:]
+    return []
 
 
 def _lead(spec: JobSpec, nodes: Nodes, links: Sequence[NodeLink], node: _Node) -> Outcome:
@@ -228,11 +228,12 @@ def _follow(spec: JobSpec, nodes: Nodes, uplink: NodeLink, node: _Node) -> Outco
     version, name = installed_version(), socket.gethostname()
     uplink.send(Kind.JOIN, 0, encode_text({"version": version, "host": name, "num_proc": spec.num_proc}))
     # Node 0 waits for the others no longer than its own --start-timeout, and then says so.
-    frame = _await(uplink, time.monotonic() + 2 * spec.start_timeout, Kind.PLACE, Kind.OUTCOME)
-    if frame is None and not uplink.proven:
+    frames = _await(uplink, time.monotonic() + 2 * spec.start_timeout, Kind.PLACE, Kind.OUTCOME)
+    if not frames and not uplink.proven:
         raise HostsError("node 0 has hung up: give all nodes the same --nnodes and the same key (--secret-key-file)")
-    if frame is None:
+    if not frames:
         raise HostsError("node 0 has gone, or is stuck; see what it prints")
+    frame, *more = frames
     if frame.kind is Kind.OUTCOME:
         raise HostsError(f"node 0 says: {frame.payload.decode(errors='replace')}")
     placement, identity = _decode_place(frame, nodes)
@@ -241,9 +242,9 @@ def _follow(spec: JobSpec, nodes: Nodes, uplink: NodeLink, node: _Node) -> Outco
     except UsageError as error:
         uplink.send(Kind.FAILED, 0, str(error).encode())
         raise
-    relay = Relay(agent, uplink, output, node.wakeup)
+    relay = Relay(agent, uplink, output, node.wakeup, spec.network_timeout)
     node.take_signals(relay, writer)
-    return Outcome(exit_code=relay.run())
+    return Outcome(exit_code=relay.run(more))
 
 
 def _unique(names: Sequence[str]) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ HVDRUN = Path(sys.executable).parent / "hvdrun"
 FRAMEWORKS = {"tensorflow.md": "horovodlike.tensorflow"}
 
 # Programs that users bring along, and scripts that stand for their own.
-FOREIGN = {"torchrun", "mpirun", "srun", "export", "py-spy"}
+FOREIGN = {"torchrun", "mpirun", "srun", "salloc", "sbatch", "openssl", "export", "py-spy"}
 USERS_SCRIPT = "train.py"
 
 # Pages about another module than horovodlike.torch. Their names are looked at by the tests of that module.
@@ -32,6 +32,10 @@ OTHER_MODULES = {"keras.md"}
 
 # What hvdrun sets for scripts that read it.
 PLACE = {f"HOROVOD_{name}" for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE")}
+PLACE |= {"HOROVOD_HOSTNAME"}
+
+# What is no setting of the ranks, but the user's to give.
+SECRETS = {"HOROVODLIKE_SECRET_KEY", "HOROVODLIKE_SECRET_KEY_FILE"}
 
 
 def blocks(page: Path, language: str) -> Iterator[str]:
@@ -114,7 +118,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_settings_that_are_mentioned_exist(page: Path) -> None:
-    known = {variable for setting in config.SETTINGS.values() for variable in setting.variables} | PLACE
+    known = {variable for setting in config.SETTINGS.values() for variable in setting.variables} | PLACE | SECRETS
     known |= config.WITHOUT_EFFECT.keys()
     assert set(re.findall(r"\bHOROVOD(?:LIKE)?_[A-Z_]*[A-Z]\b", page.read_text())) <= known
 

@@ -2,6 +2,7 @@
 
 ================ =======================================================================================================
 ``hosts``        the hosts and their network: :class:`~cluster.hosts.Cluster`, :class:`~cluster.hosts.Host`
+``links``        what a link can be made to have: rate, delay (``delay_line``), loss
 ``namespaces``   the commands behind them, and the removal of what a dead process has left
 ``tools``        what this machine lacks for it
 ``sshd``         an OpenSSH server in each host

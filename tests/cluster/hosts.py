@@ -17,12 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from cluster import namespaces
+from cluster.links import Link
 from cluster.namespaces import CommandError, command, wait_until
 
 LAUNCHER = "launcher"
-BURST = 128 << 10  # bytes that a shaped link lets pass at once: more than the largest segment that TCP hands down
-QUEUE_S = 0.01  # what a shaped link keeps waiting before it drops
-QUEUE_MIN = 256 << 10  # bytes
 # Only files: a name that nobody has is unknown at once, as no name server can be asked.
 NSSWITCH = "passwd: files\ngroup: files\nshadow: files\nhosts: files\n"
 
@@ -190,6 +188,7 @@ class Cluster:
         self.interfaces = [f"eth{index}" for index in range(interfaces)]
         self.closed = False
         self.direct = direct
+        self.links: dict[tuple[str, str], Link] = {}
         names = [f"h{number}" for number in range(hosts)] + [LAUNCHER] * (not direct)
         self.machines = [self._host(name, number) for number, name in enumerate(names)]
         self.hosts = self.machines[:hosts]
@@ -219,10 +218,16 @@ class Cluster:
             self._batch(self.switch, [f"link add name {bridge} type bridge mcast_snooping 0" for bridge in bridges])
             self._batch(self.switch, [f"link set {bridge} up" for bridge in bridges])
         for host in self.machines[: 1 if self.direct else None]:
-            for interface in self.interfaces:
-                namespace, device = self.other_end(host, interface)
-                peer = f"peer name {device} netns {namespace}"
+            for index, interface in enumerate(self.interfaces):
+                ends = (host.namespace, interface), (self.switch, f"{host.name}-{interface}")
+                bridge: str | None = f"br{index}"
+                if self.direct:
+                    ends, bridge = (ends[0], (self.machines[1].namespace, interface)), None
+                self.links[host.name, interface] = Link(*ends, bridge)
+                peer = f"peer name {ends[1][1]} netns {ends[1][0]}"
                 self._batch(host.namespace, [f"link add name {interface} type veth {peer}"])
+                if self.direct:
+                    self.links[self.machines[1].name, interface] = Link(ends[1], ends[0])
 
     def _connect(self) -> None:
         for host in self.machines:
@@ -234,8 +239,7 @@ class Cluster:
                 ipv4, ipv6 = host.addresses[interface]
                 lines += [f"address add {ipv4}/24 dev {interface}", f"address add {ipv6}/64 dev {interface} nodad"]
                 lines += [f"link set {interface} up"]
-                port = f"{host.name}-{interface}"
-                ports += [f"link set {port} master br{index}", f"link set {port} up"]
+                ports += [f"link set {host.name}-{interface} master br{index} up"]
             self._batch(host.namespace, lines)
             if not self.direct:
                 self._batch(self.switch, ports)
@@ -252,7 +256,8 @@ class Cluster:
         if self.direct:
             return True
         links = json.loads(command("ip", "-j", "-d", "-n", self.switch, "link", "show", "type", "veth"))
-        return all(link["linkinfo"]["info_slave_data"]["state"] == "forwarding" for link in links)
+        ports = [link["linkinfo"]["info_slave_data"] for link in links if "master" in link]
+        return all(port["state"] == "forwarding" for port in ports)
 
     def _write_etc(self, ipv4: bool, ipv6: bool) -> None:
         lines = ["127.0.0.1 localhost", "::1 localhost"]
@@ -270,12 +275,6 @@ class Cluster:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
 
-    def other_end(self, host: Host, interface: str = "eth0") -> tuple[str, str]:
-        """The namespace and the name of the interface at the other end of a host's link."""
-        if self.direct:
-            return self.machines[1 - host.number].namespace, interface
-        return self.switch, f"{host.name}-{interface}"
-
     def shape(self, host: Host, *, rate: float = 0, delay: float = 0, loss: float = 0, interface: str = "eth0") -> None:
         """Make a host's link slower, in both directions alike. Each call replaces what earlier ones have set.
 
@@ -286,42 +285,17 @@ class Cluster:
             loss: The fraction of packets that get lost.
             interface: Which link of the host.
         """
-        for namespace, device in ((host.namespace, interface), self.other_end(host, interface)):
-            if "qdisc noqueue" not in command("tc", "-n", namespace, "qdisc", "show", "dev", device):
-                command("tc", "-n", namespace, "qdisc", "delete", "dev", device, "root")
-            parent = ["root", "handle", "1:"]
-            if rate:
-                limit = max(QUEUE_MIN, int(rate / 8 * (QUEUE_S + delay)))
-                bucket = ["tbf", "rate", f"{int(rate)}bit", "burst", f"{BURST}b", "limit", f"{limit}b"]
-                command("tc", "-n", namespace, "qdisc", "add", "dev", device, *parent, *bucket)
-                parent = ["parent", "1:1", "handle", "10:"]
-            if delay:
-                late = ["netem", "delay", f"{delay * 1e6:.0f}us", "limit", "100000"]
-                command("tc", "-n", namespace, "qdisc", "add", "dev", device, *parent, *late)
-            self._lose(namespace, device, loss)
-
-    def _lose(self, namespace: str, device: str, fraction: float) -> None:
-        """Drop what arrives at an interface: dropped where it is sent, TCP would be told."""
-        table = f"netdev loss_{device.replace('-', '_')}"
-        rules = f"add table {table}\ndelete table {table}\n"
-        # What gets lost are packets of the wire's size, not the 64 KiB that TCP hands down.
-        command("ip", "-n", namespace, "link", "set", device, "gso_max_segs", "1" if fraction else "65535")
-        if fraction:
-            rules += f"add table {table}\n"
-            rules += f'add chain {table} arriving {{ type filter hook ingress device "{device}" priority 0; }}\n'
-            rules += f"add rule {table} arriving numgen random mod 1000000 < {int(fraction * 1e6)} drop\n"
-        elif not namespaces.find("nft"):
-            return
-        command("ip", "netns", "exec", namespace, "nft", "-f", "-", input=rules)
+        self.links[host.name, interface].shape(rate, delay, loss)
+        wait_until(self._forwards, f"the link of {host.name}")
 
     def link_down(self, host: Host, interface: str = "eth0") -> None:
         """Pull a host's cable: the switch's end goes down, so the host has no carrier, but keeps its addresses."""
         assert not self.direct, "without a switch, the other end is a host, which would lose its addresses"
-        command("ip", "-n", self.switch, "link", "set", self.other_end(host, interface)[1], "down")
+        command("ip", "-n", self.switch, "link", "set", self.links[host.name, interface].other[1], "down")
 
     def link_up(self, host: Host, interface: str = "eth0") -> None:
         """Put the cable back, and wait until the link is up."""
-        command("ip", "-n", self.switch, "link", "set", self.other_end(host, interface)[1], "up")
+        command("ip", "-n", self.switch, "link", "set", self.links[host.name, interface].other[1], "up")
         wait_until(self._forwards, f"the link of {host.name}")
 
     def processes(self) -> dict[int, str]:
@@ -338,6 +312,8 @@ class Cluster:
             return
         self.closed = True
         namespaces.kill_processes(self.name, lambda: [host.reap() for host in self.machines])
+        for link in self.links.values():
+            link.reap()
         for host in self.machines:
             host.close()
         namespaces.remove(self.name)

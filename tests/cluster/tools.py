@@ -47,12 +47,12 @@ def _trial(commands: str) -> str:
 
 @functools.cache
 def missing(tool: str) -> str:
-    """Say what is missing for a tool: one of PROGRAMS, `namespaces` or `delay`. Empty: nothing is."""
+    """Say what is missing for a tool: one of PROGRAMS, `namespaces` or `netem`. Empty: nothing is."""
     if tool == "namespaces":
         return _missing_for_namespaces()
-    if tool == "delay":
+    if tool == "netem":
         reason = _trial(NETEM_TRIAL)
-        return f"delay needs a kernel with sch_netem: {reason}" if reason else ""
+        return f"the kernel lacks sch_netem: {reason}" if reason else ""
     program, package = PROGRAMS[tool]
     return "" if find(program) else f"{program} is not installed: make tools, or apt-get install {package}"
 

@@ -23,14 +23,14 @@ class Rates:
 
 
 def measure(
-    sender: Host, receiver: Host, *, seconds: float = 2.0, bidirectional: bool = False, address: str | None = None
+    sender: Host, receiver: Host, *, seconds: int = 2, bidirectional: bool = False, address: str | None = None
 ) -> Rates:
     """Measure the rate from one host to another.
 
     Args:
         sender: Sends `forward`.
         receiver: Runs the server.
-        seconds: How long, whole seconds; another one before them does not count.
+        seconds: How long; another one before them does not count.
         bidirectional: Measure both directions at the same time.
         address: Of the receiver; its IPv4 address if None.
 
@@ -47,7 +47,7 @@ def measure(
         line = server.stdout.readline()
         assert line, f"iperf3's server on {receiver.name} ended: {heard}"
         heard += line
-    words = [program, "--client", address or receiver.ipv4, "--time", f"{seconds:.0f}", "--omit", "1", "--json"]
+    words = [program, "--client", address or receiver.ipv4, "--time", str(seconds), "--omit", "1", "--json"]
     result = json.loads(sender.run([*words, *["--bidir"] * bidirectional], timeout=seconds + 60).stdout)
     server.communicate(timeout=30)
     backward = result["end"]["sum_received_bidir_reverse"]["bits_per_second"] if bidirectional else 0.0

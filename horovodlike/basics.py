@@ -16,6 +16,7 @@ from horovodlike.errors import NotInitializedError
 from horovodlike.ops import ReduceOp
 
 if TYPE_CHECKING:
+    from horovodlike._mpi import Library
     from horovodlike.config import Config
     from horovodlike.place import Place
     from horovodlike.rendezvous import Membership
@@ -60,6 +61,7 @@ _lock = threading.Lock()  # serialises init() and shutdown()
 _place: Place | None = None
 _engine_overlaps = False
 _average_counts_joined = False
+_mpi_library: Library | None = None  # that moves the data
 _pid = 0  # the process that called init()
 _at_init: list[Callable[[Place], None]] = []
 _at_shutdown: list[Callable[[], None]] = []
@@ -101,7 +103,7 @@ def init(comm: Any = None, process_sets: Sequence[Any] | str | None = None) -> N
 
 def _start(comm: Any) -> bool:
     """Join the job; False if it was joined already."""
-    global _place, _pid, _engine_overlaps, _average_counts_joined
+    global _place, _pid, _mpi_library, _engine_overlaps, _average_counts_joined
     with _lock:
         if is_initialized():
             return False
@@ -112,6 +114,9 @@ def _start(comm: Any) -> bool:
         settings = config_module.load(os.environ)
         with rendezvous.establish(settings, lambda place: _segment_bytes(settings, place)) as joined:
             native = _native_config(settings, joined.place, joined.processors)
+            library = _load_mpi(settings, joined)
+            external = library.connect() if library is not None and joined.place.size > 1 else ffi.NULL
+            native.external = external
             _start_engine(settings, native, joined)
             try:
                 joined.confirm()
@@ -121,6 +126,7 @@ def _start(comm: Any) -> bool:
         if _pid != os.getpid():
             atexit.register(shutdown)
         _place, _pid, _engine_overlaps = joined.place, os.getpid(), bool(native.overlap)
+        _mpi_library = library
         _average_counts_joined = bool(native.average_counts_joined)
         if joined.place.size > 1:
             _stacks.start()
@@ -129,6 +135,18 @@ def _start(comm: Any) -> bool:
         for notify in _at_init:
             notify(joined.place)
     return True
+
+
+def _load_mpi(settings: Config, joined: Membership) -> Library | None:
+    """MPI if it is to move the data; then all ranks have it."""
+    if settings.cpu_operations != "mpi":
+        return None
+    from horovodlike import _mpi
+
+    library = _mpi.load(joined.place, settings.mpi_threads_disable)
+    if joined.rendezvous is not None:
+        joined.rendezvous.barrier("mpi")
+    return library
 
 
 def _start_timeline(settings: Config) -> None:
@@ -323,22 +341,26 @@ def is_homogeneous() -> bool:
 
 
 def mpi_threads_supported() -> bool:
-    """Whether several threads may call MPI.
+    """Whether several threads may call MPI: the script too, while operations are in flight.
 
     Raises:
-        ValueError: Always, in this release: no communication goes through MPI.
+        ValueError: The data of this job does not go through MPI.
     """
-    raise ValueError("MPI is not enabled: ranks of one machine communicate through shared memory")
+    if _place is None or _mpi_library is None:
+        raise ValueError("MPI is not enabled: no data goes through it. HOROVODLIKE_CPU_OPERATIONS=mpi enables it")
+    return _mpi_library.supports_threads
 
 
 def mpi_built() -> bool:
-    """Whether communication can go through MPI: not in this release."""
-    return False
+    """Whether data can go through MPI: True if mpi4py is installed."""
+    from horovodlike import _mpi
+
+    return _mpi.is_installed()
 
 
 def mpi_enabled() -> bool:
-    """Whether communication goes through MPI."""
-    return False
+    """Whether this job's data goes through MPI: ``HOROVODLIKE_CPU_OPERATIONS=mpi``. False before :func:`init`."""
+    return _place is not None and _mpi_library is not None
 
 
 def gloo_built() -> bool:
@@ -347,8 +369,8 @@ def gloo_built() -> bool:
 
 
 def gloo_enabled() -> bool:
-    """True: this job works without MPI."""
-    return True
+    """Whether this job works without MPI."""
+    return not mpi_enabled()
 
 
 def nccl_built() -> int:

@@ -141,6 +141,20 @@ class Config:
         "On one host the result is the average.",
         same_on_all_ranks=True,
     )
+    cpu_operations: str = _row(
+        "auto",
+        "What moves tensors of the CPU. mpi: an MPI library, through mpi4py, see mpi.md. auto: what comes with "
+        "horovodlike; gloo and ccl are other names of that.",
+        horovod=True,
+        choices=("auto", "mpi", "gloo", "ccl"),
+        same_on_all_ranks=True,
+    )
+    mpi_threads_disable: bool = _row(
+        False,
+        "Asks MPI for MPI_THREAD_SERIALIZED and not for MPI_THREAD_MULTIPLE: then do not call MPI while operations are "
+        "in flight.",
+        horovod=True,
+    )
     overlap: str = _row(
         "auto",
         "Whether tensors are reduced while the framework computes (always) or when a thread waits for a result "
@@ -280,8 +294,8 @@ _REASONS: dict[str, tuple[str, ...]] = {
         *("AUTOTUNE_BAYES_OPT_MAX_SAMPLES", "AUTOTUNE_GAUSSIAN_PROCESS_NOISE"),
     ),
     "ranks communicate through shared memory": (
-        *("CONTROLLER", "CPU_OPERATIONS", "GLOO_TIMEOUT_SECONDS", "MPI_THREADS_DISABLE"),
-        *("NUM_NCCL_STREAMS", "CCL_CACHE", "ADASUM_MPI_CHUNK_SIZE"),
+        *("CONTROLLER", "GLOO_TIMEOUT_SECONDS", "NUM_NCCL_STREAMS", "CCL_CACHE"),
+        "ADASUM_MPI_CHUNK_SIZE",
     ),
     "there is no fusion buffer to copy into": ("BATCH_D2D_MEMCOPIES",),
     "tensors of a GPU are copied to the CPU": ("ENABLE_ASYNC_COMPLETION", "DISABLE_NVTX_RANGES"),

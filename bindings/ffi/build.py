@@ -10,6 +10,13 @@ _BLOCK = re.search(r"/\* cffi:begin \*/(.*)/\* cffi:end \*/", _HEADER, re.DOTALL
 if _BLOCK is None:
     raise RuntimeError("hvl.h has lost its cffi:begin and cffi:end marks")
 
+# The functions of hvl_external that horovodlike._mpi defines, declared as the pointers in the struct are.
+_EXTERNAL = re.search(r"typedef struct hvl_external \{(.*?)\} hvl_external;", _BLOCK.group(1), re.DOTALL)
+if _EXTERNAL is None:
+    raise RuntimeError("hvl.h has lost its hvl_external")
+_FUNCTIONS = re.sub(r"\(\*(\w+)\)", r"hvl_mpi_\1", _EXTERNAL.group(1).replace("void* context;", "", 1))
+
 ffibuilder = FFI()
 ffibuilder.cdef(_BLOCK.group(1))
+ffibuilder.cdef(f'extern "Python" {{ {_FUNCTIONS} }}')
 ffibuilder.set_source("horovodlike._native", '#include "hvl.h"', py_limited_api=True)

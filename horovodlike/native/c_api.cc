@@ -163,6 +163,7 @@ EngineOptions options_of(const hvl_config& config) {
     options.fan_out = config.fan_out;
     options.bell = config.bell_fd;
   }
+  if (config.external != nullptr) options.external = ExternalOptions{*config.external};
   if (config.local_pids != nullptr) options.local_pids.assign(config.local_pids, config.local_pids + config.local_size);
   return options;
 }

@@ -66,6 +66,7 @@ std::unique_ptr<ControlPlane> make_control(const EngineOptions& options, const s
 std::unique_ptr<DataPlane> make_data_plane(const EngineOptions& options, const std::shared_ptr<HostMemory>& memory,
                                            Waiter* waiter) {
   if (options.size == 1) return std::make_unique<LoopbackDataPlane>();
+  if (options.external) return std::make_unique<ExternalDataPlane>(*options.external, options.local_rank, waiter);
   if (options.has_several_hosts()) return make_hosts_data_plane(options, memory, waiter);
   return std::make_unique<ShmDataPlane>(memory, options.local_rank, waiter);
 }
@@ -383,7 +384,13 @@ void Engine::complete(NamedTensor* tensor, const Status& status, std::vector<hvl
 
 void Engine::end(const Status& status) {
   ended_ = true;
-  if (status.code() == HVL_JOB_BROKEN) write_flights(status);
+  if (status.code() == HVL_JOB_BROKEN) {
+    write_flights(status);
+    if (options_.external) {
+      const hvl_external& external = options_.external->functions;
+      external.broken(external.context, status.message().c_str());
+    }
+  }
   if (autotuner_ != nullptr) autotuner_->stop();
   queue_.close(status);
   do {  // first what submit() left behind, if it was interrupted

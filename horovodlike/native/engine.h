@@ -10,6 +10,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <unordered_map>
@@ -20,6 +21,7 @@
 #include "queue/handle_table.h"
 #include "queue/tensor_queue.h"
 #include "transport/data_plane.h"
+#include "transport/external/external_data_plane.h"
 #include "tune/autotuner.h"
 #include "watch/flight_recorder.h"
 #include "watch/timeline.h"
@@ -47,6 +49,7 @@ struct EngineOptions {
   AutotuneOptions autotune;
   bool average_counts_joined = false;  // Average divides by the size of the process set, not by those that take part
   bool hierarchical_adasum = false;    // Adasum combines the averages of hosts, not what the ranks have
+  std::optional<ExternalOptions> external;  // what moves the data in place of the engine's own transports
   // Of jobs of several hosts, as in hvl_config; descriptors are duplicated. `hosts` by rank, empty: all have the same.
   std::vector<int> hosts;
   std::vector<std::string> host_names;

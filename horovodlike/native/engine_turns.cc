@@ -69,12 +69,16 @@ hvl_status Engine::wait(const int64_t* handles, size_t count, uint64_t deadline)
     return left == 0;
   };
   const auto is_over = [&] { return is_complete() || now_ns() >= deadline; };
+  // What is not ours is called by one thread only: the engine's own, on which no signal handler runs.
+  const bool may_work = !options_.external;
+  if (!may_work) doorbell().ring(kRingNews);
   bool interrupted = false;
   while (!interrupted && !is_over()) {
     std::unique_lock<std::mutex> baton(baton_, std::defer_lock);
     uint64_t spent = 0;
     // It yields: who has the baton may be on this processor.
-    if (spin_until([&] { return is_over() || baton.try_lock(); }, kUrgentSpin, true, &spent) == Spin::kInVain) {
+    if (spin_until([&] { return is_over() || (may_work && baton.try_lock()); }, kUrgentSpin, true, &spent) ==
+        Spin::kInVain) {
       // Should he who has it be about to sleep, he is to look at the queue once more.
       memory_->ring(options_.local_rank, kRingNews);
       interrupted = handles_->wait(handles[left - 1], deadline) == HVL_IN_PROGRESS;

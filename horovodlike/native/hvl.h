@@ -23,7 +23,7 @@ extern "C" {
 #pragma GCC visibility push(default)
 
 /* cffi:begin */
-enum { HVL_ABI_VERSION = 5, HVL_STACK_BYTES = 8064, HVL_KEY_BYTES = 32 };
+enum { HVL_ABI_VERSION = 6, HVL_STACK_BYTES = 8064, HVL_KEY_BYTES = 32 };
 
 typedef enum hvl_status {
   HVL_OK = 0,
@@ -138,6 +138,42 @@ typedef struct hvl_connection {
   uint8_t receive_key[32];
 } hvl_connection;
 
+/* Who takes part in a collective. */
+typedef struct hvl_team {
+  const int32_t* ranks; /* of the job, ascending */
+  int32_t size;         /* 2 at least */
+  int32_t mine;         /* this rank's place among them */
+} hvl_team;
+
+/* A library such as MPI that moves the data of collectives in place of the engine's own transports.
+ *
+ * All functions are called by the engine's thread, one at a time, on all members of a team in the same order. The first
+ * five begin a collective and return HVL_OK if it is done, HVL_IN_PROGRESS if test() is to be called until it is, and
+ * anything else if it failed, which breaks the job. The team and the arrays of numbers live as long as the call, memory
+ * of tensors until the collective is done. Blocks stand one after the other, by their members' places in the team, and
+ * may be empty. No count, and no offset that follows from counts, reaches 2^31. */
+typedef struct hvl_external {
+  void* context;
+  /* Adds up elements of HVL_FLOAT32 or HVL_FLOAT64. `sent` may be `received`. All members get the same numbers. */
+  int32_t (*allreduce)(void* context, const hvl_team* team, const void* sent, void* received, int64_t count,
+                       int32_t dtype);
+  /* The same, of which each member gets a block: `counts` of elements. */
+  int32_t (*reducescatter)(void* context, const hvl_team* team, const void* sent, void* received, const int64_t* counts,
+                           int32_t dtype);
+  /* root: its place in the team. */
+  int32_t (*broadcast)(void* context, const hvl_team* team, void* data, int64_t num_bytes, int32_t root);
+  /* `sent` may be this rank's block in `received`. */
+  int32_t (*allgatherv)(void* context, const hvl_team* team, const void* sent, void* received,
+                        const int64_t* num_bytes);
+  int32_t (*alltoallv)(void* context, const hvl_team* team, const void* sent, const int64_t* bytes_sent, void* received,
+                       const int64_t* bytes_received);
+  int32_t (*test)(void* context);
+  /* Why the last call failed; the text lives until the next one. */
+  const char* (*error)(void* context);
+  /* The job is broken: nothing else will be called, also if a collective is in progress. */
+  void (*broken)(void* context, const char* why);
+} hvl_external;
+
 typedef struct hvl_config {
   int32_t abi_version; /* HVL_ABI_VERSION */
   int32_t rank, size;
@@ -180,6 +216,7 @@ typedef struct hvl_config {
   int32_t autotune_warmup_samples;   /* that do not count */
   int32_t autotune_steps_per_sample; /* training steps */
   const char* autotune_log;          /* a CSV file of rank 0's; null or empty: none */
+  const hvl_external* external;      /* copied; its context outlives the engine. Null: the engine's own transports */
   int32_t log_level;                 /* 0 trace, 1 debug, 2 info, 3 warning, 4 error, 5 fatal */
 } hvl_config;
 

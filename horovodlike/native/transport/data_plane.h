@@ -24,7 +24,7 @@ struct Block {
 // One member's view of one allgather.
 struct Gather {
   const char* input;                // its own block
-  std::vector<Block<char>> blocks;  // the output, by place in the team
+  std::vector<Block<char>> blocks;  // the output, by place in the team; one after the other
 };
 
 // One member's view of one reducescatter.

@@ -13,6 +13,9 @@ namespace hvl {
 namespace {
 
 constexpr uint64_t kCheckInterval = 50 * kMillisecond;
+// Between two looks at what moves only while it is looked at: none at first, as most of what is waited for ends soon.
+constexpr uint64_t kPollSpin = kMillisecond;
+constexpr uint64_t kPollInterval = 50 * kMicrosecond;
 
 }  // namespace
 
@@ -109,6 +112,29 @@ Status Waiter::sleep_until(const std::function<bool()>& condition, const std::fu
                            const Sockets* sockets) {
   const uint64_t start = now_ns();
   Status status = sleep_until(condition, lags, sockets, start);
+  add_waited(now_ns() - start);
+  return status;
+}
+
+Status Waiter::wait_polling(const std::function<bool()>& condition, const std::function<bool(int)>& lags) {
+  const uint64_t start = now_ns();
+  uint64_t leaving_since = 0;
+  uint64_t ignored = 0;
+  bool warned = false;
+  Status status;
+  if (spin_until(condition, urgent_ ? kPollSpin : kLazySpin, crowded_, &ignored) == Spin::kInVain) {
+    options_.before_sleep();
+    while (!condition()) {
+      if (memory_->is_broken()) {
+        status = Status(HVL_JOB_BROKEN, memory_->broken_text());
+        break;
+      }
+      sleep_unless(kRingProgress, [this] { return memory_->is_broken(); }, kPollInterval);
+      check_peers();
+      check_leaving(&leaving_since);
+      check_stall(now_ns() - start, lags, &warned);
+    }
+  }
   add_waited(now_ns() - start);
   return status;
 }

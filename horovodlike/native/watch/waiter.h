@@ -104,7 +104,10 @@ class Waiter {
     if (spent > 0) add_waited(spent);
     return found ? Status() : sleep_until(std::function<bool()>(std::cref(condition)), lags, sockets);
   }
-  // Nanoseconds that were spent in wait() so far. Any thread.
+  // Waits until `condition` holds where no doorbell rings when it does: it is looked at again and again. Only on the
+  // engine's thread, which nothing interrupts. Any error means that the job is broken.
+  Status wait_polling(const std::function<bool()>& condition, const std::function<bool(int)>& lags);
+  // Nanoseconds that were spent in wait() and wait_polling() so far. Any thread.
   uint64_t waited() const { return waited_.load(std::memory_order_relaxed); }
 
   // Waits for a moment only.

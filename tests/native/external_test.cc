@@ -1,0 +1,279 @@
+// The data plane over another library's functions, held against our own: the same bits, whatever is done.
+
+#include <cstdlib>
+#include <limits>
+
+#include "base/half.h"
+#include "check.h"
+#include "job_of_threads.h"
+#include "library_of_threads.h"
+
+namespace hvl {
+namespace {
+
+constexpr uint64_t kBuffer = 4096;
+constexpr uint64_t kInPlace = 8192;
+// Of tensors: none, one, some that share a buffer, as many bytes as the buffer of most dtypes, and many buffers.
+const std::vector<int64_t> kCounts = {17, 0, 1, 1009, 1024, 20011, 63, 300};
+
+EngineOptions through(LibraryOfThreads* library) {
+  EngineOptions options;
+  options.external = ExternalOptions{library->functions(), kBuffer, kInPlace};
+  return options;
+}
+
+using Bytes = std::vector<char>;
+
+template <typename T>
+void put(Bytes* bytes, size_t index, T element) {
+  memcpy(bytes->data() + index * sizeof(T), &element, sizeof element);
+}
+
+// Numbers that are added up without rounding, negative ones too, and for integers sums that overflow 8 bits.
+Bytes tensor_of(DataType dtype, int64_t count, int rank) {
+  Bytes bytes(static_cast<size_t>(count) * size_of(dtype) + 1);  // + 1: an address
+  for (size_t i = 0; i < static_cast<size_t>(count); ++i) {
+    const float number = value(rank, i) - 20;
+    switch (dtype) {
+      case HVL_UINT8: put(&bytes, i, static_cast<uint8_t>(number + 100)); break;
+      case HVL_INT8: put(&bytes, i, static_cast<int8_t>(number)); break;
+      case HVL_UINT16: put(&bytes, i, static_cast<uint16_t>(number + 30000)); break;
+      case HVL_INT16: put(&bytes, i, static_cast<int16_t>(number * 300)); break;
+      case HVL_INT32: put(&bytes, i, static_cast<int32_t>(number) * 20000000); break;
+      case HVL_INT64: put(&bytes, i, static_cast<int64_t>(number) * 3); break;
+      case HVL_FLOAT16: put(&bytes, i, float_to_float16(number / 8)); break;
+      case HVL_BFLOAT16: put(&bytes, i, float_to_bfloat16(number / 8)); break;
+      case HVL_FLOAT32: put(&bytes, i, number / 8); break;
+      case HVL_FLOAT64: put(&bytes, i, static_cast<double>(number) / 8); break;
+      case HVL_BOOL: put(&bytes, i, static_cast<uint8_t>(number < 0 ? 0 : 1)); break;
+    }
+  }
+  return bytes;
+}
+
+std::shared_ptr<Operation> operation_of(Kind kind, const std::vector<DataType>& dtypes, ReduceOp op, int root = -1) {
+  auto operation = std::make_shared<Operation>();
+  Signature& signature = operation->signature;
+  signature.name = "x";
+  signature.kind = kind;
+  signature.op = op;
+  signature.root = root;
+  for (DataType dtype : dtypes) {
+    for (int64_t count : kCounts) signature.tensors.push_back({dtype, {count}});
+  }
+  for (const TensorSignature& tensor : signature.tensors) {
+    operation->num_bytes.push_back(tensor.num_bytes());
+    operation->total_bytes += tensor.num_bytes();
+  }
+  return operation;
+}
+
+// Runs it with tensors of other memory than its results, and appends these.
+void run(Job& job, int rank, const std::shared_ptr<Operation>& operation, Bytes* results) {
+  std::vector<Bytes> given;
+  std::vector<Bytes> made;
+  std::vector<const char*> inputs;
+  std::vector<char*> outputs;
+  for (const TensorSignature& tensor : operation->signature.tensors) {
+    given.push_back(tensor_of(tensor.dtype, tensor.shape[0], rank));
+    made.emplace_back(given.back().size());
+  }
+  for (size_t t = 0; t < given.size(); ++t) {
+    inputs.push_back(given[t].data());
+    outputs.push_back(made[t].data());
+  }
+  const bool allocated = allocates(operation->signature.kind);
+  std::vector<hvl_output> handed_over;
+  const int64_t handle = job.enqueue(rank, operation, inputs, allocated ? std::vector<char*>() : outputs);
+  CHECK_EQ(job.wait(rank, handle, &handed_over).message(), "");
+  for (hvl_output& output : handed_over) {
+    const char* data = static_cast<const char*>(output.data);
+    results->insert(results->end(), data, data + output.num_bytes);
+    free(output.data);
+  }
+  for (const Bytes& output : made) results->insert(results->end(), output.begin(), output.end());
+  for (size_t t = 0; t < given.size(); ++t) {
+    const TensorSignature& tensor = operation->signature.tensors[t];
+    CHECK(given[t] == tensor_of(tensor.dtype, tensor.shape[0], rank));
+  }
+}
+
+// What each rank has in the end: through the library, and through shared memory.
+void check_same_bits(int size, const std::function<void(Job& job, int rank, Bytes* results)>& work) {
+  LibraryOfThreads library;
+  std::vector<Bytes> results[2];
+  for (const bool external : {true, false}) {
+    Job job(size, external ? through(&library) : EngineOptions());
+    std::vector<Bytes>& of_ranks = results[external ? 0 : 1];
+    of_ranks.resize(static_cast<size_t>(size));
+    job.on_all([&](int rank) { work(job, rank, &of_ranks[static_cast<size_t>(rank)]); });
+  }
+  for (size_t rank = 0; rank < static_cast<size_t>(size); ++rank) {
+    CHECK(!results[1][rank].empty());
+    CHECK(results[0][rank] == results[1][rank]);
+  }
+  CHECK_EQ(library.num_broken.load(), 0);
+  const auto most = std::max(kInPlace, 4096 * static_cast<uint64_t>(size));
+  CHECK(library.longest.load() <= static_cast<int64_t>(most));
+}
+
+const std::vector<DataType> kAllTypes = {HVL_UINT8,   HVL_INT8,    HVL_UINT16,  HVL_INT16, HVL_INT32,   HVL_INT64,
+                                         HVL_FLOAT16, HVL_FLOAT32, HVL_FLOAT64, HVL_BOOL,  HVL_BFLOAT16};
+
+TEST(reductions_of_every_type) {
+  for (int size : {2, 3, 5}) {
+    check_same_bits(size, [](Job& job, int rank, Bytes* results) {
+      for (Kind kind : {HVL_ALLREDUCE, HVL_REDUCESCATTER}) {
+        for (ReduceOp op : {HVL_SUM, HVL_AVERAGE, HVL_MIN, HVL_MAX, HVL_PRODUCT}) {
+          for (DataType dtype : kAllTypes) {
+            if (why_not_reducible(dtype, op) != nullptr) continue;
+            auto operation = operation_of(kind, {dtype}, op);
+            run(job, rank, operation, results);
+            auto scaled = operation_of(kind, {dtype}, op);
+            scaled->signature.prescale = 0.5;
+            scaled->signature.postscale = 1.5;
+            run(job, rank, scaled, results);
+          }
+        }
+      }
+    });
+  }
+}
+
+TEST(types_that_are_mixed) {
+  check_same_bits(3, [](Job& job, int rank, Bytes* results) {
+    for (Kind kind : {HVL_ALLREDUCE, HVL_REDUCESCATTER, HVL_BROADCAST, HVL_ALLGATHER}) {
+      const int root = kind == HVL_BROADCAST ? 1 : -1;
+      run(job, rank, operation_of(kind, {HVL_FLOAT32, HVL_FLOAT64, HVL_INT8, HVL_FLOAT16}, HVL_SUM, root), results);
+    }
+  });
+}
+
+TEST(collectives_that_only_move) {
+  for (int size : {2, 3, 4}) {
+    check_same_bits(size, [size](Job& job, int rank, Bytes* results) {
+      for (DataType dtype : {HVL_UINT8, HVL_FLOAT64}) {
+        for (int root = 0; root < size; ++root) {
+          run(job, rank, operation_of(HVL_BROADCAST, {dtype}, HVL_SUM, root), results);
+        }
+        auto gathered = operation_of(HVL_ALLGATHER, {dtype}, HVL_SUM);
+        for (TensorSignature& tensor : gathered->signature.tensors) tensor.shape[0] *= rank;  // rank 0 has none
+        run(job, rank, gathered, results);
+        auto exchanged = operation_of(HVL_ALLTOALL, {dtype}, HVL_SUM);
+        for (const TensorSignature& tensor : exchanged->signature.tensors) {
+          int64_t left = tensor.shape[0];
+          for (int to = 0; to < size; ++to) {
+            const int64_t rows = to + 1 == size ? left : (left * (rank + to)) / (3 * size);
+            exchanged->signature.arguments.push_back(rows);
+            left -= rows;
+          }
+        }
+        run(job, rank, exchanged, results);
+      }
+    });
+  }
+}
+
+TEST(adasum) {
+  for (int size : {2, 3}) {
+    check_same_bits(size, [](Job& job, int rank, Bytes* results) {
+      run(job, rank, operation_of(HVL_ALLREDUCE, {HVL_FLOAT32}, HVL_ADASUM), results);
+    });
+  }
+}
+
+TEST(in_place) {
+  check_same_bits(3, [](Job& job, int rank, Bytes* results) {
+    for (DataType dtype : {HVL_FLOAT32, HVL_INT32}) {
+      for (int64_t count : {1, 1009, 20011}) {
+        auto operation = operation_of(HVL_ALLREDUCE, {dtype}, HVL_AVERAGE);
+        operation->signature.tensors = {{dtype, {count}}};
+        operation->num_bytes = {operation->signature.tensors[0].num_bytes()};
+        operation->signature.prescale = 0.5;
+        Bytes data = tensor_of(dtype, count, rank);
+        CHECK_EQ(job.run(rank, operation, data.data()).message(), "");
+        results->insert(results->end(), data.begin(), data.end());
+      }
+    }
+  });
+}
+
+// Rank 1 is alone in a set, 0 and 2 have one, and then one after the other joins.
+TEST(teams) {
+  check_same_bits(3, [](Job& job, int rank, Bytes* results) {
+    const std::vector<std::vector<int64_t>> sets = {{0, 2}, {1}};
+    for (const std::vector<int64_t>& ranks : sets) {
+      auto addition = make("add", HVL_ADD_PROCESS_SET, {});
+      addition->signature.arguments = ranks;
+      run(job, rank, addition, results);
+    }
+    for (Kind kind : {HVL_ALLREDUCE, HVL_REDUCESCATTER, HVL_ALLGATHER}) {
+      auto operation = operation_of(kind, {HVL_FLOAT32, HVL_INT16}, HVL_SUM);
+      operation->signature.process_set = rank == 1 ? 2 : 1;
+      run(job, rank, operation, results);
+      run(job, rank, operation_of(kind, {HVL_FLOAT32, HVL_INT16}, HVL_SUM), results);
+    }
+    for (int round = 0; round < 2; ++round) {
+      for (int step = 0; step <= rank; ++step) {
+        run(job, rank, operation_of(HVL_ALLREDUCE, {HVL_FLOAT32, HVL_INT16}, HVL_AVERAGE), results);
+        run(job, rank, operation_of(HVL_REDUCESCATTER, {HVL_FLOAT32, HVL_INT16}, HVL_SUM), results);
+      }
+      run(job, rank, make("join", HVL_JOIN, {}), results);
+    }
+  });
+}
+
+template <typename Real>
+void check_nans(DataType dtype) {
+  LibraryOfThreads library;
+  Job job(3, through(&library));
+  std::vector<Real> results[3];
+  const Real nan = std::numeric_limits<Real>::quiet_NaN();
+  job.on_all([&](int rank) {
+    std::vector<Real>& data = results[rank];
+    data = {rank == 1 ? -nan : nan, rank == 2 ? nan : Real{1}, rank == 0 ? -nan : Real{1}, Real{1}};
+    auto operation = make("nan", HVL_ALLREDUCE, {{4}});
+    operation->signature.tensors[0].dtype = dtype;
+    operation->num_bytes[0] = operation->total_bytes = operation->signature.tensors[0].num_bytes();
+    CHECK_EQ(job.run(rank, operation, data.data()).message(), "");
+  });
+  CHECK(results[0][0] != results[0][0] && results[0][1] != results[0][1] && results[0][2] != results[0][2]);
+  CHECK_EQ(results[0][3], Real{3});
+  for (const std::vector<Real>& result : results) {
+    CHECK(memcmp(result.data(), results[0].data(), result.size() * sizeof(Real)) == 0);
+  }
+}
+
+TEST(all_ranks_have_the_same_bits_of_nan) {
+  check_nans<float>(HVL_FLOAT32);
+  check_nans<double>(HVL_FLOAT64);
+}
+
+TEST(a_library_that_fails_breaks_the_job) {
+  struct Case {
+    const char* function;
+    Kind kind;
+    ReduceOp op;
+  };
+  const std::vector<Case> cases = {{"allreduce", HVL_ALLREDUCE, HVL_SUM},
+                                   {"alltoallv", HVL_ALLREDUCE, HVL_MAX},
+                                   {"allgatherv", HVL_ALLREDUCE, HVL_MAX},
+                                   {"broadcast", HVL_BROADCAST, HVL_SUM},
+                                   {"reducescatter", HVL_REDUCESCATTER, HVL_SUM}};
+  for (const Case& each : cases) {
+    LibraryOfThreads library;
+    library.failing = each.function;
+    Job job(3, through(&library));
+    job.on_all([&](int rank) {
+      std::vector<float> data(5, 1.0F);
+      const int root = each.kind == HVL_BROADCAST ? 0 : -1;
+      const Status status = job.run(rank, make("x", each.kind, {{5}}, each.op, root), data.data());
+      CHECK_EQ(status.code(), HVL_JOB_BROKEN);
+      CHECK_EQ(status.message(), "rank 1: the library is out of order");
+    });
+    CHECK_EQ(library.num_broken.load(), 3);
+  }
+}
+
+}  // namespace
+}  // namespace hvl

@@ -27,6 +27,7 @@ _EPILOG = """examples:
   hvdrun -np 4 train.py
   hvdrun -np 2 --output-filename logs --bind-to core python -m package.train
   hvdrun -H node-1:4,node-2:4 python train.py
+  hvdrun --mpi -np 4 python train.py
   hvdrun --compat -np 2 python written_for_horovod.py
 
 Options stand before the command. They win over the configuration file, which wins over the environment.
@@ -84,6 +85,7 @@ def _make_parser(program: str, compat: bool) -> argparse.ArgumentParser:
         help="run a Python program that imports horovod, with horovodlike in its place; accept horovodrun's options",
     )
     _add_host_arguments(parser)
+    _add_mpi_arguments(parser)
     options.add_arguments(parser)
     if compat:
         horovod_options.add_arguments(parser)
@@ -111,6 +113,21 @@ def _add_host_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME,...",
         help="the network between the hosts: names of interfaces, or networks such as 10.0.0.0/8",
     )
+
+
+def _add_mpi_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("MPI").add_argument
+    add("--mpi", action="store_true", help="start the ranks with mpirun, and move their data with MPI, through mpi4py")
+    add("--mpi-args", metavar="WORDS", help="more options for mpirun, such as '--mca btl self,tcp'; needs --mpi")
+
+
+def _mpi_args(arguments: argparse.Namespace) -> tuple[str, ...]:
+    if arguments.mpi_args is not None and not arguments.mpi:
+        raise UsageError("--mpi-args is for mpirun, which only --mpi starts; add --mpi, or leave --mpi-args out")
+    try:
+        return tuple(shlex.split(arguments.mpi_args or ""))
+    except ValueError as error:
+        raise UsageError(f"--mpi-args {arguments.mpi_args}: {error}") from None
 
 
 def _split(parser: argparse.ArgumentParser, argv: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
@@ -212,6 +229,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], program: str = "hvdru
     arguments, command = _read(argv, program)
     number = _number_of_ranks(arguments.num_proc)
     settings, ignored = _settings(arguments)
+    if arguments.mpi:
+        settings["HOROVODLIKE_CPU_OPERATIONS"] = "mpi"
     try:
         values = config.load({**environ, **settings})
     except ConfigError as error:
@@ -236,6 +255,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], program: str = "hvdru
         timestamps=arguments.timestamps,
         verbose=arguments.verbose,
         compat=arguments.compat,
+        mpi=arguments.mpi,
+        mpi_args=_mpi_args(arguments),
         ignored=tuple(ignored),
         reasons=(where.reason,),
     )
@@ -258,6 +279,11 @@ def main(argv: Sequence[str] | None = None, program: str = "hvdrun") -> int:
             from horovodlike.launcher.run_nodes import run_nodes
 
             return run_nodes(spec, spec.nodes, command, os.environ, reasons).exit_code
+
+        if spec.mpi:
+            from horovodlike.launcher.backends.mpirun import run_mpirun
+
+            return run_mpirun(spec, command, os.environ, reasons)
         from horovodlike.launcher.run_job import run_job  # after the errors that need no more than this
 
         return run_job(spec, command, os.environ, take_signals=True, reasons=reasons).exit_code

@@ -32,14 +32,9 @@ class HorovodOption:
 HOROVOD_OPTIONS = (
     HorovodOption(
         "ranks communicate through shared memory, and over TCP between hosts",
-        switches=("--gloo", "--mpi", "--jsrun", "--tcp", "--mpi-threads-disable", "--no-mpi-threads-disable"),
-        flags=("--mpi-args", "--num-nccl-streams", "--gloo-timeout-seconds"),
-        keys=(
-            "controller",
-            "library_options.mpi_threads_disable",
-            "library_options.num_nccl_streams",
-            "library_options.gloo_timeout_seconds",
-        ),
+        switches=("--gloo", "--jsrun", "--tcp"),
+        flags=("--num-nccl-streams", "--gloo-timeout-seconds"),
+        keys=("controller", "library_options.num_nccl_streams", "library_options.gloo_timeout_seconds"),
     ),
     HorovodOption(
         "hosts are checked whenever a job starts",

@@ -79,6 +79,12 @@ OPTIONS: tuple[Option, ...] = (
         "timeline.mark_cycles",
         opposite="--no-timeline-mark-cycles",
     ),
+    Option(
+        "mpi_threads_disable",
+        "--mpi-threads-disable",
+        "library_options.mpi_threads_disable",
+        opposite="--no-mpi-threads-disable",
+    ),
     Option("log_level", "--log-level", "logging.level", metavar="{" + ",".join(LOG_LEVELS).upper() + "}"),
 )
 

@@ -78,6 +78,8 @@ class JobSpec:
         timestamps: Each line of output begins with the time.
         verbose: Decisions are explained on standard error.
         compat: The command is a Python program that imports ``horovod``.
+        mpi: MPI's mpirun starts the ranks.
+        mpi_args: Further words for mpirun's command line.
         ignored: Horovod's options that were given and have no effect.
         reasons: Why the job is as it is, for ``verbose``.
     """
@@ -97,6 +99,8 @@ class JobSpec:
     timestamps: bool = False
     verbose: bool = False
     compat: bool = False
+    mpi: bool = False
+    mpi_args: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
     reasons: tuple[str, ...] = field(default=(), compare=False)
 

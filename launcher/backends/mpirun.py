@@ -180,7 +180,7 @@ def run_mpirun(spec: JobSpec, command: tuple[str, ...], environ: Mapping[str, st
         reasons: What ``verbose`` has to say besides.
 
     Returns:
-        mpirun's exit code, which is that of a rank that failed.
+        mpirun's exit code, which is that of a rank that failed; or 128 and the number of a signal that came.
 
     Raises:
         UsageError: mpirun is missing, or cannot do what is asked for.
@@ -218,13 +218,21 @@ def _run(words: Sequence[str], environ: Mapping[str, str]) -> int:
         die_with_parent(parent, signal.SIGTERM)  # on which mpirun ends its ranks
 
     process = subprocess.Popen(words, env=dict(environ), stdin=subprocess.DEVNULL, preexec_fn=prepare)
+    came: list[int] = []
+
+    def pass_on(number: int, _: object) -> None:
+        came.append(number)
+        process.send_signal(number)
+
     before = {}
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(signum) is not signal.SIG_IGN:
-            before[signum] = signal.signal(signum, lambda number, _: process.send_signal(number))
+            before[signum] = signal.signal(signum, pass_on)
     try:
         code = process.wait()
     finally:
         for signum, handler in before.items():
             signal.signal(signum, handler)
+    if came:
+        return 128 + came[0]
     return code if code >= 0 else 128 - code

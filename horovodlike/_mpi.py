@@ -41,12 +41,14 @@ class Library:
     def __init__(self, mpi: Any) -> None:
         self._mpi = mpi
         self._pid = os.getpid()
-        self._datatypes = {lib.HVL_FLOAT32: mpi.FLOAT, lib.HVL_FLOAT64: mpi.DOUBLE}
+        self._datatypes = {lib.HVL_FLOAT32: (mpi.FLOAT, 4), lib.HVL_FLOAT64: (mpi.DOUBLE, 8)}
         self._world: MPI.Intracomm | None = None
         self._teams: dict[tuple[int, ...], MPI.Intracomm] = {}
         self._request: MPI.Request | None = None
         self._error = ffi.new("char[]", b"")
         self._handle = ffi.new_handle(self)
+        functions = {name: getattr(lib, f"hvl_mpi_{name}") for name in _FUNCTIONS}
+        self._external = ffi.new("hvl_external *", {"context": self._handle, **functions})
         self.broken = ""
 
     @property
@@ -59,17 +61,60 @@ class Library:
         """The name and version of the MPI library."""
         return " ".join(self._mpi.Get_library_version().partition("\n")[0].partition(",")[0].split()).rstrip("\0")
 
+    def check(self, place: Place, threads_disabled: bool) -> None:
+        """See whether MPI can carry this job. Not collective.
+
+        Args:
+            place: This process's place in the job.
+            threads_disabled: The script says that it does not call MPI beside the engine.
+
+        Raises:
+            ConfigError: MPI did not start this job's ranks, or lets one thread only call it.
+            HorovodInternalError: A job that used it is broken.
+        """
+        mpi = self._mpi
+        if self.broken:
+            raise HorovodInternalError(
+                f"MPI cannot be used again after the job has broken ({self.broken}): start new processes"
+            )
+        if not mpi.Is_initialized() or mpi.Is_finalized():
+            state = "has been finalized" if mpi.Is_initialized() else "has not been initialized"
+            raise ConfigError(
+                f"{_USED}: MPI {state}. Let mpi4py do both, at import and at exit, or call MPI.Init_thread() before "
+                f"hvd.init() and hvd.shutdown() before MPI.Finalize(), {_REMEDY}"
+            )
+        world = mpi.COMM_WORLD
+        if (world.Get_rank(), world.Get_size()) != (place.rank, place.size):
+            raise ConfigError(
+                f"{_USED}: MPI did not start the ranks of this job. In MPI.COMM_WORLD this process is rank "
+                f"{world.Get_rank()} of {world.Get_size()}, in the job rank {place.rank} of {place.size}. Start them "
+                f"with hvdrun --mpi, or with the mpirun of the library that mpi4py uses ({self.version}; "
+                f"MPI4PY_LIBMPI can name another one), {_REMEDY}"
+            )
+        level = mpi.Query_thread()
+        if level < mpi.THREAD_SERIALIZED:
+            raise ConfigError(
+                f"{_USED}: the engine calls MPI from a thread of its own, and {self.version} was initialized without "
+                "support for threads. Ask for MPI.THREAD_MULTIPLE (mpi4py does unless mpi4py.rc says otherwise), take "
+                f"a library that has it, {_REMEDY}"
+            )
+        if level < mpi.THREAD_MULTIPLE and not threads_disabled and place.rank == 0:
+            print(
+                f"horovodlike warning: {self.version} gives MPI_THREAD_SERIALIZED only: do not call MPI while "
+                "operations of horovodlike are in flight (HOROVODLIKE_MPI_THREADS_DISABLE=1 says that you know)",
+                file=sys.stderr,
+            )
+
     def connect(self) -> Any:
         """Give the functions for ``hvl_config.external``. Collective: all ranks of the job call it.
 
         Returns:
-            An ``hvl_external *``, to be kept until the engine has started.
+            An ``hvl_external *``, which lives as long as this object.
         """
         if self._world is None:
             self._world = self._mpi.COMM_WORLD.Dup()
             atexit.register(self._abort_if_broken)  # called after shutdown(), which is registered later
-        functions = {name: getattr(lib, f"hvl_mpi_{name}") for name in _FUNCTIONS}
-        return ffi.new("hvl_external *", {"context": self._handle, **functions})
+        return self._external
 
     def _abort_if_broken(self) -> None:
         """A broken job cannot finalise MPI: that would wait for those who are lost, and for what they never sent."""
@@ -96,15 +141,13 @@ class Library:
         """A buffer of MPI's on memory of the engine's."""
         return self._mpi.buffer.fromaddress(int(ffi.cast("uintptr_t", address)), num_bytes)
 
-    def floats(self, address: Any, counts: int | list[int], dtype: int) -> list[Any]:
+    def floats(self, address: Any, count: int, dtype: int) -> list[Any]:
         """The description of elements of one of the types that MPI adds up."""
-        datatype = self._datatypes[dtype]
-        total = counts if isinstance(counts, int) else sum(counts)
-        return [self.memory(address, total * datatype.Get_size()), counts, datatype]
+        datatype, num_bytes = self._datatypes[dtype]
+        return [self.memory(address, count * num_bytes), count, datatype]
 
-    def blocks(self, address: Any, num_bytes: Any, size: int) -> list[Any]:
+    def blocks(self, address: Any, counts: list[int]) -> list[Any]:
         """The description of one block of bytes for each member, one after the other."""
-        counts = ffi.unpack(num_bytes, size)
         return [self.memory(address, sum(counts)), counts, self._mpi.BYTE]
 
     @property
@@ -152,39 +195,50 @@ class Library:
 
 def _allreduce(context: Any, team: Any, sent: Any, received: Any, count: int, dtype: int) -> int:
     library: Library = ffi.from_handle(context)
-    source = library.in_place if sent == received else library.floats(sent, count, dtype)
-    target = library.floats(received, count, dtype)
-    return library.begin(team, lambda comm: comm.Iallreduce(source, target))
+
+    def start(comm: MPI.Intracomm) -> MPI.Request:
+        source = library.in_place if sent == received else library.floats(sent, count, dtype)
+        return comm.Iallreduce(source, library.floats(received, count, dtype))
+
+    return library.begin(team, start)
 
 
 def _reducescatter(context: Any, team: Any, sent: Any, received: Any, counts: Any, dtype: int) -> int:
     library: Library = ffi.from_handle(context)
-    numbers = ffi.unpack(counts, team.size)
-    source = library.floats(sent, sum(numbers), dtype)
-    target = library.floats(received, numbers[team.mine], dtype)
-    return library.begin(team, lambda comm: comm.Ireduce_scatter(source, target, numbers))
+
+    def start(comm: MPI.Intracomm) -> MPI.Request:
+        numbers = ffi.unpack(counts, team.size)
+        target = library.floats(received, numbers[team.mine], dtype)
+        return comm.Ireduce_scatter(library.floats(sent, sum(numbers), dtype), target, numbers)
+
+    return library.begin(team, start)
 
 
 def _broadcast(context: Any, team: Any, data: Any, num_bytes: int, root: int) -> int:
     library: Library = ffi.from_handle(context)
-    memory = library.memory(data, num_bytes)
-    return library.begin(team, lambda comm: comm.Ibcast(memory, root))
+    return library.begin(team, lambda comm: comm.Ibcast(library.memory(data, num_bytes), root))
 
 
 def _allgatherv(context: Any, team: Any, sent: Any, received: Any, num_bytes: Any) -> int:
     library: Library = ffi.from_handle(context)
-    target = library.blocks(received, num_bytes, team.size)
-    before, mine = sum(target[1][: team.mine]), target[1][team.mine]
-    in_place = sent == ffi.cast("const char *", received) + before
-    source = library.in_place if in_place else library.memory(sent, mine)
-    return library.begin(team, lambda comm: comm.Iallgatherv(source, target))
+
+    def start(comm: MPI.Intracomm) -> MPI.Request:
+        counts = ffi.unpack(num_bytes, team.size)
+        my_block = ffi.cast("const char *", received) + sum(counts[: team.mine])
+        source = library.in_place if sent == my_block else library.memory(sent, counts[team.mine])
+        return comm.Iallgatherv(source, library.blocks(received, counts))
+
+    return library.begin(team, start)
 
 
 def _alltoallv(context: Any, team: Any, sent: Any, bytes_sent: Any, received: Any, bytes_received: Any) -> int:
     library: Library = ffi.from_handle(context)
-    source = library.blocks(sent, bytes_sent, team.size)
-    target = library.blocks(received, bytes_received, team.size)
-    return library.begin(team, lambda comm: comm.Ialltoallv(source, target))
+
+    def start(comm: MPI.Intracomm) -> MPI.Request:
+        source = library.blocks(sent, ffi.unpack(bytes_sent, team.size))
+        return comm.Ialltoallv(source, library.blocks(received, ffi.unpack(bytes_received, team.size)))
+
+    return library.begin(team, start)
 
 
 def _test(context: Any) -> int:
@@ -219,28 +273,24 @@ for _name, _function in _FUNCTIONS.items():
 _library: Library | None = None
 
 
-def load(place: Place, threads_disabled: bool) -> Library:
-    """Initialise MPI, unless that has been done, and check that it can carry this job. Not collective.
+def load(threads_disabled: bool) -> Library:
+    """Initialise MPI, unless that has been done. All processes that MPI has started call it.
+
+    MPI waits for all of them then, with the interpreter's lock: no thread of this process may be needed by the others,
+    so call it before there is a rendezvous server.
 
     Args:
-        place: This process's place in the job.
         threads_disabled: Do not ask MPI to let several threads call it.
 
     Returns:
         The library, the same one each time.
 
     Raises:
-        ConfigError: There is no MPI, it did not start this job's ranks, or it lets one thread only call it.
-        HorovodInternalError: A job that used it is broken.
+        ConfigError: There is no MPI.
     """
     global _library
     if _library is None:
         _library = Library(_import(threads_disabled))
-    if _library.broken:
-        raise HorovodInternalError(
-            f"MPI cannot be used again after the job has broken ({_library.broken}): start new processes"
-        )
-    _check(_library, place, threads_disabled)
     return _library
 
 
@@ -257,34 +307,3 @@ def _import(threads_disabled: bool) -> Any:
             f"openmpi), {_REMEDY}"
         ) from error
     return MPI
-
-
-def _check(library: Library, place: Place, threads_disabled: bool) -> None:
-    mpi = library._mpi
-    if not mpi.Is_initialized() or mpi.Is_finalized():
-        state = "has been finalized" if mpi.Is_initialized() else "has not been initialized"
-        raise ConfigError(
-            f"{_USED}: MPI {state}. Let mpi4py do both, at import and at exit, or call MPI.Init_thread() before "
-            f"hvd.init() and hvd.shutdown() before MPI.Finalize(), {_REMEDY}"
-        )
-    world = mpi.COMM_WORLD
-    if (world.Get_rank(), world.Get_size()) != (place.rank, place.size):
-        raise ConfigError(
-            f"{_USED}: MPI did not start the ranks of this job. In MPI.COMM_WORLD this process is rank "
-            f"{world.Get_rank()} of {world.Get_size()}, in the job rank {place.rank} of {place.size}. Start them with "
-            f"hvdrun --mpi, or with the mpirun of the library that mpi4py uses ({library.version}; MPI4PY_LIBMPI can "
-            f"name another one), {_REMEDY}"
-        )
-    level = mpi.Query_thread()
-    if level < mpi.THREAD_SERIALIZED:
-        raise ConfigError(
-            f"{_USED}: the engine calls MPI from a thread of its own, and {library.version} was initialized without "
-            "support for threads. Ask for MPI.THREAD_MULTIPLE (mpi4py does unless mpi4py.rc says otherwise), take a "
-            f"library that has it, {_REMEDY}"
-        )
-    if level < mpi.THREAD_MULTIPLE and not threads_disabled and place.rank == 0:
-        print(
-            f"horovodlike warning: {library.version} gives MPI_THREAD_SERIALIZED only: do not call MPI while "
-            "operations of horovodlike are in flight (HOROVODLIKE_MPI_THREADS_DISABLE=1 says that you know)",
-            file=sys.stderr,
-        )

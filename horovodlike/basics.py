@@ -112,11 +112,10 @@ def _start(comm: Any) -> bool:
 
         check_comm(comm)
         settings = config_module.load(os.environ)
+        library = _load_mpi(settings)
         with rendezvous.establish(settings, lambda place: _segment_bytes(settings, place)) as joined:
             native = _native_config(settings, joined.place, joined.processors)
-            library = _load_mpi(settings, joined)
-            external = library.connect() if library is not None and joined.place.size > 1 else ffi.NULL
-            native.external = external
+            native.external = _connect_mpi(library, settings, joined)
             _start_engine(settings, native, joined)
             try:
                 joined.confirm()
@@ -137,16 +136,24 @@ def _start(comm: Any) -> bool:
     return True
 
 
-def _load_mpi(settings: Config, joined: Membership) -> Library | None:
-    """MPI if it is to move the data; then all ranks have it."""
+def _load_mpi(settings: Config) -> Library | None:
+    """MPI, if it is to move the data."""
     if settings.cpu_operations != "mpi":
         return None
     from horovodlike import _mpi
 
-    library = _mpi.load(joined.place, settings.mpi_threads_disable)
-    if joined.rendezvous is not None:
-        joined.rendezvous.barrier("mpi")
-    return library
+    return _mpi.load(settings.mpi_threads_disable)
+
+
+def _connect_mpi(library: Library | None, settings: Config, joined: Membership) -> Any:
+    """An ``hvl_external *``, null if MPI is not to move the data."""
+    if library is None:
+        return ffi.NULL
+    library.check(joined.place, settings.mpi_threads_disable)
+    if joined.rendezvous is None:
+        return ffi.NULL
+    joined.rendezvous.barrier("mpi")  # all have checked: what follows waits for all
+    return library.connect()
 
 
 def _start_timeline(settings: Config) -> None:

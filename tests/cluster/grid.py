@@ -291,9 +291,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cases", nargs="*", metavar="CASE", help="one of: " + ", ".join(CASES))
     parser.add_argument("--layout", type=lambda text: [int(count) for count in text.split(",")])
+    parser.add_argument("--mpi", action="store_true", help="check that the data goes through MPI")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     hvd.init()
+    assert hvd.mpi_enabled() == arguments.mpi, f"MPI is {'not ' * arguments.mpi}what carries the data"
     if arguments.layout:
         check_layout(arguments.layout)
     for name in arguments.cases or CASES:

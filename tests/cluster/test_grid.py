@@ -6,9 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from cluster.hosts import environment
+from cluster.namespaces import wait_until
 
 GRID = Path(__file__).with_name("grid.py")
+SOAK = GRID.parents[1] / "soak.py"
 HVDRUN = Path(sys.executable).with_name("hvdrun")
 LIMIT_S = 280
 
@@ -24,3 +28,48 @@ def test_on_one_host(tmp_path):
         command, env=environment(), cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
     check(done, 4)
+
+
+def run_over(hosts, layout, tmp_path, program, *options):
+    """Run a program on so many ranks of each host; nothing is left on any of them."""
+    names = ",".join(f"{host.name}:{count}" for host, count in zip(hosts.hosts, layout, strict=True))
+    command = [HVDRUN, *options, "-np", str(sum(layout)), "-H", names, sys.executable, *program]
+    done = hosts.launcher.run(command, env=environment(), cwd=tmp_path, timeout=LIMIT_S, check=False)
+    check(done, sum(layout))
+    wait_until(lambda: servers_only(hosts), "no process but the servers", 20)
+    assert {host.name: host.shm_entries() for host in hosts.machines} == {host.name: set() for host in hosts.machines}
+
+
+def grid_of(layout):
+    return [GRID, "--layout", ",".join(map(str, layout))]
+
+
+def servers_only(hosts):
+    return all("[listener]" in words for words in hosts.processes().values())
+
+
+LAYOUTS = ([2, 2], [1, 1, 1, 1], [2, 1, 1])
+
+
+@pytest.mark.cluster("sshd", "ssh")
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_over_ssh(cluster, layout, tmp_path):
+    run_over(cluster(len(layout), ssh=True), layout, tmp_path, grid_of(layout))
+
+
+@pytest.mark.cluster("sshd", "ssh")
+@pytest.mark.parametrize("family", ["ipv4", "ipv6"])
+def test_where_hosts_have_addresses_of_one_family(cluster, family, tmp_path):
+    other = {"ipv4": "ipv6", "ipv6": "ipv4"}[family]
+    run_over(cluster(2, ssh=True, **{other: False}), [1, 1], tmp_path, grid_of([1, 1]))
+
+
+@pytest.mark.cluster("sshd", "ssh")
+def test_soak_over_ssh(cluster, tmp_path):
+    run_over(cluster(2, ssh=True), [2, 2], tmp_path, [SOAK, "--seconds", "8", "--seed", "20261122"])
+
+
+@pytest.mark.cluster("sshd", "ssh", "mpirun")
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_over_mpi(cluster, layout, tmp_path):
+    run_over(cluster(len(layout), ssh=True), layout, tmp_path, [*grid_of(layout), "--mpi"], "--mpi")

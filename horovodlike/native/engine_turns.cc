@@ -71,7 +71,7 @@ hvl_status Engine::wait(const int64_t* handles, size_t count, uint64_t deadline)
   const auto is_over = [&] { return is_complete() || now_ns() >= deadline; };
   // What is not ours is called by one thread only: the engine's own, on which no signal handler runs.
   const bool may_work = !options_.external;
-  if (!may_work) doorbell().ring(kRingNews);
+  if (!may_work) memory_->ring(options_.local_rank, kRingNews);
   bool interrupted = false;
   while (!interrupted && !is_over()) {
     std::unique_lock<std::mutex> baton(baton_, std::defer_lock);

@@ -80,7 +80,7 @@ std::unique_ptr<ControlPlane> make_tree_leader(const EngineOptions& options, con
   for (int rank = 0; rank < options.size; ++rank) {
     if (is_below(options, host_of(options, rank), mine)) below.add(rank);
   }
-  return std::make_unique<TreeNode>(memory, options.size, options.local_ranks(), std::move(below), std::move(parent),
+  return std::make_unique<TreeNode>(memory, options.local_ranks(), std::move(below), std::move(parent),
                                     std::move(children));
 }
 

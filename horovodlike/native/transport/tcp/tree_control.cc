@@ -185,10 +185,10 @@ Status TreeRoot::decide() {
   return Status();
 }
 
-TreeNode::TreeNode(std::shared_ptr<HostMemory> memory, int size, std::vector<int> ranks, RankSet below,
+TreeNode::TreeNode(std::shared_ptr<HostMemory> memory, std::vector<int> ranks, RankSet below,
                    std::unique_ptr<Channel> parent, std::vector<std::unique_ptr<Channel>> children)
     : TreeLeader(std::move(memory), std::move(ranks), std::move(parent), std::move(children)),
-      funnel_(FunnelOptions{size, std::move(below)}) {}
+      funnel_(FunnelOptions{std::move(below)}) {}
 
 Status TreeNode::decide() {
   messages_.clear();

@@ -99,8 +99,8 @@ class TreeRoot : public TreeLeader {
 class TreeNode : public TreeLeader {
  public:
   // `below`: the ranks of this host and of all below it.
-  TreeNode(std::shared_ptr<HostMemory> memory, int size, std::vector<int> ranks, RankSet below,
-           std::unique_ptr<Channel> parent, std::vector<std::unique_ptr<Channel>> children);
+  TreeNode(std::shared_ptr<HostMemory> memory, std::vector<int> ranks, RankSet below, std::unique_ptr<Channel> parent,
+           std::vector<std::unique_ptr<Channel>> children);
 
   Status check_stalls() override { return Status(); }
 

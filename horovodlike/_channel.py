@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from horovodlike.errors import RendezvousError
 
 PROTOCOL_VERSION = 1
-FRAME_LIMIT = 1 << 20
+FRAME_LIMIT = 1 << 22
 """The longest payload of a frame, in bytes."""
 
 MAC_BYTES = 32

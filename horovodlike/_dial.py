@@ -5,11 +5,16 @@ import os
 import selectors
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
+from typing import Any
+
+_Target = tuple[int, Any]  # address family, address
+
+_PAUSE = 0.05
 
 
-def dial(hosts: str, port: int, deadline: float) -> Iterator[socket.socket]:
-    """Connects to all addresses at the same time.
+def dial(hosts: str, port: int, deadline: float) -> Generator[socket.socket, None, None]:
+    """Connects to all addresses at the same time. One that refuses is tried again for as long as another is silent.
 
     Args:
         hosts: Addresses or names, separated by commas.
@@ -23,38 +28,80 @@ def dial(hosts: str, port: int, deadline: float) -> Iterator[socket.socket]:
     Raises:
         OSError: After the last socket, if an address did not answer: the reason of the last one.
     """
-    problem: OSError | None = None
-    pending: set[socket.socket] = set()
-    with selectors.DefaultSelector() as selector:
-        try:
-            for host in filter(None, (part.strip() for part in hosts.split(","))):
-                try:
-                    for family, kind, _, _, address in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-                        pending.add(connecting := socket.socket(family, kind))
-                        start(connecting, address)
-                        selector.register(connecting, selectors.EVENT_WRITE)
-                except OSError as error:
-                    problem = error
-            while selector.get_map():
-                ready = selector.select(max(0.0, deadline - time.monotonic()))
-                if not ready:
-                    raise TimeoutError("timed out")
-                for key, _ in ready:
-                    connected = key.fileobj
-                    assert isinstance(connected, socket.socket)
-                    selector.unregister(connected)
-                    pending.discard(connected)
-                    if failure := connected.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-                        connected.close()
-                        problem = make_error(failure)
-                    else:
-                        connected.setblocking(True)
-                        yield connected
-        finally:
-            for left in pending:
-                left.close()
-    if problem is not None:
-        raise problem
+    calls = _Calls(hosts, port)
+    try:
+        calls.begin()
+        while calls.pending:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError("timed out")
+            if not calls.wait(min(left, _PAUSE) if calls.resting else left):
+                calls.begin()
+            while calls.connected:
+                yield calls.connected.pop(0)
+    finally:
+        calls.close()
+    if calls.problem is not None:
+        raise calls.problem
+
+
+class _Calls:
+    """Connections that are being made.
+
+    Attributes:
+        pending: Those that have not been answered.
+        connected: Those that have been.
+        resting: What is to be tried, for the first time or again.
+        problem: The last one.
+    """
+
+    def __init__(self, hosts: str, port: int) -> None:
+        self.pending: dict[socket.socket, _Target] = {}
+        self.connected: list[socket.socket] = []
+        self.resting: list[_Target] = []
+        self.problem: OSError | None = None
+        self._selector = selectors.DefaultSelector()
+        for host in filter(None, (part.strip() for part in hosts.split(","))):
+            try:
+                found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+                self.resting += [(family, address) for family, _, _, _, address in found]
+            except OSError as error:
+                self.problem = error
+
+    def begin(self) -> None:
+        targets, self.resting = self.resting, []
+        for family, address in targets:
+            connecting = socket.socket(family, socket.SOCK_STREAM)
+            try:
+                start(connecting, address)
+            except OSError as error:
+                connecting.close()
+                self.problem = error
+                continue
+            self.pending[connecting] = family, address
+            self._selector.register(connecting, selectors.EVENT_WRITE)
+
+    def wait(self, seconds: float) -> bool:
+        """Returns when something has happened, or False after some time."""
+        ready = self._selector.select(seconds)
+        for key, _ in ready:
+            answered = key.fileobj
+            assert isinstance(answered, socket.socket)
+            self._selector.unregister(answered)
+            target = self.pending.pop(answered)
+            if failure := answered.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                answered.close()
+                self.problem = make_error(failure)
+                self.resting.append(target)
+            else:
+                answered.setblocking(True)
+                self.connected.append(answered)
+        return bool(ready)
+
+    def close(self) -> None:
+        for left in [*self.pending, *self.connected]:
+            left.close()
+        self._selector.close()
 
 
 def start(connecting: socket.socket, address: tuple[object, ...]) -> None:

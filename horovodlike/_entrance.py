@@ -109,7 +109,8 @@ def _meeting_across(place: Place, config: Config, environ: Mapping[str, str]) ->
 def _host(meeting: MeetingPlace, place: Place, config: Config) -> Iterator[Entrance]:
     """Rank 0 runs the server and says where, until everybody has come."""
     appointment = meeting.arrange()
-    server = RendezvousServer(appointment.key, place.size, appointment.hosts, place.job, appointment.port)
+    # A rank that starts anew must not come back to the server of last time.
+    server = RendezvousServer(appointment.key, place.size, appointment.hosts, place.job, appointment.port, once=True)
     try:
         server.start()
     except RendezvousError as problem:

@@ -149,8 +149,22 @@ class HostTable:
             if all(self.facts[rank].local_size == len(group) for group in hosts for rank in group):
                 continue
             if len(hosts) > 1:
-                found.append(f"{name_ranks(ranks)} {f'of node {node!r} ' if node else ''}do not share a host")
+                where = f"{name_ranks(ranks)}{f' of node {node!r}' if node else ''}"
+                found.append(f"{where} do not share a host{self._difference(ranks)}")
         return found
+
+    def _difference(self, ranks: Sequence[int]) -> str:
+        differences = [
+            what for fact, what in _DIFFERENCES.items() if len({getattr(self.facts[rank], fact) for rank in ranks}) > 1
+        ]
+        return f": they are {differences[0]}" if differences else ""
+
+
+_DIFFERENCES = {
+    "boot": "on different machines",
+    "pid_namespace": "in different process namespaces (containers; --pid=host gives them one)",
+    "network_namespace": "in different network namespaces (the same HOROVODLIKE_HOSTID says that they share a host)",
+}
 
 
 def _check_local_ranks(facts: Sequence[HostFacts], ranks: Sequence[int]) -> None:

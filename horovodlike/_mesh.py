@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from horovodlike._channel import KEY_BYTES
+from horovodlike._channel import FRAME_LIMIT, KEY_BYTES
 from horovodlike._descriptors import ensure_descriptors
 from horovodlike._hosts import HostTable
 from horovodlike._interfaces import own_address
@@ -26,7 +26,7 @@ from horovodlike.errors import RendezvousError
 CONTROL, DATA = int(lib.HVL_CONTROL), int(lib.HVL_DATA)
 
 _BACKLOG = 4096
-_REPORT_BYTES = 800_000
+_REPORT_BYTES = FRAME_LIMIT * 3 // 4  # of all ranks together
 _SHOWN_PAIRS = 8
 
 

@@ -84,12 +84,13 @@ class Rendezvous:
         deadline = time.monotonic() + min(self._timeout, HANDSHAKE_TIMEOUT)
         problem: RendezvousError | None = None
         try:
-            for connected in dial(host, port, deadline):
-                try:
-                    self._introduce(connected, identity)
-                    return
-                except (AuthenticationError, VersionError, UnreachableError) as error:
-                    problem = error  # the next address may lead to the right server
+            with contextlib.closing(dial(host, port, deadline)) as answers:
+                for connected in answers:
+                    try:
+                        self._introduce(connected, identity)
+                        return
+                    except (AuthenticationError, VersionError, UnreachableError) as error:
+                        problem = error  # the next address may lead to the right server
         except OSError as error:
             raise problem or self._unreachable(error) from error
         assert problem is not None

@@ -76,7 +76,13 @@ class RendezvousServer:
     """Runs the all-gathers of a job's rendezvous. :meth:`start` and :meth:`close` may be called from any thread."""
 
     def __init__(
-        self, key: bytes | JobKey, size: int, host: str = "127.0.0.1", job: str | None = None, port: int = 0
+        self,
+        key: bytes | JobKey,
+        size: int,
+        host: str = "127.0.0.1",
+        job: str | None = None,
+        port: int = 0,
+        once: bool = False,
     ) -> None:
         """Prepares a server; it listens after :meth:`start`.
 
@@ -86,6 +92,7 @@ class RendezvousServer:
             host: The address to listen on, or several separated by commas; never all that the host has.
             job: The job's name; None lets the key alone tell this job from another.
             port: The port to listen on; 0: a free one.
+            once: For one generation: it listens no more when all ranks have come.
 
         Raises:
             ValueError: The key, the size or the address cannot be used.
@@ -98,6 +105,8 @@ class RendezvousServer:
         self._key = key if isinstance(key, JobKey) else JobKey(key)
         self._size = size
         self._wanted_port = port
+        self._port = 0
+        self._once = once
         self._job = None if job is None else job_digest(job)
         self._roll = RollCall(size)
         self._members: dict[int, _Connection] = {}
@@ -113,7 +122,7 @@ class RendezvousServer:
         Raises:
             RuntimeError: It has not been started.
         """
-        if not self._listeners:
+        if not self._port:
             raise RuntimeError("the rendezvous server has not been started")
         return self._port
 
@@ -125,7 +134,7 @@ class RendezvousServer:
         """
         ensure_descriptors(self._size, f"connections of {self._size} ranks")
         self._listeners = self._listen()
-        self._port: int = self._listeners[0].getsockname()[1]
+        self._port = self._listeners[0].getsockname()[1]
         self._selector = selectors.DefaultSelector()
         for listener in self._listeners:
             listener.setblocking(False)
@@ -202,6 +211,16 @@ class RendezvousServer:
         for stranger in [each for each in self._strangers if each.deadline <= now]:
             self._drop(stranger)
         self._tell(self._roll.expire(now))
+        if self._once and self._roll.generation and self._listeners:
+            self._stop_listening()
+
+    def _stop_listening(self) -> None:
+        for listener in self._listeners:
+            self._selector.unregister(listener)
+            listener.close()
+        self._listeners = []
+        for stranger in list(self._strangers):
+            self._drop(stranger)
 
     def _bid_farewell(self, deadline: float) -> None:
         """Sends the last answers, and to those that still wait or will come why nobody is here any more."""

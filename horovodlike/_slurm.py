@@ -146,13 +146,9 @@ class SlurmMeetingPoint:
         """Asks at every port; what is not a credential of this job is passed over."""
         for address in find_addresses(self._host):
             for port in self._ports:
-                with contextlib.suppress(OSError):
-                    for connected in dial(address, port, time.monotonic() + _READ_SECONDS):
-                        with connected:
-                            credential = _receive(connected)
-                        found = self._open(credential)
-                        if found is not None:
-                            return found
+                found = self._open(_ask(address, port))
+                if found is not None:
+                    return found
         return None
 
     def _open(self, credential: bytes) -> Appointment | None:
@@ -235,8 +231,17 @@ def _listen(hosts: list[str], ports: list[int]) -> list[socket.socket]:
     )
 
 
-def _receive(connected: socket.socket) -> bytes:
+def _ask(address: str, port: int) -> bytes:
+    """What is said there; nothing if nobody answers."""
     deadline = time.monotonic() + _READ_SECONDS
+    with contextlib.suppress(OSError), contextlib.closing(dial(address, port, deadline)) as answers:
+        for connected in answers:
+            with connected:
+                return _receive(connected, deadline)
+    return b""
+
+
+def _receive(connected: socket.socket, deadline: float) -> bytes:
     data = b""
     while len(data) <= _CREDENTIAL_LIMIT:
         connected.settimeout(max(0.001, deadline - time.monotonic()))

@@ -38,7 +38,7 @@ def find(place: Place, config: Config, environ: Mapping[str, str]) -> "WorldMeet
     try:
         from mpi4py import MPI
     except (ImportError, RuntimeError) as error:  # there may be no MPI library that it could load
-        return f"mpi4py cannot be imported ({error})"
+        return f"mpi4py cannot be imported ({' '.join(str(error).split())})"
     if not MPI.Is_initialized() or MPI.Is_finalized():
         return "MPI is not initialised"
     world = MPI.COMM_WORLD

@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from horovodlike import _bells, _mesh, host_memory
+from horovodlike import _bells, _mesh, basics, host_memory
 from horovodlike._hosts import HostFacts
 from horovodlike._interfaces import local_addresses
 from horovodlike._mesh import CONTROL, DATA
 from horovodlike._mesh_builder import Builder
+from horovodlike._native import ffi
 from horovodlike.config import load
 from horovodlike.errors import ConfigError, RendezvousError
 from horovodlike.place import Place
@@ -200,7 +201,8 @@ def test_containers_of_one_node(
     ] + [[(DATA, 1, True)]]
     said = capsys.readouterr().err
     assert said.count("horovodlike warning") == 1
-    assert "ranks 0, 1, 2 of node 'a' do not share a host. They communicate through the network" in said
+    assert "ranks 0, 1, 2 of node 'a' do not share a host: they are in different process namespaces" in said
+    assert "They communicate through the network" in said
     raise_errors(on_hosts("aaa", LOG_LEVEL="error"))
     assert capsys.readouterr().err == ""
 
@@ -214,6 +216,38 @@ def test_memory_that_cannot_be_shared(
     said = capsys.readouterr().err
     assert said.count("horovodlike warning") == 1
     assert "does not hold what local rank 0 wrote there" in said
+
+
+def test_what_the_engine_is_told(on_hosts: StartHosts) -> None:
+    def fill(membership: Membership) -> dict[str, Any]:
+        native = ffi.new("hvl_config *")
+        kept = basics._describe_hosts(native, membership)
+        assert kept
+        place = membership.place
+        connections = [native.connections[index] for index in range(native.num_connections)]
+        assert membership.bells is not None
+        assert native.bell_fd == membership.bells.own
+        assert list(native.bell_fds[0 : place.local_size]) == membership.bells.ends
+        assert [each.fd for each in connections] == [each.socket.fileno() for each in membership.connections]
+        return {
+            "hosts": list(native.hosts[0 : place.size]),
+            "names": [ffi.string(native.host_names[host]).decode() for host in range(2)],
+            "ends": [(each.use, each.rank) for each in connections],
+            "sends": {(place.rank, each.rank, each.use): bytes(each.send_key) for each in connections},
+            "receives": {(each.rank, place.rank, each.use): bytes(each.receive_key) for each in connections},
+        }
+
+    results = raise_errors(on_hosts("aba", fill))
+    assert [result["hosts"] for result in results] == [[0, 1, 0]] * 3
+    assert [result["names"] for result in results] == [["a", "b"]] * 3
+    assert [result["ends"] for result in results] == [
+        [(DATA, 1), (CONTROL, 1)],
+        [(DATA, 0), (DATA, 2), (CONTROL, 0)],
+        [(DATA, 1)],
+    ]
+    sends, receives = ({k: v for result in results for k, v in result[name].items()} for name in ("sends", "receives"))
+    assert sends == receives
+    assert len(set(sends.values())) == 6
 
 
 def test_settings_of_the_sockets(on_hosts: StartHosts) -> None:

@@ -58,8 +58,18 @@ def test_places(nodes: str, cross: list[tuple[int, int]], homogeneous: bool) -> 
         assert place.is_homogeneous == homogeneous
 
 
-@pytest.mark.parametrize("fact", ["boot", "pid_namespace", "network_namespace"])
-def test_ranks_of_one_node_that_run_in_different_places(fact: str) -> None:
+@pytest.mark.parametrize(
+    ("fact", "why"),
+    [
+        ("boot", "on different machines"),
+        ("pid_namespace", "in different process namespaces (containers; --pid=host gives them one)"),
+        (
+            "network_namespace",
+            "in different network namespaces (the same HOROVODLIKE_HOSTID says that they share a host)",
+        ),
+    ],
+)
+def test_ranks_of_one_node_that_run_in_different_places(fact: str, why: str) -> None:
     facts = facts_of("aaa")
     changed: dict[str, Any] = {fact: "elsewhere"}
     facts[1] = replace(facts[1], **changed)
@@ -67,7 +77,7 @@ def test_ranks_of_one_node_that_run_in_different_places(fact: str) -> None:
     assert table.ranks == ((0, 2), (1,))
     assert place_of(table, 2).local_rank == 1
     assert table.names == ["a (ranks 0, 2)", "a (rank 1)"]
-    assert table.surprises() == ["ranks 0, 1, 2 of node 'a' do not share a host"]
+    assert table.surprises() == [f"ranks 0, 1, 2 of node 'a' do not share a host: they are {why}"]
 
 
 def test_a_launcher_that_counted_as_the_table_does_is_no_surprise() -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import queue
 import socket
 import subprocess
 import threading
@@ -20,6 +21,7 @@ from horovodlike._channel import (
     answer_challenge,
     job_digest,
 )
+from horovodlike._dial import dial
 from horovodlike._interfaces import local_addresses
 from horovodlike.errors import RendezvousError
 from horovodlike.rendezvous import Rendezvous, RendezvousServer
@@ -62,6 +64,24 @@ def test_generations_on_new_connections_and_on_old_ones(serve: Serve, connect: C
         return generations
 
     assert run_ranks(3, body) == [[1, 2, 3, 4, 5, 6]] * 3
+
+
+def test_a_server_for_one_generation(serve: Serve, connect: Connect, run_ranks: RunRanks) -> None:
+    """When all ranks have come nobody else can, not even a rank that is there already."""
+    server = serve(2, once=True)
+
+    def body(rank: int) -> None:
+        with connect(server, rank, 2) as rendezvous:
+            rendezvous.begin()
+            rendezvous.barrier("x")
+            with pytest.raises(RendezvousError, match="Connection refused"):
+                connect(server, rank, 2)
+            rendezvous.barrier("y")
+
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as stranger:
+        assert len(stranger.recv(1000)) == CHALLENGE_BYTES
+        assert run_ranks(2, body) == [None, None]
+        assert stranger.recv(1) == b""
 
 
 def test_a_generation_after_one_that_failed(serve: Serve, connect: Connect, run_ranks: RunRanks) -> None:
@@ -305,6 +325,26 @@ def test_several_addresses_of_which_not_all_lead_to_the_server(
         assert (rendezvous.server_address, rendezvous.local_address) == ("127.0.0.3", "127.0.0.1")
         with Rendezvous("127.0.0.2", server.port, key, place_of(0, 2)) as other:
             assert other.server_address == "127.0.0.2"
+
+
+def test_an_address_that_refuses_at_first_beside_one_that_is_silent() -> None:
+    with contextlib.ExitStack() as stack:
+        silent = stack.enter_context(socket.create_server(("127.0.0.8", 0), backlog=0))
+        port = silent.getsockname()[1]
+        for _ in range(4):  # a full backlog answers nobody
+            filler = stack.enter_context(contextlib.closing(socket.socket()))
+            filler.setblocking(False)
+            filler.connect_ex(("127.0.0.8", port))
+        calls = dial("127.0.0.8,127.0.0.9", port, time.monotonic() + 20)
+        answers: queue.Queue[socket.socket] = queue.Queue()
+        threading.Thread(target=lambda: answers.put(next(calls)), daemon=True).start()
+        with pytest.raises(queue.Empty):
+            answers.get(timeout=0.2)
+        with socket.create_server(("127.0.0.9", port)), answers.get(timeout=10) as connected:
+            assert connected.getpeername()[0] == "127.0.0.9"
+        calls.close()
+        with pytest.raises(TimeoutError):
+            list(dial("127.0.0.8", port, time.monotonic() + 0.1))
 
 
 def test_no_address_leads_to_the_server(serve: Serve, key: bytes, place_of: Callable[..., Any]) -> None:

@@ -29,6 +29,7 @@ The way of a job, one module each:
 ``process``          fork, process tree and exit order, as the agent needs them
 ``frames``           what launcher and agent say to each other
 ``check_build``      ``hvdrun --check-build``
+``selftest``         what the ranks of ``hvdrun --selftest`` execute; ``selftest_report`` is what they say
 ``run_function``     ``horovodlike.run``; ``run_task`` is what its ranks execute
 ==================== ===================================================================================================
 

@@ -5,6 +5,8 @@ import os
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, NoReturn
 
 from horovodlike import config
@@ -19,6 +21,8 @@ from horovodlike.launcher.where import Where, find_hosts
 __all__ = ["horovodrun", "main", "parse"]
 
 USAGE_ERROR = 2
+_SELFTEST = Path(__file__).with_name("selftest.py")
+_SELFTEST_RANKS = 2
 _HOROVODRUN = "horovodrun"
 
 _DESCRIPTION = "Runs a command once per rank of a distributed training job, and ends all ranks when one fails."
@@ -28,6 +32,7 @@ _EPILOG = """examples:
   hvdrun -np 2 --output-filename logs --bind-to core python -m package.train
   hvdrun -H node-1:4,node-2:4 python train.py
   hvdrun --mpi -np 4 python train.py
+  hvdrun -H node-1:4,node-2:4 --selftest
   hvdrun --compat -np 2 python written_for_horovod.py
 
 Options stand before the command. They win over the configuration file, which wins over the environment.
@@ -62,6 +67,7 @@ def _make_parser(program: str, compat: bool) -> argparse.ArgumentParser:
     add("-v", "--version", action=_Version, nargs=0, help="print the version")
     add("-np", "--num-proc", dest="num_proc", metavar="N", help="the number of ranks; all slots if hosts are named")
     add("-cb", "--check-build", action=_CheckBuild, nargs=0, help="print what this installation can do")
+    add("--selftest", action="store_true", help="check the hosts: versions, latency and bandwidth; there is no command")
     add("--verbose", action="store_true", help="explain decisions on standard error")
     add("--config-file", metavar="FILE", help="YAML file with settings")
     add("--output-filename", metavar="DIR", help="write each rank's output to DIR/rank.N/stdout and stderr as well")
@@ -237,6 +243,11 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], program: str = "hvdru
         raise UsageError(str(error)) from None
     nodes = find_nodes(arguments, environ)
     where = find_hosts(arguments.hosts, arguments.hostfile, number, environ) if nodes is None else Where(number)
+    if arguments.selftest:
+        if command:
+            raise UsageError(f"--selftest runs a program of its own: leave out {command[0]}")
+        command = (sys.executable, str(_SELFTEST))
+        where = replace(where, num_proc=where.num_proc or _SELFTEST_RANKS)
     if where.num_proc is None:
         raise UsageError("how many ranks? Give -np N, for instance: hvdrun -np 2 python train.py")
     return JobSpec(

@@ -1,0 +1,139 @@
+"""What the ranks of ``hvdrun --selftest`` execute: ``python selftest.py``.
+
+That every two ranks reach each other is what ``init()`` finds out. Here the links between hosts are measured, many at
+the same time, but each host is busy with one only; and the memory that the ranks of a host share. What is measured are
+allreduces of two ranks, as a training job does them: the time of a small one includes the agreement on it.
+"""
+
+import os
+import sys
+
+# Started by its path, so that a folder in which hvdrun was started does not hide the installed package.
+sys.path[:] = [entry for entry in sys.path if entry != os.path.dirname(os.path.abspath(__file__))]
+
+import array  # noqa: E402 - after the search path was cleared of this folder
+import contextlib  # noqa: E402
+import importlib.metadata  # noqa: E402
+import json  # noqa: E402
+import platform  # noqa: E402
+import statistics  # noqa: E402
+import time  # noqa: E402
+from collections.abc import Sequence  # noqa: E402
+from typing import Any  # noqa: E402
+
+from horovodlike import basics  # noqa: E402
+from horovodlike.launcher.selftest_report import Link, differences, pair_up, render  # noqa: E402
+from horovodlike.ops import DType, Kind, ReduceOp, Request, wait, wait_done  # noqa: E402
+from horovodlike.process_set import ProcessSet, add_process_set, registered_id, remove_process_set  # noqa: E402
+
+_PACKAGES = ("horovodlike", "torch", "tensorflow", "keras", "numpy")
+_MOST_ROUNDS = 31
+"""With more hosts than that, not every link is measured."""
+_SMALL, _LARGE = 1, 4 << 20
+"""Elements of float32."""
+_SMALL_TIMES, _LARGE_TIMES = 200, 8
+
+
+def main() -> int:
+    """Runs on each rank; returns the exit code."""
+    basics.init()
+    facts = [json.loads(text) for text in _gather("facts", json.dumps(_facts()))]
+    links = [link for pairs in _rounds(facts) for link in _measure_round(pairs)]
+    if basics.rank() == 0:
+        print(render(facts, links))
+    basics.shutdown()
+    return 1 if differences(facts) else 0
+
+
+def _facts() -> dict[str, str]:
+    facts = {
+        "host": os.environ.get("HOROVODLIKE_NODE_ID") or platform.node(),
+        "local_rank": str(basics.local_rank()),
+        "processors": str(len(os.sched_getaffinity(0))),
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+    }
+    for package in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            facts[package] = importlib.metadata.version(package)
+    return facts
+
+
+def _gather(name: str, text: str) -> list[str]:
+    """The texts of all ranks."""
+    data = array.array("B", text.encode())
+    (lengths,) = _allgather(f"{name}.length", array.array("q", [len(data)]), DType.INT64)
+    (everything,) = _allgather(name, data, DType.UINT8)
+    texts, start = [], 0
+    for length in array.array("q", bytes(lengths)):
+        texts.append(bytes(everything[start : start + length]).decode())
+        start += length
+    return texts
+
+
+def _allgather(name: str, data: Any, dtype: DType) -> list[Any]:
+    address, length = data.buffer_info()
+    outputs = wait(Request(Kind.ALLGATHER, f"selftest.{name}", [(dtype, [length])]).enqueue([address], []))
+    return [output.memory for output in outputs]
+
+
+def _rounds(facts: Sequence[dict[str, str]]) -> list[dict[str, tuple[int, int]]]:
+    """By the name of each link, the two ranks that measure it, round by round."""
+    leaders = [rank for rank, fact in enumerate(facts) if fact["local_rank"] == "0"]
+    hosts = [facts[rank]["host"] for rank in leaders]
+    rounds = [
+        {f"{hosts[low]} - {hosts[high]}": (leaders[low], leaders[high]) for low, high in pairs}
+        for pairs in pair_up(len(leaders))[:_MOST_ROUNDS]
+    ]
+    inside = {
+        f"inside {host}": (rank, rank + 1)
+        for host, rank in zip(hosts, leaders, strict=True)
+        if rank + 1 < len(facts) and facts[rank + 1]["local_rank"] == "1"
+    }
+    return [each for each in (*rounds, inside) if each]
+
+
+def _measure_round(pairs: dict[str, tuple[int, int]]) -> list[Link]:
+    """Measures several pairs at the same time; every rank learns all results."""
+    process_sets = [add_process_set(ProcessSet(pair)) for pair in pairs.values()]
+    times = (0.0, 0.0)
+    for process_set, pair in zip(process_sets, pairs.values(), strict=True):
+        if basics.rank() in pair:
+            small = _measure(process_set, _SMALL, _SMALL_TIMES)
+            times = statistics.median(small), statistics.median(_measure(process_set, _LARGE, _LARGE_TIMES))
+    found = [json.loads(text) for text in _gather("times", json.dumps(times))]
+    for process_set in process_sets:
+        remove_process_set(process_set)
+    links = []
+    for name, (low, high) in pairs.items():
+        small, large = (max(of) for of in zip(found[low], found[high], strict=True))
+        links.append(Link(name, small, 4 * _LARGE / large))
+    return links
+
+
+def _measure(process_set: ProcessSet, elements: int, times: int) -> list[float]:
+    """How long each of some allreduces takes, in seconds; checks what comes out of them."""
+    data = array.array("f", bytes(4 * elements))
+    address, _ = data.buffer_info()
+    request = Request(
+        Kind.ALLREDUCE,
+        f"selftest.{elements}",
+        [(DType.FLOAT32, [elements])],
+        op=ReduceOp.SUM,
+        process_set=registered_id(process_set),
+    )
+    found = []
+    for number in range(times):
+        data[0] = data[-1] = number + 1.0
+        begin = time.perf_counter()
+        wait_done(request.enqueue_inplace(address))
+        found.append(time.perf_counter() - begin)
+        if data[0] != 2 * (number + 1) or data[-1] != 2 * (number + 1):
+            raise RuntimeError(
+                f"an allreduce of {elements} elements has gone wrong: {data[0]} instead of {2 * number + 2}"
+            )
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

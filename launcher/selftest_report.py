@@ -1,0 +1,95 @@
+"""What ``hvdrun --selftest`` measures, and what it says about it. Pure."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+__all__ = ["Link", "differences", "pair_up", "render"]
+
+Pair = tuple[int, int]
+
+_MOST_LINKS = 40
+"""Of more links than this only the slowest are shown."""
+_MUST_BE_EQUAL = ("horovodlike", "python", "torch", "tensorflow", "keras", "numpy")
+
+
+@dataclass(frozen=True)
+class Link:
+    """What was measured between two ranks.
+
+    Attributes:
+        name: The hosts, or the one host that both are on.
+        latency: Seconds that a small allreduce took.
+        rate: Bytes per second in each direction, of a large one.
+    """
+
+    name: str
+    latency: float
+    rate: float
+
+
+def pair_up(number: int) -> list[list[Pair]]:
+    """All pairs of so many, in rounds in which each takes part at most once: a tournament by the circle method."""
+    players = list(range(number + number % 2))  # the last one is nobody if the number is odd
+    rounds = []
+    for _ in range(len(players) - 1):
+        half = len(players) // 2
+        pairs = zip(players[:half], reversed(players[half:]), strict=True)
+        rounds.append([(min(pair), max(pair)) for pair in pairs if max(pair) < number])
+        players = [players[0], players[-1], *players[1:-1]]
+    return rounds
+
+
+def differences(facts: Sequence[Mapping[str, str]]) -> list[str]:
+    """Which versions differ between ranks, as ``torch is 2.1 on node-1 and 2.2 on node-2``."""
+    found = []
+    for package in _MUST_BE_EQUAL:
+        hosts: dict[str, dict[str, None]] = {}
+        for fact in facts:
+            hosts.setdefault(fact.get(package, "missing"), {})[fact["host"]] = None
+        if len(hosts) > 1:
+            found.append(
+                f"{package} is " + " and ".join(f"{version} on {', '.join(on)}" for version, on in hosts.items())
+            )
+    return found
+
+
+def render(facts: Sequence[Mapping[str, str]], links: Sequence[Link]) -> str:
+    """The report.
+
+    Args:
+        facts: What each rank says about itself: ``host``, ``processors``, ``kernel`` and versions of packages.
+        links: What was measured.
+    """
+    hosts: dict[str, list[Mapping[str, str]]] = {}
+    for fact in facts:
+        hosts.setdefault(fact["host"], []).append(fact)
+    packages = [name for name in _MUST_BE_EQUAL if any(name in fact for fact in facts)]
+    columns = ("processors", "kernel", *packages)
+    rows = [("host", "ranks", *columns)]
+    rows += [(host, str(len(of)), *(of[0].get(name, "-") for name in columns)) for host, of in hosts.items()]
+    lines = _table(rows)
+    different = differences(facts)
+    lines += [f"DIFFERENT: {text}" for text in different] or ["All hosts have the same versions."]
+    return "\n".join([*lines, "", *_links(links)])
+
+
+def _links(links: Sequence[Link]) -> list[str]:
+    if not links:
+        return ["There is one rank only, so no link to measure."]
+    slowest = sorted(links, key=lambda link: link.rate)[:_MOST_LINKS]
+    shown = [link for link in links if link in slowest]
+    rows = [("link", "4 B take", "16 MiB go at")]
+    rows += [(link.name, f"{link.latency * 1e6:.0f} us", f"{link.rate * 8e-9:.2f} Gbit/s") for link in shown]
+    lines = _table(rows)
+    if len(shown) < len(links):
+        rate = median(link.rate for link in links) * 8e-9
+        lines.append(
+            f"These are the {len(shown)} slowest of {len(links)} links; half of all are faster than {rate:.2f} Gbit/s."
+        )
+    return lines
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable
+
+import pytest
+
+from horovodlike.launcher.cli import parse
+from horovodlike.launcher.errors import UsageError
+from horovodlike.launcher.selftest_report import Link, differences, pair_up, render
+
+
+@pytest.mark.parametrize("number", range(10))
+def test_everybody_meets_everybody_once(number: int) -> None:
+    rounds = pair_up(number)
+    pairs = [pair for each in rounds for pair in each]
+    assert sorted(pairs) == list(itertools.combinations(range(number), 2))
+    assert len(rounds) <= number
+    for each in rounds:
+        members = [member for pair in each for member in pair]
+        assert len(members) == len(set(members))
+
+
+FACTS = [
+    {"host": "a", "processors": "8", "kernel": "6.1", "horovodlike": "1.0", "python": "3.11.7", "torch": "2.1"},
+    {"host": "a", "processors": "8", "kernel": "6.1", "horovodlike": "1.0", "python": "3.11.7", "torch": "2.1"},
+    {"host": "bb", "processors": "16", "kernel": "6.2", "horovodlike": "1.0", "python": "3.11.7", "torch": "2.2"},
+]
+
+
+def test_differences() -> None:
+    assert differences(FACTS[:2]) == []  # kernels may differ
+    assert differences(FACTS) == ["torch is 2.1 on a and 2.2 on bb"]
+    assert differences([*FACTS[:2], {**FACTS[2], "torch": "2.1", "keras": "3.5"}]) == [
+        "keras is missing on a and 3.5 on bb"
+    ]
+
+
+def test_the_report() -> None:
+    assert render(FACTS, [Link("a - bb", 52.4e-6, 1.25e9), Link("inside a", 2e-6, 1e10)]).splitlines() == [
+        "host  ranks  processors  kernel  horovodlike  python  torch",
+        "a     2      8           6.1     1.0          3.11.7  2.1",
+        "bb    1      16          6.2     1.0          3.11.7  2.2",
+        "DIFFERENT: torch is 2.1 on a and 2.2 on bb",
+        "",
+        "link      4 B take  16 MiB go at",
+        "a - bb    52 us     10.00 Gbit/s",
+        "inside a  2 us      80.00 Gbit/s",
+    ]
+    assert render(FACTS[:1], []).splitlines()[2:] == [
+        "All hosts have the same versions.",
+        "",
+        "There is one rank only, so no link to measure.",
+    ]
+
+
+def test_of_many_links_the_slowest_are_shown() -> None:
+    links = [Link(f"link{number}", 1e-6, 1e9 * (1 + number)) for number in range(100)]
+    lines = render(FACTS[:1], links[::-1]).splitlines()[5:]
+    assert [line.split()[0] for line in lines[:-1]] == [f"link{number}" for number in range(39, -1, -1)]
+    assert lines[-1] == "These are the 40 slowest of 100 links; half of all are faster than 404.00 Gbit/s."
+
+
+def test_a_selftest_has_no_command() -> None:
+    job = parse(["--selftest"], {})
+    assert job.num_proc == 2
+    assert job.command[1].endswith("selftest.py")
+    assert parse(["--selftest", "-H", "localhost:3"], {}).num_proc == 3
+    with pytest.raises(UsageError, match="--selftest runs a program of its own: leave out train.py"):
+        parse(["--selftest", "train.py"], {})
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_a_selftest_of_this_machine(hvdrun: Callable[..., object], ranks: int) -> None:
+    job = hvdrun("-np", ranks, "--selftest")
+    assert job.code == 0, job.err
+    lines = [line.decode() for line in job.lines_of(0)]
+    assert re.match(rf"localhost +{ranks} ", lines[1])
+    assert "All hosts have the same versions." in lines
+    if ranks > 1:
+        assert re.fullmatch(r"inside localhost +\d+ us +\d+\.\d\d Gbit/s", lines[-1])

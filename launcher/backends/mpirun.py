@@ -31,7 +31,7 @@ _NAMES = ("mpirun", "mpiexec")
 _PLACE = frozenset(
     f"{owner}_{name}"
     for owner in ("HOROVODLIKE", "HOROVOD")
-    for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "NODE_ID")
+    for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "NODE_ID", "HOSTNAME")
 )
 _LAUNCHERS_OWN = ("OMPI_", "PMI_", "PMIX_", "PRTE_", "HYDRA_", "HYDI_", "SLURM_")
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)

@@ -215,7 +215,8 @@ def test_the_configuration_file(tmp_path: Path) -> None:
     ("content", "message"),
     [
         ({"params": {"cycle_time": 1}}, r"no key params.cycle_time; remove it \(accepted keys: .*params.cycle_time_ms"),
-        ({"library_options": {"num_nccl_streams": 2}}, r"no section 'library_options'; remove it"),
+        ({"library_options": {"num_nccl_streams": 2}}, r"no key library_options.num_nccl_streams; remove it"),
+        ({"elastic": {"timeout": 2}}, r"no section 'elastic'; remove it"),
         ({"autotune": {"enabled": 1}}, r"autotune.enabled=1 cannot be used: it must be true or false"),
         ({"controller": "gloo"}, r"no section 'controller'"),
         ({"params": 3}, r"section 'params' must hold keys and values, not 3"),
@@ -249,7 +250,7 @@ def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
     for option in OPTIONS:
         assert re.search(rf"^  {option.shown}\b", text, re.MULTILINE)
     assert [option.shown for option in OPTIONS if option.opposite] == [
-        *("--autotune", "--no-stall-check", "--timeline-mark-cycles")
+        *("--autotune", "--no-stall-check", "--timeline-mark-cycles", "--mpi-threads-disable")
     ]
 
 

@@ -38,6 +38,7 @@ def test_every_setting_is_read_from_its_variables(name: str) -> None:
         "slot_depth": "8",
         "tcp_streams": "2",
         "overlap": "always",
+        "cpu_operations": "MPI",
         "join_average": "all",
     }.get(name, text)
     expected = parse(setting, text)

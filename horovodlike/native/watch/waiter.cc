@@ -129,10 +129,11 @@ Status Waiter::wait_polling(const std::function<bool()>& condition, const std::f
         status = Status(HVL_JOB_BROKEN, memory_->broken_text());
         break;
       }
-      sleep_unless(kRingProgress, [this] { return memory_->is_broken(); }, kPollInterval);
+      sleep_with([&](uint64_t limit) { return options_.poller->sleep_in_collective(nullptr, limit); }, kRingProgress,
+                 [this] { return memory_->is_broken(); }, kPollInterval);
       check_peers();
       check_leaving(&leaving_since);
-      check_stall(now_ns() - start, lags, &warned);
+      check_stall(now_ns() - start, lags, nullptr, &warned);
     }
   }
   add_waited(now_ns() - start);

@@ -142,7 +142,8 @@ class Flat : public Base {
  private:
   uint64_t chunk_bytes() const {
     const uint64_t hosts = layout().num_hosts();
-    return hosts * std::max(kMinPart, std::min(kMaxPart, kMaxChunk / hosts / kAlignment * kAlignment));
+    const uint64_t most = std::min(kMaxPart, std::min(kMaxChunk, batch_.num_bytes() / kDepth) / hosts);
+    return hosts * std::max(kMinPart, most / kAlignment * kAlignment);
   }
 
   HostExchange exchange_;

@@ -121,3 +121,23 @@ TEST(a_rank_is_ready_once) {
   CHECK_EQ(entry->num_ready, 0);
   CHECK(table.add_ready(entry, 64));
 }
+
+TEST(many_ranks_are_ready_at_once) {
+  for (int num_ranks : {64, 65, 200}) {
+    for (int first = 0; first < num_ranks; ++first) {
+      for (int last : {first, num_ranks - 1}) {
+        EntryTable table(num_ranks);
+        TableEntry* entry = table.add();
+        RankSet ranks;
+        ranks.add(RankRange{first, last});
+        CHECK_EQ(table.add_ready(entry, ranks), -1);
+        CHECK_EQ(entry->num_ready, last - first + 1);
+        for (int rank = 0; rank < num_ranks; ++rank) {
+          CHECK_EQ(table.is_ready(*entry, rank), first <= rank && rank <= last);
+        }
+        CHECK_EQ(table.add_ready(entry, RankSet(last)), last);
+        CHECK_EQ(table.add_ready(entry, ranks), first);
+      }
+    }
+  }
+}

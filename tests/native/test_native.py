@@ -2,6 +2,7 @@
 
 import hashlib
 import hmac
+import json
 import os
 import random
 import subprocess
@@ -69,3 +70,12 @@ def test_macs_are_those_of_pythons_hmac(build):
     for line in lines:
         key, message, mac = (bytes.fromhex(part) for part in line.split(" "))
         assert hmac.digest(key, message, hashlib.sha256) == mac, f"seed {seed}: {line}"
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.xdist_group("native")
+def test_no_process_gets_more_messages_than_its_fan_out_and_its_own_ranks(build):
+    command = [build / "tests" / "negotiation_cost", "512", "4", "20", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert json.loads(done.stdout)["messages"] <= 4 + 8

@@ -306,13 +306,27 @@ const char* read_body(Reader* in, Record* record) {
   return "type";
 }
 
+// As new, but what the hot path uses keeps its memory.
+void reset(Message* message) {
+  message->ids.clear();
+  message->signature = Signature();
+  message->text.clear();
+  message->ranks.clear();
+  message->latest = -1;
+  message->age = message->spread = 0;
+  message->varying.clear();
+}
+
+void reset(Record* record) {
+  std::vector<TensorId> ids = std::move(record->ids);
+  *record = Record();
+  ids.clear();
+  record->ids = std::move(ids);
+}
+
 template <typename T>
 Status decode_exactly(const void* bytes, size_t num_bytes, T* result) {
-  std::vector<TensorId> ids = std::move(result->ids);  // keeps its memory: lists of ids are the hot path
-  *result = T();
-  ids.clear();
-  result->ids = std::move(ids);
-
+  reset(result);
   Reader in(bytes, num_bytes);
   uint8_t type = 0;
   if (!in.get(&type)) return malformed("empty");

@@ -47,7 +47,8 @@ struct Message {
 
   // Makes the message of a rank alone one that says so.
   void speak_for(int rank, uint64_t nanoseconds_since) {
-    ranks = RankSet(rank);
+    ranks.clear();
+    ranks.add(rank);
     latest = rank;
     age = nanoseconds_since;
   }

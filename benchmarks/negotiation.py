@@ -1,0 +1,120 @@
+"""What negotiation costs by the number of ranks, in simulated jobs: `python -m benchmarks.negotiation`.
+
+Builds and runs tests/native/negotiation_cost.cc, and writes docs/negotiation.png and the table in docs/negotiation.md.
+Configurations take turns; what is reported is the median of the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt  # noqa: E402
+
+from benchmarks.tables import human_time, table  # noqa: E402
+
+ROOT = Path(__file__).parents[1]
+RANKS = (8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+DIRECTLY = 0  # as a fan-out: every rank talks to the coordinator
+FAN_OUTS = (DIRECTLY, 4, 16, 64)
+SHOWN = 16  # in the table, beside the one without a tree
+COLOURS = {DIRECTLY: "#8d96a3", 4: "#66a182", 16: "#d1495b", 64: "#00798c"}
+BEGIN, END = "<!-- written by python -m benchmarks.negotiation -->\n", "<!-- end -->\n"
+
+Row = dict[str, Any]
+
+
+def build() -> Path:
+    """Returns the program, built as the tests of the core are."""
+    folder = ROOT / "build" / "native" / "release"
+    source = ROOT / "horovodlike" / "native"
+    options = ["-DHVL_PYTHON=OFF", "-DHVL_TESTS=ON", "-DCMAKE_BUILD_TYPE=Release"]
+    subprocess.run(["cmake", "-S", source, "-B", folder, "-G", "Ninja", *options], check=True)
+    subprocess.run(["cmake", "--build", folder, "--target", "negotiation_cost"], check=True)
+    return folder / "tests" / "negotiation_cost"
+
+
+def measure(program: Path, *, rounds: int) -> list[Row]:
+    """Returns one row for each number of ranks and fan-out."""
+    runs: dict[tuple[int, int], list[Row]] = {}
+    for _ in range(rounds):
+        for ranks in RANKS:
+            for fan_out in FAN_OUTS:
+                done = subprocess.run([program, str(ranks), str(fan_out)], check=True, capture_output=True, text=True)
+                runs.setdefault((ranks, fan_out), []).append(json.loads(done.stdout))
+    return [_median(rows) for rows in runs.values()]
+
+
+def _median(rows: Sequence[Row]) -> Row:
+    return {key: statistics.median(row[key] for row in rows) for key in rows[0]}
+
+
+def draw(rows: Sequence[Row], path: Path) -> None:
+    """Writes a PNG: the coordinator's time and the busiest process's messages over the number of ranks."""
+    figure, (times, messages) = plt.subplots(1, 2, figsize=(10.4, 4.2), layout="constrained")
+    for fan_out in FAN_OUTS:
+        points = sorted(
+            (row["ranks"], row["coordinator_ns"] / 1e3, row["messages"]) for row in rows if row["fan_out"] == fan_out
+        )
+        ranks, microseconds, counts = zip(*points, strict=True)
+        title = "without a tree" if fan_out == DIRECTLY else f"fan-out {fan_out}"
+        style: dict[str, Any] = {"label": title, "color": COLOURS[fan_out], "marker": "o", "markersize": 4}
+        times.plot(ranks, microseconds, **style)
+        messages.plot(ranks, counts, **style)
+    times.set_ylabel("coordinator's time for a known tensor, µs")
+    messages.set_ylabel("messages of the busiest process for a tensor")
+    for axis in (times, messages):
+        axis.set_xscale("log", base=2)
+        axis.set_yscale("log")
+        axis.set_xticks(RANKS, [str(ranks) for ranks in RANKS], rotation=45)
+        axis.set_xlabel("ranks, 8 on each host")
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=8)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def document(rows: Sequence[Row]) -> str:
+    """Returns the table: one line for each number of ranks."""
+    by_place = {(row["ranks"], row["fan_out"]): row for row in rows}
+    head = [
+        "ranks",
+        "hosts",
+        "coordinator, without a tree",
+        "messages",
+        f"coordinator, fan-out {SHOWN}",
+        "busiest funnel",
+        "most messages of a process",
+    ]
+    lines = []
+    for ranks in RANKS:
+        without, tree = by_place[ranks, DIRECTLY], by_place[ranks, SHOWN]
+        funnel = human_time(tree["funnel_ns"] / 1e9) if tree["hosts"] > 1 else ""
+        times = [human_time(row["coordinator_ns"] / 1e9) for row in (without, tree)]
+        counts = [f"{row['messages']:.0f}" for row in (without, tree)]
+        lines.append([str(ranks), f"{tree['hosts']:.0f}", times[0], counts[0], times[1], funnel, counts[1]])
+    return table(head, lines) + "\n"
+
+
+def main() -> None:
+    """Measures, and writes picture and table."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.negotiation", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    rows = measure(build(), rounds=parser.parse_args().rounds)
+    draw(rows, ROOT / "docs" / "negotiation.png")
+    page = ROOT / "docs" / "negotiation.md"
+    before, rest = page.read_text().split(BEGIN)
+    page.write_text(before + BEGIN + document(rows) + END + rest.split(END)[1])
+
+
+if __name__ == "__main__":
+    main()

@@ -296,6 +296,8 @@ TEST(pending_names_who_is_missing_oldest_first) {
   CHECK(pending[1].missing == std::vector<int>({2}));
   CHECK_EQ(pending[2].name, "1");
   CHECK_EQ(pending[2].since, 300);
+  CHECK_EQ(driver.coordinator.pending(200).size(), 2);
+  CHECK_EQ(driver.coordinator.pending(99).size(), 0);
   driver.ready(2, {1, 2}, 500);
   CHECK_EQ(driver.coordinator.pending().size(), 1);
 }

@@ -57,6 +57,14 @@ TEST(a_stall_names_the_process_set_unless_it_has_all_ranks) {
   CHECK(contains(verdict.warning, "barrier of 'barrier': ready on ranks [3] for 30 s, missing on ranks [0, 1, 2]"));
 }
 
+TEST(what_is_waited_for_shortly_is_not_looked_at) {
+  CHECK_EQ(StallInspector(10, 0).latest_stall(25 * kSecond), 15 * kSecond);
+  CHECK_EQ(StallInspector(0, 5).latest_stall(25 * kSecond), 20 * kSecond);
+  CHECK_EQ(StallInspector(10, 5).latest_stall(25 * kSecond), 20 * kSecond);
+  CHECK_EQ(StallInspector(10, 60).latest_stall(5 * kSecond), 0);
+  CHECK_EQ(StallInspector(0, 0).latest_stall(25 * kSecond), 0);
+}
+
 TEST(a_stall_that_lasts_too_long_is_over_also_without_a_warning_time) {
   StallInspector inspector(0, 5);
   const std::vector<Pending> pending = {waiting("a", {0}, {1}, kSecond)};

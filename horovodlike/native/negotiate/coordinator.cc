@@ -381,12 +381,12 @@ void Coordinator::decide(std::vector<Decision>* decisions) {
 
 void Coordinator::set_fusion_threshold(int64_t num_bytes) { state_->options.fusion_threshold = num_bytes; }
 
-std::vector<Pending> Coordinator::pending() const {
+std::vector<Pending> Coordinator::pending(uint64_t latest) const {
   std::vector<std::pair<uint64_t, TensorId>> waiting;
   state_->table.for_each([&](const TableEntry& entry) {
     // Who joins early waits for the others' data, and that may take long.
-    if (state_->only_joins(entry)) return;
-    if (entry.num_ready > 0 && entry.num_ready < entry.num_needed) waiting.emplace_back(entry.since, entry.id);
+    if (entry.num_ready == 0 || entry.num_ready >= entry.num_needed || entry.since > latest) return;
+    if (!state_->only_joins(entry)) waiting.emplace_back(entry.since, entry.id);
   });
   std::sort(waiting.begin(), waiting.end());
   std::vector<Pending> result;

@@ -76,8 +76,8 @@ class Coordinator {
 
   void set_fusion_threshold(int64_t num_bytes);
 
-  // What is waited for, oldest first.
-  std::vector<Pending> pending() const;
+  // What is waited for since `latest` or longer, oldest first.
+  std::vector<Pending> pending(uint64_t latest = UINT64_MAX) const;
   // By rank.
   const std::vector<Lateness>& lateness() const;
   // Requests that came with a full signature, from all ranks together.

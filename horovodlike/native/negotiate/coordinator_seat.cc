@@ -38,14 +38,15 @@ bool CoordinatorSeat::next(Record* record) {
 
 Status CoordinatorSeat::check_stalls(StackQuestions* questions) {
   const uint64_t now = now_ns();
+  const uint64_t latest = inspector_.latest_stall(now);
   if (verdict_.warning.empty()) {
-    verdict_ = inspector_.inspect(coordinator_.pending(), now);
+    verdict_ = inspector_.inspect(coordinator_.pending(latest), now);
     if (!verdict_.warning.empty()) questions->ask(verdict_.missing, now);
   }
   if (verdict_.warning.empty() || !questions->is_over(now)) return Status();
   const std::string report = verdict_.warning + "\n" + questions->report();
   // Those that were missing may have come while they were asked.
-  const bool ends = verdict_.shut_down && inspector_.is_over(coordinator_.pending(), now);
+  const bool ends = verdict_.shut_down && inspector_.is_over(coordinator_.pending(latest), now);
   verdict_ = StallVerdict();
   if (ends) return Status(HVL_JOB_BROKEN, report);
   log(LogLevel::kWarning, report);

@@ -153,6 +153,7 @@ std::vector<int> Coordinator::State::concerned_by(int32_t process_set, const std
   std::vector<int> concerned;
   if (process_set == 0 && absent.empty()) return concerned;
   const std::vector<int>& members = find_process_set(process_set)->members;
+  if (absent.empty()) return members;
   std::set_difference(members.begin(), members.end(), absent.begin(), absent.end(), std::back_inserter(concerned));
   return concerned;
 }

@@ -37,6 +37,14 @@ bool StallInspector::ends_job(const Pending& tensor, uint64_t now) const {
   return shutdown_time_ > 0 && now - tensor.since >= shutdown_time_;
 }
 
+uint64_t StallInspector::latest_stall(uint64_t now) const {
+  uint64_t least = now;
+  for (uint64_t time : {warning_time_, shutdown_time_}) {
+    if (time > 0) least = std::min(least, time);
+  }
+  return now - least;
+}
+
 bool StallInspector::is_over(const std::vector<Pending>& pending, uint64_t now) const {
   return std::any_of(pending.begin(), pending.end(), [&](const Pending& tensor) { return ends_job(tensor, now); });
 }

@@ -22,6 +22,8 @@ class StallInspector {
 
   // `now` in nanoseconds, as `since` of the pending tensors. A stall is reported once, and again when it got worse.
   StallVerdict inspect(const std::vector<Pending>& pending, uint64_t now);
+  // What is waited for only since later than this is no stall.
+  uint64_t latest_stall(uint64_t now) const;
   // Something has been waited for for so long that the job is to end.
   bool is_over(const std::vector<Pending>& pending, uint64_t now) const;
 

@@ -288,22 +288,42 @@ TEST(what_is_ready_before_a_join_goes_on_before_it) {
   driver.ready({2}, {2});
   driver.request({4}, join_of());
   CHECK_EQ(driver.take(), "ready 1 of rank 4; ready 2 of rank 2; request join of rank 4");
-  driver.ready({3}, {1});  // nothing of this set is held
-  CHECK_EQ(driver.take(), "ready 1 of rank 3");
-  driver.ready({2, 3}, {3});  // of the other set it is
+  driver.ready({2, 3}, {3});  // of the other set nothing goes on before
   CHECK_EQ(driver.take(), "ready 3 of ranks 2, 3, 4");
+}
 
-  driver.execute({1}, {4});
-  driver.ready({3}, {1});  // for the next time
-  driver.define(4, join_of());
-  for (int rank : {2, 3, 5}) driver.ready({rank}, {4});
-  CHECK_EQ(driver.take(), "ready 1 of rank 3; ready 4 of rank 2; ready 4 of rank 3; ready 4 of rank 5");
-  driver.execute({4});
+TEST(who_has_joined_is_not_waited_for) {
+  FunnelDriver driver;
+  driver.define(1, allreduce_of("a"));
+  driver.define(2, join_of());
+  driver.ready({3}, {1});
+  driver.ready({4}, {2});
+  CHECK_EQ(driver.take(), "ready 1 of rank 3; ready 2 of rank 4");
   driver.ready({2}, {1});
-  driver.ready({4}, {1});
+  CHECK_EQ(driver.take(), "");
+  driver.request({5}, allreduce_of("a"));
+  CHECK_EQ(driver.take(), "ready 1 of rank 2; request a of rank 5");
+  driver.execute({1}, {4});
+  driver.ready({4}, {1});  // another thread of it
+  driver.ready({2, 3}, {1});
   CHECK_EQ(driver.take(), "");
   driver.ready({5}, {1});
-  CHECK_EQ(driver.take(), "ready 1 of ranks 2, 4, 5");
+  CHECK_EQ(driver.take(), "ready 1 of ranks 2, 3, 4, 5");
+  driver.execute({1});
+  driver.ready({2, 3, 5}, {1});
+  CHECK_EQ(driver.take(), "ready 1 of ranks 2, 3, 5");
+  driver.ready({4}, {1});
+  driver.execute({1}, {4});  // its own is for the next time
+  for (int rank : {2, 3, 5}) driver.ready({rank}, {2});
+  CHECK_EQ(driver.take(), "ready 1 of rank 4; ready 2 of rank 2; ready 2 of rank 3; ready 2 of rank 5");
+  driver.execute({2});
+  driver.ready({2, 3}, {1});
+  CHECK_EQ(driver.take(), "");
+  driver.ready({5}, {1});
+  CHECK_EQ(driver.take(), "ready 1 of ranks 2, 3, 5");
+  driver.execute({1});
+  driver.ready({2, 3, 5}, {1});  // rank 4 is needed again
+  CHECK_EQ(driver.take(), "");
 }
 
 TEST(a_join_that_came_too_late_for_what_failed_under_its_name) {
@@ -312,12 +332,18 @@ TEST(a_join_that_came_too_late_for_what_failed_under_its_name) {
   driver.request({2}, join_of());
   driver.request({4}, join_of());
   CHECK_EQ(driver.take(), "request join of rank 2; request join of rank 4");
+  driver.request({4}, allreduce_of("b"));
+  driver.fail("b", 0, {4});  // of the others
   driver.fail("join", 0, {4});
-  driver.ready({2}, {1});
-  CHECK_EQ(driver.take(), "ready 1 of rank 2");  // rank 4 has joined
-  driver.fail("join");
-  driver.ready({3}, {1});
+  driver.ready({3, 5}, {1});
   CHECK_EQ(driver.take(), "");
+  driver.ready({2}, {1});
+  CHECK_EQ(driver.take(), "ready 1 of ranks 2, 3, 5");  // rank 4 has joined
+  driver.execute({1}, {4});
+  driver.fail("join");
+  driver.ready({2, 3, 5}, {1});
+  driver.request({2, 3, 5}, allreduce_of("b"));
+  CHECK_EQ(driver.take(), "request b of ranks 2, 3, 4, 5");
 }
 
 TEST(what_is_announced_by_an_id_that_is_evicted_is_announced_again) {
@@ -354,19 +380,21 @@ TEST(an_id_that_is_replaced) {
   driver.request({2}, join_of());
   driver.ready({3, 4, 5}, {1});
   CHECK_EQ(driver.take(), "request join of rank 2; ready 1 of ranks 3, 4, 5");
-  driver.ready({2}, {1});  // of another thread, which has not read what follows
   driver.define(5, allreduce_of("a", {8}), 1, {2});
-  CHECK_EQ(driver.take(), "ready 1 of rank 2");
   driver.execute({5}, {2});
+  driver.ready({2}, {1});  // of another thread, which has not read that
+  CHECK_EQ(driver.take(), "ready 1 of rank 2");
   driver.request({2}, allreduce_of("a"));  // again
-  CHECK_EQ(driver.take(), "request a of rank 2");
-  driver.fail("join");
-  driver.ready({3, 4}, {5});
+  driver.define(6, allreduce_of("a", {9}), 5, {2});
+  driver.ready({3, 4}, {6});
   CHECK_EQ(driver.take(), "");
-  driver.ready({5}, {5});
-  CHECK_EQ(driver.take(), "ready 5 of ranks 3, 4, 5");
-  driver.ready({3}, {1});
-  CHECK_EQ(driver.take(), "ready 1 of rank 3");  // stands for nothing
+  driver.ready({5}, {6});
+  CHECK_EQ(driver.take(), "ready 6 of ranks 3, 4, 5; request a of rank 2");
+  driver.execute({6});
+  driver.ready({2}, {6});
+  driver.define(7, allreduce_of("a"), 6, {2});
+  driver.ready({3, 4, 5}, {7});
+  CHECK_EQ(driver.take(), "ready 7 of ranks 3, 4, 5");
 }
 
 TEST(what_a_rank_has_ready_on_a_set_goes_on_before_a_change) {

@@ -22,8 +22,8 @@ struct Funnel::State {
   using TensorAt = Tensors::iterator;
 
   struct ProcessSet {
-    RankSet ranks;      // those of the members that are below
-    int num_joins = 0;  // joins in which some of them wait: then nothing of this set is held
+    RankSet ranks;   // those of the members that are below
+    RankSet joined;  // of these: nobody waits for them
     std::unordered_map<std::string, TensorAt> names;
   };
 
@@ -33,7 +33,9 @@ struct Funnel::State {
   void on_request(const Message& message, const Times& times);
   void pass_on(const Message& message, const Times& times) { outgoing.push_back({message, times}); }
   void prepare(TensorAt tensor, Kind kind, const RankSet& ranks);
+  bool is_complete(const HeldTensor& tensor, const ProcessSet& set) const;
   void hold_or_release(TensorAt tensor, const ProcessSet& set, const Times& times);
+  void hold(TensorAt tensor, uint64_t deadline);
   void release(TensorAt tensor);
   template <typename F>
   void release_if(F condition);
@@ -76,7 +78,7 @@ void Funnel::State::on_ready(const RankSet& ranks, TensorId id, const Times& tim
   const TensorAt tensor = known->second;
   prepare(tensor, tensor->kind, ranks);
   tensor->add_ready(ranks, times);
-  hold_or_release(tensor, *set, times);
+  tensor->kind == HVL_JOIN ? release(tensor) : hold_or_release(tensor, *set, times);
 }
 
 void Funnel::State::on_request(const Message& message, const Times& times) {
@@ -88,7 +90,7 @@ void Funnel::State::on_request(const Message& message, const Times& times) {
   const TensorAt tensor = find_or_add(set, signature);
   prepare(tensor, signature.kind, message.ranks);
   tensor->add_request(message, times);
-  hold_or_release(tensor, *set, times);
+  signature.kind == HVL_JOIN ? release(tensor) : hold_or_release(tensor, *set, times);
 }
 
 // What has to go first, before `ranks` ask for something of that kind.
@@ -98,16 +100,27 @@ void Funnel::State::prepare(TensorAt tensor, Kind kind, const RankSet& ranks) {
   // What a rank has ready on a set is done before the set is removed; changes themselves wait for each other elsewhere.
   if (changes_process_sets(kind)) release_if([](const HeldTensor& held) { return !changes_process_sets(held.kind); });
   if (kind != HVL_JOIN) return;
-  // What a rank has ready when it joins is done with it.
+  // What a rank has ready when it joins is done with it; and what waits for this rank only need not wait.
   const int32_t process_set = tensor->process_set;
   release_if([&](const HeldTensor& held) { return held.process_set == process_set; });
-  if (tensor->joined.empty()) ++find_process_set(process_set)->num_joins;
   tensor->joined.add(ranks);
+  find_process_set(process_set)->joined.add(ranks);
+}
+
+// All that the coordinator can wait for have announced it.
+bool Funnel::State::is_complete(const HeldTensor& tensor, const ProcessSet& set) const {
+  if (set.joined.empty()) return tensor.is_announced_by(set.ranks.size());
+  RankSet needed = set.ranks;
+  needed.remove(set.joined);
+  return tensor.announcers().contains(needed);
 }
 
 void Funnel::State::hold_or_release(TensorAt tensor, const ProcessSet& set, const Times& times) {
-  if (set.num_joins > 0 || tensor->is_announced_by(set.ranks.size())) return release(tensor);
-  const uint64_t deadline = std::max(kNotHeld + 1, times.since + options.patience);
+  if (is_complete(*tensor, set)) return release(tensor);
+  hold(tensor, std::max(kNotHeld + 1, times.since + options.patience));
+}
+
+void Funnel::State::hold(TensorAt tensor, uint64_t deadline) {
   if (tensor->deadline != kNotHeld && tensor->deadline <= deadline) return;
   // Deadlines come nearly in order.
   auto place = tensor->deadline != kNotHeld ? tensor : held.end();
@@ -183,17 +196,21 @@ void Funnel::State::execute(TensorId id, const RankSet& absent) {
 void Funnel::State::answer(TensorAt tensor, const RankSet& absent) {
   const bool was_join = !tensor->joined.empty();
   tensor->answer(absent);
-  if (was_join && tensor->joined.empty()) --find_process_set(tensor->process_set)->num_joins;
+  if (!was_join) return;
+  ProcessSet* set = find_process_set(tensor->process_set);
+  set->joined.clear();
+  for (const auto& [name, other] : set->names) set->joined.add(other->joined);
 }
 
-// What is still held was asked for by ranks that learn from this record that it has failed.
+// Where it failed because ranks do not agree, all but those that are absent have been heard, and nothing of theirs is
+// held. Where it failed because its process set is removed, all learn from this record that it has.
 void Funnel::State::fail(const Record& record) {
   ProcessSet* set = find_process_set(record.signature.process_set);
   if (set == nullptr) return;
   const auto known = set->names.find(record.signature.name);
   if (known == set->names.end()) return;
   const TensorAt tensor = known->second;
-  tensor->drop();
+  if (record.absent.empty()) tensor->drop();
   settle(tensor);
   answer(tensor, RankSet(record.absent));
   forget_if_unused(tensor);

@@ -11,6 +11,14 @@ bool HeldTensor::holds_any_of(const RankSet& ranks) const {
                      [&](const Request& request) { return request.ranks.first_common(ranks) >= 0; });
 }
 
+RankSet HeldTensor::announcers() const {
+  RankSet ranks = ready_.ranks;
+  for (const Request& request : requests_) ranks.add(request.ranks);
+  ranks.add(gone_by_id_);
+  ranks.add(gone_in_full_);
+  return ranks;
+}
+
 void HeldTensor::add_ready(const RankSet& ranks, const Times& times) {
   count(ranks);
   ready_.ranks.add(ranks);

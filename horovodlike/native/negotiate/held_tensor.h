@@ -44,10 +44,11 @@ class HeldTensor {
   RankSet joined;         // of a join: who waits in it
 
   bool is_empty() const { return num_held_ == 0; }
-  // Whether so many ranks have announced it, and wait for what the log says.
+  // Whether so many ranks have announced it and wait for what the log says.
   bool is_announced_by(int32_t num_ranks) const {
     return num_held_ + gone_by_id_.size() + gone_in_full_.size() == num_ranks;
   }
+  RankSet announcers() const;  // those ranks
   bool is_unused() const { return id == kNoId && is_empty() && joined.empty() && gone_in_full_.empty(); }
   bool holds_any_of(const RankSet& ranks) const;
 

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 
 from horovodlike._channel import JobKey, job_digest
 from horovodlike._dial import dial
+from horovodlike._host_list import expand_hosts
 from horovodlike._interfaces import local_addresses
 from horovodlike._meeting_point import Appointment
 from horovodlike.config import Config
@@ -46,51 +47,10 @@ def find(place: Place, config: Config, environ: Mapping[str, str]) -> "SlurmMeet
     if missing:
         return f"there is no program {' and no program '.join(missing)}, with which Slurm authenticates"
     nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or ""
-    first = expand_hosts(nodes, limit=1)
-    if not first:
-        return f"SLURM_STEP_NODELIST={nodes!r} names no host"
-    return SlurmMeetingPoint(place, first[0])
-
-
-def expand_hosts(text: str, limit: int | None = None) -> list[str]:
-    """The hosts of a list in Slurm's notation, such as ``gpu[01-03,07],login``.
-
-    Args:
-        text: The list.
-        limit: How many are wanted at most; None for all.
-
-    Raises:
-        RendezvousError: It is not such a list.
-    """
-    items = re.findall(r"(?:[^,\[\]]|\[[^\[\]]*\])+", text)
-    if ",".join(items) != text:
-        raise _not_a_list(text)
-    found: list[str] = []
-    for item in items:
-        _expand(item, found, limit)
-    return found
-
-
-def _expand(item: str, found: list[str], limit: int | None) -> None:
-    before, bracket, rest = item.partition("[")
-    ranges, _, after = rest.partition("]")
-    if not bracket:
-        if limit is None or len(found) < limit:
-            found.append(item)
-        return
-    for part in ranges.split(","):
-        match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", part)
-        if match is None:
-            raise _not_a_list(item)
-        first, last = match[1], match[2] or match[1]
-        for number in range(int(first), int(last) + 1):
-            if limit is not None and len(found) >= limit:
-                return
-            _expand(f"{before}{number:0{len(first)}d}{after}", found, limit)
-
-
-def _not_a_list(text: str) -> RendezvousError:
-    return RendezvousError(f"{text!r} is not a list of hosts as Slurm writes them, such as gpu[01-03,07],login")
+    try:
+        return SlurmMeetingPoint(place, expand_hosts(nodes)[0])
+    except ValueError as error:
+        return f"SLURM_STEP_NODELIST: {error}"
 
 
 class SlurmMeetingPoint:

@@ -1,4 +1,4 @@
-"""Ranks that Slurm started without MPI: lists of nodes, and credentials of a real munged."""
+"""Ranks that Slurm started without MPI, with credentials of a real munged."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ import pytest
 from horovodlike import _slurm
 from horovodlike._channel import JobKey
 from horovodlike._meeting_point import Appointment
-from horovodlike._slurm import SlurmMeetingPoint, expand_hosts, make_credential, open_credential
+from horovodlike._slurm import SlurmMeetingPoint, make_credential, open_credential
 from horovodlike.config import Config, load
 from horovodlike.errors import RendezvousError
 from horovodlike.place import Place
@@ -34,34 +34,6 @@ PLACE = Place(1, 4, 1, 2, 0, 2, "Slurm", "Slurm/4711/0/", "gpu01")
 def place() -> Place:
     """A place in a job of its own, and so with ports of its own."""
     return replace(PLACE, job=f"Slurm/{secrets.token_hex(8)}")
-
-
-@pytest.mark.parametrize(
-    ("text", "hosts"),
-    [
-        ("", []),
-        ("node", ["node"]),
-        ("a,b-c,d.example.org", ["a", "b-c", "d.example.org"]),
-        ("gpu[01-03,07],login", ["gpu01", "gpu02", "gpu03", "gpu07", "login"]),
-        ("n[9-11]", ["n9", "n10", "n11"]),
-        ("n[098-101]x,y", ["n098x", "n099x", "n100x", "n101x", "y"]),
-        ("r[1-2]n[1,3]", ["r1n1", "r1n3", "r2n1", "r2n3"]),
-    ],
-)
-def test_lists_of_hosts(text: str, hosts: list[str]) -> None:
-    assert expand_hosts(text) == hosts
-    for limit in range(len(hosts) + 1):
-        assert expand_hosts(text, limit) == hosts[:limit]
-
-
-@pytest.mark.parametrize("text", ["a[", "a]", "a[1-2", "a[1-2]]", "a[[1]]", "a[x]", "a[]", "a[1-]", "a[1-2-3]", "a,,b"])
-def test_what_is_no_list_of_hosts(text: str) -> None:
-    with pytest.raises(RendezvousError, match="not a list of hosts as Slurm writes them"):
-        expand_hosts(text)
-
-
-def test_a_long_list_is_not_made_to_find_its_first() -> None:
-    assert expand_hosts("n[000000001-999999999]", 2) == ["n000000001", "n000000002"]
 
 
 @pytest.fixture(scope="module")
@@ -155,7 +127,7 @@ def test_which_host_is_rank_0s() -> None:
     found = _slurm.find(PLACE, Config(), {"SLURM_STEP_NODELIST": "gpu[02-03]", "SLURM_JOB_NODELIST": "gpu[01-03]"})
     assert isinstance(found, SlurmMeetingPoint)
     assert found.where.endswith(" of gpu02")
-    assert "names no host" in str(_slurm.find(PLACE, Config(), {}))
+    assert "SLURM_STEP_NODELIST: '' is not a list of hosts" in str(_slurm.find(PLACE, Config(), {}))
 
 
 @pytest.mark.usefixtures("munge", "one_machine")

@@ -42,6 +42,7 @@ _PIECE = 64 * 1024
 _MOST_STRANGERS = 128
 _FLUSH_S = 5.0
 _RETRY_S = 0.2
+_PAUSE_S = 0.05
 
 
 class NodeLink(Link):
@@ -246,9 +247,11 @@ class NodeListener:
     def _greet(self, listener: socket.socket) -> None:
         try:
             accepted, _ = listener.accept()
-        except OSError:  # it has hung up already, or there is no free descriptor: make room
+        except OSError:  # it has hung up already, or there is no free descriptor: make room, or at least don't spin
             if self._strangers:
                 self._drop(next(iter(self._strangers)))
+            else:
+                time.sleep(_PAUSE_S)
             return
         if len(self._strangers) >= _MOST_STRANGERS + self._nnodes:
             self._drop(next(iter(self._strangers)))

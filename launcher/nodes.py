@@ -31,6 +31,8 @@ def find_nodes(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Nod
         return None
     if arguments.hosts is not None or arguments.hostfile is not None:
         raise UsageError("--nnodes and -H contradict each other: either hvdrun starts what runs on other hosts, or you")
+    if arguments.mpi:
+        raise UsageError("--nnodes and --mpi contradict each other: mpirun starts what runs on other hosts by itself")
     if count < 1:
         raise UsageError(f"--nnodes {count}: there must be at least one node")
     number = _number(arguments.node_rank, environ)

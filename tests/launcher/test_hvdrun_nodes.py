@@ -335,6 +335,11 @@ KEY = {"HOROVODLIKE_SECRET_KEY": "ab" * 32}
             KEY,
             "--nnodes and -H contradict each other",
         ),
+        (
+            ["--nnodes", "2", "--node-rank", "0", "--rendezvous", "a:1", "--mpi"],
+            KEY,
+            "--nnodes and --mpi contradict each other",
+        ),
     ],
 )
 def test_bad_words_about_nodes(words: list[str], environ: dict[str, str], message: str) -> None:

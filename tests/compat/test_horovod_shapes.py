@@ -74,7 +74,8 @@ def test_extensions(capsys: pytest.CaptureFixture[str]) -> None:
     assert "horovod.mxnet cannot be imported: No module named" in capsys.readouterr().out
     with pytest.raises(ImportError, match="mxnet"):
         util.check_extension("horovod.mxnet", "HOROVOD_WITH_MXNET", __file__)
-    assert not util.gpu_available("torch") and not util.mpi_built() and not util.nccl_built()
+    assert not util.gpu_available("torch") and not util.nccl_built()
+    assert util.mpi_built() == basics.mpi_built()
     assert not util.ddl_built() and not util.ccl_built() and util.gloo_built(verbose=True)
 
 

@@ -9,6 +9,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+from horovodlike import basics
+
 __all__ = [
     "ccl_built",
     "check_extension",
@@ -61,8 +63,8 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
 
 
 def mpi_built(verbose: bool = False) -> bool:
-    """Whether ranks communicate by MPI: no."""
-    return False
+    """Whether data can go through MPI: if mpi4py is installed."""
+    return basics.mpi_built()
 
 
 def gloo_built(verbose: bool = False) -> bool:

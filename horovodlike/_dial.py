@@ -10,35 +10,45 @@ from typing import Any
 
 _Target = tuple[int, Any]  # address family, address
 
+_HEAD_START = 0.2
 _PAUSE = 0.05
 
 
-def dial(hosts: str, port: int, deadline: float) -> Generator[socket.socket, None, None]:
-    """Connects to all addresses at the same time. One that refuses is tried again for as long as another is silent.
+def dial(hosts: str, port: int, patience: float) -> Generator[socket.socket, None, None]:
+    """Connects to addresses in their order. Each has a short head start over the next, and the first that answers wins.
+
+    So processes that dial the same list use the same network as long as they can. An address that refuses is tried
+    again for as long as another one is silent.
 
     Args:
         hosts: Addresses or names, separated by commas.
         port: The port.
-        deadline: When to give up, as ``time.monotonic()``.
+        patience: Seconds until it gives up, not counting what the caller does with a socket.
 
     Yields:
-        A blocking socket for each address that answers, in the order in which they do; it is the caller's. What is not
-        asked for any more is closed.
+        A blocking socket for each address that answers; it is the caller's. What is not asked for any more is closed.
 
     Raises:
         OSError: After the last socket, if an address did not answer: the reason of the last one.
     """
     calls = _Calls(hosts, port)
+    happened = True
+    deadline = time.monotonic() + patience
     try:
-        calls.begin()
-        while calls.pending:
+        while calls.untried or calls.pending:
+            if calls.untried:
+                calls.begin(calls.untried.pop(0))
+            elif not happened:
+                calls.begin_again()
             left = deadline - time.monotonic()
             if left <= 0:
                 raise TimeoutError("timed out")
-            if not calls.wait(min(left, _PAUSE) if calls.resting else left):
-                calls.begin()
+            pause = _HEAD_START if calls.untried else _PAUSE if calls.refused else left
+            happened = calls.wait(min(left, pause))
             while calls.connected:
+                paused = time.monotonic()
                 yield calls.connected.pop(0)
+                deadline += time.monotonic() - paused
     finally:
         calls.close()
     if calls.problem is not None:
@@ -49,41 +59,46 @@ class _Calls:
     """Connections that are being made.
 
     Attributes:
+        untried: Where none has been begun yet.
         pending: Those that have not been answered.
         connected: Those that have been.
-        resting: What is to be tried, for the first time or again.
+        refused: Where one has failed.
         problem: The last one.
     """
 
     def __init__(self, hosts: str, port: int) -> None:
+        self.untried: list[_Target] = []
         self.pending: dict[socket.socket, _Target] = {}
         self.connected: list[socket.socket] = []
-        self.resting: list[_Target] = []
+        self.refused: list[_Target] = []
         self.problem: OSError | None = None
         self._selector = selectors.DefaultSelector()
         for host in filter(None, (part.strip() for part in hosts.split(","))):
             try:
                 found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-                self.resting += [(family, address) for family, _, _, _, address in found]
+                self.untried += [(family, address) for family, _, _, _, address in found]
             except OSError as error:
                 self.problem = error
 
-    def begin(self) -> None:
-        targets, self.resting = self.resting, []
-        for family, address in targets:
-            connecting = socket.socket(family, socket.SOCK_STREAM)
-            try:
-                start(connecting, address)
-            except OSError as error:
-                connecting.close()
-                self.problem = error
-                continue
-            self.pending[connecting] = family, address
+    def begin(self, target: _Target) -> None:
+        connecting = socket.socket(target[0], socket.SOCK_STREAM)
+        try:
+            start(connecting, target[1])
+        except OSError as error:
+            connecting.close()
+            self.problem = error
+        else:
+            self.pending[connecting] = target
             self._selector.register(connecting, selectors.EVENT_WRITE)
+
+    def begin_again(self) -> None:
+        targets, self.refused = self.refused, []
+        for target in targets:
+            self.begin(target)
 
     def wait(self, seconds: float) -> bool:
         """Returns when something has happened, or False after some time."""
-        ready = self._selector.select(seconds)
+        ready = self._selector.select(seconds) if self.pending else []
         for key, _ in ready:
             answered = key.fileobj
             assert isinstance(answered, socket.socket)
@@ -92,7 +107,7 @@ class _Calls:
             if failure := answered.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                 answered.close()
                 self.problem = make_error(failure)
-                self.resting.append(target)
+                self.refused.append(target)
             else:
                 answered.setblocking(True)
                 self.connected.append(answered)

@@ -81,10 +81,9 @@ class Rendezvous:
                 time.sleep(0.01)
 
     def _connect(self, host: str, port: int, identity: Identity) -> None:
-        deadline = time.monotonic() + min(self._timeout, HANDSHAKE_TIMEOUT)
         problem: RendezvousError | None = None
         try:
-            with contextlib.closing(dial(host, port, deadline)) as answers:
+            with contextlib.closing(dial(host, port, min(self._timeout, HANDSHAKE_TIMEOUT))) as answers:
                 for connected in answers:
                     try:
                         self._introduce(connected, identity)

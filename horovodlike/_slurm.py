@@ -193,15 +193,15 @@ def _listen(hosts: list[str], ports: list[int]) -> list[socket.socket]:
 
 def _ask(address: str, port: int) -> bytes:
     """What is said there; nothing if nobody answers."""
-    deadline = time.monotonic() + _READ_SECONDS
-    with contextlib.suppress(OSError), contextlib.closing(dial(address, port, deadline)) as answers:
+    with contextlib.suppress(OSError), contextlib.closing(dial(address, port, _READ_SECONDS)) as answers:
         for connected in answers:
             with connected:
-                return _receive(connected, deadline)
+                return _receive(connected)
     return b""
 
 
-def _receive(connected: socket.socket, deadline: float) -> bytes:
+def _receive(connected: socket.socket) -> bytes:
+    deadline = time.monotonic() + _READ_SECONDS
     data = b""
     while len(data) <= _CREDENTIAL_LIMIT:
         connected.settimeout(max(0.001, deadline - time.monotonic()))

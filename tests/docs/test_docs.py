@@ -36,6 +36,7 @@ PLACE |= {"HOROVOD_HOSTNAME"}
 
 # What is no setting of the ranks, but the user's to give.
 SECRETS = {"HOROVODLIKE_SECRET_KEY", "HOROVODLIKE_SECRET_KEY_FILE"}
+MEETING = {"HOROVODLIKE_RENDEZVOUS_ADDR", "HOROVODLIKE_RENDEZVOUS_PORT"}
 
 
 def blocks(page: Path, language: str) -> Iterator[str]:
@@ -118,8 +119,8 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_settings_that_are_mentioned_exist(page: Path) -> None:
-    known = {variable for setting in config.SETTINGS.values() for variable in setting.variables} | PLACE | SECRETS
-    known |= config.WITHOUT_EFFECT.keys()
+    known = {variable for setting in config.SETTINGS.values() for variable in setting.variables}
+    known |= PLACE | SECRETS | MEETING | config.WITHOUT_EFFECT.keys()
     assert set(re.findall(r"\bHOROVOD(?:LIKE)?_[A-Z_]*[A-Z]\b", page.read_text())) <= known
 
 

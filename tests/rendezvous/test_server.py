@@ -335,7 +335,7 @@ def test_an_address_that_refuses_at_first_beside_one_that_is_silent() -> None:
             filler = stack.enter_context(contextlib.closing(socket.socket()))
             filler.setblocking(False)
             filler.connect_ex(("127.0.0.8", port))
-        calls = dial("127.0.0.8,127.0.0.9", port, time.monotonic() + 20)
+        calls = dial("127.0.0.8,127.0.0.9", port, 20)
         answers: queue.Queue[socket.socket] = queue.Queue()
         threading.Thread(target=lambda: answers.put(next(calls)), daemon=True).start()
         with pytest.raises(queue.Empty):
@@ -344,7 +344,14 @@ def test_an_address_that_refuses_at_first_beside_one_that_is_silent() -> None:
             assert connected.getpeername()[0] == "127.0.0.9"
         calls.close()
         with pytest.raises(TimeoutError):
-            list(dial("127.0.0.8", port, time.monotonic() + 0.1))
+            list(dial("127.0.0.8", port, 0.1))
+
+
+def test_the_first_address_that_answers_is_used_by_all(serve: Serve, key: bytes, place_of: Callable[..., Any]) -> None:
+    server = serve(2, host="127.0.0.2,127.0.0.3")
+    for _ in range(10):
+        with Rendezvous("127.0.0.4,127.0.0.3,127.0.0.2", server.port, key, place_of(1, 2)) as rendezvous:
+            assert rendezvous.server_address == "127.0.0.3"
 
 
 def test_no_address_leads_to_the_server(serve: Serve, key: bytes, place_of: Callable[..., Any]) -> None:

@@ -16,6 +16,7 @@ from horovodlike._channel import FRAME_LIMIT, KEY_BYTES
 from horovodlike._descriptors import ensure_descriptors
 from horovodlike._hosts import HostTable
 from horovodlike._interfaces import own_address
+from horovodlike._listening import listen
 from horovodlike._mesh_builder import Builder
 from horovodlike._mesh_handshake import Keys, Wire
 from horovodlike._native import lib
@@ -25,7 +26,6 @@ from horovodlike.errors import RendezvousError
 
 CONTROL, DATA = int(lib.HVL_CONTROL), int(lib.HVL_DATA)
 
-_BACKLOG = 4096
 _REPORT_BYTES = FRAME_LIMIT * 3 // 4  # of all ranks together
 _SHOWN_PAIRS = 8
 
@@ -98,14 +98,7 @@ def connect_mesh(
     # The engine duplicates each descriptor before this side's is closed.
     ensure_descriptors(2 * len(wires), f"{len(wires)} connections to ranks of other hosts")
     address = own_address(rank, ends, config.network_interface)
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    try:
-        listener = socket.create_server((address, 0), family=family, backlog=_BACKLOG)
-    except OSError as error:
-        raise RendezvousError(
-            f"rank {rank} cannot listen on {address}: {error.strerror}; choose another network with "
-            "--network-interface (HOROVODLIKE_NETWORK_INTERFACE)"
-        ) from error
+    [listener] = listen(f"rank {rank}", [address], [0])
     with listener:
         mine = {"address": address, "port": listener.getsockname()[1]}
         if rank == 0:

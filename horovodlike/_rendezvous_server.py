@@ -34,11 +34,10 @@ from horovodlike._channel import (
     make_challenge,
 )
 from horovodlike._descriptors import ensure_descriptors
+from horovodlike._listening import is_everywhere, listen
 from horovodlike._roll_call import Reply, RollCall
-from horovodlike.errors import RendezvousError
 
 _READ_BYTES = 1 << 16
-_BACKLOG = 4096  # the kernel lowers it to what it allows; a full one costs a client a second
 _MOST_STRANGERS = 128
 _FLUSH_SECONDS = 1.0
 _FREE_PORT_ATTEMPTS = 8
@@ -98,7 +97,7 @@ class RendezvousServer:
             ValueError: The key, the size or the address cannot be used.
         """
         self._hosts = [part for part in (each.strip() for each in host.split(",")) if part]
-        if not self._hosts or any(_is_any(part) for part in self._hosts):
+        if not self._hosts or any(is_everywhere(part) for part in self._hosts):
             raise ValueError(f"the rendezvous listens on addresses that are named, not on {host!r}")
         if size < 1:
             raise ValueError(f"a job must have at least one rank, not {size}")
@@ -133,7 +132,9 @@ class RendezvousServer:
             RendezvousError: It cannot listen.
         """
         ensure_descriptors(self._size, f"connections of {self._size} ranks")
-        self._listeners = self._listen()
+        # What is free on one address need not be free on another.
+        ports = [self._wanted_port] if self._wanted_port else [0] * _FREE_PORT_ATTEMPTS
+        self._listeners = listen("the rendezvous", self._hosts, ports)
         self._port = self._listeners[0].getsockname()[1]
         self._selector = selectors.DefaultSelector()
         for listener in self._listeners:
@@ -145,27 +146,6 @@ class RendezvousServer:
         _servers.add(self)
         self._thread = threading.Thread(target=self._serve, name="horovodlike-rendezvous", daemon=True)
         self._thread.start()
-
-    def _listen(self) -> list[socket.socket]:
-        """One listener for each address, all with the same port."""
-        for attempt in range(_FREE_PORT_ATTEMPTS):
-            listeners: list[socket.socket] = []
-            port = self._wanted_port
-            for host in self._hosts:
-                family = socket.AF_INET6 if ":" in host else socket.AF_INET
-                try:
-                    listeners.append(socket.create_server((host, port), family=family, backlog=_BACKLOG))
-                except OSError as error:
-                    for listener in listeners:
-                        listener.close()
-                    if listeners and not self._wanted_port and attempt + 1 < _FREE_PORT_ATTEMPTS:
-                        break  # what is free on one address need not be free on another
-                    where = f"{host} port {port}" if port else host
-                    raise RendezvousError(f"the rendezvous cannot listen on {where}: {error.strerror}") from error
-                port = listeners[0].getsockname()[1]
-            else:
-                break
-        return listeners
 
     def close(self) -> None:
         """Sends what is still to be sent, closes every connection and ends the thread. May be called again."""
@@ -418,11 +398,6 @@ class RendezvousServer:
 
 def _encode(message: dict[str, Any]) -> bytes:
     return json.dumps(message, separators=(",", ":")).encode()
-
-
-def _is_any(host: str) -> bool:
-    """Whether it stands for every address of the host."""
-    return host.strip("[]") in ("0.0.0.0", "::", "0", "::0", "*")
 
 
 class _ProtocolError(Exception):

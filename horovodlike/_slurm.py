@@ -21,6 +21,7 @@ from horovodlike._channel import JobKey, job_digest
 from horovodlike._dial import dial
 from horovodlike._host_list import expand_hosts
 from horovodlike._interfaces import local_addresses
+from horovodlike._listening import listen
 from horovodlike._meeting_point import Appointment
 from horovodlike.config import Config
 from horovodlike.errors import RendezvousError
@@ -131,7 +132,7 @@ class _Desk:
         self._content = content
         self._credential = make_credential(content)
         self._made = time.monotonic()
-        self._listeners = _listen(hosts, ports)
+        self._listeners = listen("rank 0", hosts, ports)
         self._threads = [
             threading.Thread(target=self._serve, args=(listener,), name="horovodlike-slurm", daemon=True)
             for listener in self._listeners
@@ -169,26 +170,6 @@ class _Desk:
                     self._credential = make_credential(self._content)
                 self._made = time.monotonic()
             return self._credential
-
-
-def _listen(hosts: list[str], ports: list[int]) -> list[socket.socket]:
-    problem: OSError | None = None
-    for port in ports:
-        listeners: list[socket.socket] = []
-        try:
-            for host in hosts:
-                family = socket.AF_INET6 if ":" in host else socket.AF_INET
-                listeners.append(socket.create_server((host, port), family=family, backlog=4096))
-            return listeners
-        except OSError as error:
-            problem = error
-            for listener in listeners:
-                listener.close()
-    assert problem is not None
-    raise RendezvousError(
-        f"rank 0 cannot listen on {', '.join(hosts)} at any of the ports {', '.join(map(str, ports))} that this job "
-        f"may use: {problem.strerror}"
-    )
 
 
 def _ask(address: str, port: int) -> bytes:

@@ -18,6 +18,7 @@ import pytest
 
 from horovodlike import _slurm
 from horovodlike._channel import JobKey
+from horovodlike._listening import listen
 from horovodlike._meeting_point import Appointment
 from horovodlike._slurm import SlurmMeetingPoint, make_credential, open_credential
 from horovodlike.config import Config, load
@@ -163,7 +164,7 @@ def test_ports_that_others_have(place: Place) -> None:
         assert found is not None
         assert found.port == 4711
         with pytest.raises(RendezvousError, match="cannot listen on 127.0.0.1 at any of the ports"):
-            _slurm._listen(["127.0.0.1"], rank_0._ports[:2])
+            listen("rank 0", ["127.0.0.1"], rank_0._ports[:2])
 
 
 def _say_something_else(listener: socket.socket) -> None:

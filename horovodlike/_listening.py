@@ -1,0 +1,48 @@
+"""Listening on some of a host's addresses."""
+
+import socket
+from collections.abc import Sequence
+
+from horovodlike.errors import RendezvousError
+
+BACKLOG = 4096
+"""The kernel lowers it to what it allows; a full one costs a client a second."""
+
+
+def listen(who: str, hosts: Sequence[str], ports: Sequence[int]) -> list[socket.socket]:
+    """Listens on all of the addresses at one port.
+
+    Args:
+        who: For whom, in the error.
+        hosts: The addresses.
+        ports: The ports to be tried in turn; 0 stands for one that is free.
+
+    Returns:
+        A socket for each address, in their order.
+
+    Raises:
+        RendezvousError: None of the ports can be had on all addresses.
+    """
+    problem: OSError | None = None
+    for wanted in ports:
+        listeners: list[socket.socket] = []
+        port = wanted
+        try:
+            for host in hosts:
+                family = socket.AF_INET6 if ":" in host else socket.AF_INET
+                listeners.append(socket.create_server((host, port), family=family, backlog=BACKLOG))
+                port = listeners[0].getsockname()[1]
+            return listeners
+        except OSError as error:
+            problem = error
+            for listener in listeners:
+                listener.close()
+    assert problem is not None
+    named = [str(port) for port in ports if port]
+    where = f" port {named[0]}" if len(named) == 1 else f" at any of the ports {', '.join(named)}" if named else ""
+    raise RendezvousError(f"{who} cannot listen on {', '.join(hosts)}{where}: {problem.strerror}") from problem
+
+
+def is_everywhere(host: str) -> bool:
+    """Whether it stands for every address of the host."""
+    return host.strip("[]") in ("0.0.0.0", "::", "0", "::0", "*")

@@ -198,3 +198,24 @@ def test_a_rank_that_is_killed(mpi, swallow):
     assert ended.seconds < BOUND_S
     assert 1 not in ended.values and 1 not in ended.errors
     assert all("JobBrokenError" in error for error in ended.errors.values())
+
+
+def _one_stops() -> None:
+    basics.init()
+    data = np.ones(1 << 20, np.float32)
+    allreduce("x", data)
+    if basics.rank() == 1:
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGSTOP))
+    for _ in range(10**6):
+        allreduce("x", data)
+
+
+def test_a_rank_that_stops(mpi):
+    """What waits for it is given up, in MPI's hands or in ours, and mpirun ends the job."""
+    settings = {**THROUGH_MPI, "HOROVODLIKE_STALL_SHUTDOWN_TIME_SECONDS": "3"}
+    ended = mpi.start(mpi.command(3), _one_stops, settings=settings)
+    assert ended.code != 0 and not ended.values and ended.errors
+    assert ended.seconds < BOUND_S
+    told = "JobBrokenError: (stalled: one of ranks [012], [012] did not get on with a collective|.*rank 1)"
+    assert all(re.search(told, error) for error in ended.errors.values()), ended.errors

@@ -66,18 +66,22 @@ void Waiter::check_peers() {
   }
 }
 
-void Waiter::check_stall(uint64_t waited, const std::function<bool(int)>& lags, const Sockets* sockets, bool* warned) {
-  bool warn = options_.stall_warning > 0 && waited > to_ns(options_.stall_warning) && !*warned;
-  bool end = options_.stall_shutdown > 0 && waited > to_ns(options_.stall_shutdown);
-  if (!warn && !end) return;
+std::string Waiter::name_laggards(const std::function<bool(int)>& lags, const Sockets* sockets) const {
   std::string text;
   for (int peer = 0; peer < memory_->shape().ranks; ++peer) {
     if (peer != options_.local_rank && lags(peer)) text += (text.empty() ? "" : ", ") + describe(peer);
   }
   const std::string remote = sockets != nullptr ? sockets->awaited() : std::string();
   if (!remote.empty()) text += (text.empty() ? "" : ", ") + remote;
-  text += " did not get on with a collective that has begun, for " + std::to_string(waited / kSecond) +
-          " s: stopped, swapped out, or its processor is taken";
+  return text;
+}
+
+void Waiter::check_stall(uint64_t waited, const std::function<std::string()>& who, bool* warned) {
+  bool warn = options_.stall_warning > 0 && waited > to_ns(options_.stall_warning) && !*warned;
+  bool end = options_.stall_shutdown > 0 && waited > to_ns(options_.stall_shutdown);
+  if (!warn && !end) return;
+  const std::string text = who() + " did not get on with a collective that has begun, for " +
+                           std::to_string(waited / kSecond) + " s: stopped, swapped out, or its processor is taken";
   if (warn) log(LogLevel::kWarning, text);
   *warned |= warn;
   if (end) memory_->break_job("stalled: " + text);
@@ -116,7 +120,7 @@ Status Waiter::sleep_until(const std::function<bool()>& condition, const std::fu
   return status;
 }
 
-Status Waiter::wait_polling(const std::function<bool()>& condition, const std::function<bool(int)>& lags) {
+Status Waiter::wait_polling(const std::function<bool()>& condition, const std::function<std::string()>& who) {
   const uint64_t start = now_ns();
   uint64_t leaving_since = 0;
   uint64_t ignored = 0;
@@ -133,7 +137,7 @@ Status Waiter::wait_polling(const std::function<bool()>& condition, const std::f
                  [this] { return memory_->is_broken(); }, kPollInterval);
       check_peers();
       check_leaving(&leaving_since);
-      check_stall(now_ns() - start, lags, nullptr, &warned);
+      check_stall(now_ns() - start, who, &warned);
     }
   }
   add_waited(now_ns() - start);
@@ -152,7 +156,7 @@ Status Waiter::sleep_until(const std::function<bool()>& condition, const std::fu
                [&] { return condition() || memory_->is_broken(); }, kCheckInterval);
     check_peers();
     check_leaving(&leaving_since);
-    check_stall(now_ns() - start, lags, sockets, &warned);
+    check_stall(now_ns() - start, [&] { return name_laggards(lags, sockets); }, &warned);
   }
   return Status();
 }

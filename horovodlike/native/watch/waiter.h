@@ -104,9 +104,10 @@ class Waiter {
     if (spent > 0) add_waited(spent);
     return found ? Status() : sleep_until(std::function<bool()>(std::cref(condition)), lags, sockets);
   }
-  // Waits until `condition` holds where no doorbell rings when it does: it is looked at again and again. Only on the
-  // engine's thread, which nothing interrupts. Any error means that the job is broken.
-  Status wait_polling(const std::function<bool()>& condition, const std::function<bool(int)>& lags);
+  // Waits until `condition` holds where no doorbell rings when it does: it is looked at again and again. who() names
+  // those that are waited for. Only on the engine's thread, which nothing interrupts. Any error means that the job is
+  // broken.
+  Status wait_polling(const std::function<bool()>& condition, const std::function<std::string()>& who);
   // Nanoseconds that were spent in wait() and wait_polling() so far. Any thread.
   uint64_t waited() const { return waited_.load(std::memory_order_relaxed); }
 
@@ -160,7 +161,8 @@ class Waiter {
   void check_leaving(uint64_t* leaving_since);
   void show_processor();
   void adapt_spin_limit();
-  void check_stall(uint64_t waited, const std::function<bool(int)>& lags, const Sockets* sockets, bool* warned);
+  std::string name_laggards(const std::function<bool(int)>& lags, const Sockets* sockets) const;
+  void check_stall(uint64_t waited, const std::function<std::string()>& who, bool* warned);
 
   std::shared_ptr<HostMemory> memory_;
   WaiterOptions options_;

@@ -6,6 +6,8 @@
 #include <numeric>
 #include <utility>
 
+#include "negotiate/rank_list.h"
+
 namespace hvl {
 
 namespace {
@@ -382,10 +384,13 @@ Status ExternalDataPlane::finish(int32_t begun) {
     if (state == HVL_IN_PROGRESS) state = functions_.test(functions_.context);
     return state != HVL_IN_PROGRESS;
   };
-  // Who of them is late, only the library knows.
-  const auto lags = [&](int rank) { return team_->contains(rank); };
+  const auto who = [&] {  // of them is late, only the library knows
+    std::vector<int> others = team_->ranks;
+    others.erase(others.begin() + static_cast<std::ptrdiff_t>(mine()));
+    return (others.size() > 1 ? "one of " : "") + text_of_ranks(others);
+  };
   in_progress_ = true;
-  Status status = waiter_->wait_polling(is_done, lags);
+  Status status = waiter_->wait_polling(is_done, who);
   if (!status.ok()) return status;
   in_progress_ = false;
   if (state == HVL_OK) return status;

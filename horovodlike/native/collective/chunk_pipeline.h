@@ -157,7 +157,8 @@ class ChunkPipeline {
         publish(&mine.filled, ++filled_);
       } else if (!moved) {
         auto step_is_possible = [&] {
-          if (may_drain() || may_combine() || may_fill()) return true;
+          // Asking again must find again what the network did when it was asked before.
+          if (may_drain() || may_spread() || may_combine() || may_fill()) return true;
           bool has_moved = false;
           status = network->advance(&has_moved);
           return has_moved || !status.ok();

@@ -14,4 +14,8 @@ How a measurement is made, so that its figures mean something:
 - Bandwidth as in nccl-tests: algbw = bytes / time, busbw = algbw x 2(n-1)/n. For memcpy, in which each of n processes
   copies from one buffer of its own to another, algbw is what one process copies: an in-place allreduce must at least
   read and write the tensor once in every process, so this is its limit once the tensors are larger than the caches.
+- Over hosts (part `hosts`) the limit is the rate that iperf3 measures on the same link: in one direction where the link
+  is shaped, and per direction of `--bidir`, the mean of both, where the processors are the limit. It takes its turns
+  like a peer. The rate of an allreduce is its busbw, of n hosts, in bits of the tensor per second. Latency is measured
+  over a cable without a switch. Bytes on the wire are those that the first host's interface counts.
 """

@@ -14,9 +14,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import allreduce, driver, gradient_compression, keras_steps, launch, memory, tables, targets, training
+from benchmarks import (
+    allreduce,
+    driver,
+    gradient_compression,
+    hosts,
+    keras_steps,
+    launch,
+    memory,
+    tables,
+    targets,
+    training,
+)
 
-PARTS = ("allreduce", "training", "memory", "keras", "compression")
+PARTS = ("allreduce", "training", "memory", "keras", "compression", "hosts")
 MIB = 1 << 20
 
 
@@ -29,6 +40,9 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--bytes", type=_numbers, metavar="N,N", help="sizes of the allreduce")
     parser.add_argument("--dtypes", type=lambda text: text.split(","), default=list(allreduce.DTYPES), metavar="T,T")
     parser.add_argument("--models", type=lambda text: text.split(","), default=list(training.MODELS), metavar="M,M")
+    parser.add_argument(
+        "--networks", type=lambda text: text.split(","), default=list(hosts.NETWORKS), metavar="N,N", help="of hosts"
+    )
     parser.add_argument("--rounds", type=int, help="turns of each peer (default: 7, or 2 with --quick)")
     parser.add_argument("--without", type=lambda text: text.split(","), default=[], metavar="PEER,PEER")
     parser.add_argument(
@@ -38,6 +52,10 @@ def parse_args() -> argparse.Namespace:
     args = parser.parse_args()
     if unknown := set(args.parts) - set(PARTS):
         parser.error(f"no such part: {', '.join(sorted(unknown))}")
+    if unknown := set(args.networks) - set(hosts.NETWORKS):
+        parser.error(f"no such network: {', '.join(sorted(unknown))}; there are {', '.join(hosts.NETWORKS)}")
+    if "hosts" in args.parts and (reason := hosts.missing()):
+        parser.error(f"no hosts here: {reason}")
     return args
 
 
@@ -111,6 +129,16 @@ def measure(args: argparse.Namespace, results: dict[str, Any]) -> None:
     if "compression" in parts:
         say("compression of gradients, 2 ranks")
         results["compression"] = gradient_compression.measure(2, epochs=2 if args.quick else 12)
+    if "hosts" in parts:
+        if reason := hosts.missing():
+            say(f"without hosts: {reason}")
+        else:
+            effort = (
+                hosts.Effort(16 * MIB, args.rounds, 0.1, 1)
+                if args.quick
+                else hosts.Effort(64 * MIB, args.rounds, 1.5, 2)
+            )
+            results["hosts"] = hosts.measure(args.networks, effort, args.without, say)
 
 
 def write(results: dict[str, Any], folder: Path) -> str:

@@ -143,6 +143,15 @@ class Group:
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-30:])
 
 
+class Turns(Protocol):
+    """What takes turns with other peers: a group, or a measurement of another kind."""
+
+    name: str
+
+    def call(self, command: Message) -> list[Message]:
+        """See Group.call."""
+
+
 class Case(Protocol):
     """Something to measure: what to tell a peer's ranks, and how to read their answers. Hashable."""
 
@@ -169,7 +178,7 @@ def slowest(answers: Sequence[Message]) -> float:
 
 
 def interleave(
-    groups: Sequence[Group], cases: Sequence[Case], rounds: int, budget: float, fewest: int
+    groups: Sequence[Turns], cases: Sequence[Case], rounds: int, budget: float, fewest: int
 ) -> dict[tuple[str, Case], list[float]]:
     """Measures all cases on all peers, the peers taking turns.
 
@@ -208,7 +217,7 @@ def summary(seconds: Sequence[float]) -> Mapping[str, Any]:
     }
 
 
-def _rotated(groups: list[Group], number: int) -> list[Group]:
+def _rotated(groups: list[Turns], number: int) -> list[Turns]:
     """The groups, starting with another one each round, so that none always comes after the same neighbour."""
     first = number % len(groups) if groups else 0
     return groups[first:] + groups[:first]

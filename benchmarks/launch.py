@@ -69,7 +69,8 @@ def gloo() -> Launcher:
     """Ranks that meet through a file, with torch.distributed's Gloo backend on the loopback interface."""
 
     def commands(size: int, scratch: Path) -> list[Command]:
-        return [Command(_worker("gloo"), _places(size, rank, scratch)) for rank in range(size)]
+        store, interface = f"file://{scratch / 'store'}", os.environ.get("GLOO_SOCKET_IFNAME", "lo")
+        return [Command(worker("gloo"), places(size, rank, store, interface)) for rank in range(size)]
 
     return Launcher("gloo", commands, "" if importlib.util.find_spec("torch") else "PyTorch is not installed")
 
@@ -78,7 +79,7 @@ def independent(name: str) -> Launcher:
     """Ranks that know their number and do not communicate."""
 
     def commands(size: int, scratch: Path) -> list[Command]:
-        return [Command(_worker(name), _places(size, rank, scratch)) for rank in range(size)]
+        return [Command(worker(name), places(size, rank)) for rank in range(size)]
 
     return Launcher(name, commands)
 
@@ -91,7 +92,7 @@ def openmpi() -> Launcher:
     def commands(size: int, scratch: Path) -> list[Command]:
         flags = ["--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
         # Open MPI keeps its session folder in TMPDIR; the default is shared with other runs on this machine.
-        return [Command([str(mpirun), *flags, "-np", str(size), *_worker("mpi")], {"TMPDIR": str(scratch)})]
+        return [Command([str(mpirun), *flags, "-np", str(size), *worker("mpi")], {"TMPDIR": str(scratch)})]
 
     return Launcher("openmpi", commands, missing)
 
@@ -101,7 +102,7 @@ def mpich(python: str) -> Launcher:
     mpiexec = Path(python).parent / "mpiexec"
 
     def commands(size: int, scratch: Path) -> list[Command]:
-        return [Command([str(mpiexec), "-n", str(size), *_worker("mpi", python)])]
+        return [Command([str(mpiexec), "-n", str(size), *worker("mpi", python)])]
 
     return Launcher("mpich", commands, "" if mpiexec.exists() else f"there is no {mpiexec}")
 
@@ -120,14 +121,12 @@ def _with_backend(launcher: Launcher, backend: str) -> Launcher:
     return replace(launcher, commands=commands, missing=launcher.missing or absent)
 
 
-def _worker(peer: str, python: str = sys.executable) -> list[str]:
+def worker(peer: str, python: str = sys.executable) -> list[str]:
+    """Returns the command line of one rank."""
     return [python, str(WORKER), peer]
 
 
-def _places(size: int, rank: int, scratch: Path) -> dict[str, str]:
-    return {
-        "BENCHMARK_RANK": str(rank),
-        "BENCHMARK_SIZE": str(size),
-        "BENCHMARK_STORE": str(scratch / "store"),
-        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
-    }
+def places(size: int, rank: int, store: str = "", interface: str = "") -> dict[str, str]:
+    """Returns the environment of a rank that no launcher numbers; Gloo meets at the URL `store`."""
+    numbers = {"BENCHMARK_RANK": str(rank), "BENCHMARK_SIZE": str(size)}
+    return numbers | ({"BENCHMARK_STORE": store, "GLOO_SOCKET_IFNAME": interface} if store else {})

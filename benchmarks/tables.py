@@ -16,6 +16,17 @@ PEERS = {
     "memcpy": "memcpy",
     "alone": "no communication",
 }
+HOSTS_PEERS = {
+    "iperf3": "iperf3",
+    "horovodlike": "horovodlike",
+    "horovodlike.2": "horovodlike, 2 ranks on each host",
+    "gloo": "Gloo",
+}
+NETWORKS = {
+    "shaped": "2 hosts, each with 1 Gbit/s to a switch",
+    "cable": "2 hosts and an unshaped cable",
+    "four": "4 hosts, each with 1 Gbit/s to a switch",
+}
 MODELS = {
     "mlp": "MLP, 12.6 M parameters",
     "resnet18": "ResNet-18, 32x32",
@@ -52,6 +63,8 @@ def document(results: dict[str, Any], verdicts: Sequence[Verdict]) -> str:
     if results.get("compression"):
         title = "## Compression of gradients, 2 ranks, {steps} steps of a CNN on real images"
         parts += [title.format(**results["compression"][0]), compression(results["compression"])]
+    if results.get("hosts"):
+        parts += _hosts(results["hosts"])
     parts += ["## Targets", targets(verdicts)]
     return "\n\n".join(parts) + "\n"
 
@@ -165,6 +178,47 @@ def small(rows: Sequence[dict[str, Any]]) -> str:
     names = {"horovodlike": "PyTorch", "keras.tensorflow": "TensorFlow, eager"}
     times = ", ".join(f"{names[row['peer']]} {human_time(row['seconds'])}" for row in rows)
     return f"A named allreduce of 4 B into a new tensor: {times}."
+
+
+def _hosts(results: dict[str, Any]) -> list[str]:
+    """Titles and tables of all networks."""
+    parts = []
+    for network, title in NETWORKS.items():
+        rows = [row for row in results["allreduce"] if row["network"] == network]
+        large = [row for row in rows if row["nbytes"] >= MIB]
+        if large:
+            parts += [f"## {title}: allreduce of {human_bytes(large[0]['nbytes'])}, float32", rates(large)]
+        small = [row for row in rows if row["nbytes"] < MIB]
+        if small:
+            parts += [f"## {title}: latency of a named, synchronous allreduce", latencies(small)]
+    if results["training"]:
+        parts += ["## Training steps over that cable", training(results["training"])]
+    return parts
+
+
+def rates(rows: Sequence[dict[str, Any]]) -> str:
+    """One line per peer: what each host sends per second, and what its interface counted in the same few allreduces."""
+    by_peer = {row["peer"]: row for row in rows}
+    limit, ours = by_peer.get("iperf3"), by_peer.get("horovodlike")
+    lines = []
+    for peer, title in HOSTS_PEERS.items():
+        if row := by_peer.get(peer):
+            time = "" if row is limit else human_time(row["seconds"])
+            ratio = f"{row['rate'] / limit['rate']:.3f}" if limit else ""
+            sent = f"{row['sent'] / ours['sent']:.4f}" if ours and "sent" in row else ""
+            lines.append([title, time, f"{row['rate'] / 1e9:.3f} Gbit/s", ratio, sent])
+    return table(["peer", "time", "rate", "x iperf3", "bytes on the wire, x horovodlike"], lines)
+
+
+def latencies(rows: Sequence[dict[str, Any]]) -> str:
+    """One line per size."""
+    seconds = {(row["nbytes"], row["peer"]): row["seconds"] for row in rows}
+    lines = []
+    for nbytes in sorted({row["nbytes"] for row in rows}):
+        ours, gloo = (seconds.get((nbytes, peer)) for peer in ("horovodlike", "gloo"))
+        ratio = f"{ours / gloo:.2f}" if ours and gloo else ""
+        lines.append([human_bytes(nbytes), _optional_time(ours), _optional_time(gloo), ratio])
+    return table(["size", "horovodlike", "Gloo", "time / Gloo's"], lines)
 
 
 def targets(verdicts: Sequence[Verdict]) -> str:

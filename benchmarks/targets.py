@@ -22,6 +22,12 @@ TRAINING = {"mlp": 1.35, "resnet18": 1.12, "gpt": 1.12, "tiny": 1.30}
 # The same for a step of Keras's `fit` over 12.6 million parameters; and TensorFlow's smallest eager allreduce, in times
 # of PyTorch's.
 KERAS_FIT, TENSORFLOW_SMALL = 1.35, 3.0
+# Over hosts: at least this part of iperf3's rate, by network; and of Gloo's time at most this part, by bytes.
+HOSTS_RATE = {"shaped": 0.97, "cable": 0.85, "four": 0.95}
+HOSTS_LATENCY = {4: 0.8, 64 * KIB: 0.7}
+HOSTS_OVER_GLOO = 1.2
+# Two ranks on each host against one: bytes on the wire may differ by this part, and the time is at most so much longer.
+HOSTS_BYTES, HOSTS_TIME = 0.01, 1.03
 MEMORY_BYTES = 16 * MIB
 IMPORT_SECONDS, IMPORT_BYTES = 0.1, 25 * MIB
 
@@ -49,6 +55,7 @@ def check(results: dict[str, Any]) -> list[Verdict]:
         *_training(results),
         *_memory(results),
         *_keras(results),
+        *_hosts(results),
     ]
 
 
@@ -124,6 +131,32 @@ def _keras(results: dict[str, Any]) -> Iterator[Verdict]:
         yield _at_most(f"step of Keras's fit, {backend}: time / no communication", KERAS_FIT, ratio)
     ratio = _ratio(small.get("keras.tensorflow"), small.get("horovodlike"))
     yield _at_most("4 B eager allreduce: TensorFlow's time / PyTorch's", TENSORFLOW_SMALL, ratio)
+
+
+def _hosts(results: dict[str, Any]) -> Iterator[Verdict]:
+    rows = results.get("hosts", {}).get("allreduce", [])
+    largest = max((row["nbytes"] for row in rows), default=0)
+
+    def value(key: str, network: str, peer: str, nbytes: int = largest) -> float | None:
+        found = [
+            row.get(key) for row in rows if (row["network"], row["peer"], row["nbytes"]) == (network, peer, nbytes)
+        ]
+        return found[0] if found else None
+
+    titles = {"shaped": "2 hosts, 1 Gbit/s", "cable": "2 hosts, one cable", "four": "4 hosts, 1 Gbit/s"}
+    for network, limit in HOSTS_RATE.items():
+        ratio = _ratio(value("rate", network, "horovodlike"), value("rate", network, "iperf3"))
+        yield _at_least(f"{titles[network]}: rate of an allreduce / iperf3's", limit, ratio)
+    ratio = _ratio(value("rate", "cable", "horovodlike"), value("rate", "cable", "gloo"))
+    yield _at_least(f"{titles['cable']}: rate of an allreduce / Gloo's", HOSTS_OVER_GLOO, ratio)
+    ratio = _ratio(value("sent", "shaped", "horovodlike.2"), value("sent", "shaped", "horovodlike"))
+    difference = None if ratio is None else abs(ratio - 1)
+    yield _at_most("2 hosts x 2 ranks: bytes on the wire, difference to 2 x 1", HOSTS_BYTES, difference)
+    ratio = _ratio(value("seconds", "shaped", "horovodlike.2"), value("seconds", "shaped", "horovodlike"))
+    yield _at_most("2 hosts x 2 ranks: time / that of 2 x 1", HOSTS_TIME, ratio)
+    for nbytes, limit in HOSTS_LATENCY.items():
+        ours, gloo = (value("seconds", "cable", peer, nbytes) for peer in ("horovodlike", "gloo"))
+        yield _at_most(f"2 hosts: {nbytes} B allreduce: time / Gloo's", limit, _ratio(ours, gloo))
 
 
 def _memory(results: dict[str, Any]) -> Iterator[Verdict]:

@@ -1,0 +1,227 @@
+"""Allreduce and training over several hosts: network namespaces with TCP between them, made by tests/cluster.
+
+The limit is what iperf3 measures on the same link; it takes its turns like the other peers. The rate of an allreduce is
+what each host has to send at least, 2(n-1)/n times the tensor for n hosts, divided by the time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import driver, launch
+from benchmarks.allreduce import AllreduceCase
+from benchmarks.protocol import Message
+from benchmarks.training import TrainingCase
+
+TESTS = Path(__file__).resolve().parent.parent / "tests"
+# Only while its modules are imported: some folders of the tests have the names of frameworks.
+sys.path.append(str(TESTS))
+from cluster import iperf  # noqa: E402
+from cluster.hosts import Cluster, Host  # noqa: E402
+from cluster.tools import missing as missing_tool  # noqa: E402
+
+sys.path.remove(str(TESTS))
+
+KIB, MIB = 1 << 10, 1 << 20
+SMALL = (4, 64 * KIB)
+IPERF = "iperf3"
+TWO_RANKS = "horovodlike.2"
+MODELS = ("mlp",)
+RENDEZVOUS_PORT, STORE_PORT = 29400, 29500
+
+
+@dataclass(frozen=True)
+class Network:
+    """Hosts, their links, and what is measured on them.
+
+    Attributes:
+        hosts: How many there are.
+        rate: Bits per second to which each host's link is shaped; 0 for as fast as it goes.
+        direct: A cable between two hosts, instead of a switch.
+        per_host: Numbers of ranks on each host that horovodlike is measured with.
+        steps: Whether latency and training steps are measured too.
+    """
+
+    hosts: int
+    rate: float = 0.0
+    direct: bool = False
+    per_host: tuple[int, ...] = (1,)
+    steps: bool = False
+
+
+NETWORKS = {
+    "shaped": Network(2, rate=1e9, per_host=(1, 2)),
+    "cable": Network(2, direct=True, steps=True),
+    "four": Network(4, rate=1e9),
+}
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is measured: the tensor's size, rounds, seconds of a measurement and of one by iperf3."""
+
+    nbytes: int
+    rounds: int
+    budget: float
+    iperf_seconds: int
+
+
+class HostsCase(AllreduceCase):
+    """float32; iperf3 measures what limits the large ones only."""
+
+    def supports(self, peer: str) -> bool:
+        """See driver.Case."""
+        return peer != IPERF or self.nbytes >= MIB
+
+
+class Iperf:
+    """The link's limit, as a peer: an allreduce takes as long as its bytes at the rate that iperf3 measures."""
+
+    name = IPERF
+
+    def __init__(self, hosts: Sequence[Host], bidirectional: bool, seconds: int) -> None:
+        """Measures between the first two hosts; both directions at once, of which the mean counts, or one."""
+        self._hosts = hosts
+        self._bidirectional = bidirectional
+        self._seconds = seconds
+
+    def call(self, command: Message) -> list[Message]:
+        """See driver.Turns."""
+        sender, receiver = self._hosts[:2]
+        rates = iperf.measure(sender, receiver, seconds=self._seconds, bidirectional=self._bidirectional)
+        rate = (rates.forward + rates.backward) / 2 if self._bidirectional else rates.forward
+        return [{"seconds": bits_to_send(command["nbytes"], len(self._hosts)) / rate}]
+
+
+def missing() -> str:
+    """Why hosts cannot be had here, or the empty string."""
+    return missing_tool("namespaces") or missing_tool("iperf3")
+
+
+def bits_to_send(nbytes: int, hosts: int) -> float:
+    """Returns what each host has to send for an allreduce: the bus bandwidth of nccl-tests is this per second."""
+    return 8 * nbytes * 2 * (hosts - 1) / hosts
+
+
+def horovodlike(hosts: Sequence[Host], per_host: int = 1) -> launch.Launcher:
+    """One `hvdrun --nnodes` on each host, as without ssh; ranks of different `per_host` can be there together."""
+    hvdrun = launch.beside(sys.executable, "hvdrun")
+    rendezvous = f"{hosts[0].name}:{RENDEZVOUS_PORT + per_host}"
+
+    def commands(size: int, scratch: Path) -> list[launch.Command]:
+        key = scratch / "key"
+        key.touch(mode=0o600)
+        key.write_text("0123456789abcdef" * 4)  # the network ends at these hosts
+        nodes = ["--nnodes", str(len(hosts)), "--rendezvous", rendezvous, "--secret-key-file", str(key)]
+        ranks = ["-np", str(per_host), *launch.worker("horovodlike")]
+        return [
+            launch.Command(host.inside([str(hvdrun), *nodes, "--node-rank", str(number), *ranks]))
+            for number, host in enumerate(hosts)
+        ]
+
+    name = "horovodlike" if per_host == 1 else f"horovodlike.{per_host}"
+    return launch.Launcher(name, commands, "" if hvdrun else "hvdrun is not installed")
+
+
+def gloo(hosts: Sequence[Host]) -> launch.Launcher:
+    """One rank of torch.distributed on each host, over the same interface."""
+    store = f"tcp://{hosts[0].ipv4}:{STORE_PORT}"
+
+    def commands(size: int, scratch: Path) -> list[launch.Command]:
+        return [
+            launch.Command(host.inside(launch.worker("gloo")), launch.places(size, rank, store, "eth0"))
+            for rank, host in enumerate(hosts)
+        ]
+
+    return launch.Launcher("gloo", commands, "" if importlib.util.find_spec("torch") else "PyTorch is not installed")
+
+
+def measure(
+    names: Sequence[str], effort: Effort, without: Sequence[str], say: Callable[[str], None]
+) -> dict[str, list[dict[str, Any]]]:
+    """Returns the rows of the results for networks of NETWORKS: "allreduce" and "training".
+
+    Raises:
+        BenchmarkError: a peer failed, or hosts could not be made.
+    """
+    results: dict[str, list[dict[str, Any]]] = {"allreduce": [], "training": []}
+    for name in names:
+        network = NETWORKS[name]
+        with _hosts(network) as hosts, contextlib.ExitStack() as stack:
+            peers = [(horovodlike(hosts, count), count * network.hosts) for count in network.per_host]
+            peers.append((gloo(hosts), network.hosts))
+            if network.steps:
+                peers.append((launch.independent("alone"), network.hosts))
+            for launcher, _ in peers:
+                if launcher.missing:
+                    say(f"without {launcher.name}: {launcher.missing}")
+            say(f"{network.hosts} hosts, {name}: {', '.join([launcher.name for launcher, _ in peers])}, {IPERF}")
+            groups = [
+                stack.enter_context(driver.Group(launcher, size))
+                for launcher, size in peers
+                if not launcher.missing and launcher.name not in without
+            ]
+            limit = Iperf(hosts, bidirectional=not network.rate, seconds=effort.iperf_seconds)
+            results["allreduce"] += _allreduce(name, hosts, groups, limit, effort)
+            if network.steps:
+                results["training"] += _training(groups, effort)
+    return results
+
+
+@contextlib.contextmanager
+def _hosts(network: Network) -> Iterator[Sequence[Host]]:
+    """The hosts, with names that resolve to IPv4 addresses: then headers have the same size for all peers."""
+    try:
+        with Cluster(network.hosts, direct=network.direct, ipv6=False) as cluster:
+            for host in cluster.hosts if network.rate else ():
+                cluster.shape(host, rate=network.rate)
+            yield cluster.hosts
+    except AssertionError as error:  # what the fixture raises, also for commands that fail
+        raise driver.BenchmarkError(f"hosts: {error}") from error
+
+
+def _allreduce(
+    name: str, hosts: Sequence[Host], groups: Sequence[driver.Group], limit: Iperf, effort: Effort
+) -> list[dict[str, Any]]:
+    network = NETWORKS[name]
+    ranked = [group for group in groups if group.name != "alone"]
+    large = HostsCase("float32", effort.nbytes)
+    samples = driver.interleave([*ranked, limit], [large], effort.rounds, effort.budget, fewest=2)
+    if network.steps:
+        cases = [HostsCase("float32", nbytes) for nbytes in SMALL]
+        samples |= driver.interleave(ranked, cases, effort.rounds, effort.budget / 2, fewest=20)
+    sizes = {group.name: group.size for group in ranked}
+    sent = {group.name: _sent(group, hosts[0], large) for group in ranked}
+    rows = []
+    for (peer, case), seconds in samples.items():
+        assert isinstance(case, AllreduceCase)
+        row = {"network": name, "hosts": network.hosts, "peer": peer, "np": sizes.get(peer), "nbytes": case.nbytes}
+        row |= driver.summary(seconds)
+        row["rate"] = bits_to_send(case.nbytes, network.hosts) / row["seconds"]
+        if case is large and peer in sent:
+            row["sent"] = sent[peer]
+        rows.append(row)
+    return rows
+
+
+def _sent(group: driver.Group, host: Host, case: HostsCase) -> int:
+    """What a host sends for one measurement of a few allreduces, the same number for every peer."""
+    before = host.counters()
+    group.call(case.command(2))
+    return (host.counters() - before).sent_bytes
+
+
+def _training(groups: Sequence[driver.Group], effort: Effort) -> list[dict[str, Any]]:
+    cases = [TrainingCase(model) for model in MODELS]
+    samples = driver.interleave(groups, cases, effort.rounds, effort.budget, fewest=5)
+    return [
+        {"peer": peer, "np": groups[0].size, "model": case.model, **driver.summary(seconds)}
+        for (peer, case), seconds in samples.items()
+        if isinstance(case, TrainingCase)
+    ]

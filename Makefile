@@ -38,7 +38,7 @@ tools: ## as root on Debian, install the servers that the tests of several hosts
 	packages=$$($(PYTHON) tests/cluster/tools.py); test -z "$$packages" || { apt-get update -q && \
 	DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends $$packages; }
 
-bench: $(STAMPS)/dev ## measure against Gloo, MPI, memcpy and DDP: a quarter of an hour on a quiet machine
+bench: $(STAMPS)/dev ## measure against Gloo, MPI, memcpy, DDP and iperf3: twenty minutes on a quiet machine
 	$(BIN)/python -m benchmarks $(BENCH_FLAGS)
 
 # mypy runs outside the checkout: what is checked is what is installed, not the source folder of the same name.

@@ -35,13 +35,21 @@ def parse_args() -> argparse.Namespace:
     """Reads the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure horovodlike against its peers.")
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (default: all)")
-    parser.add_argument("--quick", action="store_true", help="a minute for development; the figures mean little")
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="two minutes for development, one of them for hosts; the figures mean little",
+    )
     parser.add_argument("--np", type=_numbers, default=[2, 4], metavar="N,N", help="ranks (default: 2,4)")
     parser.add_argument("--bytes", type=_numbers, metavar="N,N", help="sizes of the allreduce")
     parser.add_argument("--dtypes", type=lambda text: text.split(","), default=list(allreduce.DTYPES), metavar="T,T")
     parser.add_argument("--models", type=lambda text: text.split(","), default=list(training.MODELS), metavar="M,M")
     parser.add_argument(
-        "--networks", type=lambda text: text.split(","), default=list(hosts.NETWORKS), metavar="N,N", help="of hosts"
+        "--networks",
+        type=lambda text: text.split(","),
+        default=list(hosts.NETWORKS),
+        metavar="N,N",
+        help="networks of the hosts",
     )
     parser.add_argument("--rounds", type=int, help="turns of each peer (default: 7, or 2 with --quick)")
     parser.add_argument("--without", type=lambda text: text.split(","), default=[], metavar="PEER,PEER")
@@ -133,12 +141,17 @@ def measure(args: argparse.Namespace, results: dict[str, Any]) -> None:
         if reason := hosts.missing():
             say(f"without hosts: {reason}")
         else:
-            effort = (
-                hosts.Effort(16 * MIB, args.rounds, 0.1, 1)
-                if args.quick
-                else hosts.Effort(64 * MIB, args.rounds, 1.5, 2)
-            )
-            results["hosts"] = hosts.measure(args.networks, effort, args.without, say)
+            _measure_hosts(args, results.setdefault("hosts", {}))
+
+
+def _measure_hosts(args: argparse.Namespace, results: dict[str, Any]) -> None:
+    full = hosts.Effort(64 * MIB, args.rounds, budget=1.5, iperf_seconds=2, models=("mlp",))
+    quick = hosts.Effort(8 * MIB, args.rounds, budget=0.1, iperf_seconds=1)
+    for network in args.networks:
+        say(f"hosts, network {network}")
+        part = hosts.measure(network, quick if args.quick else full, lambda peers: available(peers, args.without))
+        for name, rows in part.items():
+            results.setdefault(name, []).extend(rows)
 
 
 def write(results: dict[str, Any], folder: Path) -> str:

@@ -143,7 +143,7 @@ class Group:
         return "\n".join(self._log.read_text(errors="replace").splitlines()[-30:])
 
 
-class Turns(Protocol):
+class Participant(Protocol):
     """What takes turns with other peers: a group, or a measurement of another kind."""
 
     name: str
@@ -178,7 +178,7 @@ def slowest(answers: Sequence[Message]) -> float:
 
 
 def interleave(
-    groups: Sequence[Turns], cases: Sequence[Case], rounds: int, budget: float, fewest: int
+    groups: Sequence[Participant], cases: Sequence[Case], rounds: int, budget: float, fewest: int
 ) -> dict[tuple[str, Case], list[float]]:
     """Measures all cases on all peers, the peers taking turns.
 
@@ -217,7 +217,7 @@ def summary(seconds: Sequence[float]) -> Mapping[str, Any]:
     }
 
 
-def _rotated(groups: list[Turns], number: int) -> list[Turns]:
+def _rotated(groups: list[Participant], number: int) -> list[Participant]:
     """The groups, starting with another one each round, so that none always comes after the same neighbour."""
     first = number % len(groups) if groups else 0
     return groups[first:] + groups[:first]

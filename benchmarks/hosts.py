@@ -30,9 +30,6 @@ sys.path.remove(str(TESTS))
 
 KIB, MIB = 1 << 10, 1 << 20
 SMALL = (4, 64 * KIB)
-IPERF = "iperf3"
-TWO_RANKS = "horovodlike.2"
-MODELS = ("mlp",)
 RENDEZVOUS_PORT, STORE_PORT = 29400, 29500
 
 
@@ -45,45 +42,46 @@ class Network:
         rate: Bits per second to which each host's link is shaped; 0 for as fast as it goes.
         direct: A cable between two hosts, instead of a switch.
         per_host: Numbers of ranks on each host that horovodlike is measured with.
-        steps: Whether latency and training steps are measured too.
+        latency: Whether small tensors and training steps are measured too.
     """
 
     hosts: int
     rate: float = 0.0
     direct: bool = False
     per_host: tuple[int, ...] = (1,)
-    steps: bool = False
+    latency: bool = False
 
 
 NETWORKS = {
     "shaped": Network(2, rate=1e9, per_host=(1, 2)),
-    "cable": Network(2, direct=True, steps=True),
+    "cable": Network(2, direct=True, latency=True),
     "four": Network(4, rate=1e9),
 }
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured: the tensor's size, rounds, seconds of a measurement and of one by iperf3."""
+    """How much is measured: the large tensor, rounds, seconds of a measurement and of one by iperf3, models."""
 
     nbytes: int
     rounds: int
     budget: float
     iperf_seconds: int
+    models: tuple[str, ...] = ()
 
 
 class HostsCase(AllreduceCase):
-    """float32; iperf3 measures what limits the large ones only."""
+    """The same, whatever the peer is called."""
 
     def supports(self, peer: str) -> bool:
         """See driver.Case."""
-        return peer != IPERF or self.nbytes >= MIB
+        return True
 
 
 class Iperf:
     """The link's limit, as a peer: an allreduce takes as long as its bytes at the rate that iperf3 measures."""
 
-    name = IPERF
+    name = "iperf3"
 
     def __init__(self, hosts: Sequence[Host], bidirectional: bool, seconds: int) -> None:
         """Measures between the first two hosts; both directions at once, of which the mean counts, or one."""
@@ -92,7 +90,7 @@ class Iperf:
         self._seconds = seconds
 
     def call(self, command: Message) -> list[Message]:
-        """See driver.Turns."""
+        """See driver.Participant."""
         sender, receiver = self._hosts[:2]
         rates = iperf.measure(sender, receiver, seconds=self._seconds, bidirectional=self._bidirectional)
         rate = (rates.forward + rates.backward) / 2 if self._bidirectional else rates.forward
@@ -143,34 +141,33 @@ def gloo(hosts: Sequence[Host]) -> launch.Launcher:
 
 
 def measure(
-    names: Sequence[str], effort: Effort, without: Sequence[str], say: Callable[[str], None]
+    name: str, effort: Effort, choose: Callable[[Sequence[launch.Launcher]], Sequence[launch.Launcher]]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Returns the rows of the results for networks of NETWORKS: "allreduce" and "training".
+    """Measures on one network of NETWORKS.
+
+    Args:
+        name: the network's.
+        effort: how much is measured.
+        choose: from all peers to those that are to be measured.
+
+    Returns:
+        The rows of the results: "allreduce" and "training".
 
     Raises:
         BenchmarkError: a peer failed, or hosts could not be made.
     """
-    results: dict[str, list[dict[str, Any]]] = {"allreduce": [], "training": []}
-    for name in names:
-        network = NETWORKS[name]
-        with _hosts(network) as hosts, contextlib.ExitStack() as stack:
-            peers = [(horovodlike(hosts, count), count * network.hosts) for count in network.per_host]
-            peers.append((gloo(hosts), network.hosts))
-            if network.steps:
-                peers.append((launch.independent("alone"), network.hosts))
-            for launcher, _ in peers:
-                if launcher.missing:
-                    say(f"without {launcher.name}: {launcher.missing}")
-            say(f"{network.hosts} hosts, {name}: {', '.join([launcher.name for launcher, _ in peers])}, {IPERF}")
-            groups = [
-                stack.enter_context(driver.Group(launcher, size))
-                for launcher, size in peers
-                if not launcher.missing and launcher.name not in without
-            ]
-            limit = Iperf(hosts, bidirectional=not network.rate, seconds=effort.iperf_seconds)
-            results["allreduce"] += _allreduce(name, hosts, groups, limit, effort)
-            if network.steps:
-                results["training"] += _training(groups, effort)
+    network = NETWORKS[name]
+    trains = network.latency and effort.models
+    with _hosts(network) as hosts, contextlib.ExitStack() as stack:
+        peers = [horovodlike(hosts, count) for count in network.per_host]
+        sizes = {peer.name: count * len(hosts) for peer, count in zip(peers, network.per_host, strict=True)}
+        peers.append(gloo(hosts))
+        if trains:
+            peers.append(launch.independent("alone"))
+        groups = [stack.enter_context(driver.Group(peer, sizes.get(peer.name, len(hosts)))) for peer in choose(peers)]
+        results = {"allreduce": _allreduce(name, hosts, [group for group in groups if group.name != "alone"], effort)}
+        if trains:
+            results["training"] = _training(groups, effort)
     return results
 
 
@@ -187,24 +184,23 @@ def _hosts(network: Network) -> Iterator[Sequence[Host]]:
 
 
 def _allreduce(
-    name: str, hosts: Sequence[Host], groups: Sequence[driver.Group], limit: Iperf, effort: Effort
+    name: str, hosts: Sequence[Host], groups: Sequence[driver.Group], effort: Effort
 ) -> list[dict[str, Any]]:
     network = NETWORKS[name]
-    ranked = [group for group in groups if group.name != "alone"]
+    limit = Iperf(hosts, bidirectional=not network.rate, seconds=effort.iperf_seconds)
     large = HostsCase("float32", effort.nbytes)
-    samples = driver.interleave([*ranked, limit], [large], effort.rounds, effort.budget, fewest=2)
-    if network.steps:
+    samples = driver.interleave([*groups, limit], [large], effort.rounds, effort.budget, fewest=2)
+    if network.latency:
         cases = [HostsCase("float32", nbytes) for nbytes in SMALL]
-        samples |= driver.interleave(ranked, cases, effort.rounds, effort.budget / 2, fewest=20)
-    sizes = {group.name: group.size for group in ranked}
-    sent = {group.name: _sent(group, hosts[0], large) for group in ranked}
+        samples |= driver.interleave(groups, cases, effort.rounds, effort.budget / 2, fewest=20)
+    sent = {group.name: _sent(group, hosts[0], large) for group in groups}
     rows = []
     for (peer, case), seconds in samples.items():
-        assert isinstance(case, AllreduceCase)
-        row = {"network": name, "hosts": network.hosts, "peer": peer, "np": sizes.get(peer), "nbytes": case.nbytes}
+        assert isinstance(case, HostsCase)
+        row: dict[str, Any] = {"network": name, "hosts": len(hosts), "peer": peer, "nbytes": case.nbytes}
         row |= driver.summary(seconds)
-        row["rate"] = bits_to_send(case.nbytes, network.hosts) / row["seconds"]
-        if case is large and peer in sent:
+        row["rate"] = bits_to_send(case.nbytes, len(hosts)) / row["seconds"]
+        if case == large and peer in sent:
             row["sent"] = sent[peer]
         rows.append(row)
     return rows
@@ -218,7 +214,7 @@ def _sent(group: driver.Group, host: Host, case: HostsCase) -> int:
 
 
 def _training(groups: Sequence[driver.Group], effort: Effort) -> list[dict[str, Any]]:
-    cases = [TrainingCase(model) for model in MODELS]
+    cases = [TrainingCase(model) for model in effort.models]
     samples = driver.interleave(groups, cases, effort.rounds, effort.budget, fewest=5)
     return [
         {"peer": peer, "np": groups[0].size, "model": case.model, **driver.summary(seconds)}

@@ -47,7 +47,7 @@ def document(results: dict[str, Any], verdicts: Sequence[Verdict]) -> str:
     ]
     for size in sorted({row["np"] for row in results.get("allreduce", [])}):
         for dtype in ("float32", "bfloat16"):
-            rows = [row for row in results["allreduce"] if (row["np"], row["dtype"]) == (size, dtype)]
+            rows = [row for row in results.get("allreduce", []) if (row["np"], row["dtype"]) == (size, dtype)]
             if rows:
                 parts += [f"## In-place allreduce, {size} ranks, {dtype}", allreduce(rows)]
     if results.get("many"):
@@ -184,14 +184,14 @@ def _hosts(results: dict[str, Any]) -> list[str]:
     """Titles and tables of all networks."""
     parts = []
     for network, title in NETWORKS.items():
-        rows = [row for row in results["allreduce"] if row["network"] == network]
+        rows = [row for row in results.get("allreduce", []) if row["network"] == network]
         large = [row for row in rows if row["nbytes"] >= MIB]
         if large:
             parts += [f"## {title}: allreduce of {human_bytes(large[0]['nbytes'])}, float32", rates(large)]
         small = [row for row in rows if row["nbytes"] < MIB]
         if small:
             parts += [f"## {title}: latency of a named, synchronous allreduce", latencies(small)]
-    if results["training"]:
+    if results.get("training"):
         parts += ["## Training steps over that cable", training(results["training"])]
     return parts
 

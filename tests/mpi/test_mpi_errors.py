@@ -213,9 +213,11 @@ def _one_stops() -> None:
 
 def test_a_rank_that_stops(mpi):
     """What waits for it is given up, in MPI's hands or in ours, and mpirun ends the job."""
-    settings = {**THROUGH_MPI, "HOROVODLIKE_STALL_SHUTDOWN_TIME_SECONDS": "3"}
+    settings = {**THROUGH_MPI, "HOROVODLIKE_STALL_SHUTDOWN_TIME_SECONDS": "5"}
     ended = mpi.start(mpi.command(3), _one_stops, settings=settings)
     assert ended.code != 0 and not ended.values and ended.errors
     assert ended.seconds < BOUND_S
-    told = "JobBrokenError: (stalled: one of ranks [012], [012] did not get on with a collective|.*rank 1)"
-    assert all(re.search(told, error) for error in ended.errors.values()), ended.errors
+    # By the second text if it stopped before it had announced its next allreduce.
+    told = "JobBrokenError: stalled: (one of ranks [012], [012] did not get on with a collective|.*rank 1)"
+    for error in ended.errors.values():
+        assert re.search(told, error, re.DOTALL), error

@@ -156,8 +156,8 @@ class ChunkPipeline {
         fill(filled_ - base_);
         publish(&mine.filled, ++filled_);
       } else if (!moved) {
+        // It is looked at more often than once before a sleep, and each look may complete a chunk.
         auto step_is_possible = [&] {
-          // Asking again must find again what the network did when it was asked before.
           if (may_drain() || may_spread() || may_combine() || may_fill()) return true;
           bool has_moved = false;
           status = network->advance(&has_moved);

@@ -1,0 +1,65 @@
+// The schedule of a collective in which other hosts have a part, with a network that the test is.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <memory>
+#include <vector>
+
+#include "check.h"
+#include "collective/chunk_pipeline.h"
+
+namespace hvl {
+namespace {
+
+// What comes from other hosts comes all at once, when the test says so.
+struct Network {
+  uint64_t num_sources = 0;
+  uint64_t num_complete_chunks = 0;
+  bool arrives = false;
+
+  void add_source() { ++num_sources; }
+  uint64_t num_complete() const { return num_complete_chunks; }
+  const Sockets* sockets() const { return nullptr; }
+  Status advance(bool* moved) {
+    if (arrives && num_complete_chunks < num_sources) {
+      num_complete_chunks = num_sources;
+      *moved = true;
+    }
+    return Status();
+  }
+};
+
+// It comes between the last look of a thread that has nothing to do and the look with which it makes sure that it may
+// sleep.
+TEST(what_comes_while_a_rank_falls_asleep_is_gone_on_with) {
+  int bell[2];
+  REQUIRE(pipe2(bell, O_NONBLOCK | O_CLOEXEC) == 0);
+  auto memory = HostMemory::anonymous(HostShape{1, 4096, 4});
+  REQUIRE(memory->set_pipes({bell[1]}).ok());
+  Poller poller;
+  REQUIRE(poller.open(bell[0]).ok());
+  for (int end : bell) close(end);
+
+  Network network;
+  WaiterOptions options;
+  options.ranks = {0};
+  options.poller = &poller;
+  options.before_sleep = [&] { network.arrives = true; };
+  Waiter waiter(memory, options);
+  const std::function<bool()> never = [] { return false; };
+  waiter.take_turn(Sleeper::kWaitingThread, now_ns() + 10 * kSecond, &never);
+  ChunkPipeline pipeline(memory, 0, &waiter);
+  pipeline.begin(std::make_shared<Team>(std::vector<int>{0}, 0), 1);
+
+  std::vector<uint64_t> spread, drained;
+  const auto nothing = [](uint64_t) {};
+  const Status status = pipeline.run(
+      3, nothing, nothing, &network, [&](uint64_t chunk) { spread.push_back(chunk); },
+      [&](uint64_t chunk) { drained.push_back(chunk); });
+  CHECK_EQ(status.message(), "");
+  CHECK(spread == (std::vector<uint64_t>{0, 1, 2}));
+  CHECK(drained == (std::vector<uint64_t>{0, 1, 2}));
+}
+
+}  // namespace
+}  // namespace hvl

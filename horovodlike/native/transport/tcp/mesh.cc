@@ -1,6 +1,7 @@
 #include "transport/tcp/mesh.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 namespace hvl {
@@ -25,10 +26,15 @@ void Mesh::add_to(std::vector<pollfd>* polled) const {
 }
 
 std::string Mesh::awaited() const {
-  std::string text;
+  const auto receives = [](const Stream* stream) { return stream->is_receiving(); };
+  // Who only does not take what it gets is most often waiting for others, as this rank is.
+  const bool any_receives = std::any_of(active_.begin(), active_.end(), receives);
+  std::set<std::string> peers;
   for (const Stream* stream : active_) {
-    if (stream->is_receiving()) text += (text.empty() ? "" : ", ") + stream->peer();
+    if (receives(stream) || !any_receives) peers.insert(stream->peer());
   }
+  std::string text;
+  for (const std::string& peer : peers) text += (text.empty() ? "" : ", ") + peer;
   return text;
 }
 

@@ -55,8 +55,6 @@ Status Poller::watch(int fd) {
   return control(news_, EPOLL_CTL_ADD, fd, EPOLLIN) == -1 ? failed("watch a connection") : Status();
 }
 
-void Poller::forget(int fd) { control(news_, EPOLL_CTL_DEL, fd, 0); }
-
 int Poller::sleep(uint64_t timeout) {
   const int result = poll_for(&polled_, timeout);
   silence();

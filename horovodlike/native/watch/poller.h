@@ -34,9 +34,8 @@ class Poller {
 
   // `bell`: the end to read from of this rank's pipe; a duplicate is used.
   Status open(int bell);
-  // News on this descriptor end an idle sleep from now on, or do no longer.
+  // News on this descriptor end an idle sleep from now on, until it is closed.
   Status watch(int fd);
-  void forget(int fd);
 
   // For who is on duty. Sleeps until the bell rings, there are news or `timeout` nanoseconds are over; returns EINTR
   // after a signal.

@@ -24,7 +24,12 @@ Channel::Channel(int fd, const ChannelKey& send_key, const ChannelKey& receive_k
   setsockopt(fd_, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);  // fails on what is not TCP, and delays nothing anyway
 }
 
-Channel::~Channel() { close(fd_); }
+Channel::~Channel() { close_fd(); }
+
+void Channel::close_fd() {
+  if (fd_ != -1) close(fd_);
+  fd_ = -1;
+}
 
 void Channel::send(const std::string& frame) {
   if (frame.size() <= kFrameLimit) {
@@ -42,15 +47,20 @@ void Channel::finish() {
 }
 
 Status Channel::pump(bool* progressed) {
-  if (!failure_.ok()) return failure_;
+  if (!is_over()) failure_ = move(progressed);
+  // At once: a descriptor that has hung up would wake whoever sleeps on it again and again.
+  if (is_over() && (failure_.ok() || is_gone_)) close_fd();
+  return failure_;
+}
+
+Status Channel::move(bool* progressed) {
   const Status sending = write(progressed);
   bool has_read = false;
   const Status receiving = read(&has_read);
   *progressed |= has_read;
   // The peer's last words may wait behind the news that it takes no more.
   if (receiving.ok() && (has_read || has_frame())) return Status();
-  failure_ = sending.ok() || has_read ? receiving : sending;
-  return failure_;
+  return sending.ok() || has_read ? receiving : sending;
 }
 
 Status Channel::write(bool* progressed) {
@@ -72,12 +82,16 @@ Status Channel::read(bool* progressed) {
   char bytes[kReadBytes];
   const ssize_t count = recv(fd_, bytes, sizeof bytes, MSG_DONTWAIT);
   if (count < 0) return is_transient(errno) ? Status() : lost(errno);
-  if (count == 0) return opener_.close();
+  if (count == 0) {
+    is_gone_ = true;
+    return opener_.close();
+  }
   *progressed = true;
   return opener_.feed(bytes, static_cast<size_t>(count));
 }
 
-Status Channel::lost(int error) const {
+Status Channel::lost(int error) {
+  is_gone_ = true;
   return Status(HVL_JOB_BROKEN, "the connection to " + peer_ + " is lost: " + strerror(error));
 }
 

@@ -2,8 +2,8 @@
 // between hosts.
 //
 // One thread at a time. Who sleeps polls fd(): to read until has_ended(), to write until is_flushed(). In good order a
-// connection ends with finish() on both sides, and neither destroys its channel before has_ended() and is_flushed():
-// what the kernel has not delivered when a socket with unread bytes is closed is lost.
+// connection ends with finish() on both sides, and neither destroys its channel before is_over(): what the kernel has
+// not delivered when a socket with unread bytes is closed is lost.
 #pragma once
 
 #include <string>
@@ -37,23 +37,29 @@ class Channel {
   bool has_frame() const { return opener_.has_frame(); }
   // The peer has finished, and all its frames were handed out.
   bool has_ended() const { return opener_.is_at_end() && !has_frame(); }
+  // Nothing more goes or comes: both sides have finished, or it has failed.
+  bool is_over() const { return !failure_.ok() || (half_closed_ && has_ended()); }
   // The kernel has taken all that was queued.
   bool is_flushed() const { return outbox_.empty() && finishing_ == half_closed_; }
+  // -1 when it is over and the peer has closed it, too.
   int fd() const { return fd_; }
   const std::string& peer() const { return peer_; }
 
  private:
+  Status move(bool* progressed);
   Status write(bool* progressed);
   Status read(bool* progressed);
-  Status lost(int error) const;
+  Status lost(int error);
+  void close_fd();
 
-  const int fd_;
+  int fd_;
   const std::string peer_;
   Sealer sealer_;
   Opener opener_;
   ByteQueue outbox_;
   bool finishing_ = false;
   bool half_closed_ = false;
+  bool is_gone_ = false;  // the peer
   Status failure_;
 };
 

@@ -64,7 +64,6 @@ Status TreeLeader::pump_channels(bool* progressed) {
   Status first;
   for_each_channel([&](Channel* channel) {
     const bool may_end = log_has_ended_ || is_finished_;
-    if (may_end && channel->has_ended() && channel->is_flushed()) return;
     Status status = channel->pump(progressed);
     if (status.ok() && !may_end && channel->has_ended()) {
       status = Status(HVL_JOB_BROKEN, "the connection to " + channel->peer() + " has ended before the job");
@@ -116,7 +115,8 @@ void TreeLeader::send_up(const Message& message) {
 
 bool TreeLeader::next_is_public() const {
   return !log_.empty() && rings_.has_written(record_ends_.front()) &&
-         std::all_of(children_.begin(), children_.end(), [](const auto& child) { return child->is_flushed(); });
+         std::all_of(children_.begin(), children_.end(),
+                     [](const auto& child) { return child->is_flushed() || child->is_over(); });
 }
 
 Status TreeLeader::next(Record* record, bool* found) {
@@ -139,7 +139,7 @@ bool TreeLeader::has_news() {
 bool TreeLeader::is_flushed() {
   if (!rings_.is_flushed()) return false;
   return !any_channel(
-      [this](const Channel& channel) { return !channel.is_flushed() || (is_finished_ && !channel.has_ended()); });
+      [this](const Channel& channel) { return !channel.is_over() && (is_finished_ || !channel.is_flushed()); });
 }
 
 void TreeLeader::finish() {

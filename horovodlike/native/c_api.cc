@@ -76,9 +76,11 @@ void after_fork_in_parent() {
   engine_mutex.unlock();
 }
 
-// The engine's thread lives in the parent only: the child forgets the engine, without touching it.
+// The engine's thread lives in the parent only: the child forgets the engine, and touches nothing of it but
+// connections.
 void after_fork_in_child() {
   if (current_engine != nullptr) {
+    current_engine->close_in_child();
     new std::shared_ptr<Engine>(std::move(current_engine));  // never destroyed
     is_forked_child = true;
   }

@@ -92,6 +92,11 @@ class Engine {
   void hurry();
   // Ends the job on all ranks. Returns when the engine thread has ended.
   void shut_down();
+  // In a child process that was forked, where nothing else of it may be called.
+  void close_in_child() {
+    control_->close_in_child();
+    data_plane_->close_in_child();
+  }
 
   const EngineOptions& options() const { return options_; }
   const EngineCounters& counters() const { return counters_; }

@@ -30,6 +30,9 @@ class ControlPlane {
   virtual void tell_broken(const std::string&) {}
   // Reports tensors that some ranks wait for; called a few times a second, and does not wait.
   virtual Status check_stalls() = 0;
+  // In a child process that the framework has forked, and the last call there: closes its copies of connections. With
+  // them open nobody would see that the parent process has ended, as long as the child lives.
+  virtual void close_in_child() {}
   // Bytes of a batch at most, of what is decided from now on. Of the coordinator's rank only.
   virtual void set_fusion_threshold(int64_t) {}
 };

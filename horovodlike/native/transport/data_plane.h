@@ -57,6 +57,9 @@ class DataPlane {
   virtual Status allgather(const Gather& gather) = 0;
   virtual Status reducescatter(const Scatter& scatter) = 0;
   virtual Status alltoall(const Exchange& exchange) = 0;
+
+  // As of a ControlPlane.
+  virtual void close_in_child() {}
 };
 
 }  // namespace hvl

@@ -7,6 +7,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 namespace hvl {
 
@@ -24,11 +25,11 @@ Channel::Channel(int fd, const ChannelKey& send_key, const ChannelKey& receive_k
   setsockopt(fd_, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);  // fails on what is not TCP, and delays nothing anyway
 }
 
-Channel::~Channel() { close_fd(); }
+Channel::~Channel() { close(); }
 
-void Channel::close_fd() {
-  if (fd_ != -1) close(fd_);
-  fd_ = -1;
+void Channel::close() {
+  const int fd = std::exchange(fd_, -1);  // first: another thread may fork at any time
+  if (fd != -1) ::close(fd);
 }
 
 void Channel::send(const std::string& frame) {
@@ -49,7 +50,7 @@ void Channel::finish() {
 Status Channel::pump(bool* progressed) {
   if (!is_over()) failure_ = move(progressed);
   // At once: a descriptor that has hung up would wake whoever sleeps on it again and again.
-  if (is_over() && (failure_.ok() || is_gone_)) close_fd();
+  if (is_over() && (failure_.ok() || is_gone_)) close();
   return failure_;
 }
 

@@ -30,6 +30,8 @@ class Channel {
   // *progressed if anything moved. An error says what is wrong and is final, and there are no frames after it. That
   // the peer is gone is an error only after its last frame was handed out.
   Status pump(bool* progressed);
+  // Nothing may be pumped any more.
+  void close();
   // Hands out the next frame.
   bool receive(std::string* frame) { return opener_.receive(frame); }
 
@@ -50,7 +52,6 @@ class Channel {
   Status write(bool* progressed);
   Status read(bool* progressed);
   Status lost(int error);
-  void close_fd();
 
   int fd_;
   const std::string peer_;

@@ -21,6 +21,7 @@ class HostsDataPlane : public DataPlane {
   Status allgather(const Gather& gather) override;
   Status reducescatter(const Scatter& scatter) override;
   Status alltoall(const Exchange& exchange) override;
+  void close_in_child() override { mesh_->close_in_child(); }
 
  private:
   // Makes the collective unless it is an interrupted one that goes on.

@@ -10,6 +10,12 @@ void Mesh::add(int rank, int fd, const std::string& peer) {
   streams_[static_cast<size_t>(rank)].push_back(std::make_unique<Stream>(fd, peer));
 }
 
+void Mesh::close_in_child() {
+  for (const auto& streams : streams_) {
+    for (const auto& stream : streams) stream->close();
+  }
+}
+
 Status Mesh::progress(bool* moved) {
   Status status;
   for (Stream* stream : active_) {

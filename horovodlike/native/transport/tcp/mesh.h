@@ -33,6 +33,8 @@ class Mesh : public Sockets {
   // All that was asked for has been moved.
   bool is_idle() const { return active_.empty(); }
 
+  void close_in_child();
+
   // Moves what can be moved without waiting; sets *moved if anything was.
   Status progress(bool* moved);
 

@@ -64,7 +64,12 @@ void Transfer::advance(uint64_t num_bytes) {
   }
 }
 
-Stream::~Stream() { close(fd_); }
+Stream::~Stream() { close(); }
+
+void Stream::close() {
+  if (fd_ != -1) ::close(fd_);
+  fd_ = -1;
+}
 
 Status Stream::lost(const std::string& why) const {
   return Status(HVL_JOB_BROKEN, "the connection to " + peer_ + " was lost: " + why);

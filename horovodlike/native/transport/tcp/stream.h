@@ -53,6 +53,8 @@ class Stream {
   // Moves what can be moved without waiting; sets *moved if anything was.
   Status progress(bool* moved);
   pollfd polled() const;
+  // Nothing may be moved any more.
+  void close();
 
  private:
   Status send_some(bool* moved);

@@ -170,6 +170,10 @@ void TreeLeader::tell_broken(const std::string& text) {
   pump_channels(&progressed);
 }
 
+void TreeLeader::close_in_child() {
+  for_each_channel([](Channel* channel) { channel->close(); });
+}
+
 TreeRoot::TreeRoot(std::shared_ptr<HostMemory> memory, const SeatOptions& options, std::vector<int> ranks,
                    std::vector<int> pids, std::vector<std::unique_ptr<Channel>> children)
     : TreeLeader(memory, ranks, nullptr, std::move(children)),

@@ -30,6 +30,7 @@ class TreeLeader : public ControlPlane {
   void finish() override;
   Status check_other_hosts() override;
   void tell_broken(const std::string& text) override;
+  void close_in_child() override;
 
  protected:
   // A message for the coordinator, with the ranks that it speaks for. `came`: when, by this host's clock.

@@ -130,9 +130,10 @@ def _set_options(connected: socket.socket, use: int, timeout: float) -> None:
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle)
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, interval)
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, probes)
-    # Data may wait for long behind other data on a slow link; it is the control connection that tells.
-    milliseconds = round(1000 * timeout * (1 if use == CONTROL else 4))
-    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
+    # It also ends connections to a process that is stopped and takes no more, where much may be on its way. Data has
+    # the engine's own watch (transport/tcp/stream.h).
+    if use == CONTROL:
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * timeout))
 
 
 def _keepalive(timeout: float) -> tuple[int, int, int]:

@@ -23,6 +23,8 @@ class Sockets {
   virtual void add_to(std::vector<pollfd>* polled) const = 0;
   // The ranks that are waited for, for messages; empty: none.
   virtual std::string awaited() const = 0;
+  // Called now and then. An error: a peer's host is silent.
+  virtual Status check_answered() const = 0;
 };
 
 class Poller {

@@ -46,9 +46,9 @@ std::string Waiter::describe(int local_rank) const {
   return text;
 }
 
-void Waiter::check_peers() {
+bool Waiter::check_peers() {
   uint64_t now = now_ns();
-  if (now - last_check_ < kCheckInterval) return;
+  if (now - last_check_ < kCheckInterval) return false;
   last_check_ = now;
   options_.check_other_hosts();
   for (size_t peer = 0; peer < pidfds_.size(); ++peer) {
@@ -64,6 +64,14 @@ void Waiter::check_peers() {
                          "way that runs no exit handlers");
     }
   }
+  return true;
+}
+
+bool Waiter::somebody_lags(const std::function<bool(int)>& lags) const {
+  for (int peer = 0; peer < memory_->shape().ranks; ++peer) {
+    if (peer != options_.local_rank && lags(peer)) return true;
+  }
+  return false;
 }
 
 std::string Waiter::name_laggards(const std::function<bool(int)>& lags, const Sockets* sockets) const {
@@ -148,17 +156,21 @@ Status Waiter::sleep_until(const std::function<bool()>& condition, const std::fu
                            const Sockets* sockets, uint64_t start) {
   uint64_t leaving_since = 0;
   bool warned = false;
-  while (!condition()) {
+  Status status;
+  while (status.ok() && !condition()) {
     if (memory_->is_broken()) return Status(HVL_JOB_BROKEN, memory_->broken_text());
     if (is_interrupted() || has_enough()) return Status(HVL_IN_PROGRESS, "interrupted");
     options_.before_sleep();
     sleep_with([&](uint64_t limit) { return options_.poller->sleep_in_collective(sockets, limit); }, kRingProgress,
                [&] { return condition() || memory_->is_broken(); }, kCheckInterval);
-    check_peers();
+    if (check_peers() && sockets != nullptr) status = sockets->check_answered();
     check_leaving(&leaving_since);
-    check_stall(now_ns() - start, [&] { return name_laggards(lags, sockets); }, &warned);
+    // Who waits for a rank of his own host knows who it is, and is heard first: others wait for him.
+    const uint64_t patience = sockets != nullptr && !somebody_lags(lags) ? kSecond : 0;
+    const uint64_t waited = now_ns() - start;
+    check_stall(waited - std::min(waited, patience), [&] { return name_laggards(lags, sockets); }, &warned);
   }
-  return Status();
+  return status;
 }
 
 }  // namespace hvl

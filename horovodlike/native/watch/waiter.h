@@ -131,8 +131,8 @@ class Waiter {
     sleep_with([this](uint64_t limit) { return options_.poller->sleep_idle(limit); }, listening, condition, timeout);
   }
 
-  // Breaks the job if a peer has ended without shutting down. Cheap enough to be called every few milliseconds.
-  void check_peers();
+  // Breaks the job if a peer has ended without shutting down; false: it is not time yet to look again.
+  bool check_peers();
   // "rank 1 (pid 4711)"
   std::string describe(int local_rank) const;
 
@@ -161,6 +161,7 @@ class Waiter {
   void check_leaving(uint64_t* leaving_since);
   void show_processor();
   void adapt_spin_limit();
+  bool somebody_lags(const std::function<bool(int)>& lags) const;
   std::string name_laggards(const std::function<bool(int)>& lags, const Sockets* sockets) const;
   void check_stall(uint64_t waited, const std::function<std::string()>& who, bool* warned);
 

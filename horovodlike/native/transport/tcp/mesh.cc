@@ -44,4 +44,12 @@ std::string Mesh::awaited() const {
   return text;
 }
 
+Status Mesh::check_answered() const {
+  Status status;
+  for (const Stream* stream : active_) {
+    if (status.ok()) status = stream->check_answered();
+  }
+  return status;
+}
+
 }  // namespace hvl

@@ -40,6 +40,7 @@ class Mesh : public Sockets {
 
   void add_to(std::vector<pollfd>* polled) const override;
   std::string awaited() const override;
+  Status check_answered() const override;
 
  private:
   Stream& at(int rank, uint64_t turn) const {

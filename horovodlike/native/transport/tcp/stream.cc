@@ -1,11 +1,15 @@
 #include "transport/tcp/stream.h"
 
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+
+#include "base/clock.h"
 
 namespace hvl {
 
@@ -14,6 +18,17 @@ namespace {
 constexpr size_t kMaxPieces = 64;          // of one system call
 constexpr uint64_t kMaxBytes = 512 << 10;  // of one system call, so that both directions get on
 constexpr size_t kForgetPieces = 256;      // that were moved
+
+constexpr uint64_t kPatience = 4;  // keepalive times: data may queue behind other data on a slow link
+
+uint64_t keepalive_time(int fd) {
+  const auto get = [fd](int name) {
+    int value = 0;
+    socklen_t length = sizeof value;
+    return getsockopt(fd, IPPROTO_TCP, name, &value, &length) == 0 ? static_cast<uint64_t>(value) : 0;
+  };
+  return (get(TCP_KEEPIDLE) + get(TCP_KEEPINTVL) * get(TCP_KEEPCNT)) * kSecond;
+}
 
 }  // namespace
 
@@ -117,6 +132,17 @@ Status Stream::receive_some(bool* moved) {
 pollfd Stream::polled() const {
   const int events = (sent_.is_empty() ? 0 : POLLOUT) | (received_.is_empty() ? 0 : POLLIN);
   return {fd_, static_cast<short>(events), 0};
+}
+
+Status Stream::check_answered() const {
+  tcp_info info{};
+  socklen_t length = sizeof info;
+  if (getsockopt(fd_, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return Status();  // it is not TCP
+  // A peer that takes no more answers each probe: with two of them, the first has not been answered.
+  const bool expects_answer = info.tcpi_unacked > 0 || info.tcpi_probes > 1;
+  const uint64_t silence = std::min(info.tcpi_last_ack_recv, info.tcpi_last_data_recv) * kMillisecond;
+  if (!expects_answer || silence < kPatience * keepalive_time(fd_)) return Status();
+  return lost("its host has acknowledged nothing for " + std::to_string(silence / kSecond) + " s");
 }
 
 }  // namespace hvl

@@ -53,6 +53,10 @@ class Stream {
   // Moves what can be moved without waiting; sets *moved if anything was.
   Status progress(bool* moved);
   pollfd polled() const;
+  // An error: something is on its way to the peer, whose host has been silent for several times as long as keepalive
+  // lets it be while nothing is. TCP_USER_TIMEOUT would not do: it also ends connections to a host that answers, but
+  // whose process is stopped and takes no more.
+  Status check_answered() const;
   // Nothing may be moved any more.
   void close();
 

@@ -262,8 +262,14 @@ Status Engine::watch() {
     const bool joins = tensor->entry != nullptr && tensor->entry->signature().kind == HVL_JOIN;
     if (joins || is_recent(tensor.get())) return status;
   }
+  std::string relays;
+  for (int rank : options_.relays_of(options_.rank)) {
+    relays += (relays.empty() ? "" : ", ") + options_.describe_remote(rank);
+  }
+  if (!relays.empty()) relays = ", or so is who passes on what it says: " + relays;
   return Status(HVL_JOB_BROKEN, "stalled: the coordinator, " + describe_coordinator() + ", has said nothing for " +
-                                    std::to_string((now - last_record_) / kSecond) + " s: it is stopped or stuck");
+                                    std::to_string((now - last_record_) / kSecond) + " s: it is stopped or stuck" +
+                                    relays);
 }
 
 std::string Engine::describe_coordinator() const {

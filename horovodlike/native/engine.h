@@ -59,6 +59,7 @@ struct EngineOptions {
 
   bool has_several_hosts() const { return !connections.empty(); }
   std::vector<int> local_ranks() const;         // the ranks of this host, ascending
+  std::vector<int> relays_of(int rank) const;   // who passes on what it and the coordinator say, from it upwards
   std::string describe_remote(int rank) const;  // "rank 4 on host b"
 };
 

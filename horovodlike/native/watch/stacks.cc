@@ -52,8 +52,9 @@ void stop_answering(HostMemory* memory, int local_rank) {
   futex_wake(&block.asked, INT_MAX, FutexScope::kHost);
 }
 
-StackQuestions::StackQuestions(std::shared_ptr<HostMemory> memory, std::vector<int> pids, std::vector<int> ranks)
-    : memory_(std::move(memory)), pids_(std::move(pids)), ranks_(std::move(ranks)) {}
+StackQuestions::StackQuestions(std::shared_ptr<HostMemory> memory, std::vector<int> pids, std::vector<int> ranks,
+                               std::vector<std::vector<int>> relays)
+    : memory_(std::move(memory)), pids_(std::move(pids)), ranks_(std::move(ranks)), relays_(std::move(relays)) {}
 
 void StackQuestions::ask(const std::vector<int>& ranks, uint64_t now) {
   questions_.clear();
@@ -117,8 +118,23 @@ std::string StackQuestions::name_of(const Question& question) const {
          (index < pids_.size() ? " (pid " + std::to_string(pids_[index]) + ")" : "");
 }
 
+// One who passes on what others ask for hides them all when he is stopped.
+std::string StackQuestions::why_not_asked(int rank) const {
+  std::string text = "was not asked: it is on another host than rank 0";
+  if (relays_.empty()) return text;
+  const std::vector<int>& relays = relays_[static_cast<size_t>(rank)];
+  const auto is_missing = [this](int relay) {
+    return std::any_of(questions_.begin(), questions_.end(),
+                       [relay](const Question& each) { return each.rank == relay; });
+  };
+  const auto highest = std::find_if(relays.rbegin(), relays.rend(), is_missing);
+  if (highest == relays.rend()) return text;
+  return text + ", and what it asks for comes through rank " + std::to_string(*highest) +
+         ": if that one is stopped, this one may not be missing";
+}
+
 std::string StackQuestions::why_silent(const Question& question) const {
-  if (question.local_rank == -1) return "was not asked: it is on another host than rank 0";
+  if (question.local_rank == -1) return why_not_asked(question.rank);
   const std::string text = "did not answer within " + std::to_string(kAnswerTime / kSecond) + " s: ";
   const size_t index = static_cast<size_t>(question.local_rank);
   switch (index < pids_.size() ? state_of(pids_[index]) : '?') {

@@ -31,8 +31,9 @@ void stop_answering(HostMemory* memory, int local_rank);
 class StackQuestions {
  public:
   // `pids` by local rank; empty: the ranks are threads of this process. `ranks`: of this host, by local rank,
-  // ascending; the others cannot be asked.
-  StackQuestions(std::shared_ptr<HostMemory> memory, std::vector<int> pids, std::vector<int> ranks);
+  // ascending; the others cannot be asked. `relays`: by rank, who passes on what it asks for, from it upwards.
+  StackQuestions(std::shared_ptr<HostMemory> memory, std::vector<int> pids, std::vector<int> ranks,
+                 std::vector<std::vector<int>> relays = {});
 
   void ask(const std::vector<int>& ranks, uint64_t now);
   // All have answered, or had their time.
@@ -51,10 +52,12 @@ class StackQuestions {
   std::string answer_of(const Question& question);
   std::string name_of(const Question& question) const;
   std::string why_silent(const Question& question) const;
+  std::string why_not_asked(int rank) const;
 
   std::shared_ptr<HostMemory> memory_;
   std::vector<int> pids_;
   std::vector<int> ranks_;
+  std::vector<std::vector<int>> relays_;
   std::vector<Question> questions_;
   uint64_t asked_at_ = 0;
 };

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <stdexcept>
@@ -43,6 +44,15 @@ std::vector<int> EngineOptions::local_ranks() const {
   return ranks;
 }
 
+std::vector<int> EngineOptions::relays_of(int each) const {
+  std::vector<int> relays;
+  for (int host = hosts.empty() ? 0 : host_of(*this, each); host > 0; host = parent_of(*this, host)) {
+    const int leader = static_cast<int>(std::find(hosts.begin(), hosts.end(), host) - hosts.begin());
+    if (leader != each) relays.push_back(leader);
+  }
+  return relays;
+}
+
 std::string EngineOptions::describe_remote(int remote) const {
   const size_t host = static_cast<size_t>(host_of(*this, remote));
   return "rank " + std::to_string(remote) + (host < host_names.size() ? " on host " + host_names[host] : "");
@@ -74,7 +84,10 @@ std::unique_ptr<ControlPlane> make_tree_leader(const EngineOptions& options, con
   }
   if ((mine == 0) != (parent == nullptr)) throw std::runtime_error("the tree of hosts is not connected");
   if (mine == 0) {
-    return std::make_unique<TreeRoot>(memory, seat, options.local_ranks(), options.local_pids, std::move(children));
+    std::vector<std::vector<int>> relays;
+    for (int rank = 0; rank < options.size; ++rank) relays.push_back(options.relays_of(rank));
+    return std::make_unique<TreeRoot>(memory, seat, options.local_ranks(), options.local_pids, std::move(relays),
+                                      std::move(children));
   }
   RankSet below;
   for (int rank = 0; rank < options.size; ++rank) {

@@ -175,10 +175,11 @@ void TreeLeader::close_in_child() {
 }
 
 TreeRoot::TreeRoot(std::shared_ptr<HostMemory> memory, const SeatOptions& options, std::vector<int> ranks,
-                   std::vector<int> pids, std::vector<std::unique_ptr<Channel>> children)
+                   std::vector<int> pids, std::vector<std::vector<int>> relays,
+                   std::vector<std::unique_ptr<Channel>> children)
     : TreeLeader(memory, ranks, nullptr, std::move(children)),
       seat_(options),
-      questions_(memory, std::move(pids), std::move(ranks)) {}
+      questions_(memory, std::move(pids), std::move(ranks), std::move(relays)) {}
 
 Status TreeRoot::decide() {
   seat_.decide([this](const Decision& decision) { publish(decision.record, decision.concerned); });

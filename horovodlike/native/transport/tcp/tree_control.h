@@ -80,8 +80,9 @@ class TreeLeader : public ControlPlane {
 // Of the root host.
 class TreeRoot : public TreeLeader {
  public:
+  // `relays`: as those of StackQuestions.
   TreeRoot(std::shared_ptr<HostMemory> memory, const SeatOptions& options, std::vector<int> ranks,
-           std::vector<int> pids, std::vector<std::unique_ptr<Channel>> children);
+           std::vector<int> pids, std::vector<std::vector<int>> relays, std::vector<std::unique_ptr<Channel>> children);
 
   Status check_stalls() override { return seat_.check_stalls(&questions_); }
   void set_fusion_threshold(int64_t num_bytes) override { seat_.set_fusion_threshold(num_bytes); }

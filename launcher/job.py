@@ -143,6 +143,8 @@ class Job:
         self._greet_at = now + patience / 5
         for link in self._links:
             if link.host is not None and self._listening and now - link.heard_at > patience:
+                # The ranks of other hosts notice it later, each by itself.
+                self._failed_at = self._failed_at or link.heard_at + self._network_timeout
                 self._blame(f"{link.host} has been silent for {now - link.heard_at:.0f} s; is it up, and reachable?")
                 link.kill()
             elif link.host is not None:

@@ -1,6 +1,6 @@
 """What the ranks of the fault tests run, without a framework: `fault_job.py FOLDER ACTION [ARGUMENT ...]`.
 
-Each rank writes what happens to it into a file of its own in the folder, which all hosts see, so that a host that is cut
+Each rank writes what happens to it into a file of its own in the folder, which all hosts see, so that one that is cut
 off can be heard as well. All hosts have the machine's clock, unless a test gives them others.
 """
 
@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from collectives import allreduce, enqueue  # noqa: E402
 
+from cluster.namespaces import wait_until  # noqa: E402
 from horovodlike import basics, ops, watching  # noqa: E402
 from horovodlike.ops import Kind  # noqa: E402
 
@@ -33,11 +34,6 @@ class Diary:
 
     def note(self, event: str, **more: Any) -> None:
         print(json.dumps({"event": event, "at": time.monotonic(), **more}), file=self._file, flush=True)
-
-
-def wait_for_go(folder: Path) -> None:
-    """Wait until the test opens the pipe."""
-    (folder / "go").open().close()
 
 
 def reduce(diary: Diary, folder: Path, length: str) -> None:
@@ -67,7 +63,7 @@ def wait(diary: Diary, folder: Path, absent: str) -> None:
 
 def idle(diary: Diary, folder: Path) -> None:
     """Do nothing until told to reduce."""
-    wait_for_go(folder)
+    wait_until((folder / "go").exists, "the word")
     allreduce("later", np.ones(10))
 
 

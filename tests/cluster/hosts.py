@@ -298,6 +298,16 @@ class Cluster:
         command("ip", "-n", self.switch, "link", "set", self.links[host.name, interface].other[1], "up")
         wait_until(self._forwards, f"the link of {host.name}")
 
+    def part(self, first: Host, second: Host) -> None:
+        """Let nothing through between two hosts, which both go on reaching the others; for ever."""
+        for host, other in ((first, second), (second, first)):
+            ipv4, ipv6 = (", ".join(family) for family in zip(*other.addresses.values(), strict=True))
+            rules = "add table inet parted\n"
+            rules += "add chain inet parted input { type filter hook input priority 0; }\n"
+            rules += f"add rule inet parted input ip saddr {{ {ipv4} }} drop\n"
+            rules += f"add rule inet parted input ip6 saddr {{ {ipv6} }} drop\n"
+            command("ip", "netns", "exec", host.namespace, "nft", "-f", "-", input=rules)
+
     def processes(self) -> dict[int, str]:
         """The processes of all hosts: their command lines by process id."""
         return namespaces.processes_of(self.name)

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,42 @@ class Failure:
         return {int(rank) for rank in re.findall(r"\brank (\d+)", self.error)}
 
 
-class Job:
+class Diaries:
+    """What the ranks of a job with `fault_job.py` write.
+
+    Args:
+        folder: Where they do.
+        size: How many they are.
+    """
+
+    def __init__(self, folder: Path, size: int) -> None:
+        self.folder = folder
+        self.size = size
+
+    def events(self, rank: int, name: str) -> list[dict[str, Any]]:
+        """What a rank has noted under a name so far."""
+        path = self.folder / f"rank{rank}.jsonl"
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        found = [json.loads(line) for line in lines if line.endswith("\n")]
+        return [event for event in found if event["event"] == name]
+
+    def pid(self, rank: int) -> int:
+        return int(self.events(rank, "up")[0]["pid"])
+
+    def host(self, rank: int) -> str:
+        return str(self.events(rank, "up")[0]["host"])
+
+    def kill(self, rank: int, number: signal.Signals = signal.SIGKILL) -> float:
+        """Send a signal to a rank; when that was, by the machine's monotonic clock."""
+        os.kill(self.pid(rank), number)
+        return time.monotonic()
+
+    def failure(self, rank: int) -> Failure:
+        [event] = self.events(rank, "failed")
+        return Failure(event["at"], event["kind"], event["error"])
+
+
+class Job(Diaries):
     """One `hvdrun` with `fault_job.py`.
 
     Args:
@@ -62,11 +97,9 @@ class Job:
         python: Sequence[object] = (sys.executable,),
         **settings: str,
     ) -> None:
+        super().__init__(folder, sum(layout))
         self.cluster = cluster
-        self.folder = folder
-        self.size = sum(layout)
         spec = ",".join(f"{host.name}:{slots}" for host, slots in zip(cluster.hosts, layout, strict=False))
-        os.mkfifo(folder / "go")
         self.process = self._start(
             cluster.launcher, ["-H", spec, *options, *python, PROGRAM, folder, *action], settings
         )
@@ -86,47 +119,28 @@ class Job:
         """What hvdrun has written to standard error so far."""
         return (self.folder / "err").read_text(errors="replace")
 
-    def events(self, rank: int, name: str) -> list[dict[str, Any]]:
-        """What a rank has noted under a name so far."""
-        path = self.folder / f"rank{rank}.jsonl"
-        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-        found = [json.loads(line) for line in lines if line.endswith("\n")]
-        return [event for event in found if event["event"] == name]
-
-    def wait_for(self, name: str, ranks: Sequence[int] | None = None, seconds: float = 30.0) -> None:
-        """Wait until some ranks, or all, have noted something."""
+    def wait_for(
+        self, name: str, ranks: Iterable[int] | None = None, *, times: int = 1, seconds: float = SLACK_S
+    ) -> None:
+        """Wait until some ranks, or all, have noted something so many times."""
+        awaited = list(range(self.size) if ranks is None else ranks)
 
         def noted() -> bool:
             ended = self.process.poll() is not None
-            missing = [rank for rank in ranks or range(self.size) if not self.events(rank, name)]
-            assert not (ended and missing), f"ranks {missing} have ended: {self.err}"
+            missing = [rank for rank in awaited if len(self.events(rank, name)) < times]
+            assert not (ended and missing), f"ranks {missing} have ended before '{name}': {self.err}"
             return not missing
 
         wait_until(noted, f"'{name}' of the ranks", seconds)
 
-    def wait_for_more(self, name: str, rank: int, times: int, seconds: float = 30.0) -> None:
-        """Wait until a rank has noted something so many times."""
-        wait_until(lambda: len(self.events(rank, name)) >= times, f"'{name}' of rank {rank}", seconds)
+    def wait_for_end(self, ranks: Iterable[int], seconds: float = GRACE_S + SLACK_S) -> None:
+        """Wait until the processes of some ranks have ended."""
+        pids = {self.pid(rank) for rank in ranks}
+        wait_until(lambda: not pids & self.cluster.processes().keys(), f"the end of {pids}", seconds)
 
-    def go(self, ranks: int) -> None:
-        """Let so many ranks go on that wait for it."""
-        for _ in range(ranks):
-            (self.folder / "go").open("w").close()
-
-    def pid(self, rank: int) -> int:
-        return int(self.events(rank, "up")[0]["pid"])
-
-    def host(self, rank: int) -> str:
-        return str(self.events(rank, "up")[0]["host"])
-
-    def kill(self, rank: int, number: signal.Signals = signal.SIGKILL) -> float:
-        """Send a signal to a rank; when that was, by the machine's monotonic clock."""
-        os.kill(self.pid(rank), number)
-        return time.monotonic()
-
-    def failure(self, rank: int) -> Failure:
-        [event] = self.events(rank, "failed")
-        return Failure(event["at"], event["kind"], event["error"])
+    def go(self) -> None:
+        """Let the ranks go on that wait for the word."""
+        (self.folder / "go").touch()
 
     def finish(self, seconds: float) -> int:
         """Wait for the end of hvdrun; its exit code."""

@@ -1,4 +1,4 @@
-"""Ranks on several hosts that die, stop or leave: all others get the right error within a bound, and nothing is left."""
+"""Ranks on several hosts that die, stop or leave: the others get the right error in time, and nothing is left."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ pytestmark = pytest.mark.cluster("sshd", "ssh")
 
 BIG = 32 << 20  # elements: a reduction that takes a good part of a second
 NOTICE_S = 1.0  # from a rank's death to the error on all others
+STALL_S = 3.0  # what the limit of a stall may be exceeded by: ranks are asked where they are, and have 2 s to answer
 CHAIN = [1, 2, 1]  # ranks of h0, h1 and h2; with a fan-out of 1, h1 is between the others
 CHAINED = {"HOROVODLIKE_FAN_OUT": "1"}
 
@@ -45,7 +46,7 @@ def test_sigkill(cluster: Callable[..., Cluster], tmp_path: Path, action: tuple[
     job.wait_for("reduced" if action[0] == "reduce" else "up")
     killed = job.kill(victim)
     if action == ("idle",):
-        job.go(job.size - 1)
+        job.go()
     assert job.finish(SETTLE_S) == 128 + signal.SIGKILL
     check_survivors(job, victim, killed)
     who = f"hvdrun: rank {victim} (pid {job.pid(victim)} on {job.host(victim)})"
@@ -72,47 +73,49 @@ def test_a_child_that_outlives_its_rank(cluster: Callable[..., Cluster], tmp_pat
     child = int(job.events(parent, "child")[0]["pid"])
     killed = job.kill(parent)
     assert (Path("/proc") / str(child)).exists()
-    job.go(1)
+    job.go()
     assert job.finish(SETTLE_S) == 128 + signal.SIGKILL
     check_survivors(job, parent, killed)
     job.check_gone()
 
 
-@pytest.mark.parametrize("victim", [0, 1, 3])
-@pytest.mark.parametrize("action", ["reduce", "small"])
+@pytest.mark.parametrize(
+    ("victim", "length"),
+    [(0, 100), (1, BIG), (2, BIG), (2, 100), (3, BIG)],
+    ids=["root", "inner-leader", "no-leader", "no-leader-of-a-small-one", "last-leader"],
+)
 def test_sigstop_until_the_stall_limit(
-    cluster: Callable[..., Cluster], tmp_path: Path, victim: int, action: str
+    cluster: Callable[..., Cluster], tmp_path: Path, victim: int, length: int
 ) -> None:
     limit = 3.0
     settings = {"HOROVODLIKE_STALL_SHUTDOWN_TIME_SECONDS": str(limit), **CHAINED}
-    job = Job(cluster(3, ssh=True), tmp_path, CHAIN, "reduce", BIG if action == "reduce" else 100, **settings)
+    job = Job(cluster(3, ssh=True), tmp_path, CHAIN, "reduce", length, **settings)
     job.wait_for("reduced")
     stopped = job.kill(victim, signal.SIGSTOP)
-    job.wait_for("failed", others(job, victim))
-    for rank in others(job, victim):
-        failure = job.failure(rank)
+    assert job.finish(STALL_S + SETTLE_S) == 1
+    failures = {rank: job.failure(rank) for rank in others(job, victim) if job.events(rank, "failed")}
+    # Those that are reached through the stopped rank only may be ended by hvdrun before they have seen enough.
+    assert failures.keys() >= (set(others(job, victim)) - ({2, 3} if victim == 1 else set()))
+    for failure in failures.values():
         assert "stalled" in failure.error
-        assert failure.named == {victim} or f"missing on ranks [{victim}]" in failure.error, failure
-        assert limit - 0.5 < failure.at - stopped < limit + 3.0, failure.at - stopped
-    assert job.finish(SETTLE_S) == 1
+        assert victim in failure.named or f"missing on ranks [{victim}]" in failure.error, failure
+        assert limit - 0.5 < failure.at - stopped < limit + STALL_S, failure.at - stopped
     job.check_gone()
 
 
-@pytest.mark.parametrize(("action", "done"), [("reduce", "reduced"), ("broadcast", "received")])
-def test_a_long_sigstop_without_a_stall_limit(
-    cluster: Callable[..., Cluster], tmp_path: Path, action: str, done: str
-) -> None:
+def test_a_long_sigstop_without_a_stall_limit(cluster: Callable[..., Cluster], tmp_path: Path) -> None:
     """The host of a stopped rank still answers, though it has no room for more: that is no silence of the network."""
     network_timeout = 1.0
-    job = Job(cluster(3, ssh=True), tmp_path, [1, 1, 1], action, BIG, HOROVODLIKE_NETWORK_TIMEOUT=str(network_timeout))
-    job.wait_for(done)
+    settings = {"HOROVODLIKE_NETWORK_TIMEOUT": str(network_timeout)}
+    job = Job(cluster(3, ssh=True), tmp_path, [1, 1, 1], "broadcast", BIG, **settings)
+    job.wait_for("received")
     job.kill(1, signal.SIGSTOP)
-    before = [len(job.events(rank, done)) for rank in range(3)]
+    before = [len(job.events(rank, "received")) for rank in range(3)]
     time.sleep(6 * network_timeout)
     assert job.process.poll() is None, job.err
     job.kill(1, signal.SIGCONT)
     for rank in range(3):
-        job.wait_for_more(done, rank, before[rank] + 2)
+        job.wait_for("received", [rank], times=before[rank] + 2)
     job.process.send_signal(signal.SIGINT)
     assert job.finish(SETTLE_S) == 128 + signal.SIGINT
     job.check_gone()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from horovodlike.config import WITHOUT_EFFECT
 from horovodlike.launcher import cli
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -116,7 +117,7 @@ def test_what_horovodrun_cannot_do(run: Run, tmp_path: Path, words: list[object]
 
 
 def test_variables_without_effect_are_named_by_verbose_and_at_level_debug(run: Run) -> None:
-    note = "HOROVOD_THREAD_AFFINITY has no effect: hvdrun --bind-to binds ranks; the engine's thread needs no core of its own"
+    note = f"HOROVOD_THREAD_AFFINITY has no effect: {WITHOUT_EFFECT['HOROVOD_THREAD_AFFINITY']}"
     text = "import horovodlike.basics as b; b.init()"
     environ = {"HOROVOD_THREAD_AFFINITY": "0"}
     assert note not in run(*HVDRUN, "-np", 2, "python", "-c", text, **environ).stderr

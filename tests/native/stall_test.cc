@@ -103,7 +103,8 @@ TEST(who_passes_on_what_others_ask_for_may_hide_them) {
   };
   StackQuestions questions(memory_of(2), {}, {0, 1}, relays);
   questions.ask({2, 3, 4, 5}, kSecond);
-  CHECK(contains(questions.report(), "rank 2:\n    " + elsewhere + "\n  rank 3, rank 4, rank 5:\n    " + hidden_by("2")));
+  CHECK(
+      contains(questions.report(), "rank 2:\n    " + elsewhere + "\n  rank 3, rank 4, rank 5:\n    " + hidden_by("2")));
   questions.ask({4, 5}, kSecond);
   CHECK(contains(questions.report(), "rank 4:\n    " + elsewhere + "\n  rank 5:\n    " + hidden_by("4")));
   questions.ask({3, 5}, kSecond);

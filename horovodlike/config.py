@@ -289,11 +289,11 @@ SETTINGS: dict[str, Setting] = _settings()
 """The table of settings by name."""
 
 _REASONS: dict[str, tuple[str, ...]] = {
-    "on one machine there is no hierarchy": ("HIERARCHICAL_ALLREDUCE", "HIERARCHICAL_ALLGATHER", "TORUS_ALLREDUCE"),
+    "the hierarchy follows from the hosts": ("HIERARCHICAL_ALLREDUCE", "HIERARCHICAL_ALLGATHER", "TORUS_ALLREDUCE"),
     "autotuning compares a few values in turn, which ends by itself: there is no Bayesian search": (
         *("AUTOTUNE_BAYES_OPT_MAX_SAMPLES", "AUTOTUNE_GAUSSIAN_PROCESS_NOISE"),
     ),
-    "ranks communicate through shared memory": (
+    "ranks communicate through shared memory, and over TCP between hosts": (
         *("CONTROLLER", "GLOO_TIMEOUT_SECONDS", "NUM_NCCL_STREAMS", "CCL_CACHE"),
         "ADASUM_MPI_CHUNK_SIZE",
     ),

@@ -129,7 +129,8 @@ def test_horovods_variables_without_effect() -> None:
     assert not WITHOUT_EFFECT.keys() & {setting.horovod_name for setting in SETTINGS.values()}
     environ = {"HOROVOD_CONTROLLER": "mpi", "HOROVOD_GLOO_IFACE": " ", "HOROVOD_CYCLE_TIME": "1", "HOME": "/"}
     assert load(environ) == Config(cycle_time=1.0)
-    assert without_effect(environ) == ["HOROVOD_CONTROLLER has no effect: ranks communicate through shared memory"]
+    reason = "ranks communicate through shared memory, and over TCP between hosts"
+    assert without_effect(environ) == [f"HOROVOD_CONTROLLER has no effect: {reason}"]
     assert len(render_without_effect().splitlines()) == 2 + len(WITHOUT_EFFECT)
 
 

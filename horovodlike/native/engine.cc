@@ -21,11 +21,9 @@ namespace hvl {
 namespace {
 
 constexpr uint64_t kIdleInterval = 500 * kMillisecond;
-constexpr uint64_t kStallCheckInterval = 250 * kMillisecond;
 constexpr int64_t kWorthSending = 1 << 20;  // bytes
 constexpr uint64_t kMaxHold = 50 * kMillisecond;
 constexpr uint64_t kFirstNudge = kMillisecond;
-constexpr uint64_t kTimeToSayWhy = 300 * kMillisecond;
 
 std::atomic<uint64_t> engines_started{0};
 
@@ -236,64 +234,6 @@ bool Engine::holds_back() {
   return hold;
 }
 
-Status Engine::watch() {
-  if (memory_->is_broken()) return Status(HVL_JOB_BROKEN, memory_->broken_text());
-  waiter_.check_peers();
-  uint64_t now = now_ns();
-  if (stop_announced_ && now - stop_announced_at_ > kLeaveTimeout) {
-    return Status(HVL_JOB_BROKEN, waiter_.describe(options_.local_rank) + " has shut down, and the coordinator, " +
-                                      describe_coordinator() + ", did not answer");
-  }
-  if (now - last_watch_ < kStallCheckInterval) return Status();
-  last_watch_ = now;
-  Status status = control_->check_stalls();
-  if (!status.ok() || num_in_flight_ == 0 || options_.stall_shutdown <= 0) return status;
-  // The coordinator ends a stalled job. If it says nothing for much longer, it is itself what is stuck.
-  uint64_t patience = to_ns(options_.stall_shutdown) + kAnswerTime + 2 * kStallCheckInterval;
-  if (now - last_record_ < patience || options_.rank == 0) return status;
-  const auto is_recent = [&](const NamedTensor* tensor) {
-    return tensor != nullptr && tensor->entry != nullptr && now - tensor->entry->enqueued_at < patience;
-  };
-  for (const auto& [id, known] : known_) {
-    if (is_recent(known.tensor.get())) return status;
-  }
-  for (const auto& [key, tensor] : in_full_) {
-    // Who joins may wait for long.
-    const bool joins = tensor->entry != nullptr && tensor->entry->signature().kind == HVL_JOIN;
-    if (joins || is_recent(tensor.get())) return status;
-  }
-  std::string relays;
-  for (int rank : options_.relays_of(options_.rank)) {
-    relays += (relays.empty() ? "" : ", ") + options_.describe_remote(rank);
-  }
-  if (!relays.empty()) relays = ", or so is who passes on what it says: " + relays;
-  return Status(HVL_JOB_BROKEN, "stalled: the coordinator, " + describe_coordinator() + ", has said nothing for " +
-                                    std::to_string((now - last_record_) / kSecond) + " s: it is stopped or stuck" +
-                                    relays);
-}
-
-std::string Engine::describe_coordinator() const {
-  const bool is_here = options_.hosts.empty() || options_.hosts[static_cast<size_t>(options_.rank)] == 0;
-  return is_here ? waiter_.describe(0) : options_.describe_remote(0);
-}
-
-void Engine::check_other_hosts() {
-  const Status status = control_->check_other_hosts();
-  if (!status.ok()) memory_->break_job(status.message());
-}
-
-// A collective has failed since a connection was lost. Most often not he is to blame who was at its other end, but
-// somebody whom he was the first to miss: he says whom.
-void Engine::hear_why(Status* status) {
-  if (!has_failed_ || poller_ == nullptr) return;
-  const uint64_t deadline = now_ns() + kTimeToSayWhy;
-  while (!memory_->is_broken() && now_ns() < deadline) {
-    check_other_hosts();
-    waiter_.sleep_unless(kRingAlways, [this] { return memory_->is_broken(); }, kMillisecond);
-  }
-  if (memory_->is_broken()) *status = Status(HVL_JOB_BROKEN, memory_->broken_text());
-}
-
 Status Engine::submit(bool* progressed) {
   if (stop_requested_.load() && !stop_announced_) {
     stop_announced_ = true;
@@ -425,20 +365,6 @@ void Engine::end(const Status& status) {
   for (hvl_output& output : outputs_) free(output.data);
   outputs_.clear();
   handles_->wake_waiters();
-}
-
-void Engine::flush_before_leaving() {
-  control_->finish();
-  bool progressed = false;
-  const bool was_broken = memory_->is_broken();
-  const uint64_t deadline = now_ns() + (was_broken ? kTimeToSayWhy : kLeaveTimeout);
-  const auto is_broken_now = [&] { return !was_broken && memory_->is_broken(); };
-  while (!control_->is_flushed() && !is_broken_now() && now_ns() < deadline) {
-    if (!control_->pump(&progressed).ok()) break;
-    waiter_.sleep_unless(kRingAlways, [&] { return control_->has_news() || is_broken_now(); }, kWatchInterval);
-    waiter_.check_peers();
-  }
-  if (control_->is_flushed()) memory_->rank(options_.local_rank).left.store(1);
 }
 
 }  // namespace hvl

@@ -133,10 +133,6 @@ class Engine {
   uint32_t listening() const;  // to which rings
   uint64_t idle_timeout() const;
   void nudge();
-  Status watch();
-  std::string describe_coordinator() const;
-  void check_other_hosts();
-  void hear_why(Status* status);
   uint64_t hold_limit() const;
   bool holds_back();
   Status submit(bool* progressed);
@@ -171,6 +167,12 @@ class Engine {
   Status go_on_with_adasum();
   void complete(NamedTensor* tensor, const Status& status, std::vector<hvl_output> outputs = {});
   void end(const Status& status);
+
+  // engine_life.cc: that the others live, and hear how the job ends.
+  Status watch();
+  std::string describe_coordinator() const;
+  void check_other_hosts();
+  void hear_why(Status* status);
   void flush_before_leaving();
 
   // engine_watch.cc: what it tells about itself.

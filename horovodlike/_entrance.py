@@ -56,7 +56,8 @@ def enter(place: Place, key: JobKey | None, config: Config, environ: Mapping[str
     """
     if environ.get(_PORT_VARIABLE):
         address = _Address.parse(environ)
-        if place.launcher == "hvdrun":
+        # hvdrun --mpi has mpirun start the ranks, and a server of its own as always.
+        if "hvdrun" in (place.launcher, environ.get("HOROVODLIKE_RENDEZVOUS_OWNER")):
             yield Entrance(address.join_launcher(_require_key(key, place), place, config))
             return
         meeting: MeetingPlace = address.of_job(_require_key(key, place), place)

@@ -141,7 +141,8 @@ def make_environ(
     plans, said = plan_ranks(asked, command, fullest, host, identity, environ)
     # Each line would come in pieces, each one with the rank in front of it.
     left_out = _PLACE | ({"PYTHONUNBUFFERED"} - environ.keys())
-    return {name: value for name, value in {**environ, **plans[0].environ}.items() if name not in left_out}, said
+    variables = {**environ, **plans[0].environ, "HOROVODLIKE_RENDEZVOUS_OWNER": "hvdrun"}
+    return {name: value for name, value in variables.items() if name not in left_out}, said
 
 
 def _others(spec: JobSpec) -> list[str]:

@@ -78,6 +78,7 @@ def test_variables():
         "HOROVODLIKE_START_TIMEOUT": "30",
         "HOROVODLIKE_RENDEZVOUS_ADDR": "10.0.0.1,fe80::1",
         "HOROVODLIKE_RENDEZVOUS_PORT": "4711",
+        "HOROVODLIKE_RENDEZVOUS_OWNER": "hvdrun",
         "HOROVODLIKE_SECRET_KEY": KEY,
         "HOROVODLIKE_JOB_ID": "job",
         "OMP_NUM_THREADS": "1",

@@ -7,6 +7,7 @@
 
 #include "check.h"
 #include "job_of_threads.h"
+#include "teams.h"
 #include "transport/loopback/loopback.h"
 
 namespace hvl {
@@ -83,16 +84,6 @@ void check_adasum(Job& job, int rank, int shift, int32_t process_set,
     }
     CHECK_EQ(num_wrong, size_t{0});
   }
-}
-
-int64_t number_of(Job& job, int rank, const std::shared_ptr<Operation>& operation) {
-  std::vector<hvl_output> outputs;
-  CHECK_EQ(job.wait(rank, job.enqueue(rank, operation, {}, {}), &outputs).message(), "");
-  REQUIRE(outputs.size() == 1);
-  int64_t number = 0;
-  memcpy(&number, outputs[0].data, sizeof number);
-  free(outputs[0].data);
-  return number;
 }
 
 TEST(any_number_of_ranks) {

@@ -16,7 +16,8 @@ namespace hvl {
 
 class Connections {
  public:
-  explicit Connections(const EngineOptions& options) {
+  // `num_streams`: of each pair of ranks.
+  explicit Connections(const EngineOptions& options, int num_streams = 1) {
     const std::vector<int>& hosts = options.hosts;
     for (int rank = 0; rank < options.size; ++rank) {
       int ends[2];
@@ -27,7 +28,8 @@ class Connections {
     for (int rank = options.size - 1; rank >= 0; --rank) leaders[hosts[static_cast<size_t>(rank)]] = rank;
     for (int a = 0; a < options.size; ++a) {
       for (int b = a + 1; b < options.size; ++b) {
-        if (hosts[static_cast<size_t>(a)] != hosts[static_cast<size_t>(b)]) connect(a, b, HVL_DATA);
+        if (hosts[static_cast<size_t>(a)] == hosts[static_cast<size_t>(b)]) continue;
+        for (int stream = 0; stream < num_streams; ++stream) connect(a, b, HVL_DATA);
       }
     }
     for (const auto& [host, leader] : leaders) {
@@ -47,6 +49,10 @@ class Connections {
   Connections& operator=(const Connections&) = delete;
 
   std::vector<hvl_connection> of(int rank) const { return by_rank_.at(rank); }
+  // Also of those that the engine has duplicated.
+  void shut_down(int rank) const {
+    for (const hvl_connection& connection : by_rank_.at(rank)) shutdown(connection.fd, SHUT_RDWR);
+  }
   int bell(int rank) const { return bells_[static_cast<size_t>(rank)].first; }
   std::vector<int> bells_of(const std::vector<int>& hosts, int host) const {
     std::vector<int> bells;

@@ -1,6 +1,7 @@
 // A job whose ranks are engines of one process, for tests of the engine.
 #pragma once
 
+#include <algorithm>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -20,10 +21,11 @@ constexpr uint64_t kPatience = 60 * kSecond;
 // of their own, and the hosts are connected.
 class Job {
  public:
-  explicit Job(int size, EngineOptions options = EngineOptions(), int64_t slot_bytes = 4096, int slot_depth = 4) {
+  explicit Job(int size, EngineOptions options = EngineOptions(), int64_t slot_bytes = 4096, int slot_depth = 4,
+               int num_streams = 1) {
     options.size = size;
     if (options.hosts.empty()) options.hosts.assign(static_cast<size_t>(size), 0);
-    const Connections connections(options);
+    connections_ = std::make_unique<Connections>(options, num_streams);
     std::vector<std::shared_ptr<HostMemory>> memories;
     std::vector<int> num_ranks;  // by host
     for (int host : options.hosts) {
@@ -37,10 +39,10 @@ class Job {
       options.rank = rank;
       options.local_rank = next[host]++;
       if (num_ranks.size() > 1) {
-        options.connections = connections.of(rank);
-        options.bell = connections.bell(rank);
+        options.connections = connections_->of(rank);
+        options.bell = connections_->bell(rank);
         if (options.local_rank == 0)
-          memories[host]->set_pipes(connections.bells_of(options.hosts, options.hosts[static_cast<size_t>(rank)]));
+          memories[host]->set_pipes(connections_->bells_of(options.hosts, options.hosts[static_cast<size_t>(rank)]));
       }
       handles_.emplace_back();
       engines_.push_back(std::make_unique<Engine>(options, memories[host], &handles_.back()));
@@ -83,9 +85,19 @@ class Job {
     return handle;
   }
 
+  // From now on wait() asks again and again, and waits that long at most each time.
+  void become_impatient(uint64_t nanoseconds) { patience_ = nanoseconds; }
+
+  // What others see of a rank whose process has ended: all of its connections are closed.
+  void cut_off(int rank) { connections_->shut_down(rank); }
+
   Status wait(int rank, int64_t handle, std::vector<hvl_output>* outputs = nullptr) {
     std::vector<hvl_output> ignored;
-    hvl_status waited = engine(rank).wait(&handle, 1, now_ns() + kPatience);
+    const uint64_t deadline = now_ns() + kPatience;
+    hvl_status waited = HVL_IN_PROGRESS;
+    while (waited == HVL_IN_PROGRESS && now_ns() < deadline) {
+      waited = engine(rank).wait(&handle, 1, std::min(deadline, now_ns() + patience_));
+    }
     CHECK_EQ(static_cast<int>(waited), static_cast<int>(HVL_OK));
     return handles_[static_cast<size_t>(rank)].consume(handle, outputs != nullptr ? outputs : &ignored);
   }
@@ -95,6 +107,8 @@ class Job {
   }
 
  private:
+  uint64_t patience_ = kPatience;
+  std::unique_ptr<Connections> connections_;
   std::deque<HandleTable> handles_;  // of each rank, as in a process of its own
   std::vector<std::unique_ptr<Engine>> engines_;
 };

@@ -1,0 +1,112 @@
+// Jobs on several hosts: places of all kinds, arrays of all types, and what a reduction of them is.
+#pragma once
+
+#include <cstring>
+#include <map>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "base/half.h"
+#include "job_of_threads.h"
+
+namespace hvl {
+
+// By rank, the number of its host. The control connections are a tree of three levels where there are seven hosts.
+inline const std::vector<std::vector<int>> kPlaces = {
+    {0, 1}, {0, 0, 1, 1}, {0, 1, 2, 3}, {0, 0, 1, 2}, {0, 1, 0, 1, 1}, {0, 1, 1, 1, 2, 2}, {0, 1, 2, 3, 4, 5, 6},
+};
+
+inline EngineOptions on_hosts(const std::vector<int>& hosts) {
+  EngineOptions options;
+  options.hosts = hosts;
+  options.fan_out = 2;
+  options.host_names = {"a", "b", "c", "d", "e", "f", "g"};
+  return options;
+}
+
+// Calls function(job) for jobs on hosts of all kinds, of which every second one is impatient: its waits are over after
+// a few microseconds, in the middle of collectives, and begin again.
+template <typename Function>
+void on_all_places(Function&& function, int64_t slot_bytes = 4096) {
+  for (const std::vector<int>& hosts : kPlaces) {
+    for (bool overlap : {true, false}) {
+      EngineOptions options = on_hosts(hosts);
+      options.overlap = overlap;
+      Job job(static_cast<int>(hosts.size()), options, slot_bytes);
+      if (!overlap) job.become_impatient(20 * kMicrosecond);
+      function(job);
+    }
+  }
+}
+
+using Bytes = std::vector<char>;
+
+// Any integers; numbers of which sums round, but do not overflow.
+inline Bytes random_array(DataType dtype, size_t count, unsigned seed) {
+  std::mt19937 random(seed);
+  const size_t width = size_of(dtype);
+  Bytes array(count * width);
+  for (size_t i = 0; i < count; ++i) {
+    char* element = array.data() + i * width;
+    const uint64_t bits = uint64_t{random()} << 32 | random();
+    const double number = static_cast<double>(bits >> 11) / static_cast<double>(uint64_t{1} << 52) - 1.0;
+    const float single = static_cast<float>(number);
+    const uint16_t half = dtype == HVL_FLOAT16 ? float_to_float16(single) : float_to_bfloat16(single);
+    const bool truth = number > 0;
+    switch (dtype) {
+      case HVL_FLOAT64: std::memcpy(element, &number, width); break;
+      case HVL_FLOAT32: std::memcpy(element, &single, width); break;
+      case HVL_FLOAT16:
+      case HVL_BFLOAT16: std::memcpy(element, &half, width); break;
+      case HVL_BOOL: std::memcpy(element, &truth, width); break;
+      default: std::memcpy(element, &bits, width);
+    }
+  }
+  return array;
+}
+
+// The definition: floating-point numbers of each host are reduced to their own type, in the order of ranks, then those
+// of the hosts, in theirs; what is exact, all at once. Where each host has one rank, or there is only one, that is the
+// same.
+inline Bytes reduced(const Reduction& whole, const std::vector<const char*>& of_ranks, const std::vector<int>& hosts,
+                     size_t count) {
+  std::map<int, std::vector<const void*>> by_host;
+  for (size_t rank = 0; rank < of_ranks.size(); ++rank) by_host[hosts[rank]].push_back(of_ranks[rank]);
+  Bytes result(count * size_of(whole.dtype) + 1);
+  if (!is_floating(whole.dtype) || by_host.size() == of_ranks.size() || by_host.size() == 1) {
+    const std::vector<const void*> sources(of_ranks.begin(), of_ranks.end());
+    reduce_scalar(whole, sources.data(), static_cast<int>(sources.size()), result.data(), count);
+    return result;
+  }
+  Reduction first = whole;
+  first.op = whole.op == HVL_AVERAGE ? HVL_SUM : whole.op;
+  first.divisor = 1;
+  first.postscale = 1.0;
+  Reduction second = whole;
+  second.prescale = 1.0;
+  std::vector<Bytes> of_hosts;
+  std::vector<const void*> sources;
+  for (const auto& [host, ranks] : by_host) {
+    of_hosts.emplace_back(result.size());
+    reduce_scalar(first, ranks.data(), static_cast<int>(ranks.size()), of_hosts.back().data(), count);
+  }
+  for (const Bytes& each : of_hosts) sources.push_back(each.data());
+  reduce_scalar(second, sources.data(), static_cast<int>(sources.size()), result.data(), count);
+  return result;
+}
+
+// An operation on one tensor of any type.
+inline std::shared_ptr<Operation> make_of(const std::string& name, Kind kind, const Reduction& reduction,
+                                          const Shape& shape) {
+  auto operation = make(name, kind, {shape}, reduction.op);
+  operation->signature.tensors[0].dtype = reduction.dtype;
+  operation->signature.prescale = reduction.prescale;
+  operation->signature.postscale = reduction.postscale;
+  operation->num_bytes[0] = operation->signature.tensors[0].num_bytes();
+  operation->total_bytes = operation->num_bytes[0];
+  return operation;
+}
+
+}  // namespace hvl

@@ -1,0 +1,172 @@
+// Jobs of several hosts from their beginning to their end, good or bad.
+#include <atomic>
+#include <cstring>
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "hosts_job.h"
+#include "teams.h"
+
+namespace hvl {
+namespace {
+
+std::vector<int64_t> all_of(const Job& job) {
+  std::vector<int64_t> ranks;
+  for (int rank = 0; rank < job.size(); ++rank) ranks.push_back(rank);
+  return ranks;
+}
+
+int num_descriptors() {
+  int count = 0;
+  for (int fd = 0; fd < 4096; ++fd) count += fcntl(fd, F_GETFD) != -1 ? 1 : 0;
+  return count;
+}
+
+TEST(jobs_begin_and_end_many_times_and_leave_no_descriptor) {
+  const int before = num_descriptors();
+  for (const std::vector<int>& hosts : kPlaces) {
+    for (int round = 0; round < 5; ++round) {
+      Job job(static_cast<int>(hosts.size()), on_hosts(hosts));
+      if (round > 0) job.on_all([&](int rank) { check_sum(job, rank, 0, all_of(job), 1009, round); });
+    }
+    CHECK_EQ(num_descriptors(), before);
+  }
+}
+
+TEST(one_rank_shuts_down_and_all_others_hear_of_it) {
+  for (const std::vector<int>& hosts : kPlaces) {
+    for (int leaver : {0, static_cast<int>(hosts.size()) - 1}) {
+      Job job(static_cast<int>(hosts.size()), on_hosts(hosts));
+      job.on_all([&](int rank) {
+        check_sum(job, rank, 0, all_of(job), 10, 0);
+        if (rank == leaver) return job.engine(rank).shut_down();
+        Status status;
+        float data = 1;
+        char* address = reinterpret_cast<char*>(&data);
+        const int64_t handle = job.enqueue(rank, make("late", HVL_ALLREDUCE, {{1}}), {address}, {address}, &status);
+        if (status.ok()) status = job.wait(rank, handle);
+        CHECK_EQ(status.code(), HVL_SHUT_DOWN);
+        CHECK(status.message().find("rank " + std::to_string(leaver)) != std::string::npos);
+      });
+    }
+  }
+}
+
+// Several streams for each pair of ranks, over which chunks go in turn.
+TEST(collectives_over_several_streams) {
+  for (const std::vector<int>& hosts : kPlaces) {
+    Job job(static_cast<int>(hosts.size()), on_hosts(hosts), 4096, 4, 3);
+    job.become_impatient(50 * kMicrosecond);
+    job.on_all([&](int rank) {
+      for (int round = 0; round < 4; ++round) {
+        for (size_t count : {1, 3001, 40009}) check_sum(job, rank, 0, all_of(job), count, round);
+        std::vector<float> data(200003);
+        for (size_t i = 0; i < data.size(); ++i) data[i] = value(rank, i);
+        const int root = round % job.size();
+        CHECK_EQ(job.run(rank, make("b" + std::to_string(root), HVL_BROADCAST, {{200003}}, HVL_SUM, root), data.data())
+                     .message(),
+                 "");
+        size_t num_wrong = 0;
+        for (size_t i = 0; i < data.size(); ++i) num_wrong += data[i] == value(root, i) ? 0 : 1;
+        CHECK_EQ(num_wrong, size_t{0});
+      }
+    });
+  }
+}
+
+// Small and large tensors by turns, from several threads of each rank, whose waits end after a few microseconds.
+TEST(many_impatient_threads_of_each_rank) {
+  constexpr int kThreads = 3;
+  for (const std::vector<int>& hosts : {std::vector<int>{0, 1}, {0, 0, 1, 1}, {0, 0, 1, 2}}) {
+    Job job(static_cast<int>(hosts.size()), on_hosts(hosts));
+    job.become_impatient(30 * kMicrosecond);
+    std::vector<std::thread> threads;
+    for (int t = 0; t < kThreads * job.size(); ++t) {
+      threads.emplace_back([&job, rank = t % job.size(), name = "thread " + std::to_string(t / job.size())] {
+        for (int round = 0; round < 30; ++round) {
+          const int64_t count = round % 3 == 0 ? 30011 : 7;
+          std::vector<float> data(static_cast<size_t>(count), static_cast<float>(rank + round));
+          CHECK_EQ(job.run(rank, make(name + std::to_string(count), HVL_ALLREDUCE, {{count}}), data.data()).message(),
+                   "");
+          const float expected = static_cast<float>(job.size() * round + job.size() * (job.size() - 1) / 2);
+          CHECK_EQ(std::count(data.begin(), data.end(), expected), count);
+        }
+      });
+    }
+    for (auto& thread : threads) thread.join();
+  }
+}
+
+// Calls once(job, rank) on all ranks again and again until it fails; meanwhile one of them is cut off. The ranks of
+// other hosts are to fail soon, with a reason that names it. Those of its own host cannot know who it was: here no
+// process has ended.
+void check_cut_off(const std::vector<int>& hosts, int victim, const std::function<Status(Job&, int)>& once) {
+  EngineOptions options = on_hosts(hosts);
+  options.stall_warning = 0;
+  Job job(static_cast<int>(hosts.size()), options);
+  std::atomic<int> num_done{0};
+  std::atomic<uint64_t> cut_at{0};
+  std::thread cuts([&] {
+    while (num_done.load() < 3 * job.size()) std::this_thread::yield();
+    cut_at = now_ns();
+    job.cut_off(victim);
+  });
+  job.on_all([&](int rank) {
+    Status status;
+    while (status.ok()) {
+      status = once(job, rank);
+      ++num_done;
+    }
+    const uint64_t failed_at = now_ns();
+    CHECK_EQ(status.code(), HVL_JOB_BROKEN);
+    CHECK(failed_at - cut_at < kSecond);
+    if (hosts[static_cast<size_t>(rank)] == hosts[static_cast<size_t>(victim)]) return;
+    const std::string name = "rank " + std::to_string(victim) + " on host";
+    if (status.message().find(name) == std::string::npos) CHECK_EQ(status.message(), name);
+  });
+  cuts.join();
+}
+
+// A rank that is alone on its host, with hosts below it in the tree, at the root, and at a leaf.
+const std::vector<std::pair<std::vector<int>, int>> kVictims = {
+    {{0, 1}, 1}, {{0, 1, 2, 3}, 0}, {{0, 1, 2, 3}, 1}, {{0, 0, 1, 2}, 3}, {{0, 1, 2, 3, 4, 5, 6}, 2},
+};
+
+Status sum_once(Job& job, int rank, int64_t count) {
+  std::vector<float> data(static_cast<size_t>(count), 1.0F);
+  Status enqueued;
+  char* address = reinterpret_cast<char*>(data.data());
+  const int64_t handle = job.enqueue(rank, make("x", HVL_ALLREDUCE, {{count}}), {address}, {address}, &enqueued);
+  return enqueued.ok() ? job.wait(rank, handle) : enqueued;
+}
+
+TEST(a_rank_that_is_lost_in_the_middle_of_large_allreduces) {
+  for (const auto& [hosts, victim] : kVictims) {
+    check_cut_off(hosts, victim, [](Job& job, int rank) { return sum_once(job, rank, 1 << 20); });
+  }
+}
+
+TEST(a_rank_that_is_lost_in_the_middle_of_small_allreduces) {
+  for (const auto& [hosts, victim] : kVictims) {
+    check_cut_off(hosts, victim, [](Job& job, int rank) { return sum_once(job, rank, 16); });
+  }
+}
+
+TEST(a_rank_that_is_lost_in_the_middle_of_broadcasts) {
+  for (const auto& [hosts, victim] : kVictims) {
+    check_cut_off(hosts, victim, [](Job& job, int rank) {
+      std::vector<float> data(1 << 18, 1.0F);
+      Status enqueued;
+      char* address = reinterpret_cast<char*>(data.data());
+      const int64_t handle =
+          job.enqueue(rank, make("b", HVL_BROADCAST, {{1 << 18}}, HVL_SUM, 0), {address}, {address}, &enqueued);
+      return enqueued.ok() ? job.wait(rank, handle) : enqueued;
+    });
+  }
+}
+
+}  // namespace
+}  // namespace hvl

@@ -13,10 +13,10 @@ namespace {
 TEST(allreduce_of_all_sizes) {
   on_all_places(
       [](Job& job) {
-        for (size_t count : {0, 1, 17, 1009, 1024, 5003, 20011, 100003}) {
+        for (size_t count : {0, 1, 17, 1009, 1024, 5003, 20011, 60013}) {
           job.on_all([&](int rank) {
             auto operation = make("t" + std::to_string(count), HVL_ALLREDUCE, {{static_cast<int64_t>(count)}});
-            for (int round = 0; round < 3; ++round) {
+            for (int round = 0; round < 2; ++round) {
               std::vector<float> data(count + 1);
               for (size_t i = 0; i < count; ++i) data[i] = value(rank, i) + static_cast<float>(round);
               CHECK_EQ(job.run(rank, operation, data.data()).message(), "");
@@ -36,7 +36,7 @@ TEST(allreduce_of_all_sizes) {
 TEST(broadcast_from_every_root) {
   on_all_places([](Job& job) {
     for (int root = 0; root < job.size(); ++root) {
-      for (size_t count : {1, 1009, 200003}) {
+      for (size_t count : {1, 1009, 70001}) {
         job.on_all([&](int rank) {
           const std::string name = "b" + std::to_string(root) + "." + std::to_string(count);
           auto operation = make(name, HVL_BROADCAST, {{static_cast<int64_t>(count)}}, HVL_SUM, root);

@@ -13,6 +13,8 @@ from typing import Any
 from cluster.hosts import Cluster, environment
 
 DEBIAN = Path("/usr/bin/mpirun")
+# Else mpi4py takes the library that lies beside Python, which is not the one of this mpirun.
+DEBIANS_LIBRARY = ["-x", "MPI4PY_LIBMPI=libmpi.so.40"]
 
 
 def of_python() -> Path:
@@ -48,4 +50,6 @@ def run(
     """
     hosts = ",".join(f"{host.name}:{count}" for host, count in zip(cluster.hosts, slots, strict=True))
     command = [mpirun, "--allow-run-as-root", "--bind-to", "none", "--host", hosts, "-np", str(sum(slots)), *options]
+    if mpirun == DEBIAN:
+        command += DEBIANS_LIBRARY
     return cluster.launcher.run([*command, *argv], **{"env": environment(), **how})

@@ -84,14 +84,16 @@ std::string Waiter::name_laggards(const std::function<bool(int)>& lags, const So
   return text;
 }
 
-void Waiter::check_stall(uint64_t waited, const std::function<std::string()>& who, bool* warned) {
-  bool warn = options_.stall_warning > 0 && waited > to_ns(options_.stall_warning) && !*warned;
+void Waiter::check_stall(uint64_t patience, const std::function<std::string()>& who) {
+  const uint64_t now = now_ns();
+  const uint64_t waited = now - std::min(now, vain_.since + patience);
+  bool warn = options_.stall_warning > 0 && waited > to_ns(options_.stall_warning) && !vain_.warned;
   bool end = options_.stall_shutdown > 0 && waited > to_ns(options_.stall_shutdown);
   if (!warn && !end) return;
   const std::string text = who() + " did not get on with a collective that has begun, for " +
                            std::to_string(waited / kSecond) + " s: stopped, swapped out, or its processor is taken";
   if (warn) log(LogLevel::kWarning, text);
-  *warned |= warn;
+  vain_.warned |= warn;
   if (end) memory_->break_job("stalled: " + text);
 }
 
@@ -111,11 +113,11 @@ void Waiter::adapt_spin_limit() {
   spin_limit_ = shared ? std::max(spin_limit_ / 2, kLazySpin) : std::min(2 * spin_limit_, kUrgentSpin);
 }
 
-void Waiter::check_leaving(uint64_t* leaving_since) {
+void Waiter::check_leaving() {
   if (options_.leaving == nullptr || !options_.leaving->load()) return;
   uint64_t now = now_ns();
-  if (*leaving_since == 0) *leaving_since = now;
-  if (now - *leaving_since > kLeaveTimeout) {
+  if (vain_.leaving_since == 0) vain_.leaving_since = now;
+  if (now - vain_.leaving_since > kLeaveTimeout) {
     memory_->break_job(describe(options_.local_rank) + " shut down while others were stuck in a collective");
   }
 }
@@ -123,16 +125,17 @@ void Waiter::check_leaving(uint64_t* leaving_since) {
 Status Waiter::sleep_until(const std::function<bool()>& condition, const std::function<bool(int)>& lags,
                            const Sockets* sockets) {
   const uint64_t start = now_ns();
-  Status status = sleep_until(condition, lags, sockets, start);
+  if (vain_.since == 0) vain_.since = start;
+  Status status = sleep_in_vain(condition, lags, sockets);
+  if (status.ok()) vain_ = {};
   add_waited(now_ns() - start);
   return status;
 }
 
 Status Waiter::wait_polling(const std::function<bool()>& condition, const std::function<std::string()>& who) {
   const uint64_t start = now_ns();
-  uint64_t leaving_since = 0;
+  vain_ = {start};
   uint64_t ignored = 0;
-  bool warned = false;
   Status status;
   if (spin_until(condition, urgent_ ? kPollSpin : kLazySpin, crowded_, &ignored) == Spin::kInVain) {
     options_.before_sleep();
@@ -144,18 +147,17 @@ Status Waiter::wait_polling(const std::function<bool()>& condition, const std::f
       sleep_with([&](uint64_t limit) { return options_.poller->sleep_in_collective(nullptr, limit); }, kRingProgress,
                  [this] { return memory_->is_broken(); }, kPollInterval);
       check_peers();
-      check_leaving(&leaving_since);
-      check_stall(now_ns() - start, who, &warned);
+      check_leaving();
+      check_stall(0, who);
     }
   }
+  vain_ = {};
   add_waited(now_ns() - start);
   return status;
 }
 
-Status Waiter::sleep_until(const std::function<bool()>& condition, const std::function<bool(int)>& lags,
-                           const Sockets* sockets, uint64_t start) {
-  uint64_t leaving_since = 0;
-  bool warned = false;
+Status Waiter::sleep_in_vain(const std::function<bool()>& condition, const std::function<bool(int)>& lags,
+                             const Sockets* sockets) {
   Status status;
   while (status.ok() && !condition()) {
     if (memory_->is_broken()) return Status(HVL_JOB_BROKEN, memory_->broken_text());
@@ -164,11 +166,10 @@ Status Waiter::sleep_until(const std::function<bool()>& condition, const std::fu
     sleep_with([&](uint64_t limit) { return options_.poller->sleep_in_collective(sockets, limit); }, kRingProgress,
                [&] { return condition() || memory_->is_broken(); }, kCheckInterval);
     if (check_peers() && sockets != nullptr) status = sockets->check_answered();
-    check_leaving(&leaving_since);
+    check_leaving();
     // Who waits for a rank of his own host knows who it is, and is heard first: others wait for him.
     const uint64_t patience = sockets != nullptr && !somebody_lags(lags) ? kSecond : 0;
-    const uint64_t waited = now_ns() - start;
-    check_stall(waited - std::min(waited, patience), [&] { return name_laggards(lags, sockets); }, &warned);
+    check_stall(patience, [&] { return name_laggards(lags, sockets); });
   }
   return status;
 }

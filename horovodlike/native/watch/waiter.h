@@ -102,6 +102,7 @@ class Waiter {
     uint64_t spent = 0;
     const bool found = spin(condition, &spent);
     if (spent > 0) add_waited(spent);
+    if (found) vain_ = {};
     return found ? Status() : sleep_until(std::function<bool()>(std::cref(condition)), lags, sockets);
   }
   // Waits until `condition` holds where no doorbell rings when it does: it is looked at again and again. who() names
@@ -156,14 +157,14 @@ class Waiter {
   void add_waited(uint64_t time) { waited_.store(waited() + time, std::memory_order_relaxed); }
   Status sleep_until(const std::function<bool()>& condition, const std::function<bool(int)>& lags,
                      const Sockets* sockets);
-  Status sleep_until(const std::function<bool()>& condition, const std::function<bool(int)>& lags,
-                     const Sockets* sockets, uint64_t start);
-  void check_leaving(uint64_t* leaving_since);
+  Status sleep_in_vain(const std::function<bool()>& condition, const std::function<bool(int)>& lags,
+                       const Sockets* sockets);
+  void check_leaving();
   void show_processor();
   void adapt_spin_limit();
   bool somebody_lags(const std::function<bool(int)>& lags) const;
   std::string name_laggards(const std::function<bool(int)>& lags, const Sockets* sockets) const;
-  void check_stall(uint64_t waited, const std::function<std::string()>& who, bool* warned);
+  void check_stall(uint64_t patience, const std::function<std::string()>& who);
 
   std::shared_ptr<HostMemory> memory_;
   WaiterOptions options_;
@@ -175,6 +176,13 @@ class Waiter {
   uint64_t deadline_ = UINT64_MAX;
   const std::function<bool()>* enough_ = nullptr;
   bool signalled_ = false;
+  // What this rank waits for has not come yet. An interrupted wait goes on later, perhaps on another thread.
+  struct Vain {
+    uint64_t since = 0;  // now_ns() time; 0: it does not wait
+    uint64_t leaving_since = 0;
+    bool warned = false;
+  };
+  Vain vain_;
   uint64_t last_check_ = 0;
   std::atomic<uint64_t> waited_{0};  // written by who has the turn
 };

@@ -16,7 +16,8 @@ from horovodlike import host_memory
 from horovodlike.errors import RendezvousError
 from horovodlike.host_memory import Exchange
 
-_WRITE_FLAGS = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC
+# For reading too: who rings a rank that has ended must not get SIGPIPE.
+_WRITE_FLAGS = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 @dataclass

@@ -8,6 +8,7 @@
 #include <numeric>
 #include <utility>
 
+#include "base/keep.h"
 #include "base/log.h"
 #include "transport/loopback/loopback.h"
 #include "transport/loopback/loopback_control.h"
@@ -362,7 +363,7 @@ void Engine::end(const Status& status) {
     tensor->agreed = nullptr;
   }
   is_running_ = false;
-  for (hvl_output& output : outputs_) free(output.data);
+  for (hvl_output& output : outputs_) data_plane_->holds_memory() ? keep_forever(output.data) : free(output.data);
   outputs_.clear();
   handles_->wake_waiters();
 }

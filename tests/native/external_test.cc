@@ -275,5 +275,18 @@ TEST(a_library_that_fails_breaks_the_job) {
   }
 }
 
+TEST(memory_that_a_failed_library_may_write_to_is_not_freed) {
+  LibraryOfThreads library;
+  library.failing = "allgatherv";
+  {
+    Job job(3, through(&library));
+    job.on_all([&](int rank) {
+      std::vector<float> data(5, 1.0F);
+      CHECK_EQ(job.run(rank, make("x", HVL_ALLGATHER, {{5}}), data.data()).code(), HVL_JOB_BROKEN);
+    });
+  }
+  library.write_late();
+}
+
 }  // namespace
 }  // namespace hvl

@@ -151,6 +151,33 @@ TEST(half_precision_is_as_exact_as_its_type) {
   }
 }
 
+TEST(an_average_of_float16_is_in_range_though_the_sum_is_not) {
+  for (const std::vector<int>& hosts : kPlaces) {
+    const int size = static_cast<int>(hosts.size());
+    Job job(size, on_hosts(hosts));
+    for (size_t count : {size_t{9}, size_t{20000}}) {
+      for (Kind kind : {HVL_ALLREDUCE, HVL_REDUCESCATTER}) {
+        const size_t total = count * static_cast<size_t>(size);
+        job.on_all([&](int rank) {
+          const std::vector<uint16_t> data(total, float_to_float16(60000));
+          std::vector<uint16_t> result(total);
+          Reduction average;
+          average.dtype = HVL_FLOAT16;
+          average.op = HVL_AVERAGE;
+          const auto operation = make_of("x", kind, average, {static_cast<int64_t>(total)});
+          const int64_t handle = job.enqueue(rank, operation, {reinterpret_cast<const char*>(data.data())},
+                                             {reinterpret_cast<char*>(result.data())});
+          CHECK_EQ(job.wait(rank, handle).message(), "");
+          const size_t mine = kind == HVL_ALLREDUCE ? total : count;
+          CHECK_EQ(static_cast<size_t>(std::count(result.begin(), result.begin() + static_cast<int64_t>(mine),
+                                                  float_to_float16(60000))),
+                   mine);
+        });
+      }
+    }
+  }
+}
+
 TEST(many_tensors_in_different_orders) {
   constexpr int kTensors = 100;
   for (const std::vector<int>& hosts : kPlaces) {

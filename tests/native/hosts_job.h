@@ -1,6 +1,8 @@
 // Jobs on several hosts: places of all kinds, arrays of all types, and what a reduction of them is.
 #pragma once
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <map>
 #include <memory>
@@ -80,12 +82,18 @@ inline Bytes reduced(const Reduction& whole, const std::vector<const char*>& of_
     reduce_scalar(whole, sources.data(), static_cast<int>(sources.size()), result.data(), count);
     return result;
   }
+  size_t most = 0;
+  for (const auto& entry : by_host) most = std::max(most, entry.second.size());
+  // An average of float16 goes between hosts made smaller, so that no sum is out of range.
+  const bool shrinks = whole.dtype == HVL_FLOAT16 && whole.divisor > 1;
+  const double shrinking = shrinks ? std::exp2(-std::ceil(std::log2(static_cast<double>(most)))) : 1.0;
   Reduction first = whole;
+  first.prescale *= shrinking;
   first.op = whole.op == HVL_AVERAGE ? HVL_SUM : whole.op;
   first.divisor = 1;
   first.postscale = 1.0;
   Reduction second = whole;
-  second.prescale = 1.0;
+  second.prescale = 1.0 / shrinking;
   std::vector<Bytes> of_hosts;
   std::vector<const void*> sources;
   for (const auto& [host, ranks] : by_host) {

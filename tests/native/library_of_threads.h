@@ -34,6 +34,18 @@ class LibraryOfThreads {
     return table;
   }
 
+  // Writes where it has promised to, although nobody waits for it any more.
+  void write_late() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (auto& entry : meetings_) {
+      if (entry.second->done) continue;
+      for (auto& [place, call] : entry.second->calls) {
+        memset(call.received, 1,
+               static_cast<size_t>(sum_of(call.bytes_received, static_cast<int>(call.bytes_received.size()))));
+      }
+    }
+  }
+
   std::atomic<int64_t> longest{0};  // bytes that a member received in one call
   std::atomic<int> num_broken{0};
   std::string failing;  // the function that fails on rank 1

@@ -43,10 +43,10 @@ def build(request):
 
 @pytest.mark.timeout(900)
 @pytest.mark.xdist_group("native")
-def test_core(build):
-    for name in TESTS:
-        done = subprocess.run([build / "tests" / name], capture_output=True, text=True, timeout=300, check=False)
-        assert done.returncode == 0, f"{name}:\n{done.stdout}\n{done.stderr}"
+@pytest.mark.parametrize("name", TESTS)
+def test_core(build, name):
+    done = subprocess.run([build / "tests" / name], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
 
 
 @pytest.mark.timeout(900)

@@ -58,6 +58,9 @@ class DataPlane {
   virtual Status reducescatter(const Scatter& scatter) = 0;
   virtual Status alltoall(const Exchange& exchange) = 0;
 
+  // Something else than this process's threads may still write to the outputs of a collective that has failed.
+  virtual bool holds_memory() const { return false; }
+
   // As of a ControlPlane.
   virtual void close_in_child() {}
 };

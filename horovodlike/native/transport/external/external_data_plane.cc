@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cstring>
 #include <limits>
-#include <mutex>
 #include <numeric>
 #include <utility>
 
+#include "base/keep.h"
 #include "negotiate/rank_list.h"
 
 namespace hvl {
@@ -64,14 +64,6 @@ void finish_sum(const Reduction& reduction, const void* from, void* to, uint64_t
   reduction.dtype == HVL_FLOAT32 ? make_nans_equal<float>(to, count) : make_nans_equal<double>(to, count);
 }
 
-// Memory that a library may write to as long as this process lives.
-void keep_forever(std::unique_ptr<char[]> memory) {
-  static std::mutex mutex;
-  static auto* kept = new std::vector<std::unique_ptr<char[]>>;  // outlives all that runs at exit
-  std::lock_guard<std::mutex> lock(mutex);
-  kept->push_back(std::move(memory));
-}
-
 }  // namespace
 
 char* ExternalDataPlane::Buffer::of(uint64_t bytes) {
@@ -93,8 +85,8 @@ ExternalDataPlane::ExternalDataPlane(const ExternalOptions& options, int local_r
 
 ExternalDataPlane::~ExternalDataPlane() {
   if (!in_progress_) return;
-  keep_forever(std::move(sent_.data));
-  keep_forever(std::move(received_.data));
+  keep_forever(sent_.data.release());
+  keep_forever(received_.data.release());
 }
 
 void ExternalDataPlane::begin(TeamPtr team, uint64_t) {

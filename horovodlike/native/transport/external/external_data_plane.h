@@ -30,6 +30,8 @@ class ExternalDataPlane : public DataPlane {
   ExternalDataPlane& operator=(const ExternalDataPlane&) = delete;
 
   void begin(TeamPtr team, uint64_t number) override;
+  bool holds_memory() const override { return in_progress_; }
+
   Status allreduce(const Batch& batch, const FinalBytes& final_bytes) override;
   Status broadcast(const Batch& batch, int root, const FinalBytes& final_bytes) override;
   Status allgather(const Gather& gather) override;

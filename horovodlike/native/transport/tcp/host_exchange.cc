@@ -123,7 +123,7 @@ void HostExchange::reduce_parts(uint64_t chunk) {
                      for (size_t host = 0; host < layout_.num_hosts(); ++host) {
                        sources_[host] = host == layout_.mine ? source : scratch(chunk, index, host) + at;
                      }
-                     const Reduction reduction = staging_depth_ > 0 ? between_hosts(whole) : whole;
+                     const Reduction reduction = staging_depth_ > 0 ? between_hosts(whole, layout_.num_lanes) : whole;
                      void* dst = result;
                      const size_t count = num_bytes / size_of(reduction.dtype);
                      reduce(reduction, Arrays{sources_.data(), static_cast<int>(sources_.size()), &dst, 1, count});

@@ -37,7 +37,7 @@ class Base : public HostsCollective {
           }
           void* dst = to + at;
           const size_t count = num_bytes / size_of(segment.reduction.dtype);
-          reduce(within_host(segment.reduction),
+          reduce(within_host(segment.reduction, layout().num_lanes),
                  Arrays{sources_.data(), static_cast<int>(sources_.size()), &dst, 1, count});
         });
   }
@@ -107,7 +107,8 @@ class Small : public Base {
     sources_.resize(layout().num_hosts());
     batch_.for_each_piece(0, length, [&](const Segment& segment, uint64_t from, uint64_t at, uint64_t num_bytes) {
       for (size_t host = 0; host < sources_.size(); ++host) sources_[host] = of_host(host, length) + at;
-      const Reduction reduction = layout().is_flat() ? segment.reduction : between_hosts(segment.reduction);
+      const Reduction reduction =
+          layout().is_flat() ? segment.reduction : between_hosts(segment.reduction, layout().num_lanes);
       void* dst = segment.output + from;
       const size_t count = num_bytes / size_of(reduction.dtype);
       reduce(reduction, Arrays{sources_.data(), static_cast<int>(sources_.size()), &dst, 1, count});

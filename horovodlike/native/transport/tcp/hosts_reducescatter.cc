@@ -178,7 +178,7 @@ class BlockExchange {
     }
     const Reduction& whole = scatter_.reduction;
     void* dst = scatter_.output + chunk * piece_;
-    reduce(layout_.is_flat() ? whole : between_hosts(whole),
+    reduce(layout_.is_flat() ? whole : between_hosts(whole, layout_.num_lanes),
            Arrays{sources_.data(), static_cast<int>(sources_.size()), &dst, 1, num_bytes / size_of(whole.dtype)});
   }
 
@@ -246,7 +246,8 @@ class InTwoSteps : public HostsCollective {
     }
     void* dst = to;
     const size_t count = num_bytes / size_of(scatter_.reduction.dtype);
-    reduce(within_host(scatter_.reduction), Arrays{sources_.data(), static_cast<int>(sources_.size()), &dst, 1, count});
+    reduce(within_host(scatter_.reduction, layout().num_lanes),
+           Arrays{sources_.data(), static_cast<int>(sources_.size()), &dst, 1, count});
   }
 
   const Scatter& scatter_;

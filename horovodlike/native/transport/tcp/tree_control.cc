@@ -29,7 +29,8 @@ Status TreeLeader::accept_local(int local_rank, const Message& message, uint64_t
 }
 
 Status TreeLeader::take_frame(bool from_parent) {
-  const Frame type = frame_.empty() ? Frame::kBroken : static_cast<Frame>(frame_[0]);
+  if (frame_.empty()) return Status(HVL_JOB_BROKEN, "Protocol error: an empty frame between hosts.");
+  const Frame type = static_cast<Frame>(frame_[0]);
   const char* body = frame_.data() + 1;
   const size_t length = frame_.size() - 1;
   Status status;

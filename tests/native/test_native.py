@@ -5,6 +5,7 @@ import hmac
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +13,23 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-TESTS = sorted(path.stem for path in Path(__file__).parent.glob("*_test.cc"))
+HERE = Path(__file__).parent
 BUILDS = {"release": "", "thread": "thread", "address": "address,undefined"}
+INCLUDE = re.compile(r'^#include [<"](.+)[>"]$', re.MULTILINE)
+
+
+def starts_threads(source):
+    """Whether a test, or a header of the tests that it includes, starts threads of its own."""
+    included = INCLUDE.findall(source.read_text())
+    return "thread" in included or any(starts_threads(HERE / name) for name in included if (HERE / name).exists())
+
+
+def cases():
+    """Each test as released and under both sanitizers; without threads there is nothing to see for ThreadSanitizer."""
+    for build in BUILDS:
+        for path in sorted(HERE.glob("*_test.cc")):
+            if build != "thread" or starts_threads(path):
+                yield build, path.stem
 
 
 @pytest.fixture(scope="module", params=BUILDS)
@@ -43,7 +59,7 @@ def build(request):
 
 @pytest.mark.timeout(900)
 @pytest.mark.xdist_group("native")
-@pytest.mark.parametrize("name", TESTS)
+@pytest.mark.parametrize(("build", "name"), list(cases()), indirect=["build"])
 def test_core(build, name):
     done = subprocess.run([build / "tests" / name], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"

@@ -185,12 +185,17 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 def register(process_sets: Sequence[ProcessSet]) -> None:
     """Add the process sets that were given to `init()`.
 
+    Where the ranks of the job change, those are left out that have a rank which is not there, on all ranks.
+
     Raises:
         ValueError: One cannot be registered; the message says which.
     """
     for index, process_set in enumerate(process_sets):
         try:
-            add_process_set(process_set)
+            chosen = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+            if basics.is_elastic() and any(rank >= basics.size() for rank in chosen.ranks or ()):
+                continue
+            add_process_set(chosen)
         except (ValueError, MismatchError) as error:
             raise ValueError(f"init() could not register entry number {index} of process_sets: {error}") from error
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 from horovodlike import basics
+from horovodlike.elastic import _worker
 from horovodlike.elastic._membership import agree_to_start
 from horovodlike.elastic._state import State
 from horovodlike.errors import HorovodInternalError, HostsUpdatedInterrupt
@@ -35,38 +37,54 @@ def run(func: Callable[..., Result]) -> Callable[..., Result]:
 
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Result:
-        try:
-            return _train(func, state, args, kwargs)
-        except BaseException:
-            basics.shutdown()  # the others must not wait for this rank
-            raise
+        worker = _worker.current()
+        with contextlib.nullcontext() if worker is None else worker.preemption.expected():
+            try:
+                result = _train(func, worker, state, args, kwargs)
+            except BaseException:
+                basics.shutdown()  # the others must not wait for this rank
+                raise
+        if worker is not None:
+            worker.finish()
+        return result
 
     return wrapper
 
 
-def _train(func: Callable[..., Result], state: State, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Result:
-    needs_sync, has_reset = True, False
+def _train(
+    func: Callable[..., Result],
+    worker: _worker.Worker | None,
+    state: State,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Result:
+    needs_sync, is_first = True, True
     while True:
         try:
-            begin_together(state, needs_sync, has_reset)
+            _begin(state, needs_sync, is_first)
             return func(state, *args, **kwargs)
         except HorovodInternalError as error:
-            raise _explain(error) from error
+            if worker is None:
+                raise _explain(error) from error
+            worker.explain("broken", str(error))
+            state.restore()
+            needs_sync = True
         except HostsUpdatedInterrupt as interrupt:
+            if worker is not None:
+                worker.explain("changed", str(interrupt))
             needs_sync = not interrupt.skip_sync
-        basics.shutdown()
-        basics.init()
-        has_reset = True
+        basics.restart()
+        is_first = False
 
 
-def begin_together(state: State, needs_sync: bool, has_reset: bool) -> None:
-    """Bring all ranks to one state."""
-    sync, has_commits = agree_to_start(needs_sync, state.commits)
-    if has_reset:
+def _begin(state: State, needs_sync: bool, is_first: bool) -> None:
+    """Bring all ranks to one state: all send and take it if one of them needs it."""
+    needs_sync, has_commits = agree_to_start(needs_sync, state.commits)
+    if not is_first:
         state.on_reset()
     if not has_commits:
         state.resume()
-    if sync:
+    if needs_sync:
         state.sync()
 
 

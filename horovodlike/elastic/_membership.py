@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from horovodlike import basics
 from horovodlike._exchange import highest
+from horovodlike.elastic import _worker
 from horovodlike.errors import HostsUpdatedInterrupt
 
 __all__ = ["act_upon_changes", "agree_to_start"]
@@ -18,10 +20,20 @@ def act_upon_changes(changed: bool, added: bool) -> None:
     Raises:
         HostsUpdatedInterrupt: There is a reason.
         HorovodInternalError: The job is broken.
+        SystemExit: This process has been asked to leave, and now all know.
     """
-    agreed = highest("horovodlike.elastic.commit", [changed, added])
-    if agreed[0]:
-        raise HostsUpdatedInterrupt(skip_sync=not agreed[1])
+    worker = _worker.current()
+    leaving = False
+    if worker is not None:
+        wants_change, wants_to_add = worker.changes()
+        changed, added = changed or wants_change, added or wants_to_add
+        leaving = worker.preemption.noted
+    any_change, any_added, any_leaving = highest("horovodlike.elastic.commit", [changed, added, leaving])
+    if worker is not None and leaving:
+        basics.shutdown()
+        worker.leave()
+    if any_change or any_leaving:
+        raise HostsUpdatedInterrupt(skip_sync=not any_added)
 
 
 def agree_to_start(needs_sync: bool, commits: int) -> tuple[bool, bool]:

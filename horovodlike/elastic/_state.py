@@ -183,12 +183,13 @@ class ObjectState(State):
         **kwargs: Any,
     ) -> None:
         super().__init__(bcast_object or broadcast_object, get_rank or basics.rank)
+        self._names: tuple[str, ...] = ()
+        self._saved: dict[str, Any] = {}
         for name in kwargs:
             if hasattr(self, name):
                 raise ValueError(f"an attribute of {type(self).__name__} cannot be called {name!r}: it has one already")
         self._names = tuple(kwargs)
         self._take(kwargs)
-        self._saved: dict[str, Any] = {}
         ObjectState.save(self)  # a subclass may have more to save, but is not ready yet
 
     def _values(self) -> dict[str, Any]:

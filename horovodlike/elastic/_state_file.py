@@ -77,6 +77,8 @@ class StateFile:
         return self._read(whole=True)
 
     def _read(self, whole: bool) -> tuple[int, bytes]:
+        if os.path.isdir(self.path):
+            raise StateFileError(f"the state cannot be read from {self.path}: it is a folder")
         try:
             descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except FileNotFoundError:

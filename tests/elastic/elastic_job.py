@@ -126,6 +126,18 @@ class ElasticJob:
             for worker in self.workers:
                 self._say(worker, {"stop": reason})
 
+    def answer(self, number: int, message: dict[str, Any]) -> None:
+        """Say something else to a worker that waits for a place."""
+        with self._happened:
+            self.workers[number].is_ready = False
+            self._say(self.workers[number], message)
+
+    def hang_up(self, number: int) -> None:
+        """Lose the connection to a worker."""
+        found = self.workers[number].socket
+        assert found is not None
+        found.shutdown(socket.SHUT_RDWR)
+
     def release(self) -> None:
         """Form generations again, after `hold`."""
         with self._happened:
@@ -173,7 +185,6 @@ class ElasticJob:
         for thread in self._threads:
             thread.join()
         for worker in self.workers:
-            worker.log.close()
             worker.results.close()
         if self._server is not None:
             self._server.close()
@@ -184,6 +195,8 @@ class ElasticJob:
     def __exit__(self, error: type | None, *_: object) -> None:
         if error is not None and any(worker.process.poll() is None for worker in self.workers):
             self._clean_up()
+        for worker in self.workers:
+            worker.log.close()
 
     # The driver.
 

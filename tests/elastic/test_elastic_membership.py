@@ -320,6 +320,37 @@ def _fork() -> str:
     return said
 
 
+def _fork_and_terminate() -> int:
+    import os
+    import signal
+    import threading
+
+    from horovodlike import basics, elastic
+
+    basics.init()
+
+    @elastic.run
+    def loop(state):
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            signal.alarm(30)
+            os.write(write, b"!")
+            threading.Event().wait()
+        os.read(read, 1)
+        os.kill(child, signal.SIGTERM)
+        status = os.waitpid(child, 0)[1]
+        state.commit()  # the parent has not been asked to leave
+        return os.WTERMSIG(status)
+
+    return loop(elastic.ObjectState())
+
+
+def test_sigterm_ends_a_forked_child():
+    with ElasticJob(1, _fork_and_terminate) as job:
+        assert job.values() == [signal.SIGTERM]  # and not SIGALRM
+
+
 def test_a_forked_child_is_no_worker_and_the_parent_goes_on():
     with ElasticJob(2, _fork) as job:
         for number, said in enumerate(job.values()):

@@ -49,32 +49,35 @@ def highest(name: str, numbers: Sequence[int]) -> list[int]:
     return list(memory)
 
 
-def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> Any:
+def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None, process_set: int = 0) -> Any:
     """Return the root's object: the object itself on the root, a copy of it elsewhere.
 
-    Collective over all ranks of the job. Objects travel as cloudpickle, and unpickling runs code that the sender chose:
-    all ranks of a job hold its secret key and trust each other.
+    Collective over the ranks of a process set. Objects travel as cloudpickle, and unpickling runs code that the sender
+    chose: all ranks of a job hold its secret key and trust each other.
 
     Args:
         obj: Anything that cloudpickle can serialize; ignored on the other ranks.
-        root_rank: The rank whose object is sent.
+        root_rank: The rank whose object is sent, by its number in the job.
         name: What the ranks match the operation by; counted if None.
+        process_set: The id of a set that this rank is a member of.
 
     Raises:
         HorovodInternalError: The job is broken; or the root could not pickle its object (on the root, the cause).
         ValueError: Not initialised, or there is no such rank.
     """
-    name = f"horovodlike.object.{next(_unnamed) if name is None else name}"
+    name = f"horovodlike.object.{next(_unnamed)}" if name is None else name
     is_root = basics.rank() == root_rank
     data, problem = _pickled(obj) if is_root else (b"", None)
     length = ffi.new("int64_t[]", [_PICKLING_FAILED if problem else len(data)])
-    _broadcast(f"{name}.length", length, DType.INT64, 1, root_rank)
+    described = [(DType.INT64, (1,))]
+    _carry_out(Request(Kind.BROADCAST, f"{name}.sz", described, root_rank=root_rank, process_set=process_set), length)
     if problem is not None:
         raise problem
     if length[0] == _PICKLING_FAILED:
         raise HorovodInternalError(f"{name}: rank {root_rank} could not pickle its object")
     memory = ffi.new("uint8_t[]", data if is_root else length[0])
-    _broadcast(f"{name}.data", memory, DType.UINT8, length[0], root_rank)
+    described = [(DType.UINT8, (length[0],))]
+    _carry_out(Request(Kind.BROADCAST, f"{name}.t", described, root_rank=root_rank, process_set=process_set), memory)
     return obj if is_root else cloudpickle.loads(ffi.buffer(memory))
 
 
@@ -84,10 +87,6 @@ def _pickled(obj: object) -> tuple[bytes, Exception | None]:
         return cloudpickle.dumps(obj), None
     except Exception as error:  # whatever __reduce__ and __getstate__ raise
         return b"", error
-
-
-def _broadcast(name: str, memory: Any, dtype: DType, count: int, root_rank: int) -> None:
-    _carry_out(Request(Kind.BROADCAST, name, [(dtype, (count,))], root_rank=root_rank), memory)
 
 
 def _carry_out(request: Request, memory: Any) -> None:

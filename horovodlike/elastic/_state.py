@@ -80,6 +80,7 @@ class State:
             HostsUpdatedInterrupt: The members of the job change; all ranks raise it at the same commit.
             HorovodInternalError: The job is broken; the state may be saved on some ranks only.
             SystemExit: This worker has been asked to leave.
+            OSError: On rank 0: the state cannot be written to disk.
         """
         self.commits += 1
         self.save()

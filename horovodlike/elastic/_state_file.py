@@ -47,18 +47,20 @@ class StateFile:
         """
         beside = f"{self.path}.new"
         head = _HEAD.pack(_MAGIC, _VERSION, commits, len(saved), hashlib.sha256(saved).digest())
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(beside)  # of a writer that was killed
         try:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(beside)  # of a writer that was killed
             with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
                 file.write(head)
                 file.write(saved)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(beside, self.path)
-        except BaseException:
+        except BaseException as error:
             with contextlib.suppress(OSError):
                 os.unlink(beside)
+            if isinstance(error, OSError):
+                raise OSError(error.errno, f"the state cannot be written: {error.strerror}", self.path) from error
             raise
         folder = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

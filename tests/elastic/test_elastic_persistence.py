@@ -41,8 +41,9 @@ def test_a_write_that_fails_leaves_the_last_commit(tmp_path):
     file = StateFile(str(tmp_path / "state"))
     file.write(3, b"three")
     (tmp_path / "state.new").mkdir()
-    with pytest.raises(OSError):
+    with pytest.raises(OSError, match="the state cannot be written: Is a directory") as caught:
         file.write(4, b"four")
+    assert caught.value.filename == str(tmp_path / "state")
     assert file.read() == (3, b"three")
 
 

@@ -48,6 +48,7 @@ MODULES = (
     "horovodlike.torch",
     "horovodlike",
     "horovodlike.data",
+    "horovodlike.elastic",
     "horovodlike.compat",
     "horovodlike.errors",
     "horovodlike.config",

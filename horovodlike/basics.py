@@ -9,15 +9,17 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from horovodlike import _stacks, ops
+from horovodlike import _engine_options, _stacks, ops
 from horovodlike import config as config_module
 from horovodlike._native import ffi, lib
-from horovodlike.errors import NotInitializedError
+from horovodlike.errors import ConfigError, HorovodInternalError, NotInitializedError, RendezvousError
 from horovodlike.ops import ReduceOp
 
 if TYPE_CHECKING:
+    from horovodlike._channel import JobKey
     from horovodlike._mpi import Library
     from horovodlike.config import Config
+    from horovodlike.elastic._worker import Worker
     from horovodlike.place import Place
     from horovodlike.rendezvous import Membership
 
@@ -66,13 +68,16 @@ _pid = 0  # the process that called init()
 _at_init: list[Callable[[Place], None]] = []
 _at_shutdown: list[Callable[[], None]] = []
 _register_process_sets: list[Callable[[Sequence[Any]], None]] = []
+_given_process_sets: Sequence[Any] = ()  # to init()
+_generation = 0
 
 
 def init(comm: Any = None, process_sets: Sequence[Any] | str | None = None) -> None:
     """Join the job that this process was started for, or become a job of one. Blocks until all ranks have joined.
 
     A second call does nothing. After :func:`shutdown` it starts anew, any number of times. May be called from any
-    thread.
+    thread. In an elastic job it waits until the driver has a place for this process, however often that needs another
+    attempt because a rank is lost meanwhile.
 
     Args:
         comm: What stands for all ranks of the job: None, a list of all ranks in ascending order, an empty list, or a
@@ -80,60 +85,115 @@ def init(comm: Any = None, process_sets: Sequence[Any] | str | None = None) -> N
             there are process sets.
         process_sets: Process sets to register at once, in the same order on all ranks; what
             :func:`horovodlike.process_set.add_process_set` does later. ``"dynamic"``, which scripts pass so that sets
-            can be added later, is accepted: they always can.
+            can be added later, is accepted: they always can. In an elastic job those are left out that have a rank
+            which the job does not have.
 
     Raises:
         NotImplementedError: ``comm`` has not all ranks, or in another order.
         ValueError: ``comm`` is something else. Or a process set cannot be registered; the job has ended then.
         ConfigError: A setting or an environment variable has a bad value.
-        RendezvousError: The ranks could not find or trust each other in time.
+        RendezvousError: The ranks could not find or trust each other in time; or the driver is lost.
+        SystemExit: A worker of a driver is not needed (status 0); or the job has ended.
     """
     if isinstance(process_sets, str) and process_sets != "dynamic":
         raise ValueError(f'process_sets must be a sequence of process sets or "dynamic", got {process_sets!r}')
+    global _given_process_sets
     chosen: Sequence[Any] = [] if process_sets is None or isinstance(process_sets, str) else process_sets
-    if not _start(comm) or not chosen:
-        return
-    try:
-        for register in _register_process_sets:
-            register(chosen)
-    except BaseException:
-        shutdown()
-        raise
+    while _start(comm):
+        _given_process_sets = chosen
+        try:
+            for register in _register_process_sets if chosen else ():
+                register(chosen)
+            return
+        except HorovodInternalError as error:
+            shutdown()
+            worker = _worker()
+            if worker is None:
+                raise
+            worker.explain("failed", str(error))
+        except BaseException:
+            shutdown()
+            raise
+
+
+def restart() -> None:
+    """:func:`shutdown`, and :func:`init` with the process sets that it was given last; for elastic training.
+
+    Raises:
+        RendezvousError: The ranks could not find or trust each other in time, or the driver is lost.
+        SystemExit: A worker of a driver is not needed any more, or was asked to leave; or the job has ended.
+    """
+    shutdown()
+    init(process_sets=_given_process_sets)
 
 
 def _start(comm: Any) -> bool:
     """Join the job; False if it was joined already."""
-    global _place, _pid, _mpi_library, _engine_overlaps, _average_counts_joined
     with _lock:
         if is_initialized():
             return False
-        from horovodlike import rendezvous
-        from horovodlike._communicator import check_comm
-
-        check_comm(comm)
         settings = config_module.load(os.environ)
-        library = _load_mpi(settings)
-        with rendezvous.establish(settings, lambda place: _segment_bytes(settings, place)) as joined:
-            native = _native_config(settings, joined.place, joined.processors)
-            native.external = _connect_mpi(library, settings, joined)
-            _start_engine(settings, native, joined)
+        worker = _find_worker(settings)
+        if worker is None:
+            _join(comm, settings)
+            return True
+        while True:
+            key = worker.take_place(os.environ)
             try:
-                joined.confirm()
-            except BaseException:
-                lib.hvl_shutdown()
-                raise
-        if _pid != os.getpid():
-            atexit.register(shutdown)
-        _place, _pid, _engine_overlaps = joined.place, os.getpid(), bool(native.overlap)
-        _mpi_library = library
-        _average_counts_joined = bool(native.average_counts_joined)
-        if joined.place.size > 1:
-            _stacks.start()
-        _start_timeline(settings)
-        _log_what_is_ignored(settings, joined.place)
-        for notify in _at_init:
-            notify(joined.place)
-    return True
+                _join(comm, settings, key)
+                return True
+            except RendezvousError as error:  # who is lost meanwhile is not waited for; the driver knows what to do
+                worker.explain("failed", str(error))
+
+
+def _worker() -> Worker | None:
+    """The connection to the driver of this process, if there is one."""
+    module = sys.modules.get("horovodlike.elastic._worker")
+    return None if module is None else module.current()
+
+
+def _find_worker(settings: Config) -> Worker | None:
+    """The connection to the driver, made now if there is a driver. Imports what other jobs do not need."""
+    if not os.environ.get("HOROVODLIKE_DRIVER_PORT"):
+        return None
+    if settings.cpu_operations == "mpi":
+        raise ConfigError("HOROVODLIKE_CPU_OPERATIONS=mpi cannot be used in an elastic job: the ranks of MPI are fixed")
+    from horovodlike.elastic import _worker
+
+    return _worker.find(os.environ, settings.start_timeout)
+
+
+def _join(comm: Any, settings: Config, key: JobKey | None = None) -> None:
+    """Join the job at the place that the environment says."""
+    global _place, _pid, _mpi_library, _engine_overlaps, _average_counts_joined, _generation
+    from horovodlike import rendezvous
+    from horovodlike._communicator import check_comm
+
+    check_comm(comm)
+    library = _load_mpi(settings)
+    with rendezvous.establish(
+        settings, lambda place: _engine_options.segment_bytes(settings, place), key=key
+    ) as joined:
+        native = _engine_options.describe(settings, joined.place, joined.processors)
+        native.external = _connect_mpi(library, settings, joined)
+        _engine_options.start(settings, native, joined)
+        try:
+            joined.confirm()
+        except BaseException:
+            lib.hvl_shutdown()
+            raise
+    if _pid != os.getpid():
+        atexit.register(shutdown)
+    _place, _pid, _engine_overlaps = joined.place, os.getpid(), bool(native.overlap)
+    _mpi_library = library
+    _average_counts_joined = bool(native.average_counts_joined)
+    _generation += 1
+    if joined.place.size > 1:
+        _stacks.start()
+    _start_timeline(settings)
+    _log_what_is_ignored(settings, joined.place)
+    for notify in _at_init:
+        notify(joined.place)
 
 
 def _load_mpi(settings: Config) -> Library | None:
@@ -173,89 +233,6 @@ def _log_what_is_ignored(settings: Config, place: Place) -> None:
             print(f"horovodlike debug: {line}", file=sys.stderr)
 
 
-def _segment_bytes(settings: Config, place: Place) -> int:
-    return int(lib.hvl_segment_bytes(_native_config(settings, place, processors=1)))
-
-
-def _start_engine(settings: Config, native: Any, joined: Membership) -> None:
-    kept = [_describe_hosts(native, joined)]  # memory that lives as long as it is pointed to
-    pids = ffi.new("int32_t[]", joined.pids)
-    native.local_pids = pids if joined.place.local_size > 1 else ffi.NULL
-    native.segment_fd = joined.segment_fd
-    native.fan_out = settings.fan_out
-    folder = ffi.new("char[]", os.fsencode(settings.flight_recorder))
-    native.flight_recorder_folder = folder
-    autotune_log = ffi.new("char[]", os.fsencode(settings.autotune_log))
-    native.autotune_log = autotune_log
-    ops.check(lib.hvl_init(native))
-    kept.clear()
-    joined.close_descriptors()
-
-
-def _describe_hosts(native: Any, joined: Membership) -> list[Any]:
-    """Write into the engine's options what a job of several hosts needs; return the memory that they point to."""
-    if joined.bells is None:  # one host
-        return []
-    names = [ffi.new("char[]", os.fsencode(name)) for name in joined.host_names]
-    connections = ffi.new("hvl_connection[]", len(joined.connections))
-    for entry, connection in zip(connections, joined.connections, strict=True):
-        entry.fd, entry.rank, entry.use = connection.socket.fileno(), connection.rank, connection.use
-        ffi.memmove(entry.send_key, connection.keys.send.reveal(), lib.HVL_KEY_BYTES)
-        ffi.memmove(entry.receive_key, connection.keys.receive.reveal(), lib.HVL_KEY_BYTES)
-    native.hosts = hosts = ffi.new("int32_t[]", joined.hosts)
-    native.host_names = pointers = ffi.new("char *[]", names)
-    native.connections, native.num_connections = connections, len(joined.connections)
-    native.bell_fd = joined.bells.own
-    native.bell_fds = bells = ffi.new("int32_t[]", joined.bells.ends)
-    return [*names, connections, hosts, pointers, bells]
-
-
-def _overlaps(settings: Config, place: Place, processors: int) -> bool:
-    if settings.overlap != "auto":
-        return settings.overlap == "always"
-    # Do the framework's threads of this host's ranks leave a processor to the engines?
-    threads = os.environ.get("OMP_NUM_THREADS", "")
-    # Where nobody tells them, frameworks start as many as the process has processors.
-    per_rank = int(threads) if threads.isdigit() else len(os.sched_getaffinity(0))
-    return place.local_size * max(per_rank, 1) < processors
-
-
-def _native_config(settings: Config, place: Place, processors: int) -> Any:
-    warning_time = 0.0 if settings.stall_check_disable else settings.stall_check_time_seconds
-    return ffi.new(
-        "hvl_config *",
-        {
-            "abi_version": lib.HVL_ABI_VERSION,
-            "rank": place.rank,
-            "size": place.size,
-            "local_rank": place.local_rank,
-            "local_size": place.local_size,
-            "cross_rank": place.cross_rank,
-            "cross_size": place.cross_size,
-            "segment_fd": -1,
-            "bell_fd": -1,
-            "processors": processors,
-            "slot_bytes": settings.slot_bytes,
-            "slot_depth": settings.slot_depth,
-            "fusion_threshold": settings.fusion_threshold,
-            "cycle_time": settings.cycle_time / 1000.0,
-            "overlap": _overlaps(settings, place, processors),
-            "cache_capacity": settings.cache_capacity,
-            "stall_warning_time": warning_time,
-            "stall_shutdown_time": settings.stall_shutdown_time_seconds,
-            "flight_recorder_size": settings.flight_recorder_size,
-            "autotune": settings.autotune,
-            "autotune_fusion_threshold": not config_module.is_set("fusion_threshold", os.environ),
-            "autotune_cycle_time": not config_module.is_set("cycle_time", os.environ),
-            "autotune_warmup_samples": settings.autotune_warmup_samples,
-            "autotune_steps_per_sample": settings.autotune_steps_per_sample,
-            "average_counts_joined": settings.join_average == "all",
-            "hierarchical_adasum": settings.hierarchical_adasum,
-            "log_level": config_module.LOG_LEVELS.index(settings.log_level),
-        },
-    )
-
-
 def shutdown() -> None:
     """End the job on all ranks: what they still wait for fails with :class:`ShutDownError`. Runs at exit by itself.
 
@@ -280,6 +257,19 @@ def is_initialized() -> bool:
 def overlaps() -> bool:
     """Whether the engine works while the framework computes: the setting ``HOROVODLIKE_OVERLAP``; for bindings."""
     return _engine_overlaps
+
+
+def generation() -> int:
+    """How many times this process has joined a job: what was made in an earlier one may be out of date; for bindings.
+
+    The engine's handles and the ids of process sets end with a generation.
+    """
+    return _generation
+
+
+def is_elastic() -> bool:
+    """Whether this process is a worker of a driver, which may change the ranks of the job; for bindings."""
+    return _worker() is not None
 
 
 def average_counts_joined() -> bool:

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple, TypeVar
 import cloudpickle  # type: ignore[import-untyped]
 import torch
 
-from horovodlike import basics
+from horovodlike import _exchange, basics
 from horovodlike.errors import HorovodInternalError
 from horovodlike.process_set import ProcessSet, global_process_set, registered_id
 from horovodlike.torch._compile import leave_alone
 from horovodlike.torch._engine import full_name
-from horovodlike.torch.mpi_ops import allgather_async, broadcast_, broadcast_async_, synchronize
+from horovodlike.torch.mpi_ops import allgather_async, broadcast_async_, synchronize
 
 T = TypeVar("T")
 
@@ -175,20 +175,8 @@ def broadcast_object(
     Raises:
         HorovodInternalError: The job is broken; or the root could not pickle its object (on the root, the cause).
     """
-    name = full_name("object", name, registered_id(process_set))
-    if basics.rank() != root_rank:
-        (size,) = broadcast_(torch.zeros(1, dtype=torch.int64), root_rank, f"{name}.sz", process_set).tolist()
-        if size == _PICKLING_FAILED:
-            raise HorovodInternalError(f"{name}: rank {root_rank} could not pickle its object")
-        data = torch.empty(size, dtype=torch.uint8)
-        return _unpickled(broadcast_(data, root_rank, f"{name}.t", process_set))
-    data, error = _pickled(obj)
-    size = data.numel() if error is None else _PICKLING_FAILED
-    broadcast_(torch.tensor([size]), root_rank, f"{name}.sz", process_set)
-    if error is not None:
-        raise error
-    broadcast_(data, root_rank, f"{name}.t", process_set)
-    return obj
+    process_set_id = registered_id(process_set)
+    return _exchange.broadcast_object(obj, root_rank, full_name("object", name, process_set_id), process_set_id)
 
 
 def allgather_object(

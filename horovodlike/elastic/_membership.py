@@ -1,0 +1,55 @@
+"""What the ranks agree on: at a commit, whether to go on as they are; after ``init()``, whether to send the state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from horovodlike._exchange import highest
+from horovodlike.elastic import _worker
+
+__all__ = ["Agreement", "agree_on_changes", "agree_to_start"]
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What comes after a commit.
+
+    Attributes:
+        goes_on: The training goes on with the members that there are; equal on all ranks, as is what follows.
+        adds: New members are to come.
+        leaves: This process has been asked to leave, and all ranks know that somebody does.
+    """
+
+    goes_on: bool
+    adds: bool
+    leaves: bool
+
+
+def agree_on_changes(changed: bool, added: bool) -> Agreement:
+    """Find out whether any rank knows a reason to change the members. Collective.
+
+    Args:
+        changed: Whether this rank knows one, apart from what the driver has said and from SIGTERM.
+        added: Whether it is that something was added.
+
+    Raises:
+        HorovodInternalError: The job is broken.
+    """
+    worker = _worker.current()
+    leaves = False
+    if worker is not None:
+        wants_change, wants_to_add = worker.changes()
+        changed, added = changed or wants_change, added or wants_to_add
+        leaves = worker.preemption.noted
+    any_change, any_added, any_leaves = highest("horovodlike.elastic.commit", [changed, added, leaves])
+    return Agreement(goes_on=not (any_change or any_leaves), adds=bool(any_added), leaves=leaves)
+
+
+def agree_to_start(needs_sync: bool, commits: int) -> tuple[bool, bool]:
+    """Whether any rank needs the state of another one, and whether any has seen a commit. Collective.
+
+    Raises:
+        HorovodInternalError: The job is broken.
+    """
+    needs, most_commits = highest("horovodlike.elastic.start", [needs_sync, commits])
+    return bool(needs), bool(most_commits)

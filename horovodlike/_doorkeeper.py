@@ -243,7 +243,7 @@ class Doorkeeper:
             self._lose(connection, f"the connection of {who} broke: {error.strerror or error}")
 
     def _read(self, connection: Connection) -> None:
-        most = HELLO_BYTES + 1 - len(connection.hello) if connection.opener is None else _READ_BYTES
+        most = HELLO_BYTES - len(connection.hello) if connection.opener is None else _READ_BYTES
         try:
             data = connection.socket.recv(most)
         except (BlockingIOError, InterruptedError):

@@ -4,8 +4,9 @@ The way of a job, one module each:
 
 ==================== ===================================================================================================
 ``cli``              arguments and environment to a :class:`~horovodlike.launcher.spec.JobSpec`
+``elastic_options``  the flags of elastic jobs
 ``options``          the flags and configuration-file keys that stand for settings of ``horovodlike.config``
-``horovod_options``  what of ``horovodrun``'s options has no effect, or is refused
+``horovod_options``  what of ``horovodrun``'s options has no effect
 ``where``            on which hosts the job runs; ``schedulers`` knows those of Slurm, LSF and PBS
 ``hosts``            pure: lists of hosts, and which ranks each host gets
 ``command``          what the user typed to what is executed; ``interpreter`` takes a command line of Python apart

@@ -137,7 +137,7 @@ class ExitQueue:
 
 def stops() -> list[tuple[int, bool]]:
     """Which children have been stopped (True) or continued (False) since the last call."""
-    found = []
+    found: list[tuple[int, bool]] = []
     while True:
         try:
             child = os.waitid(os.P_ALL, 0, os.WSTOPPED | os.WCONTINUED | os.WNOHANG)

@@ -46,6 +46,8 @@ _REMOVED_S = 30.0
 """How long a worker that was removed may take to exit."""
 _ATTEMPTS = 3
 """So many workers in a row that fail in the same way are enough to know."""
+_FRUITLESS = 5
+"""So many generations in a row of the same members that cannot come together, too."""
 _TERMINATED = (-signal.SIGTERM, verdict.exit_code(-signal.SIGTERM))
 
 
@@ -122,6 +124,8 @@ class Membership(Roster):
             return
         if worker.status is Status.MEMBER and event.why in ("broken", "failed"):
             self._break(f"worker {worker.number} has come back: {event.text or event.why}")
+            if event.why == "failed":
+                self.generation.failed = self.generation.failed or event.text or event.why
         worker.was_ready = True
         self._early_deaths.pop((worker.host, worker.slot), None)
         self._health[worker.host].losses = 0
@@ -303,7 +307,7 @@ class Membership(Roster):
         chosen = (staying + newcomers)[: most if most is not None else None]
         overdue = self._over(self._blocked_since, self.policy.elastic_timeout, now)
         if self._is_enough(len(staying), newcomers, chosen, overdue, now):
-            yield self._begin(chosen, len(staying), now)
+            yield from self._begin(chosen, len(staying), now)
         elif overdue:
             self._conclude(
                 FAILED,
@@ -326,20 +330,24 @@ class Membership(Roster):
         enough_since = sorted(worker.since for worker in newcomers)[enough - 1]
         return complete or self._over(enough_since, SETTLE_S, now)
 
-    def _begin(self, chosen: list[Worker], survivors: int, now: float) -> Form:
+    def _begin(self, chosen: list[Worker], survivors: int, now: float) -> Iterator[Decision]:
         before = self.generation
+        members = tuple(worker.number for worker in chosen)
+        failed = before.failed_before + 1 if before.failed and members == before.members else 0
+        if failed >= _FRUITLESS:
+            self._conclude(FAILED, f"init() has failed {failed} times in a row: {before.failed}")
+            return
         if before.number:
             self._resets += not self._finishing
-        names = ", ".join(str(worker.number) for worker in chosen)
+        names = ", ".join(map(str, members))
         reason = f"generation {before.number + 1}: workers {names}; {survivors} survivors of generation {before.number}"
         if before.broken:
             reason += f" ({before.broken})"
-        members = tuple(worker.number for worker in chosen)
-        self.generation = Generation(before.number + 1, members, formed_at=now)
+        self.generation = Generation(before.number + 1, members, formed_at=now, failed_before=failed)
         for worker in chosen:
             self._set(worker, Status.MEMBER, now)
         self._blocked_since = None
-        return Form(before.number + 1, members, reason)
+        yield Form(before.number + 1, members, reason)
 
     def _give_up_resetting(self) -> None:
         limit = self.policy.reset_limit

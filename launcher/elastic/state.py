@@ -68,6 +68,8 @@ class Generation:
     members: tuple[int, ...] = ()  # in the order of ranks, also those that have gone
     formed_at: float = 0.0
     broken: str = ""  # why it cannot work any more
+    failed: str = ""  # why init() failed, if it did
+    failed_before: int = 0  # in how many generations in a row before, of the same members
     abandoned: bool = False
     returning: bool = False  # its members come back without being told
     told: frozenset[int] = frozenset()  # whom the latest announcement was about

@@ -34,7 +34,7 @@ from horovodlike.launcher.elastic.events import (
     Spawn,
     Stopped,
 )
-from horovodlike.launcher.elastic.state import ACTIVE, Generation, Policy, Roster, Status, Worker
+from horovodlike.launcher.elastic.state import Generation, Policy, Roster, Status, Worker
 
 __all__ = ["FAILED", "Membership"]
 
@@ -98,10 +98,10 @@ class Membership(Roster):
             self._exit(worker, event.status, now)
         elif isinstance(event, Ready):
             self._get_ready(worker, event, now)
-        elif isinstance(event, Finished) and worker.status in ACTIVE:
+        elif isinstance(event, Finished) and worker.active:
             self._set(worker, Status.FINISHED, now)
             self._finish(f"worker {worker.number} has finished")
-        elif isinstance(event, Leaving) and worker.status in ACTIVE:
+        elif isinstance(event, Leaving) and worker.active:
             self._set(worker, Status.LEAVING, now)
             self.generation.returning |= self.is_member(worker)
         elif isinstance(event, Stopped):
@@ -120,7 +120,7 @@ class Membership(Roster):
         self.slots = {host: event.slots[host] for host in (*known, *new)}
 
     def _get_ready(self, worker: Worker, event: Ready, now: float) -> None:
-        if worker.status not in ACTIVE:
+        if not worker.active:
             return
         if worker.status is Status.MEMBER and event.why in ("broken", "failed"):
             self._break(f"worker {worker.number} has come back: {event.text or event.why}")
@@ -259,7 +259,7 @@ class Membership(Roster):
             return f"it has been stopped for {policy.heartbeat_timeout:g} s"
         if worker.status is Status.REMOVED:
             return "it does not exit" if self._over(worker.since, _REMOVED_S, now) else ""
-        if worker.status in ACTIVE and self._over(worker.adrift_at, policy.heartbeat_timeout, now):
+        if worker.active and self._over(worker.adrift_at, policy.heartbeat_timeout, now):
             return "it has closed its connection to the driver"
         if worker.status is Status.STARTING:
             if self._finishing and self.generation.number:
@@ -276,7 +276,7 @@ class Membership(Roster):
         staying = {worker.number for worker in self.staying()}
         unwanted = self.unwanted()
         for worker in list(self.workers.values()):
-            if worker.status is not Status.READY or worker.number in staying:
+            if not worker.active or worker.status is not Status.READY or worker.number in staying:
                 continue
             done = self._finishing and not self.is_member(worker)
             if done or worker.number in unwanted:
@@ -366,7 +366,7 @@ class Membership(Roster):
         if self._finishing or self._exhausted:
             return
         unwanted = self.unwanted()
-        active = sum(each.status in ACTIVE and each.number not in unwanted for each in self.workers.values())
+        active = sum(each.active and each.number not in unwanted for each in self.workers.values())
         for host, slots in self.slots.items():
             taken = {worker.slot for worker in self.workers.values() if worker.host == host}
             for slot in range(slots):

@@ -6,6 +6,7 @@ import os
 import re
 import select
 import signal
+import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
@@ -53,9 +54,9 @@ class ElasticLaunch:
 def elastic(launch: Callable[..., Launch], worker: Callable[..., Path], tmp_path: Path) -> Callable[..., ElasticLaunch]:
     """`elastic("-np", 2, ..., program=text)` starts an elastic job; see `worker` for the text."""
 
-    def start(*words: Any, program: str = "", env: dict[str, str] | None = None) -> ElasticLaunch:
+    def start(*words: Any, program: str = "", **options: Any) -> ElasticLaunch:
         path = worker("print('pid', os.getpid(), flush=True)\n" + textwrap.dedent(program))
-        started = ElasticLaunch(launch(*words, PYTHON, path, env=env or {}))
+        started = ElasticLaunch(launch(*words, PYTHON, path, **options))
         started.folder = tmp_path
         return started
 
@@ -138,14 +139,13 @@ def test_stopped(elastic: Callable[..., ElasticLaunch]) -> None:
 
 
 def test_stopped_for_a_moment(elastic: Callable[..., ElasticLaunch]) -> None:
-    job = elastic("-np", 2, "--min-np", 1, "--verbose")
+    job = elastic("-np", 2, "--min-np", 1, "--verbose", stderr=subprocess.STDOUT)
     job.at(1, 2)
-    pid = job.pid(1)
-    os.kill(pid, signal.SIGSTOP)
-    os.kill(pid, signal.SIGCONT)
-    ended = job.finish()
-    assert ended.code == 0
-    assert "hvdrun: worker 1 has been stopped\nhvdrun: worker 1 goes on\n" in ended.err
+    job.kill(1, signum=signal.SIGSTOP)
+    job.expect("hvdrun: worker 1 has been stopped\n")
+    job.kill(1, signum=signal.SIGCONT)
+    job.expect("hvdrun: worker 1 goes on\n")
+    assert job.finish().code == 0
 
 
 def test_a_worker_leaves(elastic: Callable[..., ElasticLaunch]) -> None:

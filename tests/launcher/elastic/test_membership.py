@@ -160,9 +160,9 @@ def test_somebody_does_not_come_back() -> None:
     play.kill(3)
     play.ready(4)
     play.ready(0, 1, why="broken")
-    [kill] = play.wait(60)
+    kill, form = play.wait(60)
     assert (kill.worker, kill.reason) == (2, "worker 2 is killed: the others have waited for it for 60 s")
-    assert play.of(Form, play.kill(2))[0].members == (0, 1, 4)
+    assert form.members == (0, 1, 4)
 
 
 # Stopped, cut off, terminated.

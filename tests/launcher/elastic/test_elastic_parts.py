@@ -51,6 +51,18 @@ def test_some_failures_are_tolerated_and_many_are_not() -> None:
     assert health.fail(1.0, 1) == "its host is left alone for 2 s"
 
 
+def test_patience_comes_back_with_time() -> None:
+    health = Health(Cooldown(1, 60))
+    for _ in range(5):
+        health.fail(0.0, 1)
+    assert health.fail(1.0, 1) == "its host is left alone for 2 s"
+    assert health.fail(3.0, 1) == "its host is left alone for 4 s"
+    assert health.fail(12.0, 1) == "it is replaced at once"  # five seconds without a failure
+    for _ in range(8):
+        health.fail(100.0, 1)
+    assert health.cooling_until == 101
+
+
 def test_all_workers_of_a_host_may_fail_at_once() -> None:
     health = Health(Cooldown())
     assert {health.fail(0.0, 64) for _ in range(64)} == {"it is replaced at once"}

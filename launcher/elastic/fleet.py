@@ -105,7 +105,7 @@ class Fleet:
             if station is None:
                 return
         station.slots = max(slots, slot + 1)
-        if station.host is None:
+        if station.host is None or station.leaving:
             station.waiting.append((worker, slot))
         else:
             self._launch(station, station.host, worker, slot)
@@ -145,10 +145,14 @@ class Fleet:
     def end(self, link: Link, status: int) -> None:
         """The connection to an agent has ended; says that the host is lost unless that was wanted."""
         station = self._find(link)
-        if station is not None:
-            del self._stations[station.name]
-            if not station.leaving or station.trouble:
-                self._on_lost(station.name, station.trouble or link.explain_end(status))
+        if station is None:
+            return
+        del self._stations[station.name]
+        if not station.leaving or station.trouble:
+            self._on_lost(station.name, station.trouble or link.explain_end(status))
+            return
+        for worker, slot in station.waiting:  # meanwhile the host was offered again
+            self.start(worker, station.name, slot, station.slots)
 
     def cut(self) -> None:
         """Gives up the hosts whose agents have not answered."""

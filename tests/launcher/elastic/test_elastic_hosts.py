@@ -62,6 +62,32 @@ def test_hosts_come_and_go(elastic: Callable[..., ElasticLaunch], hosts: Hosts, 
     assert job.finish().code == 0
 
 
+def test_a_host_that_is_offered_again_while_its_agent_is_ending(
+    elastic: Callable[..., ElasticLaunch], hosts: Hosts, ssh: Path
+) -> None:
+    # A daemon that ignores SIGTERM keeps the agent busy.
+    hosts.are("node1:1", "node2:1")
+    job = elastic(
+        *("-np", 2, "--min-np", 1, "--host-discovery-script", hosts.script),
+        program="""
+        if os.environ["HOROVODLIKE_WORKER"] == "1":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            if os.fork() == 0:
+                os.setsid()
+                print("daemon", flush=True)
+                signal.pause()
+        """,
+        env=path(ssh),
+    )
+    job.at(1, 2)
+    job.expect("daemon")
+    hosts.are("node1:1")
+    job.at(2, 1)
+    hosts.are("node1:1", "node2:1")
+    assert job.at(3, 2) == {0: 0, 1: 2}
+    assert job.finish().code == 0
+
+
 def test_places_on_several_hosts(elastic: Callable[..., ElasticLaunch], ssh: Path) -> None:
     program = """
     def before_init(worker, generation, step):

@@ -49,6 +49,7 @@ MODULES = (
     "horovodlike",
     "horovodlike.data",
     "horovodlike.elastic",
+    "horovodlike.testing",
     "horovodlike.compat",
     "horovodlike.errors",
     "horovodlike.config",

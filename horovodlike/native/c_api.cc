@@ -438,6 +438,26 @@ void hvl_stop_timeline(void) {
   if (std::shared_ptr<hvl::Engine> running = hvl::engine()) running->timeline().stop();
 }
 
+int32_t hvl_arm_fault(int32_t point, int32_t fault, double amount) {
+  return hvl::guarded([&] {
+    std::shared_ptr<hvl::Engine> running = hvl::engine();
+    if (running == nullptr) return hvl::not_initialized();
+    hvl::Strike strike = hvl::make_strike(static_cast<hvl_fault>(fault), amount);
+    if (strike == nullptr || (point != HVL_FAULT_IN_NEGOTIATION && point != HVL_FAULT_IN_DATA)) {
+      return hvl::Status(HVL_INVALID_ARGUMENT, "there is no such fault");
+    }
+    running->fault(static_cast<hvl_fault_point>(point)).arm(std::move(strike));
+    return hvl::Status();
+  });
+}
+
+int32_t hvl_cut_connections(void) {
+  return hvl::guarded([] {
+    hvl::cut_connections();
+    return hvl::Status();
+  });
+}
+
 const char* hvl_version(void) { return HVL_VERSION; }
 
 }  // extern "C"

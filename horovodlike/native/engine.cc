@@ -153,8 +153,10 @@ void Engine::hurry() {
 // What was interrupted, then what the log says. Where the engine may work while the framework computes, it leaves as
 // soon as there is enough; elsewhere what is left would take the same processor.
 Status Engine::step(bool* progressed) {
+  const size_t num_in_flight = num_in_flight_;
   Status status = submit(progressed);
   if (status.ok()) status = control_->pump(progressed);
+  if (num_in_flight_ > num_in_flight && negotiation_fault_.is_armed()) negotiation_fault_.strike();
   Record record;
   while (status.ok() && !ended_ && !waiter_.is_interrupted() && !(options_.overlap && waiter_.has_enough())) {
     bool found = true;

@@ -23,6 +23,7 @@
 #include "transport/data_plane.h"
 #include "transport/external/external_data_plane.h"
 #include "tune/autotuner.h"
+#include "watch/fault.h"
 #include "watch/flight_recorder.h"
 #include "watch/timeline.h"
 #include "watch/waiter.h"
@@ -103,6 +104,7 @@ class Engine {
   const EngineCounters& counters() const { return counters_; }
   const FlightRecorder& flights() const { return flights_; }
   Timeline& timeline() { return timeline_; }
+  Fault& fault(hvl_fault_point point) { return point == HVL_FAULT_IN_DATA ? data_fault_ : negotiation_fault_; }
   // Nanoseconds that collectives have waited for other ranks.
   uint64_t waited_for_peers() const { return waiter_.waited(); }
   const std::shared_ptr<HostMemory>& memory() const { return memory_; }
@@ -191,6 +193,8 @@ class Engine {
   EngineCounters counters_;
   FlightRecorder flights_;  // written by who holds the baton
   Timeline timeline_;
+  Fault negotiation_fault_;
+  Fault data_fault_;
   std::atomic<bool> stop_requested_{false};
   std::atomic<bool> hurried_{false};
 

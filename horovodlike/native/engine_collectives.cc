@@ -100,6 +100,9 @@ void Engine::prepare_batch() {
     }
     entry_ends_.push_back(batch_.num_bytes());
   }
+  if (data_fault_.is_armed() && tensors_.back()->entry->signature().kind == HVL_ALLREDUCE) {
+    batch_.interrupt_halfway([this] { data_fault_.strike(); });
+  }
 }
 
 Status Engine::go_on_with_batch() {

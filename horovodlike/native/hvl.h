@@ -239,6 +239,19 @@ typedef struct hvl_lateness {
   int64_t waited_ns; /* between the first rank and this one, where this one was the last */
 } hvl_lateness;
 
+/* Where the engine brings a fault upon its own process, and which. For tests of what becomes of the other ranks. */
+typedef enum hvl_fault_point {
+  HVL_FAULT_IN_NEGOTIATION = 0, /* a request has been sent, and no answer is there */
+  HVL_FAULT_IN_DATA = 1         /* half of the data of an allreduce is not yet read, so that no rank completes it */
+} hvl_fault_point;
+
+typedef enum hvl_fault {
+  HVL_FAULT_RAISE = 0,  /* the engine fails, which breaks the job */
+  HVL_FAULT_SIGNAL = 1, /* the process gets a signal */
+  HVL_FAULT_CLOSE = 2,  /* all TCP connections of the process are shut down */
+  HVL_FAULT_SLOW = 3    /* the engine stands still for some time */
+} hvl_fault;
+
 int64_t hvl_segment_bytes(const hvl_config* config);
 int32_t hvl_init(const hvl_config* config);
 /* Ends the job on all ranks; returns when this rank's engine thread has ended. Does nothing if not initialised. */
@@ -294,6 +307,11 @@ char* hvl_get_flights(void);
 int32_t hvl_start_timeline(const char* path, int32_t mark_cycles);
 /* Returns when all is in the file. Does nothing without a timeline; hvl_shutdown() does the same. */
 void hvl_stop_timeline(void);
+/* The next time that the engine gets to this point, and only then, there is a fault. amount: the number of the signal,
+ * or seconds. It ends with the engine; a second one at the same point replaces the first. */
+int32_t hvl_arm_fault(int32_t point, int32_t fault, double amount);
+/* What HVL_FAULT_CLOSE does, at once; also without an engine. */
+int32_t hvl_cut_connections(void);
 const char* hvl_version(void);
 /* cffi:end */
 

@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
+#include <utility>
 #include <vector>
 
 #include "collective/reduce.h"
@@ -27,11 +29,18 @@ class Batch {
   void clear() {
     segments_.clear();
     num_bytes_ = 0;
+    interrupted_from_ = UINT64_MAX;
   }
 
   void add(const char* input, char* output, uint64_t num_bytes, const Reduction& reduction) {
     segments_.push_back(Segment{input, output, num_bytes_, num_bytes, reduction});
     num_bytes_ += (num_bytes + kAlignment - 1) / kAlignment * kAlignment;
+  }
+
+  // Has what lies in the second half of the stream visited only after calling this, again and again.
+  void interrupt_halfway(std::function<void()> interrupt) {
+    interrupted_from_ = num_bytes_ / 2;
+    interrupt_ = std::move(interrupt);
   }
 
   const std::vector<Segment>& segments() const { return segments_; }
@@ -41,6 +50,7 @@ class Batch {
   // Calls visit(segment, offset in the segment, offset in the range, bytes) for what lies in [begin, end).
   template <typename Visit>
   void for_each_piece(uint64_t begin, uint64_t end, Visit&& visit) const {
+    if (end > interrupted_from_) interrupt_();
     auto segment = std::partition_point(segments_.begin(), segments_.end(), [begin](const Segment& candidate) {
       return candidate.offset + candidate.num_bytes <= begin;
     });
@@ -54,6 +64,8 @@ class Batch {
  private:
   std::vector<Segment> segments_;
   uint64_t num_bytes_ = 0;
+  uint64_t interrupted_from_ = UINT64_MAX;
+  std::function<void()> interrupt_;
 };
 
 }  // namespace hvl

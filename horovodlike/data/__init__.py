@@ -1,0 +1,32 @@
+"""What the ranks of a job read, and how their batches are prepared.
+
+* :class:`Task`, :func:`cut_into_tasks`: the data of an epoch as ranges of samples
+* :class:`StaticPartition`: deals the tasks to the ranks once for each epoch
+* :class:`DynamicPartition`: deals them out while the epoch goes on, for jobs whose ranks come and go
+* :class:`BaseDataLoader`, :class:`AsyncDataLoaderMixin`: loaders that prepare batches in a thread beside the training
+
+A partition says *what* a rank reads; reading is up to the script::
+
+    tasks = cut_into_tasks({"a.bin": 70000, "b.bin": 52000}, samples_per_task=1000)
+    partition = StaticPartition(tasks, batch_size=32)
+    for epoch in range(epochs):
+        partition.set_epoch(epoch)
+        for batch in partition:
+            for source, start, end in batch.ranges:
+                ...  # samples start to end - 1 of the file `source`
+"""
+
+from horovodlike.data.dynamic_partition import DynamicPartition
+from horovodlike.data.loaders import AsyncDataLoaderMixin, BaseDataLoader
+from horovodlike.data.static_partition import StaticPartition
+from horovodlike.data.tasks import Batch, Task, cut_into_tasks
+
+__all__ = [
+    "AsyncDataLoaderMixin",
+    "BaseDataLoader",
+    "Batch",
+    "DynamicPartition",
+    "StaticPartition",
+    "Task",
+    "cut_into_tasks",
+]

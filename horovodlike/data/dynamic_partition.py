@@ -1,0 +1,280 @@
+"""The data of an epoch, dealt out to the ranks while it goes on."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from operator import index
+from typing import Any, Literal, get_args
+
+from horovodlike.data.dealing import Dealer, Ranges, Step
+from horovodlike.data.tasks import (
+    Batch,
+    Stream,
+    check_batch_size,
+    check_epoch,
+    check_place,
+    checked_tasks,
+    current_place,
+    ordered,
+)
+
+__all__ = ["DynamicPartition"]
+
+Record = Literal["auto", "manual"]
+
+
+class DynamicPartition:
+    """Deals tasks to ranks that step together, and remembers what has been done, whoever did it.
+
+    Every sample of an epoch is committed exactly once, although ranks come and go between two steps. It takes no
+    message: each rank takes one batch in each step, so every rank knows what all others have read.
+
+    A rank leases a task and reads it from its start to its end; then it takes the next one. Where none is left it takes
+    half of what the rank with the most still has to read. So all batches are full but those of the last step, which
+    have the same number of samples, or one less; a batch of that step may be empty (``len(batch) == 0``), and is
+    yielded too: **all ranks take the same number of steps**. With an empty batch a rank takes part in the step with a
+    gradient of zero. Weighted by samples, the sum over all ranks (``op=hvd.Sum``) is the mean over the step's samples::
+
+        for batch in partition:
+            loss = mean_loss(model, read(batch)) if batch else 0.0 * sum(p.sum() for p in model.parameters())
+            (loss * (len(batch) / batch.total)).backward()
+            optimizer.step()
+            state.commit()  # after the step
+
+    *When is a batch done?* With ``record="auto"``, when the next one is asked for, or when :meth:`state_dict` is
+    called, as a commit does in the body of the loop: commit after the step, never between taking a batch and training
+    with it. With ``record="manual"``, when :meth:`record` is called, once for each step that has been taken: for
+    loaders that ask for batches ahead.
+
+    *In elastic training* the partition is part of the state that is committed: by :meth:`state_dict` and
+    :meth:`load_state_dict`, or as an attribute of an ``ObjectState``, which copies and pickles it. After a change of
+    ranks begin a new iteration, as a training function that is called again does; samples that were dealt and not
+    done are dealt again.
+
+    Thread-safe: one thread may iterate and others call the other methods.
+
+    Args:
+        tasks: ``Task`` objects or tuples ``(source, start, end)``; the same on all ranks. Empty ones count for nothing.
+        batch_size: Samples of one rank's batch.
+        seed: Of the order of tasks. Samples keep their order within a task.
+        shuffle: False: the order is that of ``tasks`` in every epoch.
+        record: ``"auto"`` or ``"manual"``.
+        rank: This rank, if it is not that of the job at the time of iteration; then with ``size``.
+        size: The number of ranks.
+
+    Raises:
+        ValueError: An argument has a bad value.
+    """
+
+    def __init__(
+        self,
+        tasks: Iterable[tuple[str | int, int, int]],
+        batch_size: int,
+        seed: int = 0,
+        shuffle: bool = True,
+        record: Record = "auto",
+        *,
+        rank: int | None = None,
+        size: int | None = None,
+    ) -> None:
+        """Begin with epoch 0, of which nothing is done."""
+        if record not in get_args(Record):
+            raise ValueError(f"record must be one of {', '.join(get_args(Record))}, got {record!r}")
+        self._tasks = checked_tasks(tasks)
+        self._batch_size = check_batch_size(batch_size)
+        self._seed, self._shuffle, self._record = seed, shuffle, record
+        self._place = check_place(rank, size)
+        described = json.dumps([self._tasks, seed, shuffle])
+        self._digest = hashlib.sha256(described.encode()).hexdigest()[:16]
+        self._lock = threading.Lock()  # guards all that follows
+        self._dealer: Dealer | None  # of the iteration under way
+        self._dealt: deque[Step]  # and not done
+        self._has_ended: bool
+        self._begin_epoch(0)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch under way."""
+        return self._epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin an epoch. Of the one under way, what is done stays done, so that a resumed script may call this too.
+
+        Raises:
+            ValueError: It is negative.
+        """
+        check_epoch(epoch)
+        with self._lock:
+            if epoch != self._epoch:
+                self._begin_epoch(epoch)
+            else:
+                self._give_back()
+
+    def __len__(self) -> int:
+        """How many batches the iteration under way has still to yield; without one, how many the next one will."""
+        _, size = current_place(self._place)
+        with self._lock:
+            return (self._dealer or self._new_dealer(size)).steps_left
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yield this rank's batches of what is left of the epoch.
+
+        An iteration ends with the epoch, in the same step on all ranks. It becomes invalid when another one begins, by
+        :meth:`reset`, :meth:`load_state_dict` and :meth:`set_epoch`.
+
+        Raises:
+            RuntimeError: The epoch has been iterated to its end, and no other one was set; or, from an iteration
+                that has become invalid.
+        """
+        rank, size = current_place(self._place)
+        with self._lock:
+            if self._has_ended and not self._dealt:
+                raise RuntimeError(
+                    f"all batches of epoch {self._epoch} have been read: call set_epoch({self._epoch + 1}) first"
+                )
+            self._give_back()
+            self._dealer = dealer = self._new_dealer(size)
+        return self._iterate(dealer, rank)
+
+    def _iterate(self, dealer: Dealer, rank: int) -> Iterator[Batch]:
+        while True:
+            with self._lock:
+                if self._dealer is not dealer:
+                    raise RuntimeError("the partition has been reset, or another iteration has begun: begin a new one")
+                if self._record == "auto":
+                    self._note_done()
+                step = dealer.next_step()
+                if step is None:
+                    self._has_ended = True
+                    return
+                self._dealt.append(step)
+                total = sum(end - begin for ranges in step for begin, end in ranges)
+                batch = self._stream.batch(step[rank], total)
+            yield batch
+
+    def record(self) -> None:
+        """Say that the step of the oldest batch that is not done has been taken; with ``record="manual"``.
+
+        Raises:
+            RuntimeError: All batches that were yielded are done, or they are recorded by themselves.
+        """
+        with self._lock:
+            if self._record != "manual":
+                raise RuntimeError('batches are recorded by themselves: make the partition with record="manual"')
+            if not self._dealt:
+                raise RuntimeError("all batches that were yielded are recorded")
+            self._note(self._dealt.popleft())
+
+    def reset(self, rank: int | None = None, size: int | None = None) -> None:
+        """Deal anew what is left: the ranks are others now. What is done stays done.
+
+        With ``record="auto"`` the last batch is done, as the step with it has been taken; if it failed, call
+        :meth:`load_state_dict`, which forgets it.
+
+        Args:
+            rank: This rank from now on, if the partition is not to ask the job; then with ``size``.
+            size: The number of ranks.
+
+        Raises:
+            ValueError: There is no such rank.
+        """
+        place = check_place(rank, size)
+        with self._lock:
+            self._place = place or self._place
+            self._give_back()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is done of which epoch: small, fit for JSON, and the same on all ranks and for any number.
+
+        With ``record="auto"`` the batch that was yielded last counts as done.
+        """
+        with self._lock:
+            if self._record == "auto":
+                self._note_done()
+            return {"epoch": self._epoch, "done": [list(each) for each in self._done.ranges], "data": self._digest}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go back, or on, to what was done when a state was taken, on any rank, of any number of them.
+
+        The batch size may be another one than it was.
+
+        Raises:
+            ValueError: That is no such state, or one of other tasks, or of another ``seed`` or ``shuffle``.
+        """
+        try:
+            epoch = check_epoch(index(state["epoch"]))
+            done = [(index(begin), index(end)) for begin, end in state["done"]]
+            digest = state["data"]
+        except (KeyError, TypeError, ValueError) as problem:
+            raise ValueError(f"this is no state of a DynamicPartition: {problem!r}") from problem
+        if digest != self._digest:
+            raise ValueError("the state is that of a DynamicPartition with other tasks, seed or shuffle")
+        bounds = [0, *(bound for each in done for bound in each), self._stream.length]
+        if bounds != sorted(bounds):
+            raise ValueError(f"what the state calls done is not within 0 to {self._stream.length}, in ascending order")
+        with self._lock:
+            self._begin_epoch(epoch)
+            self._begin_what_is_left(done)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickles and copies have no iteration under way."""
+        return {name: getattr(self, name) for name in _KEPT} | {"state": self.state_dict()}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """As by :meth:`load_state_dict`."""
+        own = state.pop("state")
+        vars(self).update(state)
+        self._lock = threading.Lock()
+        self._begin_epoch(0)
+        self.load_state_dict(own)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> DynamicPartition:
+        """As by pickle, but it shares what never changes: states are copied at each commit."""
+        state = self.state_dict()
+        other = DynamicPartition.__new__(type(self))
+        with self._lock:
+            vars(other).update({name: getattr(self, name) for name in (*_KEPT, "_epoch", "_stream")})
+        other._lock = threading.Lock()
+        other._begin_what_is_left(state["done"])
+        return other
+
+    # What follows is called with the lock held.
+
+    def _begin_epoch(self, epoch: int) -> None:
+        self._epoch = epoch
+        self._stream = Stream(ordered(self._tasks, seed=self._seed, epoch=epoch, shuffle=self._shuffle))
+        self._begin_what_is_left(())
+
+    def _begin_what_is_left(self, done: Iterable[Sequence[int]]) -> None:
+        self._done = Ranges((begin, end) for begin, end in done if begin < end)
+        self._dealt = deque()
+        self._dealer = None
+        self._has_ended = False
+
+    def _new_dealer(self, size: int) -> Dealer:
+        gaps = self._done.gaps(self._stream.length)
+        queue = [each for begin, end in gaps for each in self._stream.cut(begin, end)]
+        return Dealer(queue, size, self._batch_size)
+
+    def _note(self, step: Step) -> None:
+        for ranges in step:
+            for begin, end in ranges:
+                self._done.add(begin, end)
+
+    def _note_done(self) -> None:
+        while self._dealt:
+            self._note(self._dealt.popleft())
+
+    def _give_back(self) -> None:
+        if self._record == "auto":
+            self._note_done()
+        self._dealt.clear()
+        self._dealer = None
+        self._has_ended = False
+
+
+_KEPT = ("_tasks", "_batch_size", "_seed", "_shuffle", "_record", "_place", "_digest")

@@ -1,0 +1,130 @@
+"""The data of an epoch, dealt out to the ranks before it begins."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from typing import Literal, get_args
+
+from horovodlike.data.tasks import (
+    Batch,
+    Stream,
+    Task,
+    check_batch_size,
+    check_epoch,
+    check_place,
+    checked_tasks,
+    current_place,
+    ordered,
+)
+
+__all__ = ["StaticPartition"]
+
+Tail = Literal["join", "drop", "pad"]
+
+
+class StaticPartition:
+    """Deals whole tasks to the ranks in turn, and yields this rank's batches.
+
+    Every rank works out its own share, without a message. Tasks are read from start to end; what is shuffled is
+    their order, anew for each epoch. A batch may end one task and begin the next.
+
+    Ranks have uneven numbers of samples where the tasks do not divide evenly among them. ``tail`` says what then:
+
+    * ``"join"``: each rank yields all it has. Some take more steps than others: those that are done call
+      ``hvd.join()``. The last batch may be short.
+    * ``"drop"``: all ranks yield as many full batches as the one with the fewest samples has. The rest is not read in
+      this epoch.
+    * ``"pad"``: all ranks yield as many full batches as the one with the most samples needs. The others read again
+      from the beginning what they have, or, if that is nothing, what the epoch begins with.
+
+    Not thread-safe.
+
+    Args:
+        tasks: ``Task`` objects or tuples ``(source, start, end)``; the same on all ranks. Empty ones count for nothing.
+        batch_size: Samples of one rank's batch.
+        seed: Of the order of tasks.
+        shuffle: False: the order is that of ``tasks`` in every epoch.
+        tail: What happens where ranks have uneven numbers of samples.
+        rank: This rank, if it is not that of the job at the time of iteration; then with ``size``.
+        size: The number of ranks.
+
+    Raises:
+        ValueError: An argument has a bad value.
+    """
+
+    def __init__(
+        self,
+        tasks: Iterable[tuple[str | int, int, int]],
+        batch_size: int,
+        seed: int = 0,
+        shuffle: bool = True,
+        tail: Tail = "join",
+        *,
+        rank: int | None = None,
+        size: int | None = None,
+    ) -> None:
+        """Begin with epoch 0."""
+        if tail not in get_args(Tail):
+            raise ValueError(f"tail must be one of {', '.join(get_args(Tail))}, got {tail!r}")
+        self._tasks = checked_tasks(tasks)
+        self._batch_size = check_batch_size(batch_size)
+        self._seed, self._shuffle, self._tail = seed, shuffle, tail
+        self._place = check_place(rank, size)
+        self._epoch = 0
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that is iterated over."""
+        return self._epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch; an iteration that has begun goes on with its own.
+
+        Raises:
+            ValueError: It is negative.
+        """
+        self._epoch = check_epoch(epoch)
+
+    def __len__(self) -> int:
+        """The number of batches of this rank in this epoch."""
+        rank, size = current_place(self._place)
+        return self._num_batches(self._shares(size), rank)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Yield the batches of this rank."""
+        rank, size = current_place(self._place)
+        shares = self._shares(size)
+        stream = shares[rank]
+        num_batches = self._num_batches(shares, rank)
+        if self._tail == "pad":
+            again = list(stream.tasks) or self._order()
+            repetitions = math.ceil(num_batches * self._batch_size / max(Stream(again).length, 1))
+            stream = Stream([*stream.tasks, *again * repetitions])
+        steps = range(num_batches)
+        return (stream.batch([self._range(step, stream)], self._total(step, shares)) for step in steps)
+
+    def _range(self, step: int, stream: Stream) -> tuple[int, int]:
+        begin = min(step * self._batch_size, stream.length)
+        return begin, min(begin + self._batch_size, stream.length)
+
+    def _total(self, step: int, shares: list[Stream]) -> int:
+        if self._tail == "pad":
+            return self._batch_size * len(shares)
+        ranges = [self._range(step, share) for share in shares]
+        return sum(end - begin for begin, end in ranges)
+
+    def _order(self) -> list[Task]:
+        return ordered(self._tasks, seed=self._seed, epoch=self._epoch, shuffle=self._shuffle)
+
+    def _shares(self, size: int) -> list[Stream]:
+        """By rank."""
+        order = self._order()
+        return [Stream(order[rank::size]) for rank in range(size)]
+
+    def _num_batches(self, shares: list[Stream], rank: int) -> int:
+        if self._tail == "join":
+            return math.ceil(shares[rank].length / self._batch_size)
+        if self._tail == "drop":
+            return min(share.length for share in shares) // self._batch_size
+        return math.ceil(max(share.length for share in shares) / self._batch_size)

@@ -1,0 +1,194 @@
+"""Tasks, batches of their samples, and the order in which an epoch goes through them."""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from operator import index
+from typing import NamedTuple
+
+__all__ = ["Batch", "Stream", "Task", "cut_into_tasks"]
+
+
+class Task(NamedTuple):
+    """The samples ``start`` to ``end - 1`` of a source, such as a file. Unpacks as a tuple of the three.
+
+    Attributes:
+        source: What the samples are read from: a name or a number.
+        start: The first sample.
+        end: The sample after the last.
+    """
+
+    source: str | int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The samples that one rank reads for one step; ``len()`` is their number.
+
+    An empty batch is false: the rank has nothing to read, and takes the step because others have
+    (:class:`DynamicPartition` says how).
+
+    Attributes:
+        ranges: Ranges of samples, to be read in this order.
+        total: The number of samples that all ranks together read for this step.
+    """
+
+    ranges: tuple[Task, ...]
+    total: int
+
+    def __len__(self) -> int:
+        """The number of samples."""
+        return sum(task.end - task.start for task in self.ranges)
+
+    def samples(self) -> Iterator[tuple[str | int, int]]:
+        """Yield ``(source, index)`` of each sample."""
+        for source, start, end in self.ranges:
+            for sample in range(start, end):
+                yield source, sample
+
+
+def cut_into_tasks(
+    sources: Mapping[str, int] | Mapping[int, int] | Iterable[tuple[str | int, int]], samples_per_task: int
+) -> list[Task]:
+    """Cut sources into tasks of the same number of samples, but for the last of each source.
+
+    Args:
+        sources: How many samples each source has: a mapping, or pairs ``(source, samples)``.
+        samples_per_task: The most samples of a task. A rank reads a task from its start to its end, so longer ones
+            suit files; shorter ones are shuffled better.
+
+    Raises:
+        ValueError: A number of samples is negative, or ``samples_per_task`` is not positive.
+    """
+    if samples_per_task < 1:
+        raise ValueError(f"samples_per_task must be at least 1, got {samples_per_task}")
+    tasks: list[Task] = []
+    for source, samples in sources.items() if isinstance(sources, Mapping) else sources:
+        if samples < 0:
+            raise ValueError(f"source {source!r} has {samples} samples; it must be 0 or more")
+        starts = range(0, samples, samples_per_task)
+        tasks.extend(Task(source, start, min(start + samples_per_task, samples)) for start in starts)
+    return tasks
+
+
+class Stream:
+    """All samples of an epoch in one row, in the epoch's order of tasks: positions 0 to ``length - 1``."""
+
+    def __init__(self, tasks: Sequence[Task]) -> None:
+        """Join the tasks."""
+        self.tasks = tasks
+        self.starts = [0, *itertools.accumulate(task.end - task.start for task in tasks)]
+        self.length = self.starts.pop()
+
+    def cut(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
+        """Yield the positions ``begin`` to ``end - 1`` as ranges that lie within one task each."""
+        number = bisect.bisect_right(self.starts, begin) - 1
+        while begin < end:
+            task = self.tasks[number]
+            until = min(end, self.starts[number] + task.end - task.start)
+            if begin < until:
+                yield begin, until
+            begin, number = until, number + 1
+
+    def batch(self, ranges: Iterable[tuple[int, int]], total: int) -> Batch:
+        """The batch of what stands at these positions; ranges that follow one another in a source become one."""
+        found: list[Task] = []
+        for begin, end in itertools.chain.from_iterable(itertools.starmap(self.cut, ranges)):
+            number = bisect.bisect_right(self.starts, begin) - 1
+            source, first, _ = self.tasks[number]
+            start = first + begin - self.starts[number]
+            piece = Task(source, start, start + end - begin)
+            if found and (found[-1].source, found[-1].end) == (source, start):
+                piece = Task(source, found.pop().start, piece.end)
+            found.append(piece)
+        return Batch(tuple(found), total)
+
+
+def checked_tasks(tasks: Iterable[tuple[str | int, int, int]]) -> tuple[Task, ...]:
+    """The tasks without the empty ones.
+
+    Raises:
+        ValueError: One of them is no range of samples.
+    """
+    checked = []
+    task: Task | None
+    for number, entry in enumerate(tasks):
+        try:
+            source, start, end = entry
+            task = Task(source, index(start), index(end))
+        except (TypeError, ValueError):
+            task = None
+        if task is None or not 0 <= task.start <= task.end:
+            raise ValueError(f"task {number} is {entry!r}; it must be (source, start, end) with 0 <= start <= end")
+        if not isinstance(task.source, (str, int)):
+            raise ValueError(f"task {number} has the source {task.source!r}; it must be a string or an integer")
+        checked.append(task)
+    return tuple(task for task in checked if task.start < task.end)
+
+
+def ordered(tasks: Sequence[Task], *, seed: int, epoch: int, shuffle: bool) -> list[Task]:
+    """The tasks in the order of an epoch: the same for the same arguments, on every rank."""
+    order = list(tasks)
+    if shuffle:
+        random.Random(f"{seed}/{epoch}").shuffle(order)
+    return order
+
+
+Place = tuple[int, int]
+"""Rank and size."""
+
+
+def check_place(rank: int | None, size: int | None) -> Place | None:
+    """The pair, or None if neither is given.
+
+    Raises:
+        ValueError: Only one is given, or there is no such rank.
+    """
+    if rank is None and size is None:
+        return None
+    if rank is None or size is None:
+        raise ValueError("give both rank and size, or neither of them: then they are those of the job")
+    if not 0 <= rank < size:
+        raise ValueError(f"there is no rank {rank} among {size}")
+    return rank, size
+
+
+def current_place(place: Place | None) -> Place:
+    """The pair, or that of the job.
+
+    Raises:
+        NotInitializedError: There is no pair, and ``init()`` has not been called.
+    """
+    if place is not None:
+        return place
+    from horovodlike import basics
+
+    return basics.rank(), basics.size()
+
+
+def check_batch_size(batch_size: int) -> int:
+    """The batch size.
+
+    Raises:
+        ValueError: It is not positive.
+    """
+    if batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    return batch_size
+
+
+def check_epoch(epoch: int) -> int:
+    """The epoch.
+
+    Raises:
+        ValueError: It is negative.
+    """
+    if epoch < 0:
+        raise ValueError(f"epoch must be 0 or more, got {epoch}")
+    return epoch

@@ -26,6 +26,7 @@ __all__ = [
     "counters",
     "forget",
     "hand_over",
+    "has_ended",
     "is_in_flight",
     "poll",
     "wait",
@@ -265,6 +266,18 @@ class RequestList:
         status = lib.hvl_enqueue_all(self._natives, ffi.new("uintptr_t[]", addresses), count, new_handles)
         handles += filter(None, ffi.unpack(new_handles, count)) if count else ()
         check(status)
+
+
+def has_ended() -> HorovodInternalError | None:
+    """Return the error that every request gets since the job is broken or shut down; None if it is not.
+
+    For bindings of frameworks that make exceptions of their own of the engine's. None without ``init()``, too.
+    """
+    status = lib.hvl_job_status()
+    error = _ERRORS.get(status)
+    if error is None or not issubclass(error, HorovodInternalError):
+        return None
+    return error(text_of(lib.hvl_last_error()))
 
 
 def before_waiting(hand_over: Callable[[], None]) -> None:

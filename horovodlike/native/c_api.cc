@@ -291,6 +291,13 @@ int32_t hvl_shutdown(void) {
 
 int32_t hvl_is_initialized(void) { return hvl::engine() != nullptr ? 1 : 0; }
 
+int32_t hvl_job_status(void) {
+  return hvl::guarded([] {
+    std::shared_ptr<hvl::Engine> running = hvl::engine();
+    return running == nullptr ? hvl::not_initialized() : running->job_status();
+  });
+}
+
 hvl_prepared* hvl_prepare(const hvl_request* request) {
   hvl_prepared* prepared = nullptr;
   hvl::guarded([&] {

@@ -92,6 +92,8 @@ class Engine {
   hvl_status wait(const int64_t* handles, size_t count, uint64_t deadline);
   // Any thread: somebody looked for a result in vain, and will look again.
   void hurry();
+  // Any thread: why requests are not accepted any more.
+  Status job_status() const { return queue_.closed(); }
   // Ends the job on all ranks. Returns when the engine thread has ended.
   void shut_down();
   // In a child process that was forked, where nothing else of it may be called.

@@ -257,6 +257,9 @@ int32_t hvl_init(const hvl_config* config);
 /* Ends the job on all ranks; returns when this rank's engine thread has ended. Does nothing if not initialised. */
 int32_t hvl_shutdown(void);
 int32_t hvl_is_initialized(void);
+/* HVL_OK while requests are accepted; else why they are not, as enqueueing one would say: HVL_JOB_BROKEN, HVL_SHUT_DOWN
+ * or HVL_NOT_INITIALIZED. */
+int32_t hvl_job_status(void);
 
 /* Checks what can be checked on this rank alone, before or after hvl_init(). Null: see hvl_last_error(). */
 hvl_prepared* hvl_prepare(const hvl_request* request);

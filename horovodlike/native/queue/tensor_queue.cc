@@ -63,4 +63,9 @@ void TensorQueue::close(const Status& status) {
   if (closed_.ok()) closed_ = status;
 }
 
+Status TensorQueue::closed() const {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return closed_;
+}
+
 }  // namespace hvl

@@ -30,6 +30,8 @@ class TensorQueue {
   // The engine: after this every push fails with `status`.
   void close(const Status& status);
 
+  // Any thread: what it was closed with.
+  Status closed() const;
   // Any thread: what waits to be taken.
   int64_t queued_bytes() const { return queued_bytes_.load(); }
   bool empty() const { return queued_->load() == 0; }
@@ -42,7 +44,7 @@ class TensorQueue {
   const uint64_t engine_number_;
   std::atomic<uint32_t>* const queued_;  // written under mutex_
   std::atomic<int64_t> queued_bytes_{0};
-  std::mutex mutex_;  // a leaf
+  mutable std::mutex mutex_;  // a leaf
   std::vector<std::unique_ptr<Entry>> entries_;
   std::unordered_map<std::string, std::shared_ptr<NamedTensor>> names_;
   Status closed_;

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import secrets
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
 
 import pytest
+from generations import Generation
 from ranks import RankPool
 
 
@@ -98,3 +100,23 @@ def fresh_ranks() -> Iterator[Callable[..., RankPool]]:
             return pool
 
         yield pool_of
+
+
+@pytest.fixture
+def generations() -> Iterator[Callable[..., list[Generation]]]:
+    """`generations(2, 3)`: a job of 2 ranks and one of 3, for processes to go on in."""
+    from horovodlike.rendezvous import RendezvousServer
+
+    with contextlib.ExitStack() as servers:
+
+        def open_jobs(*sizes: int) -> list[Generation]:
+            jobs = []
+            for size in sizes:
+                key = secrets.token_bytes(32)
+                server = RendezvousServer(key, size)
+                server.start()
+                servers.callback(server.close)
+                jobs.append(Generation(size, server.port, key))
+            return jobs
+
+        yield open_jobs

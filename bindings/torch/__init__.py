@@ -10,6 +10,7 @@ The modules behind this façade:
 * :mod:`horovodlike.torch.optimizer`: `DistributedOptimizer`
 * :mod:`horovodlike.torch.sync_batch_norm`: batch normalization over the batches of all ranks
 * :mod:`horovodlike.torch.functions`: parameters, optimizer state and objects brought to the same value on all ranks
+* :mod:`horovodlike.torch.elastic`: training that goes on when ranks come and go
 * :mod:`horovodlike.torch.consistency`: a check that all ranks hold the same model
 """
 
@@ -43,7 +44,10 @@ from horovodlike.basics import (
 from horovodlike.errors import HorovodInternalError
 from horovodlike.process_set import ProcessSet, add_process_set, global_process_set, remove_process_set
 from horovodlike.timeline import start_timeline, stop_timeline
-from horovodlike.torch import _traced  # noqa: F401  # has torch.compile trace the collectives
+from horovodlike.torch import (
+    _traced,  # noqa: F401  # has torch.compile trace the collectives
+    elastic,
+)
 from horovodlike.torch.compression import Compression, GradientReducer, PowerSGD, TopK
 from horovodlike.torch.consistency import check_consistency
 from horovodlike.torch.functions import (
@@ -131,6 +135,7 @@ __all__ = [
     "flight_recorder",
     "cuda_built",
     "ddl_built",
+    "elastic",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",

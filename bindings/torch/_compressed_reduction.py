@@ -18,6 +18,8 @@ from horovodlike.torch.mpi_ops import grouped_allgather, grouped_allreduce_
 class CompressedReduction(Reduction):
     """The gradients of one optimizer, which wait for the end of the step and are handed to a reducer then."""
 
+    reducer: GradientReducer
+
     def __init__(self, options: ReductionOptions, passes: int, reducer: GradientReducer) -> None:
         """Start without parameters.
 
@@ -30,10 +32,10 @@ class CompressedReduction(Reduction):
             raise ValueError(f"compression={type(reducer).__name__} knows no gradient_predivide_factor")
         super().__init__(options, passes)
         self._submission.plain = False
-        self._reducer = reducer
+        self.reducer = reducer
 
     def _without_parameters(self) -> Reduction:
-        return CompressedReduction(self.options, self.passes, self._reducer)
+        return CompressedReduction(self.options, self.passes, self.reducer)
 
     def hand_over(self) -> None:
         """Only count: gradients are handed over by `finish`."""
@@ -57,13 +59,13 @@ class CompressedReduction(Reduction):
             return
         ranks = _CountedCollectives(f"{gradients[0][0]}..{gradients[-1][0]}", self.options.process_set)
         with torch.no_grad():
-            self._reducer.reduce(gradients, ranks)
+            self.reducer.reduce(gradients, ranks)
             for slot, (_, dense) in zip(slots, gradients, strict=True):
                 if self.options.op == basics.Sum:
                     dense.mul_(ranks.size)
                 slot.param.grad = dense.to_sparse() if slot.sparse else slot.grad
-        self._reducer.bytes_sent += ranks.bytes_sent
-        self._reducer.bytes_uncompressed += _bytes_in([dense for _, dense in gradients])
+        self.reducer.bytes_sent += ranks.bytes_sent
+        self.reducer.bytes_uncompressed += _bytes_in([dense for _, dense in gradients])
 
 
 class _CountedCollectives:

@@ -15,6 +15,7 @@ import torch
 from torch.autograd.graph import increment_version
 
 from horovodlike import basics, ops, process_set
+from horovodlike.errors import ShutDownError
 from horovodlike.ops import Kind, Output, Request
 from horovodlike.torch._tensor import DTYPES, check, engine_shape, from_output, in_memory, is_in_memory
 
@@ -69,6 +70,7 @@ _STRIDED = torch.strided
 _SPLITS = torch.empty(0, dtype=torch.int32)
 # From torch 2.7 on increment_version takes many tensors, and those of inference mode.
 _VERSIONS_OF_MANY = torch.__version__ >= "2.7"
+_lost: frozenset[int] = frozenset()  # handles of the job before, which nobody had synchronized when this one began
 _abandoned: dict[tuple[int, ...], Sequence[object]] = {}  # by handles: what holds their memory
 
 
@@ -100,7 +102,15 @@ def forget_numbers(set_id: int) -> None:
     _unnamed.pop(set_id, None)
 
 
-basics.on_init(lambda _: reset_names())
+def _begin_anew(_: object) -> None:
+    """Count from 0, and let go of what was in flight in the job before."""
+    global _lost
+    reset_names()
+    _lost = frozenset(_in_flight)
+    abandon(list(_lost), [])
+
+
+basics.on_init(_begin_anew)
 process_set.on_added(forget_numbers)  # the id may have been another set's
 
 
@@ -285,13 +295,16 @@ def synchronize(handle: int) -> Result:
     """Wait for an operation and return its result; None for a handle that is unknown or was synchronized before.
 
     Raises:
-        HorovodInternalError: The operation failed: the ranks disagree about it, or the job is broken or shut down.
+        HorovodInternalError: The operation failed: the ranks disagree about it, or the job is broken or shut down, or
+            another one has begun since.
         ValueError: The operation cannot be carried out with these arguments.
     """
     if _overwritten:
         _mark_overwritten()
     operation = _in_flight.pop(handle, None)
     if operation is None:
+        if handle in _lost:
+            raise ShutDownError(f"handle {handle} is of the job before the last init(): its operation is lost")
         return None
     try:
         if not isinstance(operation, _InFlight):

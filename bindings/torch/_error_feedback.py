@@ -82,6 +82,10 @@ class ErrorFeedbackReducer(GradientReducer):
         """
         return {"steps": self._steps, **{kind: dict(entries) for kind, entries in self._state.items()}}
 
+    def shared_state_dict(self) -> dict[str, Any]:
+        """Return `state_dict` without the residuals: what a rank has not sent yet is its own."""
+        return {kind: entries for kind, entries in self.state_dict().items() if kind != "residuals"}
+
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over what `state_dict` returned. All ranks have to.
 

@@ -74,6 +74,13 @@ class GradientReducer(ABC):
         """Return what is remembered from step to step, to be saved with a checkpoint of this rank."""
         return {}
 
+    def shared_state_dict(self) -> dict[str, Any]:
+        """Return the entries of `state_dict` that are the same on all ranks: what a rank that is new takes over.
+
+        Elastic training asks for them. All, unless a subclass says otherwise.
+        """
+        return self.state_dict()
+
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over what `state_dict` returned.
 

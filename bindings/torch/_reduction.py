@@ -22,6 +22,7 @@ import torch
 from horovodlike import basics, ops
 from horovodlike.process_set import check_registered, global_process_set
 from horovodlike.torch._compile import leave_alone
+from horovodlike.torch._gradient_reducer import GradientReducer
 from horovodlike.torch._presence import Presence
 from horovodlike.torch._slot import Group, Slot
 from horovodlike.torch._sparse import empty_sparse_like
@@ -52,6 +53,8 @@ basics.on_init(_abandon_all)  # what was to be reduced in the job before
 
 class Reduction:
     """The gradients of one optimizer and their reduction."""
+
+    reducer: GradientReducer | None = None  # that reduces them, all together
 
     def __init__(self, options: ReductionOptions, passes: int) -> None:
         """Start without parameters."""

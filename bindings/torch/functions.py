@@ -125,12 +125,15 @@ def broadcast_optimizer_state(
     named = [(f"optimizer_state.{number}", tensor) for number, tensor in enumerate(tensors)]
     _broadcast_all(named, root_rank, process_set)
     if not is_root:
-        optimizer.load_state_dict(state)
-        _restore_exactly(optimizer, state)
+        load_exactly(optimizer, state)
 
 
-def _restore_exactly(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Undo what `load_state_dict` changes: it gives tensors their parameter's dtype, and takes strings apart."""
+def load_exactly(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Load a state, whose tensors the optimizer may take over, and keep every bit of it.
+
+    `load_state_dict` alone gives tensors their parameter's dtype, and takes strings apart.
+    """
+    optimizer.load_state_dict(state)
     params = [param for group in optimizer.param_groups for param in group["params"]]
     for index, entries in state.get("state", {}).items():
         loaded = optimizer.state.get(params[index]) if isinstance(index, int) and index < len(params) else None

@@ -196,6 +196,11 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 leave_alone(_DistributedOptimizer.synchronize, _DistributedOptimizer.zero_grad, Reduction.finish)
 
 
+def reducer_of(optimizer: torch.optim.Optimizer) -> GradientReducer | None:
+    """Return what reduces all gradients of a `DistributedOptimizer` together, if anything does."""
+    return optimizer._reduction.reducer if isinstance(optimizer, _DistributedOptimizer) else None
+
+
 def _new(base: type[torch.optim.Optimizer]) -> torch.optim.Optimizer:
     return base.__new__(base)
 

@@ -12,6 +12,7 @@ The modules behind this façade:
 
 * :mod:`horovodlike.keras.optimizer`: `DistributedOptimizer`
 * :mod:`horovodlike.keras.callbacks`: what goes into `fit(callbacks=...)`
+* :mod:`horovodlike.keras.elastic`: training that goes on when ranks come and go
 * :mod:`horovodlike.keras.functions`: collectives on values, and variables brought to the same value on all ranks
 * :mod:`horovodlike.keras.saving`: `load_model`
 """
@@ -46,7 +47,7 @@ from horovodlike.basics import (
     size,
 )
 from horovodlike.errors import HorovodInternalError
-from horovodlike.keras import callbacks
+from horovodlike.keras import callbacks, elastic
 from horovodlike.keras.functions import (
     allgather,
     allreduce,
@@ -83,6 +84,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "elastic",
     "global_process_set",
     "gloo_built",
     "gloo_enabled",
@@ -108,14 +110,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Find what depends on Keras's backend when it is asked for, and say why there is no `elastic`."""
+    """Find what depends on Keras's backend when it is asked for."""
     if name == "Compression":
         from horovodlike.keras import _backend
 
         return _backend.current().Compression
-    if name == "elastic":
-        raise AttributeError(
-            "horovodlike.keras.elastic (run, KerasState, CommitStateCallback, UpdateBatchStateCallback, "
-            "UpdateEpochStateCallback): elastic training is not supported yet; run with a fixed number of ranks"
-        )
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
@@ -70,8 +71,16 @@ class Backend(Protocol):
         """Return a sparse gradient as a plain tensor."""
 
     @staticmethod
-    def scale(gradient: Any, factor: float) -> Any:
-        """Return a gradient times a factor; it may be sparse."""
+    def divided_by_size(gradient: Any, process_set: ProcessSet) -> Any:
+        """Return a gradient, which may be sparse, divided by the number of ranks when the step runs."""
+
+    @staticmethod
+    def is_tracing() -> bool:
+        """Whether what is called now becomes part of a graph, which other jobs may run as well."""
+
+    @staticmethod
+    def translated() -> AbstractContextManager[None]:
+        """Return a context that raises a `HorovodInternalError` for what the backend makes of a broken job."""
 
     @staticmethod
     def join() -> int:

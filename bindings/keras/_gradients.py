@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,15 +18,6 @@ from horovodlike.process_set import ProcessSet, check_registered, global_process
 
 Groups = int | Sequence[Sequence[Any]] | None
 Apply = Callable[[list[Any]], None]
-
-_numbers = itertools.count()
-basics.on_init(lambda _: _restart_numbers())
-
-
-def _restart_numbers() -> None:
-    """Count from 0, as ranks that are new in a job do."""
-    global _numbers
-    _numbers = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -62,7 +54,6 @@ class Gradients:
         self._key = key
         self._local_layers = local_layers
         self._local: set[Any] = set()
-        self._number = next(_numbers)
         self._accumulators: dict[Any, keras.Variable] = {}
         self._accumulated: set[Any] = set()  # those that have had a gradient since the last step
         self._passes: keras.Variable | None = None
@@ -72,7 +63,8 @@ class Gradients:
         """Whether this rank is one of several that reduce gradients together."""
         process_set = self.options.process_set
         if process_set is global_process_set:
-            return basics.size() > 1
+            # What is compiled alone communicates as well if there may be others later.
+            return basics.size() > 1 or (self._backend.is_tracing() and basics.is_elastic())
         check_registered(process_set)
         return bool(process_set.included()) and (process_set.size() or 1) > 1
 
@@ -159,19 +151,21 @@ class Gradients:
         if not self.communicates:
             return list(gradients)
         local = self._local | {self._key(v) for layer in self._local_layers for v in layer.trainable_variables}
-        num_ranks = self.options.process_set.size() or 1
         result, positions = list(gradients), []
         for position, variable in enumerate(variables):
             if self._key(variable) not in local:
                 positions.append(position)
             elif self.options.scale_local_gradients and gradients[position] is not None:
-                result[position] = self._backend.scale(gradients[position], 1.0 / num_ranks)
+                result[position] = self._backend.divided_by_size(gradients[position], self.options.process_set)
         shared = [variables[position] for position in positions]
         if shared:
+            prefix = self.options.name or f"DistributedOptimizer_{_digest(shared)}"
             reduced = self._backend.reduce(
                 self._reduction(),
                 self._groups(shared),
-                [self._name(position, variables[position]) for position in positions],
+                # Positions, not paths: those hold numbers that Keras counts up with each layer that a process has
+                # made, and rank 0 may have made another model.
+                [f"{prefix}.{position}.{variables[position].name}" for position in positions],
                 [gradients[position] for position in positions],
                 shared,
             )
@@ -184,12 +178,6 @@ class Gradients:
         compression = self.options.compression or self._backend.Compression.none
         return _backend.Reduction(self.options.op, 1.0 / factor, factor, compression, self.options.process_set)
 
-    def _name(self, position: int, variable: Any) -> str:
-        # Positions, not paths: those hold numbers that Keras counts up with each layer that a process has made, and
-        # rank 0 may have made another model.
-        prefix = self.options.name or f"DistributedOptimizer_{self._number}"
-        return f"{prefix}.{position}.{variable.name}"
-
     def _groups(self, variables: Sequence[Any]) -> list[list[int]]:
         groups = self.options.groups
         if not groups:
@@ -201,3 +189,12 @@ class Gradients:
         positions = {self._key(variable): position for position, variable in enumerate(variables)}
         keys = [[self._key(variable) for variable in group] for group in groups]
         return [[positions[key] for key in group if key in positions] for group in keys]
+
+
+def _digest(variables: Sequence[Any]) -> str:
+    """Return what tells the variables of an optimizer from those of others, the same on all ranks.
+
+    Not a number that is counted: a rank that is new in a job has counted less.
+    """
+    described = "".join(f"{variable.name}{tuple(variable.shape)}" for variable in variables)
+    return f"{zlib.crc32(described.encode()):08x}"

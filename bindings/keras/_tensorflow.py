@@ -9,10 +9,12 @@ import keras
 import tensorflow as tf
 
 from horovodlike.keras._backend import Reduction, with_those_alone
-from horovodlike.tensorflow import Compression, allreduce, grouped_allreduce, join
+from horovodlike.process_set import ProcessSet
+from horovodlike.tensorflow import Compression, allreduce, grouped_allreduce, join, size_op
 from horovodlike.tensorflow._calls import outermost
+from horovodlike.tensorflow._failures import translated
 
-__all__ = ["Compression", "densify", "is_sparse", "join", "reduce", "scale"]
+__all__ = ["Compression", "densify", "divided_by_size", "is_sparse", "is_tracing", "join", "reduce", "translated"]
 
 
 def reduce(
@@ -111,8 +113,13 @@ def densify(gradient: tf.IndexedSlices) -> tf.Tensor:
     return tf.convert_to_tensor(gradient)
 
 
-def scale(gradient: Any, factor: float) -> Any:
-    """Return a gradient times a factor."""
-    if is_sparse(gradient):
-        return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
-    return gradient * factor
+def divided_by_size(gradient: Any, process_set: ProcessSet) -> Any:
+    """Return a gradient divided by the number of ranks, which a graph finds out when it runs."""
+    values = gradient.values if is_sparse(gradient) else gradient
+    values = values / tf.cast(size_op(process_set.process_set_id or 0), values.dtype)
+    return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape) if is_sparse(gradient) else values
+
+
+def is_tracing() -> bool:
+    """Whether a graph is being built."""
+    return not tf.executing_eagerly()

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import keras
 import torch
 
 from horovodlike.keras._backend import Reduction, with_those_alone
+from horovodlike.process_set import ProcessSet
 from horovodlike.torch import Compression, join
 from horovodlike.torch._compile import leave_alone
 from horovodlike.torch.mpi_ops import grouped_allreduce_async_, synchronize
 
-__all__ = ["Compression", "densify", "is_sparse", "join", "reduce", "scale"]
+__all__ = ["Compression", "densify", "divided_by_size", "is_sparse", "is_tracing", "join", "reduce", "translated"]
 
 
 @torch.no_grad()
@@ -81,6 +83,16 @@ def densify(gradient: torch.Tensor) -> torch.Tensor:
     return gradient.to_dense()
 
 
-def scale(gradient: torch.Tensor, factor: float) -> torch.Tensor:
-    """Return a gradient times a factor."""
-    return gradient * factor
+def divided_by_size(gradient: torch.Tensor, process_set: ProcessSet) -> torch.Tensor:
+    """Return a gradient divided by the number of ranks."""
+    return gradient / (process_set.size() or 1)
+
+
+def is_tracing() -> bool:
+    """No: torch compiles again what depends on the number of ranks when that has changed."""
+    return False
+
+
+def translated() -> AbstractContextManager[None]:
+    """Return a context that does nothing: the engine's errors come through as they are."""
+    return nullcontext()

@@ -114,8 +114,8 @@ def DistributedOptimizer(
 
     Args:
         optimizer: Any Keras optimizer, over the same variables on all ranks; or its name, such as "adam".
-        name: How the names of the reductions begin; what the ranks match them by. Without one, wrapped optimizers are
-            counted, so all ranks have to wrap them in the same order.
+        name: How the names of the reductions begin; what the ranks match them by. Without one, names and shapes of the
+            variables tell optimizers apart. Those of models that are alike need names if several threads use them.
         device_dense: Not needed; accepted for scripts that pass it.
         device_sparse: As `device_dense`.
         compression: What to send instead of a gradient: `Compression.none` (the default), `.fp16` or a class of your

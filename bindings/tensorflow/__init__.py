@@ -37,6 +37,7 @@ from horovodlike.basics import (
 )
 from horovodlike.errors import HorovodInternalError
 from horovodlike.process_set import ProcessSet, add_process_set, global_process_set, remove_process_set
+from horovodlike.tensorflow import elastic
 from horovodlike.tensorflow.compression import Compression
 from horovodlike.tensorflow.functions import (
     BroadcastGlobalVariablesHook,
@@ -106,6 +107,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "elastic",
     "flight_recorder",
     "global_process_set",
     "gloo_built",

@@ -68,7 +68,7 @@ def test_every_name_of_horovods_is_there_or_said_to_be_missing():
             assert list((ROOT / "tests").rglob(f"{test}.py")), test
     new = set(re.findall(r"`(\w+)`", TABLE.split("New are")[1]))
     assert names.isdisjoint(new)
-    assert names | new == {*hvd.__all__, "elastic"}
+    assert names | new == {*hvd.__all__}
     assert names >= PARAMETERS.keys()
 
 

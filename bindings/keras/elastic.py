@@ -1,0 +1,266 @@
+"""Elastic training with Keras: ranks come and go, the training goes on.
+
+    state = hvd.elastic.KerasState(model, batch=0, epoch=0)
+
+    @hvd.elastic.run
+    def train(state):
+        state.model.fit(
+            dataset,
+            steps_per_epoch=steps // hvd.size(),
+            initial_epoch=state.epoch,
+            epochs=epochs,
+            callbacks=[
+                hvd.elastic.CommitStateCallback(state),
+                hvd.elastic.UpdateBatchStateCallback(state),
+                hvd.elastic.UpdateEpochStateCallback(state),
+            ],
+        )
+
+    train(state)
+
+A commit takes place when all callbacks have seen the end of a batch or an epoch, so their order does not matter.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import cloudpickle  # type: ignore[import-untyped]
+import keras
+import numpy as np
+
+from horovodlike import elastic
+from horovodlike.elastic import ObjectState, State
+from horovodlike.keras import _backend
+from horovodlike.keras._loss_scaling import gradients_of
+from horovodlike.keras.functions import broadcast_variables
+from horovodlike.process_set import global_process_set
+
+__all__ = ["CommitStateCallback", "KerasState", "UpdateBatchStateCallback", "UpdateEpochStateCallback", "run"]
+
+Result = TypeVar("Result")
+Array = np.ndarray[Any, Any]
+
+
+def run(func: Callable[..., Result]) -> Callable[..., Result]:
+    """Do what :func:`horovodlike.elastic.run` does, for functions that train with Keras.
+
+    On the TensorFlow backend a broken job shows as an error of TensorFlow's, which becomes a `HorovodInternalError`.
+    Other errors pass as they are.
+    """
+    translated = _backend.current().translated
+
+    @functools.wraps(func)
+    def translating(*args: Any, **kwargs: Any) -> Result:
+        with translated():
+            return func(*args, **kwargs)
+
+    return elastic.run(translating)
+
+
+class KerasState(ObjectState):
+    """The weights of a model, the state of its optimizer, and other values that change as the training goes on.
+
+    Variables are saved as copies and restored in place. So are the states of random number generators, such as those
+    of dropout, which are no part of what is synchronized: they differ between the ranks. Other values are attributes,
+    saved as deep copies.
+
+    Gradients that have been accumulated for a step that is not complete are dropped when the job begins anew.
+
+    Args:
+        model: A model that is built, the same on all ranks.
+        optimizer: That trains it; the one that it was compiled with if None. It is built here if it is not, so that
+            all ranks have all of its state from the beginning.
+        **kwargs: Other values, by the names of the attributes.
+
+    Raises:
+        ValueError: The model is not built, or a name is one of the state's own.
+    """
+
+    def __init__(self, model: keras.Model, optimizer: keras.Optimizer | None = None, **kwargs: Any) -> None:
+        if not model.built:
+            raise ValueError(
+                f"{model.name} has no variables yet: build it, or call it once, before KerasState({model.name})"
+            )
+        super().__init__(**kwargs)
+        self.model = model
+        self.optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
+        if self.optimizer is not None and not self.optimizer.built:
+            self.optimizer.build(model.trainable_variables)
+        self._saved_values: list[Array] = []
+        self._save_variables()
+
+    def _shared(self) -> list[Any]:
+        return [*self.model.weights, *([] if self.optimizer is None else self.optimizer.variables)]
+
+    def _variables(self) -> list[Any]:
+        shared = self._shared()
+        known = {id(variable) for variable in shared}
+        return [*shared, *(variable for variable in self.model.variables if id(variable) not in known)]
+
+    def _save_variables(self) -> None:
+        variables, before = self._variables(), self._saved_values
+        values = [keras.ops.convert_to_numpy(variable) for variable in variables]
+        if [(value.shape, value.dtype) for value in values] == [(value.shape, value.dtype) for value in before]:
+            for kept, value in zip(before, values, strict=True):
+                np.copyto(kept, value)
+        else:
+            self._saved_values = [np.array(value) for value in values]
+
+    def save(self) -> None:
+        """Keep a copy of everything in memory."""
+        self._save_variables()
+        super().save()
+
+    def restore(self) -> None:
+        """Go back to what was saved last.
+
+        Raises:
+            ValueError: The model or the optimizer has other variables than when it was saved.
+        """
+        variables = self._variables()
+        if len(variables) != len(self._saved_values):
+            raise ValueError(
+                f"{self.model.name} and its optimizer have {len(variables)} variables, and had "
+                f"{len(self._saved_values)} when they were saved: make another KerasState when a model is changed"
+            )
+        super().restore()
+        for variable, value in zip(variables, self._saved_values, strict=True):
+            variable.assign(value)
+
+    def sync(self) -> None:
+        """Take everything from the rank that has committed most, and save it. Collective.
+
+        Raises:
+            HorovodInternalError: The job is broken, or the ranks have models that do not fit together.
+        """
+        broadcast_variables(self._shared(), self.elect_root())
+        super().sync()
+
+    def reset(self) -> None:
+        """Adapt to other ranks: drop accumulated gradients, and what Keras has kept of a `fit()` that was left."""
+        super().reset()
+        self.model._eval_epoch_iterator = None  # that of the validation data of the job before
+        gradients = gradients_of(self.optimizer)
+        if gradients is None:
+            return
+        gradients.forget()
+        if gradients.options.process_set is not global_process_set:  # whose id and members have been compiled in
+            self.model.train_function = self.model.test_function = self.model.predict_function = None
+
+    def saved_to_bytes(self) -> bytes:
+        """A pickle of everything as it was saved."""
+        data: bytes = cloudpickle.dumps((super().saved_to_bytes(), self._saved_values))
+        return data
+
+    def saved_from_bytes(self, saved: bytes) -> None:
+        """Read the pickle."""
+        objects, self._saved_values = cloudpickle.loads(saved)
+        super().saved_from_bytes(objects)
+
+
+class CommitStateCallback(keras.callbacks.Callback):
+    """Commits the state every so many batches, and after each epoch.
+
+    It does so before the next batch or epoch begins, or when the training ends: when all callbacks have seen the end
+    of what is committed. All ranks need the same number of batches between commits.
+
+    Args:
+        state: What to commit.
+        batches_per_commit: How many batches there are between commits.
+
+    Raises:
+        ValueError: `batches_per_commit` is less than 1.
+    """
+
+    def __init__(self, state: State, batches_per_commit: int = 1) -> None:
+        super().__init__()
+        if batches_per_commit < 1:
+            raise ValueError(f"batches_per_commit must be 1 at least, got {batches_per_commit}")
+        self.state = state
+        self.batches_per_commit = batches_per_commit
+        self._batches = 0  # since the last commit
+        self._is_due = False
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Begin to count."""
+        self._batches, self._is_due = 0, False
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Commit the epoch before."""
+        self._commit_if_due()
+
+    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Commit the batches before, if they are as many as asked for."""
+        self._commit_if_due()
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Count a batch."""
+        self._batches += 1
+        self._is_due = self._is_due or self._batches >= self.batches_per_commit
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Have the epoch committed."""
+        self._is_due = True
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        """Commit the last epoch."""
+        self._commit_if_due()
+
+    def _commit_if_due(self) -> None:
+        if self._is_due:
+            self._batches, self._is_due = 0, False
+            self.state.commit()
+
+
+class UpdateBatchStateCallback(keras.callbacks.Callback):
+    """Has `state.batch` say how many batches of the epoch have been trained.
+
+    Where `fit()` goes on in an epoch, this ends the epoch after as many batches as are left of it, at least one. That
+    takes a `fit()` that knows how many an epoch has. Callbacks that stop the training at the end of an epoch, such as
+    `EarlyStopping`, have to come after this one.
+
+    Args:
+        state: With an attribute `batch`, 0 at first.
+    """
+
+    def __init__(self, state: Any) -> None:
+        super().__init__()
+        self.state = state
+        self._before = 0  # batches of this epoch that an earlier fit() has trained
+        self._ends_early = False
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        """Go on where the state is."""
+        self._before = self.state.batch
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        """Count, and end the epoch if it is complete."""
+        self.state.batch = self._before + batch + 1
+        steps = (self.params or {}).get("steps")
+        if self._before and steps and self.state.batch >= steps and not self.model.stop_training:
+            self._ends_early = self.model.stop_training = True  # which ends the loop over its batches
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Begin the next epoch."""
+        self.state.batch = self._before = 0
+        if self._ends_early:
+            self._ends_early = self.model.stop_training = False
+
+
+class UpdateEpochStateCallback(keras.callbacks.Callback):
+    """Has `state.epoch` say how many epochs are complete, whether or not `fit()` is told by `initial_epoch`.
+
+    Args:
+        state: With an attribute `epoch`, 0 at first.
+    """
+
+    def __init__(self, state: Any) -> None:
+        super().__init__()
+        self.state = state
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        """Count."""
+        self.state.epoch += 1

@@ -40,26 +40,21 @@ class Alias:
     advice: str = "it is not among the modules that Horovod documents"
 
 
-_NO_ELASTIC = "elastic training is not supported yet; run with a fixed number of ranks, without hvd.elastic"
 _NO_PLATFORM = "it is not supported yet; start the ranks with hvdrun, or from Python with horovod.run()"
 
 ALIASES: tuple[Alias, ...] = (
     Alias("horovod", "horovodlike.compat.horovod"),
     Alias("horovod.torch", "horovodlike.torch"),
-    Alias("horovod.torch.elastic", "horovodlike.torch.elastic", _NO_ELASTIC),
     Alias(
         "horovod.torch.sync_batch_norm",
         "horovodlike.torch.sync_batch_norm",
         "SyncBatchNorm is not supported yet; use torch.nn.BatchNorm2d, whose statistics are those of each rank",
     ),
     Alias("horovod.tensorflow", "horovodlike.tensorflow"),
-    Alias("horovod.tensorflow.elastic", "horovodlike.tensorflow.elastic", _NO_ELASTIC),
     Alias("horovod.tensorflow.keras", "horovodlike.tensorflow.keras"),
-    Alias("horovod.tensorflow.keras.elastic", "horovodlike.tensorflow.keras.elastic", _NO_ELASTIC),
     Alias("horovod.keras", "horovodlike.keras"),
-    Alias("horovod.keras.elastic", "horovodlike.keras.elastic", _NO_ELASTIC),
     Alias("horovod.data", "horovodlike.data"),
-    Alias("horovod.common.elastic", "horovodlike.elastic", _NO_ELASTIC),
+    Alias("horovod.common.elastic", "horovodlike.elastic"),
     Alias("horovod.common.exceptions", "horovodlike.errors"),
     Alias("horovod.common.process_sets", "horovodlike.process_set"),
     Alias("horovod.ray", "horovodlike.ray", _NO_PLATFORM),

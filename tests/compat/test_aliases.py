@@ -26,6 +26,8 @@ from horovodlike.compat.aliases import ALIASES, Alias, counterpart
         ("horovod.torch", "horovodlike.torch"),
         ("horovod.torch.mpi_ops", "horovodlike.torch.mpi_ops"),
         ("horovod.torch.elastic.state", "horovodlike.torch.elastic.state"),
+        ("horovod.common.elastic", "horovodlike.elastic"),
+        ("horovod.tensorflow.keras.elastic", "horovodlike.tensorflow.keras.elastic"),
         ("horovod.common.util", "horovodlike.compat.horovod.common.util"),
         ("horovod.common.exceptions", "horovodlike.errors"),
         ("horovod.tensorflow.keras.callbacks", "horovodlike.tensorflow.keras.callbacks"),
@@ -55,6 +57,7 @@ def test_the_closest_row_decides() -> None:
 @pytest.mark.parametrize(
     "name",
     ["torch", "torch.mpi_ops", "torch.compression", "torch.functions", "torch.optimizer"]
+    + ["torch.elastic", "torch.elastic.state", "torch.elastic.sampler", "common.elastic"]
     + ["common", "common.basics", "common.process_sets", "common.exceptions", "common.util", "runner", "data"],
 )
 def test_an_alias_is_the_module_itself(name: str) -> None:

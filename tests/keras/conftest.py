@@ -19,6 +19,10 @@ def _import() -> None:
     import horovodlike.keras  # noqa: F401
 
 
+def _settings(backend: str) -> dict[str, str]:
+    return {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
+
+
 @pytest.fixture(scope="session")
 def _keras_pools() -> Iterator[dict[tuple[str, int], RankPool]]:
     pools: dict[tuple[str, int], RankPool] = {}
@@ -44,10 +48,21 @@ def keras_ranks(_keras_pools: dict[tuple[str, int], RankPool], backend: str) -> 
         if pool is None or pool.broken:
             if pool is not None:
                 pool.close()
-            settings = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
-            pool = RankPool(size, settings)
+            pool = RankPool(size, _settings(backend))
             _keras_pools[backend, size] = pool
             pool.run(_import, timeout=IMPORT_SECONDS)
+        return pool
+
+    return pool_of
+
+
+@pytest.fixture
+def fresh_keras_ranks(fresh_ranks: Callable[..., RankPool], backend: str) -> Callable[[int], RankPool]:
+    """`fresh_keras_ranks(2)`: ranks of the test's own, to be broken, with Keras on the backend."""
+
+    def pool_of(size: int) -> RankPool:
+        pool = fresh_ranks(size, _settings(backend))
+        pool.run(_import, timeout=IMPORT_SECONDS)
         return pool
 
     return pool_of

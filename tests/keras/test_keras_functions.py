@@ -288,22 +288,29 @@ def _horovods_module():
     import horovodlike.keras
     import horovodlike.tensorflow.keras as hvd
     import horovodlike.tensorflow.keras.callbacks
+    import horovodlike.tensorflow.keras.elastic
 
     assert hvd.callbacks is horovodlike.tensorflow.keras.callbacks
     pairs = [(hvd, horovodlike.keras), (hvd.callbacks, horovodlike.keras.callbacks)]
+    pairs += [(hvd.elastic, horovodlike.keras.elastic)]
     for ours, same in pairs:
         assert ours.__all__ == same.__all__
-        assert all(getattr(ours, name) is getattr(same, name) for name in ours.__all__ if name != "callbacks")
+        assert all(
+            getattr(ours, name) is getattr(same, name) for name in ours.__all__ if name not in ("callbacks", "elastic")
+        )
     horovodlike.compat.install()
     import horovod.keras.callbacks
     import horovod.tensorflow.keras
 
     assert horovod.tensorflow.keras is hvd
     assert horovod.keras is horovodlike.keras
-    with pytest.raises(ImportError, match="without hvd.elastic"):
-        import horovod.tensorflow.keras.elastic
-    with pytest.raises(AttributeError, match="fixed number of ranks"):
-        print(hvd.elastic)
+    import horovod.keras.elastic
+    import horovod.tensorflow.elastic
+    import horovod.tensorflow.keras.elastic
+
+    assert horovod.keras.elastic is horovodlike.keras.elastic
+    assert hvd.elastic is horovod.tensorflow.keras.elastic is horovodlike.tensorflow.keras.elastic
+    assert issubclass(horovod.tensorflow.elastic.TensorFlowKerasState, hvd.elastic.KerasState)
 
 
 @pytest.mark.parametrize("backend", ("tensorflow",), indirect=True)

@@ -84,6 +84,7 @@ OTHERS = [
     "Max",
     "Product",
     "Compression",
+    "elastic",
     "GradientReducer",
     "PowerSGD",
     "TopK",
@@ -114,10 +115,12 @@ def test_signatures_are_horovods():
 
 
 def test_modules_that_scripts_import():
-    from horovodlike.torch import compression, functions, mpi_ops, optimizer, sync_batch_norm
+    from horovodlike.torch import compression, elastic, functions, mpi_ops, optimizer, sync_batch_norm
 
     assert mpi_ops.allreduce is hvd.allreduce
     assert mpi_ops.is_homogeneous
+    assert elastic is hvd.elastic
+    assert elastic.state.TorchState is elastic.TorchState and elastic.sampler.ElasticSampler is elastic.ElasticSampler
     assert compression.Compression is hvd.Compression
     assert functions.broadcast_object is hvd.broadcast_object
     assert optimizer.DistributedOptimizer is hvd.DistributedOptimizer

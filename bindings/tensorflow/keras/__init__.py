@@ -11,7 +11,7 @@ from horovodlike.keras import *  # noqa: F403
 from horovodlike.keras import __all__ as __all__
 from horovodlike.keras import __getattr__ as __getattr__
 from horovodlike.keras import callbacks as callbacks
-from horovodlike.tensorflow.keras import elastic as elastic
+from horovodlike.keras import elastic as elastic
 
 if keras.backend.backend() != "tensorflow":
     raise ImportError(

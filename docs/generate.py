@@ -46,6 +46,7 @@ call guarantees.
 # The framework modules first: they are what scripts use.
 MODULES = (
     "horovodlike.torch",
+    "horovodlike.torch.elastic",
     "horovodlike",
     "horovodlike.data",
     "horovodlike.elastic",

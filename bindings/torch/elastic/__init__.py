@@ -16,6 +16,6 @@
 
 from horovodlike.elastic import run
 from horovodlike.torch.elastic.sampler import ElasticSampler
-from horovodlike.torch.elastic.state import TorchState, get_handler_registry, set_handler_registry
+from horovodlike.torch.elastic.state import StateHandler, TorchState, get_handler_registry, set_handler_registry
 
-__all__ = ["ElasticSampler", "TorchState", "get_handler_registry", "run", "set_handler_registry"]
+__all__ = ["ElasticSampler", "StateHandler", "TorchState", "get_handler_registry", "run", "set_handler_registry"]

@@ -112,6 +112,31 @@ def test_a_rank_that_leaves_early_fails_the_others(fresh_ranks, victim, how, err
         assert outcome.seconds < 10.0
 
 
+def _what_has_ended() -> None:
+    import numpy as np
+    from collectives import allreduce
+
+    from horovodlike import basics, errors, ops
+
+    array = np.ones(10, np.float32)
+    with pytest.raises(errors.MismatchError):
+        allreduce("differs", np.ones(1 + basics.rank(), np.float32))
+    assert ops.has_ended() is None, "the job goes on"
+    allreduce("before", array)
+    if basics.rank() == 0:
+        basics.shutdown()
+        assert ops.has_ended() is None
+        return
+    with pytest.raises(errors.ShutDownError) as caught:
+        allreduce("after", array)
+    ended = ops.has_ended()
+    assert type(ended) is errors.ShutDownError and str(ended) == str(caught.value)
+
+
+def test_bindings_can_ask_whether_the_job_has_ended(fresh_ranks):
+    fresh_ranks(2).run(_what_has_ended)
+
+
 def _again(rounds: int) -> list[float]:
     import numpy as np
     from collectives import allreduce

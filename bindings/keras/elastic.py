@@ -92,16 +92,16 @@ class KerasState(ObjectState):
         self._saved_values: list[Array] = []
         self._save_variables()
 
-    def _shared(self) -> list[Any]:
+    def _shared_variables(self) -> list[Any]:
         return [*self.model.weights, *([] if self.optimizer is None else self.optimizer.variables)]
 
-    def _variables(self) -> list[Any]:
-        shared = self._shared()
+    def _all_variables(self) -> list[Any]:
+        shared = self._shared_variables()
         known = {id(variable) for variable in shared}
         return [*shared, *(variable for variable in self.model.variables if id(variable) not in known)]
 
     def _save_variables(self) -> None:
-        variables, before = self._variables(), self._saved_values
+        variables, before = self._all_variables(), self._saved_values
         values = [keras.ops.convert_to_numpy(variable) for variable in variables]
         if [(value.shape, value.dtype) for value in values] == [(value.shape, value.dtype) for value in before]:
             for kept, value in zip(before, values, strict=True):
@@ -120,7 +120,7 @@ class KerasState(ObjectState):
         Raises:
             ValueError: The model or the optimizer has other variables than when it was saved.
         """
-        variables = self._variables()
+        variables = self._all_variables()
         if len(variables) != len(self._saved_values):
             raise ValueError(
                 f"{self.model.name} and its optimizer have {len(variables)} variables, and had "
@@ -136,7 +136,7 @@ class KerasState(ObjectState):
         Raises:
             HorovodInternalError: The job is broken, or the ranks have models that do not fit together.
         """
-        broadcast_variables(self._shared(), self.elect_root())
+        broadcast_variables(self._shared_variables(), self.elect_root())
         super().sync()
 
     def reset(self) -> None:

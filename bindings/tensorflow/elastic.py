@@ -84,14 +84,14 @@ class TensorFlowState(ObjectState):
                 for variable in self.variables:
                     fed = tf.compat.v1.placeholder(variable.dtype.base_dtype, variable.shape)
                     self._assignments.append((fed, variable.assign(fed).op))
-        self._saved_values: list[Array] = self._read()
+        self._saved_values: list[Array] = self._read_variables()
 
-    def _read(self) -> list[Array]:
+    def _read_variables(self) -> list[Array]:
         if self.session is not None:
             return list(self.session.run(self.variables))
         return [variable.numpy().copy() for variable in self.variables]
 
-    def _write(self, values: Sequence[Array]) -> None:
+    def _write_variables(self, values: Sequence[Array]) -> None:
         if self.session is None:
             for variable, value in zip(self.variables, values, strict=True):
                 variable.assign(value)
@@ -101,13 +101,13 @@ class TensorFlowState(ObjectState):
 
     def save(self) -> None:
         """Keep a copy of everything in memory."""
-        self._saved_values = self._read()
+        self._saved_values = self._read_variables()
         super().save()
 
     def restore(self) -> None:
         """Go back to what was saved last."""
         super().restore()
-        self._write(self._saved_values)
+        self._write_variables(self._saved_values)
 
     def sync(self) -> None:
         """Take everything from the rank that has committed most, and save it. Collective.
@@ -121,7 +121,9 @@ class TensorFlowState(ObjectState):
             with translated():
                 broadcast_variables(self.variables, root)
         else:
-            self._write(self._bcast_object(self._read(), root_rank=root, name="tensorflow.elastic.variables"))
+            self._write_variables(
+                self._bcast_object(self._read_variables(), root_rank=root, name="tensorflow.elastic.variables")
+            )
         super().sync()
 
     def saved_to_bytes(self) -> bytes:

@@ -92,6 +92,24 @@ def test_a_state_is_saved_restored_and_synchronized(keras_ranks):
     keras_ranks(2).run(_saves_and_synchronizes)
 
 
+def _persists(path):
+    import horovodlike.keras as hvd
+
+    state, resumed = (hvd.elastic.KerasState(_model(seed, run_eagerly=True), epoch=0) for seed in (1, 2))
+    for each in (state, resumed):
+        each.persist(path)
+    state.model.fit(*_data(2), batch_size=4, verbose=0)
+    state.epoch = 1
+    state.commit()
+    resumed.resume()
+    assert resumed.epoch == resumed.commits == 1
+    assert _equal(_values(resumed), _values(state))
+
+
+def test_a_state_resumes_from_disk(keras_ranks, tmp_path):
+    keras_ranks(1).run(_persists, str(tmp_path / "state"))
+
+
 class _Interrupt(Exception):
     pass
 

@@ -52,6 +52,26 @@ def test_a_state_is_saved_restored_and_synchronized(ranks):
     ranks(2).run(_saves_and_synchronizes)
 
 
+def _persists(path):
+    def make():
+        state = hvd.elastic.TensorFlowState([tf.Variable([1.0, 2.0])], epoch=0)
+        state.persist(path)
+        return state
+
+    state = make()
+    state.variables[0].assign([3.0, 4.0])
+    state.epoch = 1
+    state.commit()
+    resumed = make()
+    resumed.resume()
+    resumed.sync()
+    assert resumed.variables[0].numpy().tolist() == [3.0, 4.0] and resumed.epoch == resumed.commits == 1
+
+
+def test_a_state_resumes_from_disk(ranks, tmp_path):
+    ranks(2).run(_persists, str(tmp_path / "state"))
+
+
 def _in_a_session():
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         variable = tf.compat.v1.get_variable("v", initializer=[1.0, 2.0])

@@ -169,6 +169,22 @@ def test_what_compression_remembers_is_part_of_the_state(ranks):
     ranks(2).run(_error_feedback, lambda: hvd.Compression.powersgd(rank=1, min_compression=0))
 
 
+def _persists(path: str) -> None:
+    state, resumed = _make(seed=1, wraps=False), _make(seed=2, wraps=False)
+    for each in (state, resumed):
+        each.persist(path)
+    _step(state)
+    state.commit()
+    committed = _bits(state)
+    resumed.resume()
+    resumed.sync()
+    assert _bits(resumed) == committed and resumed.commits == 1
+
+
+def test_a_state_resumes_from_disk(ranks, tmp_path):
+    ranks(1).run(_persists, str(tmp_path / "state"))
+
+
 def _assignments() -> None:
     state = TorchState(torch.nn.Linear(1, 1), best=None, history=[])
     other = torch.nn.Linear(2, 2)

@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Any
 from horovodlike import _stacks, ops
 from horovodlike import config as config_module
 from horovodlike._native import ffi, lib
-from horovodlike.errors import NotInitializedError
+from horovodlike.errors import ConfigError, HorovodInternalError, NotInitializedError, RendezvousError
 from horovodlike.ops import ReduceOp
 
 if TYPE_CHECKING:
+    from horovodlike._channel import JobKey
     from horovodlike._mpi import Library
     from horovodlike.config import Config
+    from horovodlike.elastic._worker import Worker
     from horovodlike.place import Place
     from horovodlike.rendezvous import Membership
 
@@ -66,13 +68,16 @@ _pid = 0  # the process that called init()
 _at_init: list[Callable[[Place], None]] = []
 _at_shutdown: list[Callable[[], None]] = []
 _register_process_sets: list[Callable[[Sequence[Any]], None]] = []
+_given_process_sets: Sequence[Any] = ()  # to init()
+_generation = 0
 
 
 def init(comm: Any = None, process_sets: Sequence[Any] | str | None = None) -> None:
     """Join the job that this process was started for, or become a job of one. Blocks until all ranks have joined.
 
     A second call does nothing. After :func:`shutdown` it starts anew, any number of times. May be called from any
-    thread.
+    thread. In an elastic job it waits until the driver has a place for this process, however often that needs another
+    attempt because a rank is lost meanwhile.
 
     Args:
         comm: What stands for all ranks of the job: None, a list of all ranks in ascending order, an empty list, or a
@@ -80,60 +85,113 @@ def init(comm: Any = None, process_sets: Sequence[Any] | str | None = None) -> N
             there are process sets.
         process_sets: Process sets to register at once, in the same order on all ranks; what
             :func:`horovodlike.process_set.add_process_set` does later. ``"dynamic"``, which scripts pass so that sets
-            can be added later, is accepted: they always can.
+            can be added later, is accepted: they always can. In an elastic job those are left out that have a rank
+            which the job does not have.
 
     Raises:
         NotImplementedError: ``comm`` has not all ranks, or in another order.
         ValueError: ``comm`` is something else. Or a process set cannot be registered; the job has ended then.
         ConfigError: A setting or an environment variable has a bad value.
-        RendezvousError: The ranks could not find or trust each other in time.
+        RendezvousError: The ranks could not find or trust each other in time; or the driver is lost.
+        SystemExit: A worker of a driver is not needed (status 0); or the job has ended.
     """
     if isinstance(process_sets, str) and process_sets != "dynamic":
         raise ValueError(f'process_sets must be a sequence of process sets or "dynamic", got {process_sets!r}')
+    global _given_process_sets
     chosen: Sequence[Any] = [] if process_sets is None or isinstance(process_sets, str) else process_sets
-    if not _start(comm) or not chosen:
-        return
-    try:
-        for register in _register_process_sets:
-            register(chosen)
-    except BaseException:
-        shutdown()
-        raise
+    while _start(comm):
+        _given_process_sets = chosen
+        try:
+            for register in _register_process_sets if chosen else ():
+                register(chosen)
+            return
+        except HorovodInternalError as error:
+            shutdown()
+            worker = _worker()
+            if worker is None:
+                raise
+            worker.explain("failed", str(error))
+        except BaseException:
+            shutdown()
+            raise
+
+
+def restart() -> None:
+    """:func:`shutdown`, and :func:`init` with the process sets that it was given last; for elastic training.
+
+    Raises:
+        RendezvousError: The ranks could not find or trust each other in time, or the driver is lost.
+        SystemExit: A worker of a driver is not needed any more, or was asked to leave; or the job has ended.
+    """
+    shutdown()
+    init(process_sets=_given_process_sets)
 
 
 def _start(comm: Any) -> bool:
     """Join the job; False if it was joined already."""
-    global _place, _pid, _mpi_library, _engine_overlaps, _average_counts_joined
     with _lock:
         if is_initialized():
             return False
-        from horovodlike import rendezvous
-        from horovodlike._communicator import check_comm
-
-        check_comm(comm)
         settings = config_module.load(os.environ)
-        library = _load_mpi(settings)
-        with rendezvous.establish(settings, lambda place: _segment_bytes(settings, place)) as joined:
-            native = _native_config(settings, joined.place, joined.processors)
-            native.external = _connect_mpi(library, settings, joined)
-            _start_engine(settings, native, joined)
+        worker = _find_worker(settings)
+        if worker is None:
+            _join(comm, settings)
+            return True
+        while True:
+            key = worker.take_place(os.environ)
             try:
-                joined.confirm()
-            except BaseException:
-                lib.hvl_shutdown()
-                raise
-        if _pid != os.getpid():
-            atexit.register(shutdown)
-        _place, _pid, _engine_overlaps = joined.place, os.getpid(), bool(native.overlap)
-        _mpi_library = library
-        _average_counts_joined = bool(native.average_counts_joined)
-        if joined.place.size > 1:
-            _stacks.start()
-        _start_timeline(settings)
-        _log_what_is_ignored(settings, joined.place)
-        for notify in _at_init:
-            notify(joined.place)
-    return True
+                _join(comm, settings, key)
+                return True
+            except RendezvousError as error:  # who is lost meanwhile is not waited for; the driver knows what to do
+                worker.explain("failed", str(error))
+
+
+def _worker() -> Worker | None:
+    """The connection to the driver of this process, if there is one."""
+    module = sys.modules.get("horovodlike.elastic._worker")
+    return None if module is None else module.current()
+
+
+def _find_worker(settings: Config) -> Worker | None:
+    """The connection to the driver, made now if there is a driver. Imports what other jobs do not need."""
+    if not os.environ.get("HOROVODLIKE_DRIVER_PORT"):
+        return None
+    if settings.cpu_operations == "mpi":
+        raise ConfigError("HOROVODLIKE_CPU_OPERATIONS=mpi cannot be used in an elastic job: the ranks of MPI are fixed")
+    from horovodlike.elastic import _worker
+
+    return _worker.find(os.environ, settings.start_timeout)
+
+
+def _join(comm: Any, settings: Config, key: JobKey | None = None) -> None:
+    """Join the job at the place that the environment says."""
+    global _place, _pid, _mpi_library, _engine_overlaps, _average_counts_joined, _generation
+    from horovodlike import rendezvous
+    from horovodlike._communicator import check_comm
+
+    check_comm(comm)
+    library = _load_mpi(settings)
+    with rendezvous.establish(settings, lambda place: _segment_bytes(settings, place), key=key) as joined:
+        native = _native_config(settings, joined.place, joined.processors)
+        native.external = _connect_mpi(library, settings, joined)
+        _start_engine(settings, native, joined)
+        try:
+            joined.confirm()
+        except BaseException:
+            lib.hvl_shutdown()
+            raise
+    if _pid != os.getpid():
+        atexit.register(shutdown)
+    _place, _pid, _engine_overlaps = joined.place, os.getpid(), bool(native.overlap)
+    _mpi_library = library
+    _average_counts_joined = bool(native.average_counts_joined)
+    _generation += 1
+    if joined.place.size > 1:
+        _stacks.start()
+    _start_timeline(settings)
+    _log_what_is_ignored(settings, joined.place)
+    for notify in _at_init:
+        notify(joined.place)
 
 
 def _load_mpi(settings: Config) -> Library | None:
@@ -280,6 +338,19 @@ def is_initialized() -> bool:
 def overlaps() -> bool:
     """Whether the engine works while the framework computes: the setting ``HOROVODLIKE_OVERLAP``; for bindings."""
     return _engine_overlaps
+
+
+def generation() -> int:
+    """How many times this process has joined a job: what was made in an earlier one may be out of date; for bindings.
+
+    The engine's handles and the ids of process sets end with a generation.
+    """
+    return _generation
+
+
+def is_elastic() -> bool:
+    """Whether this process is a worker of a driver, which may change the ranks of the job; for bindings."""
+    return _worker() is not None
 
 
 def average_counts_joined() -> bool:

@@ -10,6 +10,7 @@ training catches) and *this call is wrong* (only that tensor failed, the job goe
      |    +-- ShutDownError                     a rank has shut the job down
      +-- HostsUpdatedInterrupt                  elastic: the set of hosts has changed
      +-- RendezvousError                        init(): the ranks could not find or trust each other
+     +-- StateFileError                         elastic: a state on disk is damaged or not ours
     ValueError
      +-- NotInitializedError                    used before init()
      +-- ConfigError                            a setting or an environment variable has a bad value
@@ -56,6 +57,10 @@ class HostsUpdatedInterrupt(RuntimeError):
 
 class RendezvousError(RuntimeError):
     """``init()`` failed because the ranks could not find, reach, trust or agree with each other."""
+
+
+class StateFileError(RuntimeError):
+    """Elastic training: the state on disk cannot be used; the message says why, and what to do."""
 
 
 class NotInitializedError(ValueError):

@@ -106,6 +106,7 @@ class _GlobalProcessSet(ProcessSet):
 global_process_set: ProcessSet = _GlobalProcessSet()
 
 _registered: dict[int, ProcessSet] = {}  # by id, without the global one
+_of_all_ranks: list[ProcessSet] = []  # with the id of the global one, see register()
 _on_added: list[Callable[[int], None]] = []
 _on_removed: list[Callable[[int], None]] = []
 
@@ -113,6 +114,8 @@ _on_removed: list[Callable[[int], None]] = []
 def _forget_all() -> None:
     while _registered:
         _registered.popitem()[1].process_set_id = None
+    while _of_all_ranks:
+        _of_all_ranks.pop().process_set_id = None
 
 
 basics.on_shutdown(_forget_all)
@@ -173,6 +176,10 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     process_set_id = process_set.process_set_id
     if process_set is global_process_set or process_set_id is None:
         return False
+    if process_set_id == 0:  # on all ranks
+        _of_all_ranks.remove(process_set)
+        process_set.process_set_id = None
+        return True
     request = Request(Kind.REMOVE_PROCESS_SET, "remove_process_set", [], arguments=[process_set_id])
     ops.wait(request.enqueue([], []))
     del _registered[process_set_id]
@@ -185,12 +192,20 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 def register(process_sets: Sequence[ProcessSet]) -> None:
     """Add the process sets that were given to `init()`.
 
+    In an elastic job those are left out that have a rank which the job does not have at the moment, and a set that has
+    come to have all ranks is another name for the global one.
+
     Raises:
         ValueError: One cannot be registered; the message says which.
     """
     for index, process_set in enumerate(process_sets):
         try:
-            add_process_set(process_set)
+            chosen = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+            if basics.is_elastic() and chosen.ranks == global_process_set.ranks:
+                chosen.process_set_id = 0
+                _of_all_ranks.append(chosen)
+            elif not basics.is_elastic() or set(chosen.ranks or ()) <= set(global_process_set.ranks or ()):
+                add_process_set(chosen)
         except (ValueError, MismatchError) as error:
             raise ValueError(f"init() could not register entry number {index} of process_sets: {error}") from error
 

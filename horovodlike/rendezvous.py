@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from horovodlike import __version__
+from horovodlike._channel import JobKey
 from horovodlike._entrance import enter
 from horovodlike._hosts import HostFacts, HostTable
 from horovodlike._job_key import take_key
@@ -120,7 +121,10 @@ class Membership:
 
 
 def establish(
-    config: Config, segment_bytes: Callable[[Place], int], environ: MutableMapping[str, str] | None = None
+    config: Config,
+    segment_bytes: Callable[[Place], int],
+    environ: MutableMapping[str, str] | None = None,
+    key: JobKey | None = None,
 ) -> Membership:
     """Finds the other ranks of the job and sets up what this host's ranks share.
 
@@ -132,6 +136,7 @@ def establish(
         config: The settings; those that must be equal on all ranks are compared.
         segment_bytes: How much shared memory this host's ranks need, given this process's place.
         environ: The environment; ``os.environ`` if None.
+        key: What these ranks trust each other by, if it is not the key in the environment.
 
     Returns:
         The membership, with zeroed shared memory.
@@ -141,7 +146,7 @@ def establish(
         ConfigError: The environment contradicts itself.
     """
     source = os.environ if environ is None else environ
-    key = take_key(source)
+    key = key or take_key(source)
     place = find_place(source)
     if place.size == 1:
         return Membership(place, [os.getpid()], processors=len(os.sched_getaffinity(0)))

@@ -31,7 +31,7 @@
 namespace hvl {
 
 // How often it is looked whether the other ranks live, while requests are in flight.
-constexpr uint64_t kWatchInterval = 50 * kMillisecond;
+constexpr uint64_t kWatchInterval = 20 * kMillisecond;
 
 struct EngineOptions {
   int rank = 0;

@@ -12,7 +12,7 @@ namespace hvl {
 
 namespace {
 
-constexpr uint64_t kCheckInterval = 50 * kMillisecond;
+constexpr uint64_t kCheckInterval = 20 * kMillisecond;
 // Between two looks at what moves only while it is looked at: none at first, as most of what is waited for ends soon.
 constexpr uint64_t kPollSpin = kMillisecond;
 constexpr uint64_t kPollInterval = 50 * kMicrosecond;

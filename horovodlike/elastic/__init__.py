@@ -1,0 +1,23 @@
+"""Elastic training: ranks come and go, and the training goes on in the processes that live.
+
+A script puts what it must not lose into a :class:`State`, commits it now and then, and wraps its training loop::
+
+    @hvd.elastic.run
+    def train(state):
+        while state.step < 1000:
+            ...
+            state.step += 1
+            state.commit()
+
+    train(hvd.elastic.ObjectState(step=0))
+
+Frameworks have states for their models: ``horovodlike.torch.elastic`` and so on. The parts: ``_state`` what is kept,
+``_loop`` the function that goes on, ``_membership`` what the ranks agree on at a commit, ``_worker`` the connection to
+the driver in hvdrun, ``_preemption`` SIGTERM, ``_state_file`` commits on disk.
+"""
+
+from horovodlike.elastic._loop import run
+from horovodlike.elastic._state import ObjectState, State
+from horovodlike.errors import HorovodInternalError, HostsUpdatedInterrupt
+
+__all__ = ["HorovodInternalError", "HostsUpdatedInterrupt", "ObjectState", "State", "run"]

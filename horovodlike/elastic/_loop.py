@@ -1,0 +1,95 @@
+"""The function that trains, begun again whenever the members of the job have changed."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from horovodlike import basics
+from horovodlike.elastic import _worker
+from horovodlike.elastic._membership import agree_to_start
+from horovodlike.elastic._state import State
+from horovodlike.errors import HorovodInternalError, HostsUpdatedInterrupt
+
+__all__ = ["run"]
+
+Result = TypeVar("Result")
+
+
+def run(func: Callable[..., Result]) -> Callable[..., Result]:
+    """Wrap a training function so that it is begun again when ranks have been lost or added.
+
+    The wrapped function takes a :class:`State` and whatever else, and returns what ``func`` returns. It brings all
+    ranks to the same state and calls ``func``. When a rank is lost, the state goes back to its last commit; when ranks
+    are to come or go, it is kept; then ``func`` is called again, with the ranks that there are.
+
+    Call ``init()`` before it, and collectives only inside. Without a driver (``hvdrun --min-np``) a job has a fixed
+    size, and a rank that is lost ends it.
+
+    Raises:
+        HorovodInternalError: The job is broken and has no driver.
+        RendezvousError: The driver is lost.
+        SystemExit: This worker is not needed any more, or was asked to leave (status 0); or the job has ended.
+        ValueError: ``init()`` was not called.
+    """
+
+    @functools.wraps(func)
+    def wrapper(state: State, *args: Any, **kwargs: Any) -> Result:
+        worker = _worker.current()
+        with contextlib.nullcontext() if worker is None else worker.preemption.expected():
+            try:
+                result = _train(func, worker, state, args, kwargs)
+            except BaseException:
+                basics.shutdown()  # the others must not wait for this rank
+                raise
+        if worker is not None:
+            worker.finish()
+        return result
+
+    return wrapper
+
+
+def _train(
+    func: Callable[..., Result],
+    worker: _worker.Worker | None,
+    state: State,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Result:
+    needs_sync, is_first = True, True
+    while True:
+        try:
+            _begin(state, needs_sync, is_first)
+            return func(state, *args, **kwargs)
+        except HorovodInternalError as error:
+            if worker is None:
+                raise _explain(error) from error
+            worker.explain("broken", str(error))
+            state.restore()
+            needs_sync = True
+        except HostsUpdatedInterrupt as interrupt:
+            if worker is not None:
+                worker.explain("changed", str(interrupt))
+            needs_sync = not interrupt.skip_sync
+        basics.restart()
+        is_first = False
+
+
+def _begin(state: State, needs_sync: bool, is_first: bool) -> None:
+    """Bring all ranks to one state: all send and take it if one of them needs it."""
+    needs_sync, has_commits = agree_to_start(needs_sync, state.commits)
+    if not is_first:
+        state.on_reset()
+    if not has_commits:
+        state.resume()
+    if needs_sync:
+        state.sync()
+
+
+def _explain(error: HorovodInternalError) -> HorovodInternalError:
+    return type(error)(
+        f"{error}. This job has a fixed number of ranks, so it cannot go on without one: start it with hvdrun --min-np "
+        "to have it continue from the last commit with those that are left"
+    )

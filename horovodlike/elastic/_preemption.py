@@ -1,0 +1,58 @@
+"""SIGTERM as a notice: whoever gets it leaves at the next commit, and nothing is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+
+__all__ = ["Preemption"]
+
+
+class Preemption:
+    """Whether this process has been asked to leave.
+
+    Attributes:
+        noted: True once SIGTERM has come while :meth:`expected` was on. A second one has its ordinary effect.
+    """
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        """``wake`` is called by the signal handler, on the main thread between any two steps of it."""
+        self.noted = False
+        self._wake = wake
+        self._is_expected = False
+
+    @contextlib.contextmanager
+    def expected(self) -> Iterator[None]:
+        """In the ``with`` block SIGTERM is a notice: on the main thread, and unless the script has a handler."""
+        is_ours = (
+            threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        )
+        if is_ours:
+            self._is_expected = True
+            signal.signal(signal.SIGTERM, self._note)
+        try:
+            yield
+        finally:
+            self._is_expected = False
+            if is_ours and signal.getsignal(signal.SIGTERM) == self._note:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def _note(self, *_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        self.noted = True
+        self._wake()
+
+    def cancel(self) -> None:
+        """The job ends: SIGTERM ends this process, at once if it has come already. From any thread."""
+        if not self._is_expected:
+            return
+        # signal.signal() is for the main thread only, and that may be in the middle of a long computation.
+        set_handler = ctypes.pythonapi.PyOS_setsig
+        set_handler.argtypes, set_handler.restype = [ctypes.c_int, ctypes.c_void_p], ctypes.c_void_p
+        set_handler(signal.SIGTERM, None)
+        if self.noted:
+            os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,225 @@
+"""What a training script must not lose: the state that all ranks have in common."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import cloudpickle  # type: ignore[import-untyped]
+
+from horovodlike import basics
+from horovodlike._exchange import broadcast_object, highest
+from horovodlike.elastic import _membership
+from horovodlike.elastic._state_file import StateFile
+
+__all__ = ["ObjectState", "State"]
+
+# Of Horovod's update_res: 1 removed, 2 added, 3 both.
+_ADDED = 2
+
+_MOST_RANKS = 1 << 24
+
+
+class State:
+    """What is saved at each commit, goes back to the last one when the job breaks, and is sent to new ranks.
+
+    A subclass says how, with :meth:`save`, :meth:`restore` and :meth:`sync`, and may say what else changes with the
+    number of ranks, with :meth:`reset`. All of it is called by the thread that trains.
+
+    Args:
+        bcast_object: ``bcast_object(obj, root_rank=0, name=None)``, which returns the root's object on all ranks.
+        get_rank: Returns this process's rank.
+
+    Attributes:
+        commits: How many commits this state has seen, on whatever ranks. A subclass saves and restores it with the
+            rest, and takes it from the root in :meth:`sync`.
+    """
+
+    commits: int
+
+    def __init__(self, bcast_object: Callable[..., Any], get_rank: Callable[[], int]) -> None:
+        self.commits = 0
+        self._bcast_object = bcast_object
+        self._get_rank = get_rank
+        self._reset_callbacks: list[Callable[[], Any]] = []
+        self._updates = 0
+        self._file: StateFile | None = None
+
+    def register_reset_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:
+        """Have functions called, in this order, each time the job has begun anew with other ranks."""
+        self._reset_callbacks.extend(callbacks)
+
+    def on_reset(self) -> None:
+        """The job has begun anew: :meth:`reset`, and then what was registered."""
+        self._updates = 0
+        self.reset()
+        for callback in self._reset_callbacks:
+            callback()
+
+    def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
+        """Note that the hosts have changed, to be acted upon by all ranks at the next commit. From any thread.
+
+        hvdrun tells its workers by itself; this is for scripts that learn of changes in another way.
+
+        Args:
+            timestamp: Not used.
+            update_res: 1 hosts were removed, 2 added, 3 both.
+        """
+        del timestamp
+        self._updates |= int(update_res)
+
+    def commit(self) -> None:
+        """Save the state in memory on all ranks, and act upon changes of the job's members.
+
+        Collective. When it has returned on any rank, the state is saved on all of them (and on disk, see
+        :meth:`persist`).
+
+        Raises:
+            HostsUpdatedInterrupt: The members of the job change; all ranks raise it at the same commit.
+            HorovodInternalError: The job is broken; the state may be saved on some ranks only.
+            SystemExit: This worker has been asked to leave.
+        """
+        self.commits += 1
+        self.save()
+        if self._file is not None and self._get_rank() == 0 and self._file.is_due(self.commits):
+            self._file.write(self.commits, self.saved_to_bytes())
+        self.check_host_updates()
+
+    def check_host_updates(self) -> None:
+        """Act upon changes of the job's members, without saving anything; as :meth:`commit` otherwise."""
+        _membership.act_upon_changes(bool(self._updates), bool(self._updates & _ADDED))
+
+    def elect_root(self) -> int:
+        """Return the rank whose state the others take: of those with the most commits the lowest. Collective.
+
+        Raises:
+            HorovodInternalError: The job is broken.
+        """
+        return _elect(self.commits)[1]
+
+    def persist(self, path: str, every: int = 1) -> None:
+        """Write commits to disk as well, so that a job all of whose processes have died resumes there.
+
+        Call it on all ranks, before the function that :func:`run` has wrapped. Rank 0 writes, before :meth:`commit`
+        returns anywhere. Where no rank has seen a commit when that function begins, the file is read by the ranks
+        that have it, and the one with the most commits counts.
+
+        Args:
+            path: The file, in a folder that the later rank 0 can read as well. It is replaced as a whole, so it always
+                has a complete commit. It is pickled, and reading it runs code that its writer chose: it must belong to
+                the user (or to root) and be writable by nobody else. It is made with mode 0600.
+            every: Write each commit (1), each second one (2) and so on.
+
+        Raises:
+            ValueError: ``every`` is less than 1, or the folder does not exist.
+        """
+        self._file = StateFile(path, every)
+
+    def resume(self) -> None:
+        """Take the state from disk if no rank has seen a commit and one has a file. Collective; :func:`run` calls it.
+
+        Afterwards the rank that has read it has the most commits, and :meth:`sync` does the rest.
+
+        Raises:
+            StateFileError: The file is torn, or something else, or others can write it.
+        """
+        here = 0 if self._file is None else self._file.commits()
+        commits, reader = _elect(here)
+        if commits and basics.rank() == reader:
+            assert self._file is not None
+            self.commits, saved = self._file.read()
+            self.saved_from_bytes(saved)
+            self.restore()
+
+    def save(self) -> None:
+        """Keep the state in memory: copies, which later changes do not reach."""
+        raise NotImplementedError
+
+    def restore(self) -> None:
+        """Go back to what was saved last."""
+        raise NotImplementedError
+
+    def sync(self) -> None:
+        """Take the state of the rank that :meth:`elect_root` says, and save it. Collective."""
+        raise NotImplementedError
+
+    def reset(self) -> None:
+        """Adapt to another number of ranks, before :meth:`sync`."""
+
+    def saved_to_bytes(self) -> bytes:
+        """What :meth:`save` has kept, for :meth:`persist`."""
+        raise NotImplementedError(f"{type(self).__name__} cannot be persisted: it has no saved_to_bytes()")
+
+    def saved_from_bytes(self, saved: bytes) -> None:
+        """Replace what :meth:`save` has kept, for :meth:`restore` to go back to."""
+        raise NotImplementedError(f"{type(self).__name__} cannot be resumed: it has no saved_from_bytes()")
+
+
+def _elect(commits: int) -> tuple[int, int]:
+    """The most commits of any rank, and the lowest rank that has them."""
+    (most,) = highest("horovodlike.elastic.root", [commits * _MOST_RANKS + (_MOST_RANKS - 1 - basics.rank())])
+    return most // _MOST_RANKS, _MOST_RANKS - 1 - most % _MOST_RANKS
+
+
+class ObjectState(State):
+    """Values that become attributes: ``ObjectState(epoch=0, losses=[])`` has ``state.epoch`` and ``state.losses``.
+
+    They are saved as deep copies, all together, and sent as pickles.
+
+    Args:
+        bcast_object: As for :class:`State`; horovodlike's own if None.
+        get_rank: As for :class:`State`; horovodlike's own if None.
+        **kwargs: The attributes. Others that are set later are not part of the state.
+
+    Raises:
+        ValueError: A name is already one of :class:`State`.
+    """
+
+    def __init__(
+        self,
+        bcast_object: Callable[..., Any] | None = None,
+        get_rank: Callable[[], int] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(bcast_object or broadcast_object, get_rank or basics.rank)
+        self._names: tuple[str, ...] = ()
+        self._saved: dict[str, Any] = {}
+        for name in kwargs:
+            if hasattr(self, name):
+                raise ValueError(f"an attribute of {type(self).__name__} cannot be called {name!r}: it has one already")
+        self._names = tuple(kwargs)
+        self._take(kwargs)
+        ObjectState.save(self)  # a subclass may have more to save, but is not ready yet
+
+    def _values(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self._names}
+
+    def _take(self, values: dict[str, Any]) -> None:
+        for name, value in values.items():
+            setattr(self, name, value)
+
+    def save(self) -> None:
+        self._saved = copy.deepcopy({"commits": self.commits, "values": self._values()})
+
+    def restore(self) -> None:
+        saved = copy.deepcopy(self._saved)
+        self.commits = saved["commits"]
+        self._take(saved["values"])
+
+    def sync(self) -> None:
+        root = self.elect_root()
+        mine = {"commits": self.commits, "values": self._values()} if basics.rank() == root else None
+        roots = self._bcast_object(mine, root_rank=root, name="horovodlike.elastic.state")
+        self.commits = roots["commits"]
+        self._take(roots["values"])
+        self.save()
+
+    def saved_to_bytes(self) -> bytes:
+        """A pickle of the attributes as they were saved."""
+        data: bytes = cloudpickle.dumps(self._saved)
+        return data
+
+    def saved_from_bytes(self, saved: bytes) -> None:
+        """Reads the pickle."""
+        self._saved = cloudpickle.loads(saved)

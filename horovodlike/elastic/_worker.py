@@ -1,0 +1,239 @@
+"""The connection of a worker to the driver in hvdrun, which decides who is a member of the job, and when.
+
+What the two say to each other are JSON objects. The worker says ``{"do": "ready", "after": generation, "why": word,
+"reason": text}`` (give me a place), ``{"do": "leaving"}`` and ``{"do": "finished"}``; the driver ``{"place":
+{"generation": number, "variables": {name: value}}}`` or ``{"removed": reason}`` to the first of these, and at any time
+``{"changed": {"number": number, "added": bool, "removed": bool}}`` and ``{"stop": reason}``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping, MutableMapping
+from typing import Any
+
+from horovodlike._channel import HANDSHAKE_TIMEOUT, AuthenticationError, Identity, JobKey, Link, job_digest
+from horovodlike._dial import dial
+from horovodlike._job_key import KEY_VARIABLE, take_key
+from horovodlike.elastic._preemption import Preemption
+from horovodlike.errors import ConfigError, RendezvousError
+
+__all__ = ["Worker", "current", "find"]
+
+_ADDRESS = "HOROVODLIKE_DRIVER_ADDR"
+_PORT = "HOROVODLIKE_DRIVER_PORT"
+_NUMBER = "HOROVODLIKE_WORKER"
+_JOB = "HOROVODLIKE_JOB_ID"
+
+_SEND_TIMEOUT = 10.0
+_LISTEN_SECONDS = 3600.0  # the driver may be silent for ever; a deadline is only needed because the link wants one
+_KEEPALIVE_SECONDS, _KEEPALIVE_PROBES = 5, 4
+
+_current: Worker | None = None
+_forked_from: int | None = None  # the number of the worker that this process was forked from
+
+
+def current() -> Worker | None:
+    """This process's connection, once :func:`find` has made it; None in a job that has no driver."""
+    return _current
+
+
+def find(environ: MutableMapping[str, str], start_timeout: float) -> Worker | None:
+    """The connection to the driver, made when it is first asked for; None in a job that has no driver.
+
+    Raises:
+        ConfigError: The environment contradicts itself.
+        RendezvousError: The driver cannot be reached, or does not trust this process.
+    """
+    global _current
+    if _current is None and environ.get(_PORT):
+        if _forked_from is not None:
+            raise RendezvousError(
+                f"this process was forked from worker {_forked_from}, and only that one can have a place in the job. "
+                f"Unset {_PORT} in its environment to make it a job of its own"
+            )
+        _current = Worker(environ, start_timeout)
+    return _current
+
+
+def _forget_in_child() -> None:
+    global _current, _forked_from
+    if _current is not None:
+        _forked_from = _current.number
+        _current = None
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+
+
+class Worker:
+    """This process, as the driver knows it. One thread trains and calls these methods; another one listens.
+
+    Attributes:
+        number: The driver's number for this process, which never changes.
+        generation: The last set of members that this process was one of; 0 before the first.
+        preemption: Whether this process has been asked to leave.
+    """
+
+    def __init__(self, environ: MutableMapping[str, str], start_timeout: float) -> None:
+        """Connects to the driver.
+
+        Raises:
+            ConfigError: The environment contradicts itself.
+            RendezvousError: The driver cannot be reached, or does not trust this process.
+        """
+        self.number = _integer(environ, _NUMBER)
+        self.generation = 0
+        self.preemption = Preemption(self._wake)
+        self._why, self._reason = "start", ""
+        self._stopped = ""  # why the job ends
+        self._lock = threading.Lock()  # guards what follows; the thread that listens writes it
+        self._changed = self._added = False
+        self._sending = threading.Lock()
+        self._answers: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        key = take_key(environ)
+        if key is None:
+            raise RendezvousError(
+                f"{KEY_VARIABLE} is not set although {_PORT} is: only the processes that hvdrun starts itself can be "
+                f"workers, and this one seems to have been started by a worker. Unset {_PORT} in its environment to "
+                "make it a job of its own"
+            )
+        self._key = key
+        job = job_digest(f"elastic/{environ.get(_JOB, '')}")
+        host, port = environ.get(_ADDRESS) or "127.0.0.1", _integer(environ, _PORT)
+        self._where = f"the driver in hvdrun at {host}:{port}"
+        self._link = self._connect(host, port, Identity(self.number, 0, job), start_timeout)
+        threading.Thread(target=self._listen, name="horovodlike-elastic", daemon=True).start()
+
+    def _connect(self, host: str, port: int, identity: Identity, start_timeout: float) -> Link:
+        problem: Exception | None = None
+        patience = min(start_timeout, HANDSHAKE_TIMEOUT)
+        try:
+            with contextlib.closing(dial(host, port, patience)) as answers:
+                for connected in answers:
+                    try:
+                        _keep_alive(connected)
+                        return Link(connected, self._key, identity, time.monotonic() + patience)
+                    except (RendezvousError, OSError) as error:
+                        problem = error  # the next address may lead to the driver
+        except OSError as error:
+            problem = problem or error
+        raise RendezvousError(
+            f"worker {self.number} cannot reach {self._where}: {problem}. Does hvdrun still run?"
+        ) from problem
+
+    def explain(self, why: str, reason: str) -> None:
+        """Say why this worker is going to ask for another place: ``broken``, ``changed`` or ``failed``."""
+        self._why, self._reason = why, reason[:2000]
+
+    def take_place(self, environ: MutableMapping[str, str]) -> JobKey:
+        """Ask for a place and wait until the driver has one, for however long that takes.
+
+        Args:
+            environ: Gets the variables of the place.
+
+        Returns:
+            The key of the members that this process is now one of.
+
+        Raises:
+            RendezvousError: The driver is lost.
+            SystemExit: This process is no member any more, or has been asked to leave (status 0); or the job has ended.
+        """
+        if not self.preemption.noted:
+            # A driver that has gone may have said why, so that a failure to send is no reason not to listen.
+            with contextlib.suppress(OSError):
+                self._say("ready", after=self.generation, why=self._why, reason=self._reason)
+        answer: dict[str, Any] = {"preempted": True} if self.preemption.noted else self._answers.get()
+        if "place" not in answer:
+            self._end(answer)
+        place = answer["place"]
+        self.generation = int(place["generation"])
+        environ.update(place["variables"])
+        self._why, self._reason = "changed", "init() was called again"
+        return self._key.derive(b"horovodlike generation", str(self.generation).encode())
+
+    def _end(self, answer: Mapping[str, Any]) -> None:
+        if "preempted" in answer:
+            self.leave()
+        if "removed" in answer:
+            print(f"worker {self.number} is not needed any more: {answer['removed']}", file=sys.stderr)
+            raise SystemExit(0)
+        if "stop" in answer:
+            raise SystemExit(f"worker {self.number} ends with the job: {answer['stop']}")
+        raise RendezvousError(f"worker {self.number} has lost {self._where}: {answer['lost']}")
+
+    def changes(self) -> tuple[bool, bool]:
+        """Whether the driver wants to change the members since the last place was given, and to add any."""
+        with self._lock:
+            return self._changed, self._added
+
+    def finish(self) -> None:
+        """Say that the training has come to its end."""
+        with contextlib.suppress(OSError):  # without a driver nobody wants to know
+            self._say("finished")
+
+    def leave(self) -> None:
+        """Say that this process leaves in order.
+
+        Raises:
+            SystemExit: Always, with status 0.
+        """
+        with contextlib.suppress(OSError):
+            self._say("leaving")
+        print(f"worker {self.number} leaves, as SIGTERM has asked it to", file=sys.stderr)
+        raise SystemExit(0)
+
+    def _say(self, verb: str, **more: object) -> None:
+        with self._sending:
+            self._link.send(json.dumps({"do": verb, **more}).encode(), time.monotonic() + _SEND_TIMEOUT)
+
+    def _wake(self) -> None:
+        """From a signal handler: whoever waits for a place need not."""
+        self._answers.put({"preempted": True})
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                with contextlib.suppress(TimeoutError):
+                    self._hear(json.loads(self._link.receive(time.monotonic() + _LISTEN_SECONDS)))
+        except AuthenticationError as error:
+            self._answers.put({"lost": f"it refused this process, or does not hold the job's key ({error})"})
+        except Exception as error:  # whatever it is, the thread that trains has to hear of it
+            self._answers.put({"lost": f"{type(error).__name__}: {error}"})
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        if "changed" in message:
+            with self._lock:
+                self._changed = True
+                self._added |= bool(message["changed"]["added"])
+            return
+        if "place" in message:
+            with self._lock:  # what has changed before is what the place follows from
+                self._changed = self._added = False
+        elif "stop" in message:
+            self.preemption.cancel()
+        elif "removed" not in message:
+            raise ValueError(f"it said something that this release does not know: {sorted(message)}")
+        self._answers.put(message)
+
+
+def _integer(environ: Mapping[str, str], name: str) -> int:
+    text = environ.get(name, "")
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise ConfigError(f"{name}={text!r} is not an integer of at least 0; hvdrun sets it for its workers")
+    return int(text)
+
+
+def _keep_alive(connected: socket.socket) -> None:
+    """Have the kernel notice when the driver's host is cut off."""
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_SECONDS)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_SECONDS)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _KEEPALIVE_PROBES)

@@ -1,0 +1,149 @@
+"""Commits on disk, and jobs that resume there."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+import pytest
+from counting import oracle
+from elastic_job import ElasticJob
+
+from horovodlike import elastic
+from horovodlike.elastic._state_file import StateFile
+from horovodlike.errors import StateFileError
+
+
+def test_a_file_has_what_was_written_last_and_is_the_users_alone(tmp_path):
+    file = StateFile(str(tmp_path / "state"))
+    assert file.commits() == 0
+    assert file.read() == (0, b"")
+    file.write(3, b"three")
+    file.write(4, b"")
+    file.write(5, b"five" * 1000)
+    assert file.commits() == 5
+    assert file.read() == (5, b"five" * 1000)
+    assert os.listdir(tmp_path) == ["state"]
+    assert stat.S_IMODE((tmp_path / "state").stat().st_mode) == 0o600
+
+
+def test_a_writer_that_was_killed_leaves_the_last_commit(tmp_path):
+    file = StateFile(str(tmp_path / "state"))
+    file.write(3, b"three")
+    (tmp_path / "state.new").write_bytes(b"half of it")
+    assert file.read() == (3, b"three")
+    file.write(4, b"four")
+    assert file.read() == (4, b"four")
+    assert os.listdir(tmp_path) == ["state"]
+
+
+def test_a_write_that_fails_leaves_the_last_commit(tmp_path):
+    file = StateFile(str(tmp_path / "state"))
+    file.write(3, b"three")
+    (tmp_path / "state.new").mkdir()
+    with pytest.raises(OSError):
+        file.write(4, b"four")
+    assert file.read() == (3, b"three")
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda data: data[:-1], "bytes where"),
+        (lambda data: data + b"!", "bytes where"),
+        (lambda data: data[:20], "something else than a state that horovodlike wrote"),
+        (lambda data: b"", "something else than a state that horovodlike wrote"),
+        (lambda data: b"\x80\x04K\x01." * 100, "something else than a state that horovodlike wrote"),
+        (lambda data: data[:8] + b"\0\0\0\x02" + data[12:], "has format 2, and this release reads format 1"),
+        (lambda data: data[:-1] + bytes([data[-1] ^ 1]), "its checksum is wrong"),
+    ],
+)
+def test_a_torn_or_alien_file_is_an_error_that_names_it(tmp_path, change, complaint):
+    path = tmp_path / "state"
+    file = StateFile(str(path))
+    file.write(3, b"three")
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(StateFileError, match=complaint) as caught:
+        file.read()
+    assert str(path) in str(caught.value)
+
+
+def test_a_file_that_others_could_have_written_is_not_read(tmp_path):
+    file = StateFile(str(tmp_path / "state"))
+    file.write(3, b"three")
+    (tmp_path / "state").chmod(0o620)
+    with pytest.raises(StateFileError, match="chmod 600"):
+        file.commits()
+    (tmp_path / "state").unlink()
+    (tmp_path / "state").mkdir(0o700)
+    with pytest.raises(StateFileError, match="it is a folder"):
+        file.commits()
+    (tmp_path / "state").rmdir()
+    os.mkfifo(tmp_path / "state", 0o600)
+    with pytest.raises(StateFileError, match="it is not a file"):
+        file.commits()
+
+
+def test_what_cannot_work_is_said_at_once(tmp_path):
+    state = elastic.ObjectState()
+    with pytest.raises(ValueError, match="there is no folder"):
+        state.persist(str(tmp_path / "missing" / "state"))
+    with pytest.raises(ValueError, match="every=0"):
+        state.persist(str(tmp_path / "state"), every=0)
+
+
+def train_and_persist(path: str, every: int, crash_at: int | None) -> list[object]:
+    import os
+    import signal
+
+    from counting import take_step
+
+    from horovodlike import basics, elastic
+    from horovodlike.elastic import _worker
+
+    basics.init()
+    begun_at = []
+
+    @elastic.run
+    def loop(state):
+        begun_at.append((state.step, state.commits))
+        while state.step < 12:
+            if state.step == crash_at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            take_step(state)
+            state.commit()
+
+    state = elastic.ObjectState(step=0, total=0, sums=[])
+    if path and (os.path.exists(path) or _worker.current().number == 0 or crash_at is not None):
+        state.persist(path, every)
+    loop(state)
+    return [begun_at[0], state.step, state.total, state.sums]
+
+
+@pytest.mark.parametrize(("every", "resumed"), [(1, 7), (3, 6)])
+def test_a_job_all_of_whose_processes_died_resumes_from_disk(tmp_path, every, resumed):
+    path = str(tmp_path / "state")
+    with ElasticJob(2, train_and_persist, path, every, 7) as job:
+        job.values(0, 1)
+    with ElasticJob(3, train_and_persist, path, every, None) as job:
+        total, sums = oracle(12)
+        assert job.values() == [[(resumed, resumed), 12, total, sums]] * 3
+
+
+def read_damaged(path: str) -> None:
+    from horovodlike import basics, elastic
+
+    basics.init()
+    state = elastic.ObjectState(step=0)
+    state.persist(path)
+    elastic.run(lambda state: None)(state)
+
+
+def test_a_job_does_not_begin_anew_where_its_file_is_damaged(tmp_path):
+    path = tmp_path / "state"
+    StateFile(str(path)).write(3, b"this is no pickle")
+    path.write_bytes(path.read_bytes()[:-1])
+    with ElasticJob(1, read_damaged, str(path)) as job:
+        job.values(0)
+        assert "StateFileError" in job.workers[0].error
+        assert str(path) in job.workers[0].error

@@ -10,6 +10,7 @@ import cloudpickle  # type: ignore[import-untyped]
 
 from horovodlike import basics
 from horovodlike._exchange import broadcast_object, highest
+from horovodlike._fault_points import reach
 from horovodlike.elastic import _membership
 from horovodlike.elastic._state_file import StateFile
 
@@ -84,7 +85,9 @@ class State:
         self.save()
         if self._file is not None and self._get_rank() == 0 and self._file.is_due(self.commits):
             self._file.write(self.commits, self.saved_to_bytes())
+        reach("commit")
         self.check_host_updates()
+        reach("step", self.commits)
 
     def check_host_updates(self) -> None:
         """Act upon changes of the job's members, without saving anything; as :meth:`commit` otherwise."""

@@ -39,7 +39,7 @@ RANK_SCRIPT = Path(__file__).with_name("elastic_rank.py")
 PICTURE = ROOT / "docs" / "elastic.png"
 PATIENCE_S = 120.0  # for anything that is waited for
 STEPS_BETWEEN = 20  # taken by all ranks before the next one is killed
-WINDOW_S = 0.5  # over which throughput is averaged
+WINDOW_S = 0.25  # over which throughput is averaged
 PHASES = {
     "detection": "broken",
     "re-rendezvous": "joined",
@@ -197,11 +197,12 @@ def draw(job: Job, kills: Sequence[Kill], path: Path) -> None:
     figure, (rates, sizes) = plt.subplots(
         2, 1, figsize=(10.4, 5.2), sharex=True, height_ratios=(3, 1), layout="constrained"
     )
-    windows = [index * WINDOW_S for index in range(int(times[-1] / WINDOW_S) + 1)]
-    per_window = [0.0] * len(windows)
+    per_window = [0.0] * (int(times[-1] / WINDOW_S) + 1)
     for at, (_, size) in zip(times, steps, strict=True):
         per_window[int(at / WINDOW_S)] += size / WINDOW_S
-    rates.plot([at + WINDOW_S / 2 for at in windows], per_window, color="#00798c", linewidth=1.2)
+    complete = per_window[:-1]
+    middles = [(index + 0.5) * WINDOW_S for index in range(len(complete))]
+    rates.plot(middles, complete, color="#00798c", linewidth=1.2, drawstyle="steps-mid")
     rates.set_ylabel("batches of all ranks per second")
     rates.set_ylim(bottom=0)
     sizes.step(times, [size for _, size in steps], where="post", color="#2e4057")

@@ -6,6 +6,7 @@ off can be heard as well. All hosts have the machine's clock, unless a test give
 
 from __future__ import annotations
 
+import itertools
 import json
 import multiprocessing
 import os
@@ -22,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from collectives import allreduce, enqueue  # noqa: E402
 
 from cluster.namespaces import wait_until  # noqa: E402
-from horovodlike import basics, ops, watching  # noqa: E402
+from horovodlike import basics, ops, testing, watching  # noqa: E402
 from horovodlike.ops import Kind  # noqa: E402
 
 
@@ -37,9 +38,10 @@ class Diary:
 
 
 def reduce(diary: Diary, folder: Path, length: str) -> None:
-    """Reduce for ever."""
+    """Reduce for ever. Each time is a step of a fault plan."""
     array = np.ones(int(length), np.float32)
-    while True:
+    for step in itertools.count():
+        testing.reach("step", step)
         array.fill(1.0)
         allreduce("big", array)
         assert (array == basics.size()).all()

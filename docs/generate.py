@@ -48,6 +48,7 @@ MODULES = (
     "horovodlike.torch",
     "horovodlike",
     "horovodlike.data",
+    "horovodlike.elastic",
     "horovodlike.testing",
     "horovodlike.compat",
     "horovodlike.errors",

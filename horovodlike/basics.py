@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from horovodlike import _stacks, ops
+from horovodlike import _engine_options, _stacks, ops
 from horovodlike import config as config_module
 from horovodlike._fault_points import reach
 from horovodlike._native import ffi, lib
@@ -173,10 +173,12 @@ def _join(comm: Any, settings: Config, key: JobKey | None = None) -> None:
     check_comm(comm)
     library = _load_mpi(settings)
     reach("rendezvous")
-    with rendezvous.establish(settings, lambda place: _segment_bytes(settings, place), key=key) as joined:
-        native = _native_config(settings, joined.place, joined.processors)
+    with rendezvous.establish(
+        settings, lambda place: _engine_options.segment_bytes(settings, place), key=key
+    ) as joined:
+        native = _engine_options.describe(settings, joined.place, joined.processors)
         native.external = _connect_mpi(library, settings, joined)
-        _start_engine(settings, native, joined)
+        _engine_options.start(settings, native, joined)
         try:
             joined.confirm()
         except BaseException:
@@ -231,89 +233,6 @@ def _log_what_is_ignored(settings: Config, place: Place) -> None:
     if place.rank == 0 and settings.log_level in ("trace", "debug"):
         for line in config_module.without_effect(os.environ):
             print(f"horovodlike debug: {line}", file=sys.stderr)
-
-
-def _segment_bytes(settings: Config, place: Place) -> int:
-    return int(lib.hvl_segment_bytes(_native_config(settings, place, processors=1)))
-
-
-def _start_engine(settings: Config, native: Any, joined: Membership) -> None:
-    kept = [_describe_hosts(native, joined)]  # memory that lives as long as it is pointed to
-    pids = ffi.new("int32_t[]", joined.pids)
-    native.local_pids = pids if joined.place.local_size > 1 else ffi.NULL
-    native.segment_fd = joined.segment_fd
-    native.fan_out = settings.fan_out
-    folder = ffi.new("char[]", os.fsencode(settings.flight_recorder))
-    native.flight_recorder_folder = folder
-    autotune_log = ffi.new("char[]", os.fsencode(settings.autotune_log))
-    native.autotune_log = autotune_log
-    ops.check(lib.hvl_init(native))
-    kept.clear()
-    joined.close_descriptors()
-
-
-def _describe_hosts(native: Any, joined: Membership) -> list[Any]:
-    """Write into the engine's options what a job of several hosts needs; return the memory that they point to."""
-    if joined.bells is None:  # one host
-        return []
-    names = [ffi.new("char[]", os.fsencode(name)) for name in joined.host_names]
-    connections = ffi.new("hvl_connection[]", len(joined.connections))
-    for entry, connection in zip(connections, joined.connections, strict=True):
-        entry.fd, entry.rank, entry.use = connection.socket.fileno(), connection.rank, connection.use
-        ffi.memmove(entry.send_key, connection.keys.send.reveal(), lib.HVL_KEY_BYTES)
-        ffi.memmove(entry.receive_key, connection.keys.receive.reveal(), lib.HVL_KEY_BYTES)
-    native.hosts = hosts = ffi.new("int32_t[]", joined.hosts)
-    native.host_names = pointers = ffi.new("char *[]", names)
-    native.connections, native.num_connections = connections, len(joined.connections)
-    native.bell_fd = joined.bells.own
-    native.bell_fds = bells = ffi.new("int32_t[]", joined.bells.ends)
-    return [*names, connections, hosts, pointers, bells]
-
-
-def _overlaps(settings: Config, place: Place, processors: int) -> bool:
-    if settings.overlap != "auto":
-        return settings.overlap == "always"
-    # Do the framework's threads of this host's ranks leave a processor to the engines?
-    threads = os.environ.get("OMP_NUM_THREADS", "")
-    # Where nobody tells them, frameworks start as many as the process has processors.
-    per_rank = int(threads) if threads.isdigit() else len(os.sched_getaffinity(0))
-    return place.local_size * max(per_rank, 1) < processors
-
-
-def _native_config(settings: Config, place: Place, processors: int) -> Any:
-    warning_time = 0.0 if settings.stall_check_disable else settings.stall_check_time_seconds
-    return ffi.new(
-        "hvl_config *",
-        {
-            "abi_version": lib.HVL_ABI_VERSION,
-            "rank": place.rank,
-            "size": place.size,
-            "local_rank": place.local_rank,
-            "local_size": place.local_size,
-            "cross_rank": place.cross_rank,
-            "cross_size": place.cross_size,
-            "segment_fd": -1,
-            "bell_fd": -1,
-            "processors": processors,
-            "slot_bytes": settings.slot_bytes,
-            "slot_depth": settings.slot_depth,
-            "fusion_threshold": settings.fusion_threshold,
-            "cycle_time": settings.cycle_time / 1000.0,
-            "overlap": _overlaps(settings, place, processors),
-            "cache_capacity": settings.cache_capacity,
-            "stall_warning_time": warning_time,
-            "stall_shutdown_time": settings.stall_shutdown_time_seconds,
-            "flight_recorder_size": settings.flight_recorder_size,
-            "autotune": settings.autotune,
-            "autotune_fusion_threshold": not config_module.is_set("fusion_threshold", os.environ),
-            "autotune_cycle_time": not config_module.is_set("cycle_time", os.environ),
-            "autotune_warmup_samples": settings.autotune_warmup_samples,
-            "autotune_steps_per_sample": settings.autotune_steps_per_sample,
-            "average_counts_joined": settings.join_average == "all",
-            "hierarchical_adasum": settings.hierarchical_adasum,
-            "log_level": config_module.LOG_LEVELS.index(settings.log_level),
-        },
-    )
 
 
 def shutdown() -> None:

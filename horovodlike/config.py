@@ -303,7 +303,8 @@ _REASONS: dict[str, tuple[str, ...]] = {
     "hvdrun --bind-to binds ranks; the engine's thread needs no core of its own": ("THREAD_AFFINITY",),
     "process sets can always be added": ("DYNAMIC_PROCESS_SETS",),
     "collectives cannot be part of what XLA compiles": ("ENABLE_XLA_OPS",),
-    "elastic training is not supported yet": ("ELASTIC", "ELASTIC_TIMEOUT"),
+    "a job is elastic if hvdrun says so": ("ELASTIC",),
+    "elastic training is not supported yet": ("ELASTIC_TIMEOUT",),
     "messages have no time": ("LOG_HIDE_TIME",),
 }
 WITHOUT_EFFECT: dict[str, str] = {f"HOROVOD_{name}": reason for reason, names in _REASONS.items() for name in names}

@@ -12,7 +12,7 @@ from horovodlike._fault_points import reach
 from horovodlike.elastic import _worker
 from horovodlike.elastic._membership import agree_to_start
 from horovodlike.elastic._state import State
-from horovodlike.errors import HorovodInternalError, HostsUpdatedInterrupt
+from horovodlike.errors import HorovodInternalError, HostsUpdatedInterrupt, MismatchError
 
 __all__ = ["run"]
 
@@ -31,6 +31,7 @@ def run(func: Callable[..., Result]) -> Callable[..., Result]:
 
     Raises:
         HorovodInternalError: The job is broken and has no driver.
+        MismatchError: The ranks disagree about a tensor, and did so before, without a commit in between.
         RendezvousError: The driver is lost.
         SystemExit: This worker is not needed any more, or was asked to leave (status 0); or the job has ended.
         ValueError: ``init()`` was not called.
@@ -60,6 +61,7 @@ def _train(
     kwargs: dict[str, Any],
 ) -> Result:
     needs_sync, is_first = True, True
+    last_mismatch: tuple[int, str] | None = None
     while True:
         try:
             _begin(state, needs_sync, is_first)
@@ -67,6 +69,10 @@ def _train(
         except HorovodInternalError as error:
             if worker is None:
                 raise _explain(error) from error
+            mismatch = (state.commits, str(error)) if isinstance(error, MismatchError) else None
+            if mismatch is not None and mismatch == last_mismatch:
+                raise  # the script's mistake, which would come again and again
+            last_mismatch = mismatch
             worker.explain("broken", str(error))
             state.restore()
             needs_sync = True

@@ -2,38 +2,47 @@
 
 from __future__ import annotations
 
-from horovodlike import basics
+from dataclasses import dataclass
+
 from horovodlike._exchange import highest
 from horovodlike.elastic import _worker
-from horovodlike.errors import HostsUpdatedInterrupt
 
-__all__ = ["act_upon_changes", "agree_to_start"]
+__all__ = ["Agreement", "agree_on_changes", "agree_to_start"]
 
 
-def act_upon_changes(changed: bool, added: bool) -> None:
-    """Have all ranks interrupt the training at the same point, if one of them knows a reason. Collective.
+@dataclass(frozen=True)
+class Agreement:
+    """What comes after a commit.
+
+    Attributes:
+        goes_on: The training goes on with the members that there are; equal on all ranks, as is what follows.
+        adds: New members are to come.
+        leaves: This process has been asked to leave, and all ranks know that somebody does.
+    """
+
+    goes_on: bool
+    adds: bool
+    leaves: bool
+
+
+def agree_on_changes(changed: bool, added: bool) -> Agreement:
+    """Find out whether any rank knows a reason to change the members. Collective.
 
     Args:
-        changed: Whether this rank knows of a change, apart from what the driver says.
-        added: Whether something was added.
+        changed: Whether this rank knows one, apart from what the driver has said and from SIGTERM.
+        added: Whether it is that something was added.
 
     Raises:
-        HostsUpdatedInterrupt: There is a reason.
         HorovodInternalError: The job is broken.
-        SystemExit: This process has been asked to leave, and now all know.
     """
     worker = _worker.current()
-    leaving = False
+    leaves = False
     if worker is not None:
         wants_change, wants_to_add = worker.changes()
         changed, added = changed or wants_change, added or wants_to_add
-        leaving = worker.preemption.noted
-    any_change, any_added, any_leaving = highest("horovodlike.elastic.commit", [changed, added, leaving])
-    if worker is not None and leaving:
-        basics.shutdown()
-        worker.leave()
-    if any_change or any_leaving:
-        raise HostsUpdatedInterrupt(skip_sync=not any_added)
+        leaves = worker.preemption.noted
+    any_change, any_added, any_leaves = highest("horovodlike.elastic.commit", [changed, added, leaves])
+    return Agreement(goes_on=not (any_change or any_leaves), adds=bool(any_added), leaves=leaves)
 
 
 def agree_to_start(needs_sync: bool, commits: int) -> tuple[bool, bool]:
@@ -42,5 +51,5 @@ def agree_to_start(needs_sync: bool, commits: int) -> tuple[bool, bool]:
     Raises:
         HorovodInternalError: The job is broken.
     """
-    agreed = highest("horovodlike.elastic.start", [needs_sync, commits])
-    return bool(agreed[0]), bool(agreed[1])
+    needs, most_commits = highest("horovodlike.elastic.start", [needs_sync, commits])
+    return bool(needs), bool(most_commits)

@@ -11,8 +11,9 @@ import cloudpickle  # type: ignore[import-untyped]
 from horovodlike import basics
 from horovodlike._exchange import broadcast_object, highest
 from horovodlike._fault_points import reach
-from horovodlike.elastic import _membership
+from horovodlike.elastic import _membership, _worker
 from horovodlike.elastic._state_file import StateFile
+from horovodlike.errors import HostsUpdatedInterrupt
 
 __all__ = ["ObjectState", "State"]
 
@@ -83,15 +84,28 @@ class State:
         """
         self.commits += 1
         self.save()
-        if self._file is not None and self._get_rank() == 0 and self._file.is_due(self.commits):
-            self._file.write(self.commits, self.saved_to_bytes())
+        if self._file is not None and self._file.is_due(self.commits):
+            self._write(self._file)
         reach("commit")
         self.check_host_updates()
         reach("step", self.commits)
 
     def check_host_updates(self) -> None:
         """Act upon changes of the job's members, without saving anything; as :meth:`commit` otherwise."""
-        _membership.act_upon_changes(bool(self._updates), bool(self._updates & _ADDED))
+        agreed = _membership.agree_on_changes(bool(self._updates), bool(self._updates & _ADDED))
+        if agreed.goes_on:
+            return
+        if self._file is not None and self.commits:
+            self._write(self._file)  # all may have been asked to leave
+        worker = _worker.current()
+        if agreed.leaves and worker is not None:
+            basics.shutdown()
+            worker.leave()
+        raise HostsUpdatedInterrupt(skip_sync=not agreed.adds)
+
+    def _write(self, file: StateFile) -> None:
+        if self._get_rank() == 0 and file.written != self.commits:
+            file.write(self.commits, self.saved_to_bytes())
 
     def elect_root(self) -> int:
         """Return the rank whose state the others take: of those with the most commits the lowest. Collective.
@@ -105,8 +119,9 @@ class State:
         """Write commits to disk as well, so that a job all of whose processes have died resumes there.
 
         Call it on all ranks, before the function that :func:`run` has wrapped. Rank 0 writes, before :meth:`commit`
-        returns anywhere. Where no rank has seen a commit when that function begins, the file is read by the ranks
-        that have it, and the one with the most commits counts.
+        returns anywhere, and also what is not due when the members of the job change. Where no rank has seen a commit
+        when that function begins, the file is read by the ranks that have it, and the one with the most commits counts.
+        It stays when the training has come to its end: remove it to begin anew.
 
         Args:
             path: The file, in a folder that the later rank 0 can read as well. It is replaced as a whole, so it always

@@ -18,12 +18,18 @@ _HEAD = struct.Struct(">8sIQQ32s")  # magic, version, commits, length of what fo
 
 
 class StateFile:
-    """The file that :meth:`State.persist` names. Written by one process at a time."""
+    """The file that :meth:`State.persist` names. Written by one process at a time.
+
+    Attributes:
+        path: Where it is.
+        written: The commits of what this process has written last; 0 before.
+    """
 
     def __init__(self, path: str, every: int = 1) -> None:
         if every < 1:
             raise ValueError(f"every={every}: write each commit (1), each second one (2) and so on")
         self.path = os.path.abspath(path)
+        self.written = 0
         self._every = every
         self._folder = os.path.dirname(self.path)
         if not os.path.isdir(self._folder):
@@ -59,6 +65,7 @@ class StateFile:
             os.fsync(folder)
         finally:
             os.close(folder)
+        self.written = commits
 
     def commits(self) -> int:
         """How many commits the state in the file has seen; 0 if there is no file.

@@ -59,6 +59,7 @@ def train(faults: list[tuple[int, int, str]], steps: int, size: int = 0) -> dict
     mine = {(step, point) for worker, step, point in faults if worker == number}
     executed: list[int] = []
     begins: list[tuple[int, int]] = []  # the step and the number of ranks each time
+    doomed = False
     syncs = 0
     committed = 0
 
@@ -73,9 +74,13 @@ def train(faults: list[tuple[int, int, str]], steps: int, size: int = 0) -> dict
             os.kill(os.getpid(), signal.SIGKILL)
 
     def fail_later(step: int) -> None:
+        nonlocal doomed
         for fault_step, point in mine:
             if fault_step == step and point.startswith("after "):
+                doomed = True
                 threading.Timer(float(point[6:]), os.kill, (os.getpid(), signal.SIGKILL)).start()
+        if doomed and step + 1 == steps:
+            threading.Event().wait()  # the end must not come first
 
     @elastic.run
     def loop(state):

@@ -69,9 +69,10 @@ class ElasticJob:
     Args:
         size: How many there are at first.
         fn: The function; it gets the arguments.
+        nodes: How many hosts they believe to be on, in turn.
     """
 
-    def __init__(self, size: int, fn: Callable[..., Any], *args: Any, settings: dict[str, str] | None = None) -> None:
+    def __init__(self, size: int, fn: Callable[..., Any], *args: Any, nodes: int = 1) -> None:
         module = sys.modules[fn.__module__]
         cloudpickle.register_pickle_by_value(module)
         try:
@@ -83,7 +84,7 @@ class ElasticJob:
         self.members: list[Worker] = []  # of the last generation, by rank
         self.sizes: list[int] = []  # of all generations
         self.hold = False  # form no generation
-        self._settings = settings or {}
+        self._nodes = nodes
         self._first_size = size
         self._changes = 0
         self._key = JobKey.random()
@@ -213,10 +214,9 @@ class ElasticJob:
             "HOROVODLIKE_DRIVER_PORT": str(self._listener.getsockname()[1]),
             "HOROVODLIKE_SECRET_KEY": self._key.hex(),
             "HOROVODLIKE_JOB_ID": self._job,
-            "HOROVODLIKE_NODE_ID": f"{self._job}-node",
+            "HOROVODLIKE_NODE_ID": f"{self._job}-node{number % self._nodes}",
             "OMP_NUM_THREADS": "1",
             "PYTHONUNBUFFERED": "1",
-            **self._settings,
         }
         process = subprocess.Popen(
             [sys.executable, "-u", __file__, str(theirs.fileno())],
@@ -328,12 +328,20 @@ class ElasticJob:
             self._say(member, {"place": {"generation": self.generation, "variables": self._variables(rank)}})
 
     def _variables(self, rank: int) -> dict[str, str]:
-        size = str(len(self.members))
-        place = {"RANK": str(rank), "SIZE": size, "LOCAL_RANK": str(rank), "LOCAL_SIZE": size}
-        place |= {"CROSS_RANK": "0", "CROSS_SIZE": "1"}
+        nodes = [member.number % self._nodes for member in self.members]
+        locals_ = [nodes[:each].count(nodes[each]) for each in range(len(nodes))]
+        across = [nodes[each] for each in range(len(nodes)) if locals_[each] == locals_[rank]]
+        place = {
+            "RANK": rank,
+            "SIZE": len(nodes),
+            "LOCAL_RANK": locals_[rank],
+            "LOCAL_SIZE": nodes.count(nodes[rank]),
+            "CROSS_RANK": across.index(nodes[rank]),
+            "CROSS_SIZE": len(across),
+        }
         assert self._server is not None
         return {
-            **{f"{prefix}_{name}": value for name, value in place.items() for prefix in ("HOROVODLIKE", "HOROVOD")},
+            **{f"{prefix}_{name}": str(place[name]) for name in place for prefix in ("HOROVODLIKE", "HOROVOD")},
             "HOROVODLIKE_RENDEZVOUS_ADDR": "127.0.0.1",
             "HOROVODLIKE_RENDEZVOUS_PORT": str(self._server.port),
             "HOROVODLIKE_GENERATION": str(self.generation),

@@ -57,7 +57,7 @@ def _die_while_they_meet(victim: int, at: str) -> int:
     import os
     import signal
 
-    from horovodlike import basics, elastic
+    from horovodlike import _engine_options, basics, elastic
     from horovodlike.elastic import _worker
     from horovodlike.rendezvous import Membership
 
@@ -74,7 +74,7 @@ def _die_while_they_meet(victim: int, at: str) -> int:
                 if at == "before":
                     worker.take_place = die
                 elif at == "there":
-                    basics._segment_bytes = die
+                    _engine_options.segment_bytes = die
                 else:
                     Membership.confirm = die
             state.on_hosts_updated(0, 1)

@@ -42,6 +42,18 @@ def test_one_after_the_other_until_one_is_left():
         assert job.sizes == [4, 3, 2, 1]
 
 
+@pytest.mark.parametrize("victim", [0, 3])
+def test_a_worker_of_several_hosts_is_killed(victim):
+    with ElasticJob(4, train, [(victim, 7, "after 0.001")], 40, nodes=2) as job:
+        check(job.values(victim), 3)
+        assert job.sizes == [4, 3]
+
+
+def test_all_workers_of_a_host_are_killed():
+    with ElasticJob(4, train, [(0, 7, "commit"), (2, 7, "commit")], 15, nodes=2) as job:
+        check(job.values(0, 2), 2)
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_killed_at_random_times(seed):
     chance = random.Random(seed)

@@ -240,6 +240,32 @@ def test_an_exception_passes_through_and_the_others_go_on_without_that_rank():
         assert job.sizes == [3, 2]
 
 
+def _disagree(for_ever: bool) -> int:
+    import numpy as np
+    from collectives import allreduce
+
+    from horovodlike import basics, elastic
+
+    basics.init()
+
+    @elastic.run
+    def loop(state):
+        differs = basics.rank() if for_ever or basics.generation() == 1 else 0
+        allreduce("x", np.ones(3 + differs))
+        return basics.generation()
+
+    return loop(elastic.ObjectState())
+
+
+def test_a_disagreement_that_comes_again_is_raised():
+    with ElasticJob(2, _disagree, True) as job:
+        job.values(0, 1)
+        assert any("MismatchError" in worker.error for worker in job.workers)
+        assert job.sizes[:2] == [2, 2]
+    with ElasticJob(2, _disagree, False) as job:
+        assert job.values() == [2, 2]
+
+
 def _with_process_sets() -> list[tuple[object, object]]:
     import os
     import signal

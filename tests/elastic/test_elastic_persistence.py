@@ -130,6 +130,37 @@ def test_a_job_all_of_whose_processes_died_resumes_from_disk(tmp_path, every, re
         assert job.values() == [[(resumed, resumed), 12, total, sums]] * 3
 
 
+def train_until_asked_to_leave(path: str) -> None:
+    import os
+    import signal
+
+    from counting import take_step
+
+    from horovodlike import basics, elastic
+
+    basics.init()
+
+    @elastic.run
+    def loop(state):
+        while True:
+            take_step(state)
+            if state.step == 5:
+                os.kill(os.getpid(), signal.SIGTERM)
+            state.commit()
+
+    state = elastic.ObjectState(step=0, total=0, sums=[])
+    state.persist(path, every=1000)
+    loop(state)
+
+
+def test_the_last_commit_is_on_disk_when_all_have_been_asked_to_leave(tmp_path):
+    path = str(tmp_path / "state")
+    with ElasticJob(2, train_until_asked_to_leave, path) as job:
+        job.finish()
+        assert [worker.process.returncode for worker in job.workers] == [0, 0]
+    assert StateFile(path).commits() == 5
+
+
 def read_damaged(path: str) -> None:
     from horovodlike import basics, elastic
 

@@ -261,6 +261,20 @@ class Config:
         maximum=16,
         same_on_all_ranks=True,
     )
+    elastic_timeout: float = _row(
+        600.0,
+        "Elastic jobs: how long the job waits for enough workers before it ends.",
+        unit="s",
+        above=0,
+        horovod=True,
+    )
+    heartbeat_timeout: float = _row(
+        5.0,
+        "Elastic jobs: how long a worker may be stopped, or another host silent, before it counts as lost.",
+        unit="s",
+        minimum=1,
+        maximum=86400,
+    )
     fan_out: int = _row(
         16,
         "To how many other hosts a host passes on what the ranks agree about; hosts form a tree.",
@@ -303,8 +317,7 @@ _REASONS: dict[str, tuple[str, ...]] = {
     "hvdrun --bind-to binds ranks; the engine's thread needs no core of its own": ("THREAD_AFFINITY",),
     "process sets can always be added": ("DYNAMIC_PROCESS_SETS",),
     "collectives cannot be part of what XLA compiles": ("ENABLE_XLA_OPS",),
-    "a job is elastic if hvdrun says so": ("ELASTIC",),
-    "elastic training is not supported yet": ("ELASTIC_TIMEOUT",),
+    "hvdrun sets it for the workers of an elastic job": ("ELASTIC",),
     "messages have no time": ("LOG_HIDE_TIME",),
 }
 WITHOUT_EFFECT: dict[str, str] = {f"HOROVOD_{name}": reason for reason, names in _REASONS.items() for name in names}

@@ -4,8 +4,9 @@ The way of a job, one module each:
 
 ==================== ===================================================================================================
 ``cli``              arguments and environment to a :class:`~horovodlike.launcher.spec.JobSpec`
+``elastic_options``  the flags of elastic jobs
 ``options``          the flags and configuration-file keys that stand for settings of ``horovodlike.config``
-``horovod_options``  what of ``horovodrun``'s options has no effect, or is refused
+``horovod_options``  what of ``horovodrun``'s options has no effect
 ``where``            on which hosts the job runs; ``schedulers`` knows those of Slurm, LSF and PBS
 ``hosts``            pure: lists of hosts, and which ranks each host gets
 ``command``          what the user typed to what is executed; ``interpreter`` takes a command line of Python apart
@@ -21,7 +22,7 @@ The way of a job, one module each:
 ``node_link``        the connections between these launchers
 ``relay``            what those of other nodes than the first do
 ``job``              watches over a job through one agent per host; ``wakeup`` brings it signals
-``link``             the connection to an agent
+``links``            the connections to all agents: whom to listen to, and who is silent; ``link`` is one of them
 ``verdict``          pure: which rank is to blame, and the exit code
 ``output``           prefixes, files and last lines; ``printer`` keeps ranks' lines apart, ``writer`` never blocks
 ``agent``            runs on each host: starts its ranks, forwards what they write, and ends them with the connection

@@ -43,6 +43,7 @@ from horovodlike.launcher.process import (
     send_signal,
     signal_descendants,
     spawn,
+    stops,
 )
 
 GRACE_S = 5.0
@@ -71,6 +72,7 @@ class Agent:
         self._outgoing = bytearray()
         self._lost = False
         self._started = False
+        self._elastic = False  # ranks come and go, and are the workers of the job
         self._rank_of: dict[int, int] = {}  # process id -> rank, of those that run
         self._streams: dict[int, tuple[int, Kind]] = {}  # descriptor -> rank, stream
         self._paused = False
@@ -95,7 +97,7 @@ class Agent:
         """Serves until the job is over and nothing is left of it; returns the exit code."""
         while True:
             alive = self._reap()
-            over = not alive and (self._started or self._lost)
+            over = not alive and (self._lost or (self._started and (self._ending or not self._elastic)))
             if over:
                 for descriptor in list(self._streams):
                     self._drain(descriptor)
@@ -182,7 +184,10 @@ class Agent:
                 self._end(0.0)
         elif frame.kind is Kind.SIGNAL:
             self._pass_on(frame.number, decode_seconds(frame.payload))
+        elif frame.kind is Kind.SIGNAL_RANK:
+            self._signal_rank(frame.number, int(frame.payload))
         elif frame.kind is Kind.END:
+            self._started = True  # there is nothing more to come
             self._end(decode_seconds(frame.payload))
         elif frame.kind is Kind.KILL:
             self._kill_at = time.monotonic()
@@ -207,6 +212,7 @@ class Agent:
         names, prefixes = ([to_native(text) for text in plan[key]] for key in ("own_names", "own_prefixes"))
         own = {name: value for name, value in os.environb.items() if name in names or name.startswith(tuple(prefixes))}
         common = own | {to_native(name): to_native(value) for name, value in plan["environ"].items()}
+        self._elastic = plan["elastic"]
         for entry in plan["ranks"]:
             environ = {**common, **{to_native(name): to_native(value) for name, value in entry["environ"].items()}}
             self._start_rank(
@@ -306,9 +312,23 @@ class Agent:
             for descriptor in [fd for fd, (owner, _) in self._streams.items() if owner == rank]:
                 self._drain(descriptor)
             self._send(Kind.EXITED, rank, encode_exit(pid, status))
-        if alive and self._started and not self._rank_of:
+            if self._elastic:
+                send_signal(-pid, signal.SIGTERM)  # its helpers, which whoever takes its place has for itself
+        if self._elastic:
+            self._tell_stops()
+        elif alive and self._started and not self._rank_of:
             self._end(GRACE_S)  # the ranks have left something running
         return alive
+
+    def _tell_stops(self) -> None:
+        for pid, stopped in stops():
+            if pid in self._rank_of:
+                self._send(Kind.STOPPED if stopped else Kind.CONTINUED, self._rank_of[pid], b"")
+
+    def _signal_rank(self, rank: int, signum: int) -> None:
+        for pid in [pid for pid, owner in self._rank_of.items() if owner == rank]:
+            send_signal(pid, signum)
+            send_signal(pid, signal.SIGCONT)
 
     def _pass_on(self, signum: int, grace: float) -> None:
         for pid in self._rank_of:

@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 from horovodlike import config
 from horovodlike.errors import ConfigError, RendezvousError
-from horovodlike.launcher import horovod_options, options
+from horovodlike.launcher import elastic_options, horovod_options, options
 from horovodlike.launcher.command import resolve_command, with_horovod_names
 from horovodlike.launcher.errors import HostsError, UsageError
 from horovodlike.launcher.nodes import find_nodes
@@ -33,6 +33,7 @@ _EPILOG = """examples:
   hvdrun -H node-1:4,node-2:4 python train.py
   hvdrun --mpi -np 4 python train.py
   hvdrun -H node-1:4,node-2:4 --selftest
+  hvdrun -np 4 --min-np 2 --max-np 8 --host-discovery-script ./hosts.sh python train.py
   hvdrun --compat -np 2 python written_for_horovod.py
 
 Options stand before the command. They win over the configuration file, which wins over the environment.
@@ -92,6 +93,7 @@ def _make_parser(program: str, compat: bool) -> argparse.ArgumentParser:
     )
     _add_host_arguments(parser)
     _add_mpi_arguments(parser)
+    elastic_options.add_arguments(parser)
     options.add_arguments(parser)
     if compat:
         horovod_options.add_arguments(parser)
@@ -241,8 +243,16 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], program: str = "hvdru
         values = config.load({**environ, **settings})
     except ConfigError as error:
         raise UsageError(str(error)) from None
+    settings |= elastic_options.fault_plan(arguments.chaos)
     nodes = find_nodes(arguments, environ)
-    where = find_hosts(arguments.hosts, arguments.hostfile, number, environ) if nodes is None else Where(number)
+    elastic = elastic_options.find_elastic(arguments, values)
+    if elastic is not None:
+        number = elastic.min_np if number is None else number
+        settings[config.SETTINGS["network_timeout"].variable] = f"{values.heartbeat_timeout:g}"
+    anywhere = nodes is not None or (elastic is not None and elastic.discovery_script is not None)
+    where = Where(number) if anywhere else find_hosts(arguments.hosts, arguments.hostfile, number, environ)
+    if elastic is not None and number is None and where.num_proc is not None and elastic.max_np is not None:
+        where = replace(where, num_proc=min(where.num_proc, elastic.max_np))
     if arguments.selftest:
         if command:
             raise UsageError(f"--selftest runs a program of its own: leave out {command[0]}")
@@ -258,6 +268,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], program: str = "hvdru
         here=where.here,
         remote=_remote(arguments, where.slurm, where.cpus),
         nodes=nodes,
+        elastic=elastic,
         start_timeout=values.start_timeout,
         network_timeout=values.network_timeout,
         network_interface=values.network_interface,
@@ -291,6 +302,10 @@ def main(argv: Sequence[str] | None = None, program: str = "hvdrun") -> int:
 
             return run_nodes(spec, spec.nodes, command, os.environ, reasons).exit_code
 
+        if spec.elastic is not None:
+            from horovodlike.launcher.elastic.run_elastic import run_elastic
+
+            return run_elastic(spec, spec.elastic, command, os.environ, take_signals=True, reasons=reasons).exit_code
         if spec.mpi:
             from horovodlike.launcher.backends.mpirun import run_mpirun
 

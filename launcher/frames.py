@@ -28,7 +28,8 @@ class Kind(enum.IntEnum):
     TASK = 1
     """A piece of the file that every rank can read; before START."""
     START = 2
-    """The ranks to start, as :func:`encode_text` of a dictionary."""
+    """The ranks to start, as :func:`encode_text` of a dictionary; it may come again. If the job is elastic, the agent
+    stays while no rank runs."""
     SIGNAL = 3
     """Pass the signal (the number) on to the ranks, and kill everything after the seconds in the payload."""
     END = 4
@@ -37,6 +38,8 @@ class Kind(enum.IntEnum):
     """SIGKILL to the whole tree."""
     DESCRIBE = 6
     """Asks for DESCRIPTION; the payload is an :func:`encode_text` of what the job needs there."""
+    SIGNAL_RANK = 7
+    """Send one rank a signal; the payload is the signal's number."""
     # From the launcher of the first node to that of another one.
     PLACE = 8
     """Which ranks the node has and where they meet, as :func:`encode_text` of a dictionary."""
@@ -55,6 +58,9 @@ class Kind(enum.IntEnum):
     """The agent could not do its work; the payload says why."""
     DESCRIPTION = 22
     """After MAGIC: what the host has and what it lacks, as :func:`encode_text` of a dictionary."""
+    STOPPED = 29
+    CONTINUED = 30
+    """A rank of a job that is elastic was stopped by a signal, or goes on."""
     # From the launcher of a node to that of the first one, besides what its agent says.
     JOIN = 24
     """The node takes part; the payload is an :func:`encode_text` of how."""

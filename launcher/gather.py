@@ -14,7 +14,15 @@ from horovodlike.launcher.link import AgentLink, start_local_agent, start_remote
 from horovodlike.launcher.remote import explain_failure, remote_command
 from horovodlike.launcher.spec import JobSpec
 
-__all__ = ["describe_hosts", "start_agents"]
+__all__ = [
+    "ask_for_description",
+    "describe_hosts",
+    "explain_delay",
+    "read_description",
+    "receive_answer",
+    "start_agent",
+    "start_agents",
+]
 
 
 def start_agents(
@@ -33,16 +41,28 @@ def start_agents(
     links: list[AgentLink] = []
     on_exit(functools.partial(_close, links))
     for placement in placements:
-        if placement.name == spec.here:
-            link = start_local_agent()
-        else:
-            command = remote_command(placement.name, spec.remote, spec.start_timeout)
-            try:
-                link = start_remote_agent(command, placement.name)
-            except FileNotFoundError:
-                raise HostsError(f"{command[0]} is not installed here: it starts what runs on other hosts") from None
-        links.append(link)
+        links.append(start_agent(spec, placement.name, placement.name == spec.here))
     return links
+
+
+def start_agent(spec: JobSpec, host: str, here: bool) -> AgentLink:
+    """Starts the agent of one host; does not wait for it.
+
+    Args:
+        spec: The job.
+        host: The host.
+        here: It is this machine.
+
+    Raises:
+        HostsError: There is no ssh.
+    """
+    if here:
+        return start_local_agent()
+    command = remote_command(host, spec.remote, spec.start_timeout)
+    try:
+        return start_remote_agent(command, host)
+    except FileNotFoundError:
+        raise HostsError(f"{command[0]} is not installed here: it starts what runs on other hosts") from None
 
 
 def _close(links: Sequence[AgentLink]) -> None:
@@ -68,8 +88,7 @@ def describe_hosts(spec: JobSpec, links: Sequence[AgentLink], program: str) -> d
     """
     waiting = {link.host: link for link in links if link.host is not None}
     for link in waiting.values():
-        link.send(Kind.DESCRIBE, 0, encode_text(encode_needs(os.getcwd(), program)))
-        link.send(Kind.ALIVE, 0, encode_seconds(spec.start_timeout + spec.network_timeout))
+        ask_for_description(link, spec, program)
     found: dict[str, Description] = {}
     failed: dict[str, str] = {}
     readable: set[str] = set()
@@ -82,25 +101,36 @@ def describe_hosts(spec: JobSpec, links: Sequence[AgentLink], program: str) -> d
                 key.data()
             while readable:
                 host = readable.pop()
-                answer = _receive(waiting[host])
+                answer = receive_answer(waiting[host])
                 if answer is None:
                     continue
                 waiting[host].unwatch(selector)
                 try:
-                    found[host] = _read(answer, waiting.pop(host), spec)
+                    found[host] = read_description(answer, waiting.pop(host), spec)
                 except HostsError as error:
                     failed[host] = str(error)
     for host, link in waiting.items():
         link.kill()
-        said = f" ({'; '.join(link.last_words)})" if link.last_words else ""
-        failed[host] = f"it has not answered within {spec.start_timeout:g} s{said}; raise --start-timeout if need be"
+        failed[host] = explain_delay(link, spec)
     if failed:
         lines = [f"  {host}: {failed[host]}" for host in (link.host for link in links) if host in failed]
         raise HostsError("\n".join([f"{len(failed)} of {len(links)} hosts cannot take part:", *lines]))
     return found
 
 
-def _receive(link: AgentLink) -> list[Frame] | Exception | None:
+def ask_for_description(link: AgentLink, spec: JobSpec, program: str) -> None:
+    """Asks the agent of another host what there is; it ends by itself if it hears no more."""
+    link.send(Kind.DESCRIBE, 0, encode_text(encode_needs(os.getcwd(), program)))
+    link.send(Kind.ALIVE, 0, encode_seconds(spec.start_timeout + spec.network_timeout))
+
+
+def explain_delay(link: AgentLink, spec: JobSpec) -> str:
+    """What is wrong with a host that has not answered."""
+    said = f" ({'; '.join(link.last_words)})" if link.last_words else ""
+    return f"it has not answered within {spec.start_timeout:g} s{said}; raise --start-timeout if need be"
+
+
+def receive_answer(link: AgentLink) -> list[Frame] | Exception | None:
     """What a host has answered, no frames if it has hung up, an exception if it is not understood, None if not yet."""
     try:
         frames = link.receive()
@@ -109,7 +139,17 @@ def _receive(link: AgentLink) -> list[Frame] | Exception | None:
     return [] if frames is None else frames or None
 
 
-def _read(answer: list[Frame] | Exception, link: AgentLink, spec: JobSpec) -> Description:
+def read_description(answer: list[Frame] | Exception, link: AgentLink, spec: JobSpec) -> Description:
+    """What a host has said about itself.
+
+    Args:
+        answer: What :func:`receive_answer` has returned.
+        link: The connection, which nobody watches any more.
+        spec: The job.
+
+    Raises:
+        HostsError: The host cannot take part.
+    """
     if answer == []:
         raise HostsError(explain_failure(spec.remote, link.close(), link.last_words))
     try:

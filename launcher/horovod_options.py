@@ -5,8 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from horovodlike.launcher.errors import UsageError
-
 __all__ = ["HOROVOD_OPTIONS", "HorovodOption", "add_arguments", "flags", "given", "without_effect"]
 
 
@@ -15,18 +13,16 @@ class HorovodOption:
     """Some flags and configuration-file keys of Horovod's that share a fate.
 
     Attributes:
-        reason: Why they have no effect, or what to do instead if they are refused.
+        reason: Why they have no effect.
         switches: The flags that stand alone.
         flags: The flags that have a value.
         keys: ``section.key`` of the configuration file.
-        refused: They cannot be ignored, since the user would get another job than the one that was asked for.
     """
 
     reason: str
     switches: tuple[str, ...] = ()
     flags: tuple[str, ...] = ()
     keys: tuple[str, ...] = ()
-    refused: bool = False
 
 
 HOROVOD_OPTIONS = (
@@ -67,18 +63,8 @@ HOROVOD_OPTIONS = (
         ),
         keys=("logging.with_timestamp",),
     ),
-    HorovodOption(
-        "elastic training is not supported yet; use -np N alone",
-        flags=(
-            *("--min-np", "--min-num-proc", "--max-np", "--max-num-proc", "--slots-per-host", "--slots"),
-            *("--elastic-timeout", "--reset-limit", "--host-discovery-script", "--blacklist-cooldown-range"),
-        ),
-        refused=True,
-    ),
 )
 """Whatever has an effect is in ``cli`` and ``options``."""
-
-_TWO_VALUES = ("--blacklist-cooldown-range",)
 
 
 def flags() -> dict[str, HorovodOption]:
@@ -99,22 +85,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds every flag; they are not shown by ``--help``."""
     for row in HOROVOD_OPTIONS:
         for flag in (*row.switches, *row.flags):
-            values: int | None = 0 if flag in row.switches else 2 if flag in _TWO_VALUES else None
+            values: int | None = 0 if flag in row.switches else None
             more: dict[str, Any] = {"dest": "horovod_flags", "default": [], "help": argparse.SUPPRESS}
             parser.add_argument(flag, action=_Note, nargs=values, **more)
 
 
 def given(arguments: argparse.Namespace) -> list[str]:
-    """The flags that were given and have no effect.
-
-    Raises:
-        UsageError: One of them is refused.
-    """
+    """The flags that were given and have no effect."""
     names: list[str] = arguments.horovod_flags
-    rows = flags()
-    for name in names:
-        if rows[name].refused:
-            raise UsageError(f"{name} cannot be used: {rows[name].reason}")
     return names
 
 

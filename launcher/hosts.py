@@ -7,7 +7,7 @@ from itertools import accumulate
 
 from horovodlike.launcher.errors import UsageError
 
-__all__ = ["HostSlots", "Placement", "merge_hosts", "parse_hostfile", "parse_hosts", "place_ranks"]
+__all__ = ["HostSlots", "Placement", "merge_hosts", "parse_host_line", "parse_hostfile", "parse_hosts", "place_ranks"]
 
 _NAME = r"[\w.-]+"
 _IPV6 = r"\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]"
@@ -100,13 +100,27 @@ def parse_hostfile(text: str, path: str) -> tuple[HostSlots, ...]:
         content = line.partition("#")[0].strip()
         if not content:
             continue
-        match = _LINE.fullmatch(content)
-        if match is None:
-            raise UsageError(f"{path}, line {number}: {content!r} cannot be used; write it like: worker-0 slots=2")
-        hosts.append(HostSlots(_bare(match[1]), int(match[2] or match[3] or 1)))
+        try:
+            hosts.append(parse_host_line(content, 1))
+        except ValueError:
+            raise UsageError(
+                f"{path}, line {number}: {content!r} cannot be used; write it like: worker-0 slots=2"
+            ) from None
     if not hosts:
         raise UsageError(f"{path} names no host; write lines like: worker-0 slots=2")
     return merge_hosts(hosts)
+
+
+def parse_host_line(line: str, slots: int) -> HostSlots:
+    """Reads ``host slots=4``, ``host:4`` or ``host``, which has the given number of slots.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    match = _LINE.fullmatch(line.strip())
+    if match is None:
+        raise ValueError(line)
+    return HostSlots(_bare(match[1]), int(match[2] or match[3] or slots))
 
 
 def _bare(host: str) -> str:

@@ -1,6 +1,5 @@
 """Watches over a job: what the ranks of all hosts write, how they end, and how everything ends."""
 
-import functools
 import selectors
 import signal
 import time
@@ -9,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from horovodlike.launcher import verdict
-from horovodlike.launcher.frames import Frame, FrameError, Kind, decode_exit, encode_seconds
+from horovodlike.launcher.frames import Frame, Kind, decode_exit, encode_seconds
 from horovodlike.launcher.link import Link
+from horovodlike.launcher.links import Links
 from horovodlike.launcher.output import RankOutput
 from horovodlike.launcher.verdict import Failure
 from horovodlike.launcher.wakeup import Wakeup
@@ -21,8 +21,6 @@ GRACE_S = 5.0
 """From SIGTERM, or from a signal that was passed on, to SIGKILL."""
 AGENT_FAILED = 1
 """The exit code when not a rank but the launcher's own agent, or a host, is to blame."""
-_PATIENCE = 2 / 3
-"""Of the time that a host may be silent: the launcher should know what is wrong before the ranks do."""
 
 
 @dataclass
@@ -65,7 +63,7 @@ class Job:
             network_timeout: How long another host may be silent, in seconds.
             look_every: After how many seconds :meth:`run` at least returns to Python code, where a signal can raise.
         """
-        self._links = list(links)
+        self._links = Links(links, self, output, network_timeout)
         self._link_of = {rank: link for link, ranks in links.items() for rank in ranks}
         self._output = output
         self._wakeup = wakeup
@@ -80,9 +78,6 @@ class Job:
         self._decided = False
         self._signals: deque[int] = deque()
         self._abandoned = False
-        self._finished: list[Link] = []  # whose ends have come
-        self._listening = True
-        self._greet_at = time.monotonic()
 
     @property
     def abandoned(self) -> bool:
@@ -98,72 +93,38 @@ class Job:
         """Returns when nothing is left of the ranks."""
         with selectors.DefaultSelector() as selector:
             selector.register(self._wakeup, selectors.EVENT_READ, self._wakeup.clear)
-            self._forgive_silence()  # until now nobody was asked whether he lives
+            self._links.forgive_silence()
             while self._links:
-                self._greet()
-                self._watch(selector)
+                self._links.watch(selector)
                 for key, _ in selector.select(self._timeout()):
                     key.data()
-                for link in self._finished:
-                    link.unwatch(selector)
-                    self._links.remove(link)
-                    self._conclude(link, link.close())
-                self._finished.clear()
+                self._links.conclude(selector)
                 self._handle_signals()
                 self._advance()
         return self._outcome
-
-    def _watch(self, selector: selectors.BaseSelector) -> None:
-        """Takes nothing more from the agents while the screen is behind."""
-        listening = not self._output.full
-        if listening and not self._listening:
-            self._forgive_silence()  # nobody has listened
-        self._listening = listening
-        for link in self._links:
-            link.watch(selector, listening, functools.partial(self._receive, link))
-
-    def _forgive_silence(self) -> None:
-        for link in self._links:
-            link.heard_at = time.monotonic()
 
     def _timeout(self) -> float | None:
         deadlines = [] if self._look_every is None else [time.monotonic() + self._look_every]
         if self._failed_at is not None and not self._ended:
             deadlines.append(self._failed_at + verdict.SETTLE_S)
-        if any(link.host is not None for link in self._links):
-            deadlines.append(self._greet_at)
+        if (greeting := self._links.next_deadline()) is not None:
+            deadlines.append(greeting)
         return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
-
-    def _greet(self) -> None:
-        """Lets other hosts know that the launcher lives, and breaks off with those that do not answer."""
-        now = time.monotonic()
-        if now < self._greet_at:
-            return
-        patience = _PATIENCE * self._network_timeout
-        self._greet_at = now + patience / 5
-        for link in self._links:
-            if link.host is not None and self._listening and now - link.heard_at > patience:
-                # The ranks of other hosts notice it later, each by itself.
-                self._failed_at = self._failed_at or link.heard_at + self._network_timeout
-                self._blame(f"{link.host} has been silent for {now - link.heard_at:.0f} s; is it up, and reachable?")
-                link.kill()
-            elif link.host is not None:
-                link.send(Kind.ALIVE, 0, encode_seconds(self._network_timeout))
 
     # What the agents say.
 
-    def _receive(self, link: Link) -> None:
-        try:
-            frames = link.receive()
-        except (FrameError, OSError) as error:
-            self._blame(f"{link.who} cannot be understood: {error}")
-            frames = None
-        for frame in frames or ():
-            self._on_frame(frame, link)
-        if frames is None or link.over:
-            self._finished.append(link)
+    def on_silence(self, link: Link, seconds: float) -> None:
+        """See :class:`horovodlike.launcher.links.Audience`."""
+        # The ranks of other hosts notice it later, each by itself.
+        self._failed_at = self._failed_at or link.heard_at + self._network_timeout
+        self._blame(f"{link.host} has been silent for {seconds:.0f} s; is it up, and reachable?")
 
-    def _on_frame(self, frame: Frame, link: Link) -> None:
+    def on_nonsense(self, link: Link, error: Exception) -> None:
+        """See :class:`horovodlike.launcher.links.Audience`."""
+        self._blame(f"{link.who} cannot be understood: {error}")
+
+    def on_frame(self, frame: Frame, link: Link) -> None:
+        """See :class:`horovodlike.launcher.links.Audience`."""
         if frame.kind in (Kind.STDOUT, Kind.STDERR):
             self._output.add(frame.number, frame.kind, frame.payload)
         elif frame.kind is Kind.RESULT:
@@ -191,8 +152,8 @@ class Job:
             self._failures.append(Failure(rank, pid, status, self._output.last_lines(rank), host))
             self._failed_at = self._failed_at or time.monotonic()
 
-    def _conclude(self, link: Link, status: int) -> None:
-        """The connection to a host has ended."""
+    def on_end(self, link: Link, status: int) -> None:
+        """See :class:`horovodlike.launcher.links.Audience`."""
         self._advance()
         lost = sorted(rank for rank in self._running if self._link_of[rank] is link)
         for rank in lost:
@@ -220,7 +181,7 @@ class Job:
             signum = self._signals.popleft()
             if self._ended:  # the second one, or the first while a failed job is being ended: it means at once
                 self._abandoned = True
-                self._send(Kind.KILL)
+                self._links.send(Kind.KILL)
             else:
                 self._pass_on(signum, signum)
 
@@ -234,7 +195,7 @@ class Job:
                     f"they have {GRACE_S:g} s, a second signal kills them at once"
                 )
         self._ended = True
-        self._send(Kind.SIGNAL, passed, encode_seconds(GRACE_S))
+        self._links.send(Kind.SIGNAL, passed, encode_seconds(GRACE_S))
 
     def _advance(self) -> None:
         if self._failed_at is None:
@@ -248,7 +209,7 @@ class Job:
             self._ended = True
             if self._running:
                 self._explain(f"ending ranks {', '.join(map(str, sorted(self._running)))}")
-            self._send(Kind.END, 0, encode_seconds(GRACE_S))
+            self._links.send(Kind.END, 0, encode_seconds(GRACE_S))
 
     def _decide(self, failure: Failure, reason: str) -> None:
         self._decided = True
@@ -256,10 +217,6 @@ class Job:
         self._outcome.exit_code = verdict.exit_code(failure.status)
         self._explain(reason)
         self._output.say(*verdict.describe(failure))
-
-    def _send(self, kind: Kind, number: int = 0, payload: bytes = b"") -> None:
-        for link in self._links:
-            link.send(kind, number, payload)
 
     def _explain(self, text: str) -> None:
         if self._verbose:

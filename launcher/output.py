@@ -88,16 +88,29 @@ class OutputFiles:
             UsageError: That is not possible.
         """
         self._files: dict[tuple[int, Kind], BinaryIO] = {}
-        with ExitStack() as stack:
+        self._directory = Path(directory)
+        self._digits = len(str(size - 1))
+        self._stack = ExitStack()
+        with ExitStack() as undo:
+            undo.callback(self._stack.close)
             for rank in range(size) if ranks is None else ranks:
-                folder = Path(directory) / f"rank.{rank:0{len(str(size - 1))}d}"
-                try:
-                    folder.mkdir(parents=True, exist_ok=True)
-                    for stream, name in _NAMES.items():
-                        self._files[rank, stream] = stack.enter_context(open(folder / name, "wb", buffering=0))
-                except OSError as error:
-                    raise UsageError(f"--output-filename {directory}: {folder}: {error.strerror}") from None
-            self._stack = stack.pop_all()
+                self.add(rank)
+            undo.pop_all()
+
+    def add(self, rank: int) -> None:
+        """Makes the files of one more rank.
+
+        Raises:
+            UsageError: That is not possible.
+        """
+        folder = self._directory / f"rank.{rank:0{self._digits}d}"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for stream, name in _NAMES.items():
+                file = open(folder / name, "wb", buffering=0)  # noqa: SIM115 - closed by close()
+                self._files[rank, stream] = self._stack.enter_context(file)
+        except OSError as error:
+            raise UsageError(f"--output-filename {self._directory}: {folder}: {error.strerror}") from None
 
     def write(self, rank: int, stream: Kind, data: bytes) -> None:
         """Appends bytes as they are."""
@@ -139,6 +152,15 @@ class RankOutput:
     def broken(self) -> bool:
         """Whether nobody reads standard output any more."""
         return self._writer.is_broken(self._screens[Kind.STDOUT].write)
+
+    def expect(self, rank: int) -> None:
+        """Prepares for one more rank than there were at the start.
+
+        Raises:
+            UsageError: Its files cannot be made.
+        """
+        if self._files is not None:
+            self._files.add(rank)
 
     def add(self, rank: int, stream: Kind, data: bytes) -> None:
         """Takes bytes that a rank has written."""

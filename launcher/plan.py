@@ -8,7 +8,16 @@ from horovodlike.launcher.hosts import Placement
 from horovodlike.launcher.spec import Binding, JobSpec
 from horovodlike.launcher.topology import Host
 
-__all__ = ["JobIdentity", "RankPlan", "bind", "choose_omp_threads", "plan_ranks"]
+__all__ = [
+    "JobIdentity",
+    "RankPlan",
+    "bind",
+    "choose_omp_threads",
+    "common_variables",
+    "place_variables",
+    "plan_ranks",
+    "thread_variables",
+]
 
 _Cpus = tuple[int, ...]
 
@@ -121,20 +130,8 @@ def plan_ranks(
     """
     ranks = placement.local_size
     cpus, _ = bind(spec.bind_to, host, ranks)
-    threads, reason = choose_omp_threads(environ, host.usable_cpus, ranks)
-    common = {
-        **spec.settings,
-        "HOROVODLIKE_START_TIMEOUT": f"{spec.start_timeout:.12g}",
-        "HOROVODLIKE_NODE_ID": placement.name,
-        "HOROVODLIKE_RENDEZVOUS_ADDR": identity.address,
-        "HOROVODLIKE_RENDEZVOUS_PORT": str(identity.port),
-        "HOROVODLIKE_SECRET_KEY": identity.key,
-        "HOROVODLIKE_JOB_ID": identity.job_id,
-        "PYTHONUNBUFFERED": "1",
-    }
-    number = environ["OMP_NUM_THREADS"] if threads is None else str(threads)
-    if number.isdigit():  # OpenMP has lists as well
-        common |= {name: number for name in ("OMP_NUM_THREADS", *_TENSORFLOW_THREADS) if not environ.get(name)}
+    threads, said = thread_variables(environ, host.usable_cpus, ranks)
+    common = common_variables(spec, placement.name, identity) | threads
     plans = [
         RankPlan(
             rank=placement.first_rank + local_rank,
@@ -145,19 +142,55 @@ def plan_ranks(
         )
         for local_rank in range(ranks)
     ]
-    return plans, [] if threads is None else [reason]
+    return plans, said
+
+
+def common_variables(spec: JobSpec, node: str, identity: JobIdentity) -> dict[str, str]:
+    """What the ranks of a host have in common, but for where they meet if they are told that later."""
+    address = {
+        "HOROVODLIKE_RENDEZVOUS_ADDR": identity.address,
+        "HOROVODLIKE_RENDEZVOUS_PORT": str(identity.port),
+    }
+    return {
+        **spec.settings,
+        "HOROVODLIKE_START_TIMEOUT": f"{spec.start_timeout:.12g}",
+        "HOROVODLIKE_NODE_ID": node,
+        **(address if identity.port else {}),
+        "HOROVODLIKE_SECRET_KEY": identity.key,
+        "HOROVODLIKE_JOB_ID": identity.job_id,
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def thread_variables(environ: Mapping[str, str], cpus: int, ranks: int) -> tuple[dict[str, str], list[str]]:
+    """How many threads each rank of a host is to use.
+
+    Returns:
+        The variables that say so, and what the user has to be told.
+    """
+    threads, reason = choose_omp_threads(environ, cpus, ranks)
+    number = environ["OMP_NUM_THREADS"] if threads is None else str(threads)
+    variables = {}
+    if number.isdigit():  # OpenMP has lists as well
+        variables = {name: number for name in ("OMP_NUM_THREADS", *_TENSORFLOW_THREADS) if not environ.get(name)}
+    return variables, [] if threads is None else [reason]
+
+
+def place_variables(**place: int) -> dict[str, str]:
+    """A rank's place in the job, also under the names that scripts written for Horovod read."""
+    return {
+        f"{owner}_{name.upper()}": str(value) for owner in ("HOROVODLIKE", "HOROVOD") for name, value in place.items()
+    }
 
 
 def _place(placement: Placement, local_rank: int) -> dict[str, str]:
-    """A rank's place in the job, also under the names that scripts written for Horovod read."""
     cross_rank, cross_size = placement.cross(local_rank)
-    place = {
-        "RANK": placement.first_rank + local_rank,
-        "SIZE": placement.size,
-        "LOCAL_RANK": local_rank,
-        "LOCAL_SIZE": placement.local_size,
-        "CROSS_RANK": cross_rank,
-        "CROSS_SIZE": cross_size,
-    }
-    variables = {f"{owner}_{name}": str(value) for owner in ("HOROVODLIKE", "HOROVOD") for name, value in place.items()}
+    variables = place_variables(
+        rank=placement.first_rank + local_rank,
+        size=placement.size,
+        local_rank=local_rank,
+        local_size=placement.local_size,
+        cross_rank=cross_rank,
+        cross_size=cross_size,
+    )
     return variables | {"HOROVOD_HOSTNAME": placement.name}

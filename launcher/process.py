@@ -135,6 +135,19 @@ class ExitQueue:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
+def stops() -> list[tuple[int, bool]]:
+    """Which children have been stopped (True) or continued (False) since the last call."""
+    found: list[tuple[int, bool]] = []
+    while True:
+        try:
+            child = os.waitid(os.P_ALL, 0, os.WSTOPPED | os.WCONTINUED | os.WNOHANG)
+        except ChildProcessError:
+            return found
+        if child is None:
+            return found
+        found.append((child.si_pid, child.si_code != os.CLD_CONTINUED))
+
+
 @dataclass(frozen=True)
 class Start:
     """How to start one rank; names, arguments and variables are in the bytes of the operating system."""

@@ -140,13 +140,16 @@ def _meet(
     return replace(identity, port=server.port), {host: description.host for host, description in described.items()}
 
 
-def start_message(plans: Sequence[RankPlan], environ: Mapping[str, str], *, elsewhere: bool = False) -> bytes:
+def start_message(
+    plans: Sequence[RankPlan], environ: Mapping[str, str], *, elsewhere: bool = False, elastic: bool = False
+) -> bytes:
     """The payload of START.
 
     Args:
         plans: The ranks of the host.
         environ: The environment of this process.
         elsewhere: It is another host, which has some variables for itself.
+        elastic: More ranks may follow.
     """
 
     def text(value: str) -> str:
@@ -170,5 +173,6 @@ def start_message(plans: Sequence[RankPlan], environ: Mapping[str, str], *, else
         "own_names": OWN_NAMES if elsewhere else (),
         "own_prefixes": OWN_PREFIXES if elsewhere else (),
         "ranks": ranks,
+        "elastic": elastic,
     }
     return encode_text(message)

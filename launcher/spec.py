@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from horovodlike._channel import JobKey
 from horovodlike.launcher.hosts import HostSlots, Placement, place_ranks
 
-__all__ = ["THIS_MACHINE", "Binding", "JobSpec", "Nodes", "RemoteStart"]
+__all__ = ["THIS_MACHINE", "Binding", "ElasticSpec", "JobSpec", "Nodes", "RemoteStart"]
 
 THIS_MACHINE = "localhost"
 
@@ -59,17 +59,44 @@ class Nodes:
 
 
 @dataclass(frozen=True)
+class ElasticSpec:
+    """What belongs to an elastic job alone.
+
+    Attributes:
+        min_np: With fewer workers the job waits; None for as many as it starts with.
+        max_np: It never has more; None for as many as there are slots.
+        discovery_script: A program that prints the hosts, or None if they are fixed.
+        slots: How many slots a host has that comes without a number.
+        reset_limit: How often the set of workers may change; None for any number of times.
+        cooldown_range: How long a host is left alone after failures, the first time and at most, in seconds; None for
+            the default.
+        elastic_timeout: How long the job waits for enough workers, in seconds.
+        heartbeat_timeout: How long a worker may be stopped, or a host silent, in seconds.
+    """
+
+    min_np: int | None = None
+    max_np: int | None = None
+    discovery_script: str | None = None
+    slots: int | None = None
+    reset_limit: int | None = None
+    cooldown_range: tuple[float, float] | None = None
+    elastic_timeout: float = 600.0
+    heartbeat_timeout: float = 5.0
+
+
+@dataclass(frozen=True)
 class JobSpec:
     """A job as it was asked for, checked as far as that is possible without looking at this machine.
 
     Attributes:
-        num_proc: The number of ranks.
+        num_proc: The number of ranks; of an elastic job, with how many it starts.
         command: What each rank executes, as it was typed.
         settings: ``HOROVODLIKE_*`` variables for the ranks: those that were asked for, and no others.
         hosts: Where the ranks run; if empty, on this machine.
         here: The name that this machine has among the hosts, or None if it is not one of them.
         remote: How the agents of other hosts are started.
         nodes: This is one of several nodes that are started by themselves, or None.
+        elastic: Workers may come and go, or None.
         start_timeout: How long the ranks wait for each other, and the launcher for its agents, in seconds.
         network_timeout: How long another host may be silent, in seconds.
         network_interface: Over which network hosts communicate, as the setting of this name has it.
@@ -91,6 +118,7 @@ class JobSpec:
     here: str | None = THIS_MACHINE
     remote: RemoteStart = RemoteStart()
     nodes: Nodes | None = None
+    elastic: ElasticSpec | None = None
     start_timeout: float = 30.0
     network_timeout: float = 30.0
     network_interface: str = ""

@@ -71,10 +71,10 @@ def choose(failures: Sequence[Failure], waiting_over: bool) -> tuple[Failure | N
     return None, "the ranks that failed have lost a peer, whose end is awaited" if failures else "no rank has failed"
 
 
-def describe(failure: Failure) -> list[bytes]:
-    """What is said about the failure that ended the job, line by line."""
+def describe(failure: Failure, noun: str = "rank") -> list[bytes]:
+    """What is said about a failure, line by line; in an elastic job the number is a worker's."""
     where = "" if failure.host is None else f" on {failure.host}"
-    who = f"hvdrun: rank {failure.rank} (pid {failure.pid}{where})"
+    who = f"hvdrun: {noun} {failure.rank} (pid {failure.pid}{where})"
     if failure.status >= 0:
         what = f"exited with code {failure.status}"
     else:

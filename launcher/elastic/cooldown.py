@@ -1,0 +1,81 @@
+"""When a host may have workers again after some have failed there. Pure: times are the caller's."""
+
+from dataclasses import dataclass, field
+
+__all__ = ["Cooldown", "Health"]
+
+_DRAIN_S = 4.0
+_TOLERATED = 4
+_LOST_LOW_S = 5.0
+
+
+@dataclass(frozen=True)
+class Cooldown:
+    """How long a host is left alone.
+
+    Attributes:
+        low: The first time, in seconds; each further time in a row is twice as long.
+        high: The most, in seconds. The slot of a worker that was told to leave stays empty for as long.
+        patient: A few failures have no consequence. Otherwise the first one has.
+    """
+
+    low: float = 1.0
+    high: float = 60.0
+    patient: bool = True
+
+
+@dataclass
+class Health:
+    """What has gone wrong on one host.
+
+    Failures fill a bucket that drains with time, one in four seconds: what fails now and then is replaced at once, and
+    what fails again and again has to wait.
+    """
+
+    rule: Cooldown
+    cooling_until: float = 0.0
+    held: list[float] = field(default_factory=list)  # for each slot that stays empty: until when
+    losses: int = 0  # how often in a row its agent was lost
+    _level: float = 0.0
+    _level_at: float = 0.0
+    _in_a_row: int = 0
+
+    def fail(self, now: float, slots: int) -> str:
+        """A worker has failed there. Returns what follows from it, in words."""
+        self._drain(now)
+        self._level += 1
+        if self.rule.patient and self._level > max(_TOLERATED, 2 * slots):
+            return self._cool(now, self.rule.low)
+        if not self.rule.patient:
+            return self._cool(now, self.rule.low)
+        return "it is replaced at once"
+
+    def lose(self, now: float) -> str:
+        """Its agent could not be started, or has gone. Returns what follows from it, in words."""
+        self.losses += 1
+        self._drain(now)
+        return self._cool(now, min(max(self.rule.low, _LOST_LOW_S), self.rule.high))
+
+    def hold(self, now: float) -> None:
+        """A worker was told to leave; whatever told it so may want the slot."""
+        self.held.append(now + self.rule.high)
+
+    def held_slots(self, now: float) -> int:
+        """How many slots stay empty."""
+        self.held = [until for until in self.held if until > now]
+        return len(self.held)
+
+    def _drain(self, now: float) -> None:
+        if now > self.cooling_until:
+            self._level = max(0.0, self._level - (now - max(self._level_at, self.cooling_until)) / _DRAIN_S)
+            if now > self.cooling_until + 2 * self.rule.high:
+                self._in_a_row = 0
+        self._level_at = now
+
+    def _cool(self, now: float, low: float) -> str:
+        if now < self.cooling_until:  # failures that come together count once
+            return f"its host is left alone for {self.cooling_until - now:.3g} s"
+        seconds = min(self.rule.high, low * 2.0 ** min(self._in_a_row, 32))
+        self._in_a_row += 1
+        self.cooling_until = now + seconds
+        return f"its host is left alone for {seconds:.3g} s"

@@ -1,0 +1,209 @@
+"""Which hosts there are for an elastic job, and how many slots each of them has."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+
+from horovodlike.launcher.addresses import find_this_machine
+from horovodlike.launcher.errors import UsageError
+from horovodlike.launcher.hosts import HostSlots, merge_hosts, parse_host_line
+from horovodlike.launcher.topology import local_names
+
+__all__ = ["DiscoveryError", "FixedHosts", "HostDiscovery", "HostDiscoveryScript", "Lookout"]
+
+_EVERY_S = 1.0
+_PATIENCE_S = 60.0
+
+
+class DiscoveryError(RuntimeError):
+    """The hosts could not be found out this time; the message says why."""
+
+
+class HostDiscovery(ABC):
+    """Finds out which hosts there are. Derive from it to ask a scheduler of your own."""
+
+    @abstractmethod
+    def find(self) -> dict[str, int]:
+        """The hosts that can be used now, each with its number of slots, in the order in which they are to be filled.
+
+        It is called about once a second, by one thread, which is not the one that made the object. If it raises an
+        Exception for the first time it is asked, the job ends with it; later the hosts stay as they were.
+        """
+
+    def close(self) -> None:  # noqa: B027 - most have nothing to close
+        """The job is over; may be called while another thread is in :meth:`find`, which is to return soon."""
+
+
+class FixedHosts(HostDiscovery):
+    """Always the same hosts."""
+
+    def __init__(self, hosts: Mapping[str, int]) -> None:
+        """Takes the hosts and their slots."""
+        self._hosts = dict(hosts)
+
+    def find(self) -> dict[str, int]:
+        """See :meth:`HostDiscovery.find`."""
+        return dict(self._hosts)
+
+
+class HostDiscoveryScript(HostDiscovery):
+    """A program that prints one host per line: ``host``, or ``host:slots``."""
+
+    def __init__(self, script: str, slots: int | None = None) -> None:
+        """Looks for the program.
+
+        Args:
+            script: Its path, or its name on PATH.
+            slots: How many slots a host has that is printed without a number; None if each has one.
+
+        Raises:
+            UsageError: There is no such program, or it is not executable.
+        """
+        self._script = script
+        self._slots = slots
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None  # guarded by _lock, as the next one
+        self._closed = False
+        path = os.path.abspath(script) if os.sep in script or os.path.exists(script) else shutil.which(script)
+        if path is None or not os.path.isfile(path):
+            raise UsageError(f"--host-discovery-script {script}: there is no such program; check the path")
+        if not os.access(path, os.X_OK):
+            raise UsageError(f"--host-discovery-script {script}: it is not executable; chmod +x {script}")
+        self._path = path
+
+    def find(self) -> dict[str, int]:
+        """Runs the program.
+
+        Raises:
+            DiscoveryError: It failed, took more than a minute, or printed something else.
+        """
+        status, out, err = self._run()
+        if status != 0:
+            said = err.decode(errors="replace").strip().splitlines()[-5:]
+            raise DiscoveryError(f"{self._script} ended with {status}{': ' if said else ''}{'; '.join(said)}")
+        hosts: list[HostSlots] = []
+        for line in out.decode(errors="replace").splitlines():
+            if not line.strip():
+                continue
+            try:
+                hosts.append(parse_host_line(line, 1 if self._slots is None else self._slots))
+            except ValueError:
+                raise DiscoveryError(f"{self._script} printed {line!r}; a line must be like: worker-0:2") from None
+        return {entry.host: entry.slots for entry in merge_hosts(hosts)}
+
+    def _run(self) -> tuple[int, bytes, bytes]:
+        with self._lock:
+            if self._closed:
+                raise DiscoveryError("the job is over")
+            try:
+                process = subprocess.Popen(
+                    [self._path],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                raise DiscoveryError(f"{self._script} cannot be executed: {error.strerror}") from None
+            self._process = process
+        try:
+            out, err = process.communicate(timeout=_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            raise DiscoveryError(f"{self._script} has not ended within {_PATIENCE_S:g} s") from None
+        finally:
+            self._end()
+        return process.returncode, out, err
+
+    def _end(self) -> None:
+        """Kills what is left of the program."""
+        with self._lock:
+            process, self._process = self._process, None
+            if process is not None:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                for pipe in filter(None, (process.stdout, process.stderr)):
+                    pipe.close()
+
+    def close(self) -> None:
+        """See :meth:`HostDiscovery.close`."""
+        with self._lock:
+            self._closed = True
+            if self._process is not None:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
+
+
+class Lookout:
+    """Asks for the hosts again and again, in a thread, and knows which of them this machine is."""
+
+    def __init__(self, discovery: HostDiscovery, environ: Mapping[str, str], here: str | None = None) -> None:
+        """Prepares it.
+
+        Args:
+            discovery: Finds the hosts.
+            environ: The environment; a scheduler may have named this machine there.
+            here: The name of this machine among the hosts, if it is known.
+        """
+        self.here = here
+        self._discovery = discovery
+        self._names = local_names() | {name for name in (environ.get("SLURMD_NODENAME"),) if name}
+        self._renamed: dict[str, str] = {}  # how a host was called -> what it is called here
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def look(self) -> dict[str, int]:
+        """The hosts as they are now; those names that stand for this machine are made one, :attr:`here`.
+
+        Raises:
+            Exception: What the discovery raises.
+        """
+        found = [HostSlots(host, slots) for host, slots in self._discovery.find().items() if slots > 0]
+        new = [entry for entry in found if entry.host not in self._renamed]
+        if new:
+            names = self._names if self.here is None else self._names | {self.here}
+            for entry in new:
+                (resolved,), here = find_this_machine([entry], names)
+                if here is not None:
+                    self.here = self.here or here
+                self._renamed[entry.host] = self.here or here if here is not None else resolved.host
+        return {each.host: each.slots for each in merge_hosts(HostSlots(self._renamed[e.host], e.slots) for e in found)}
+
+    def start(self, last: Mapping[str, int], tell: Callable[[dict[str, int] | str], None]) -> None:
+        """Looks every second, in a thread.
+
+        Args:
+            last: What :meth:`look` has returned.
+            tell: Called in the thread with the hosts, when they are others than before, or with the reason why they
+                could not be found, once for each reason.
+        """
+        self._thread = threading.Thread(target=self._run, args=(dict(last), tell), name="hvdrun-discovery", daemon=True)
+        self._thread.start()
+
+    def _run(self, last: dict[str, int], tell: Callable[[dict[str, int] | str], None]) -> None:
+        said = ""
+        while not self._stop.wait(_EVERY_S):
+            try:
+                found = self.look()
+            except Exception as error:  # whatever a plug-in raises: the job goes on with the hosts that it has
+                problem = str(error) or type(error).__name__
+                if problem != said and not self._stop.is_set():
+                    tell(f"the hosts cannot be found out, and stay as they are: {problem}")
+                said = problem
+                continue
+            said = ""
+            if found != last:
+                last = found
+                tell(dict(found))
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._stop.set()
+        self._discovery.close()
+        if self._thread is not None:
+            self._thread.join()

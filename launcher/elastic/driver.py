@@ -1,0 +1,383 @@
+"""Carries out what :mod:`horovodlike.launcher.elastic.membership` decides, and tells it what happens."""
+
+import selectors
+import signal
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from horovodlike._channel import JobKey
+from horovodlike.errors import RendezvousError
+from horovodlike.launcher import verdict
+from horovodlike.launcher.elastic.events import (
+    Abandon,
+    Announce,
+    Continued,
+    Decision,
+    End,
+    Event,
+    Exited,
+    Form,
+    HostLost,
+    HostsFound,
+    Kill,
+    Ready,
+    Remove,
+    Report,
+    Spawn,
+    Stopped,
+)
+from horovodlike.launcher.elastic.fleet import Fleet
+from horovodlike.launcher.elastic.membership import Membership
+from horovodlike.launcher.elastic.places import place_members
+from horovodlike.launcher.elastic.state import Policy, Status
+from horovodlike.launcher.elastic.worker_server import WorkerServer
+from horovodlike.launcher.frames import Frame, Kind, decode_exit, encode_seconds
+from horovodlike.launcher.job import AGENT_FAILED, GRACE_S, Outcome
+from horovodlike.launcher.link import Link
+from horovodlike.launcher.links import Links
+from horovodlike.launcher.output import RankOutput
+from horovodlike.launcher.plan import JobIdentity
+from horovodlike.launcher.spec import JobSpec
+from horovodlike.launcher.verdict import Failure
+from horovodlike.launcher.wakeup import Wakeup
+from horovodlike.rendezvous import RendezvousServer
+
+__all__ = ["Driver"]
+
+
+@dataclass
+class _Process:
+    """A worker that was started, until it has exited."""
+
+    host: str
+    pid: int = 0
+
+
+class Driver:
+    """One elastic job from start to end. Everything but :meth:`interrupt` and :meth:`tell` belongs to one thread."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        policy: Policy,
+        command: tuple[str, ...],
+        environ: Mapping[str, str],
+        identity: JobIdentity,
+        output: RankOutput,
+        wakeup: Wakeup,
+        *,
+        task: bytes | None = None,
+        look_every: float | None = None,
+    ) -> None:
+        """Prepares the job; :meth:`run` starts it.
+
+        Args:
+            spec: The job.
+            policy: What the user has asked for, as far as membership goes.
+            command: What each worker executes.
+            environ: The environment that the workers inherit.
+            identity: The job's key and name.
+            output: Takes what the workers write.
+            wakeup: Makes :meth:`run` look at what other threads and signals have changed.
+            task: The file that every worker can read.
+            look_every: After how many seconds :meth:`run` at least returns to Python code, where a signal can raise.
+
+        Raises:
+            RendezvousError: Nobody can be listened to.
+        """
+        self._spec = spec
+        self._identity = identity
+        self._key = JobKey(bytes.fromhex(identity.key))
+        self._output = output
+        self._wakeup = wakeup
+        self._look_every = look_every
+        self._membership = Membership(policy, time.monotonic())
+        self._events: deque[Event] = deque()
+        self._news: deque[dict[str, int] | str] = deque()  # from other threads
+        self._signals: deque[int] = deque()
+        self._processes: dict[int, _Process] = {}
+        self._failures: dict[int, Failure] = {}  # of workers that have exited badly
+        self._places: list[int] = []  # the members of the current generation, by rank
+        self._generation = 0
+        self._server: RendezvousServer | None = None
+        self._links = Links((), self, output, spec.network_timeout)
+        self._workers = WorkerServer(self._key, identity.job_id, self._processes.keys, self._events.append)
+        self._fleet = Fleet(
+            spec, command, environ, identity, task, on_ready=self._take_agent, on_lost=self._lose_host, say=self._say
+        )
+        self.outcome = Outcome()
+        self._decided = False
+        self._ending_at: float | None = None  # when workers that have not ended by themselves are ended
+        self._stop_reason = ""
+        self._ended = False
+        self._abandoned = False
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether the user has insisted on an end at once, or wants one after the job's own end."""
+        return self._abandoned or bool(self._signals)
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The workers of the last generation, by rank."""
+        return tuple(self._places)
+
+    def interrupt(self, signum: int) -> None:
+        """Passes a signal on to the workers; a second one kills them. Callable from a signal handler."""
+        self._signals.append(signum)
+        self._wakeup.set()
+
+    def tell(self, news: dict[str, int] | str) -> None:
+        """Takes the hosts that there are now, or something to say to the user. Callable from any thread."""
+        self._news.append(news)
+        self._wakeup.set()
+
+    def run(self) -> Outcome:
+        """Returns when nothing is left of the workers."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._wakeup, selectors.EVENT_READ, self._wakeup.clear)
+            selector.register(self._workers, selectors.EVENT_READ, lambda: None)
+            while True:
+                self._think()
+                if self._ended and not self._links:
+                    return self.outcome
+                self._links.watch(selector)
+                self._fleet.watch(selector)
+                for key, _ in selector.select(self._timeout()):
+                    key.data()
+                self._workers.attend()
+                self._links.conclude(selector)
+                self._fleet.attend(selector)
+                self._handle_signals()
+                self._advance()
+
+    def close(self) -> None:
+        """Ends whatever is left."""
+        self._fleet.close()
+        self._workers.close()
+        self._close_server()
+
+    def _timeout(self) -> float | None:
+        now = time.monotonic()
+        deadlines = [self._links.next_deadline(), self._fleet.next_deadline(), self._workers.next_deadline()]
+        deadlines.append(None if self._look_every is None else now + self._look_every)
+        deadlines.append(None if self._ended else self._ending_at)
+        deadlines.append(None if self._ending_at is not None else self._membership.look_again())
+        due = [deadline for deadline in deadlines if deadline is not None]
+        return max(0.0, min(due) - now) if due else None
+
+    # What happens.
+
+    def on_frame(self, frame: Frame, link: Link) -> None:
+        """See :class:`horovodlike.launcher.links.Audience`."""
+        worker = frame.number
+        if frame.kind in (Kind.STDOUT, Kind.STDERR):
+            self._output.add(worker, frame.kind, frame.payload)
+        elif frame.kind is Kind.RESULT:
+            self.outcome.results.setdefault(worker, bytearray()).extend(frame.payload)
+        elif frame.kind is Kind.STARTED:
+            self._processes[worker].pid = int(frame.payload)
+            self._explain(f"worker {worker} is process {int(frame.payload)} on {self._processes[worker].host}")
+        elif frame.kind is Kind.EXITED:
+            self._on_exit(worker, *decode_exit(frame.payload), link)
+        elif frame.kind is Kind.STOPPED:
+            self._explain(f"worker {worker} has been stopped")
+            self._events.append(Stopped(worker))
+        elif frame.kind is Kind.CONTINUED:
+            self._explain(f"worker {worker} goes on")
+            self._events.append(Continued(worker))
+        elif frame.kind is Kind.FAILED:
+            self._fleet.blame(link, frame.payload.decode(errors="replace"))
+
+    def _on_exit(self, worker: int, pid: int, status: int, link: Link) -> None:
+        self._processes.pop(worker, None)
+        self._output.finish(worker)
+        self._explain(f"worker {worker} ended with status {status}")
+        if status != 0:
+            self._failures[worker] = Failure(worker, pid, status, self._output.last_lines(worker), link.host)
+        self._workers.attend()  # what it has said last came before its end
+        self._events.append(Exited(worker, status))
+
+    def on_silence(self, link: Link, seconds: float) -> None:
+        """See :class:`horovodlike.launcher.links.Audience`."""
+        self._fleet.blame(link, f"it has been silent for {seconds:.0f} s; is it up, and reachable?")
+
+    def on_nonsense(self, link: Link, error: Exception) -> None:
+        """See :class:`horovodlike.launcher.links.Audience`."""
+        self._fleet.blame(link, f"{link.who} cannot be understood: {error}")
+
+    def on_end(self, link: Link, status: int) -> None:
+        """See :class:`horovodlike.launcher.links.Audience`."""
+        self._fleet.end(link, status)
+
+    def _take_agent(self, link: Link, addresses: tuple[str, ...]) -> int:
+        self._workers.listen_on(addresses)
+        self._links.add(link)
+        return self._workers.port
+
+    def _lose_host(self, host: str, reason: str) -> None:
+        for worker in [number for number, process in self._processes.items() if process.host == host]:
+            del self._processes[worker]
+            self._output.finish(worker)
+        if self._ending_at is None:
+            self._say(f"{host} cannot be used: {reason}")
+        self._events.append(HostLost(host, reason))
+
+    # What follows from it.
+
+    def _think(self) -> None:
+        """Has the membership decide until there is nothing left to decide."""
+        while self._news:
+            news = self._news.popleft()
+            if isinstance(news, str):
+                self._say(news)
+            else:
+                self._events.append(HostsFound(news))
+        while self._ending_at is None:
+            now = time.monotonic()
+            while self._events:
+                self._membership.observe(self._events.popleft(), now)
+            decisions = self._membership.decide(now)
+            for decision in decisions:
+                self._carry_out(decision)
+            if not decisions and not self._events:
+                break
+        if self._ending_at is None:
+            self._release_hosts()
+            return
+        while self._events:
+            event = self._events.popleft()
+            if isinstance(event, Ready):  # it would wait for a place for ever
+                self._workers.say(event.worker, {"stop": self._stop_reason})
+
+    def _carry_out(self, decision: Decision) -> None:
+        self._explain(decision.reason)
+        if isinstance(decision, Spawn):
+            self._processes[decision.worker] = _Process(decision.host)
+            self._output.expect(decision.worker)
+            slots = self._membership.slots[decision.host]
+            self._fleet.start(decision.worker, decision.host, decision.slot, slots)
+        elif isinstance(decision, Form):
+            self._form(decision)
+        elif isinstance(decision, Abandon):
+            if decision.generation == self._generation:
+                self._close_server()  # whoever still waits there learns of it
+        elif isinstance(decision, Announce):
+            change = {"number": decision.number, "added": decision.added, "removed": decision.removed}
+            for worker in decision.members:
+                self._workers.say(worker, {"changed": change})
+        elif isinstance(decision, Remove):
+            self._workers.say(decision.worker, {"removed": decision.reason})
+        elif isinstance(decision, Kill):
+            self._kill(decision)
+        elif isinstance(decision, Report):
+            self._report(decision)
+        elif isinstance(decision, End):
+            self._end(decision)
+
+    def _form(self, form: Form) -> None:
+        self._close_server()
+        hosts = [self._processes[worker].host for worker in form.members]
+        address = self._fleet.addresses(iter(hosts))
+        key = self._key.derive(b"horovodlike generation", str(form.generation).encode())
+        server = RendezvousServer(key, len(hosts), address, self._identity.job_id)
+        try:
+            server.start()
+        except RendezvousError as error:
+            self._end(End(AGENT_FAILED, str(error)))
+            return
+        self._server = server
+        self._generation = form.generation
+        self._places = list(form.members)
+        places = place_members(form.generation, hosts, address, server.port)
+        for worker, variables in zip(form.members, places, strict=True):
+            self._workers.say(worker, {"place": {"generation": form.generation, "variables": variables}})
+
+    def _close_server(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    def _kill(self, kill: Kill) -> None:
+        process = self._processes.get(kill.worker)
+        if process is None:
+            return
+        self._say(kill.reason)
+        if not self._fleet.signal(kill.worker, process.host, signal.SIGKILL):
+            del self._processes[kill.worker]
+            self._events.append(Exited(kill.worker, -signal.SIGKILL))
+
+    def _report(self, report: Report) -> None:
+        failure = self._failures.get(report.worker)
+        if failure is not None:
+            self._output.say(*verdict.describe(failure, "worker"))
+
+    def _release_hosts(self) -> None:
+        """Ends the agents of hosts that are not offered any more and have no worker."""
+        used = {process.host for process in self._processes.values()}
+        for host in self._fleet.hosts():
+            if host not in used and host not in self._membership.slots:
+                self._fleet.release(host)
+
+    def _end(self, end: End) -> None:
+        self._decide(end.exit_code)
+        if end.failure is not None:
+            self.outcome.failure = self._failures.get(end.failure)
+        if end.exit_code != 0:
+            self.outcome.trouble = end.reason
+            self._say(end.reason)
+        self._stop_reason = end.reason
+        self._workers.say_to_all({"stop": end.reason})
+        self._ending_at = time.monotonic() + (verdict.SETTLE_S if self._processes else 0.0)
+        self._close_server()
+
+    def _decide(self, exit_code: int) -> None:
+        if not self._decided:
+            self._decided = True
+            self.outcome.exit_code = exit_code
+
+    def _advance(self) -> None:
+        """Ends what is left once the job is over."""
+        if self._ending_at is None or self._ended:
+            return
+        if not any(process.pid for process in self._processes.values()) or time.monotonic() >= self._ending_at:
+            self._ended = True
+            self._fleet.cut()
+            self._links.send(Kind.END, 0, encode_seconds(GRACE_S))
+
+    def _handle_signals(self) -> None:
+        if self._output.broken and self._ending_at is None:
+            self._pass_on(signal.SIGPIPE, signal.SIGTERM)
+        while self._signals:
+            signum = self._signals.popleft()
+            if self._ending_at is not None:  # the second one, or the first while a failed job is being ended
+                self._abandoned = True
+                self._links.send(Kind.KILL)
+                self._ending_at = time.monotonic()
+            else:
+                self._pass_on(signum, signum)
+
+    def _pass_on(self, received: int, passed: int) -> None:
+        self._decide(verdict.exit_code(-received))
+        if received != signal.SIGPIPE:
+            self._say(
+                f"{verdict.signal_name(received)}: ending {len(self._processes)} workers; they have {GRACE_S:g} s, a "
+                "second signal kills them at once"
+            )
+        self._stop_reason = f"hvdrun has got {verdict.signal_name(received)}"
+        for worker in self._membership.workers.values():
+            if worker.status is Status.READY:  # the others may want to commit before they leave
+                self._workers.say(worker.number, {"stop": self._stop_reason})
+        self._close_server()
+        self._ending_at = time.monotonic() + GRACE_S
+        self._fleet.cut()
+        self._links.send(Kind.SIGNAL, passed, encode_seconds(GRACE_S))
+
+    def _say(self, text: str) -> None:
+        self._output.say(f"hvdrun: {text}")
+
+    def _explain(self, text: str) -> None:
+        if self._spec.verbose:
+            self._say(text)

@@ -1,0 +1,177 @@
+"""What happens in an elastic job, and what the driver decides about it. Workers are named by their numbers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = [
+    "Abandon",
+    "Adrift",
+    "Announce",
+    "Continued",
+    "Decision",
+    "End",
+    "Event",
+    "Exited",
+    "Finished",
+    "Form",
+    "HostLost",
+    "HostsFound",
+    "Kill",
+    "Leaving",
+    "Ready",
+    "Remove",
+    "Report",
+    "Spawn",
+    "Stopped",
+]
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A worker asks for a place.
+
+    Attributes:
+        worker: The worker.
+        why: ``start``, ``broken``, ``changed`` or ``failed``.
+        text: The reason in words.
+    """
+
+    worker: int
+    why: str = "start"
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Exited:
+    """A worker's process has ended, with an exit code or minus a signal."""
+
+    worker: int
+    status: int
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A worker's training function has returned."""
+
+    worker: int
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """A worker has had notice to leave, and the others know."""
+
+    worker: int
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """A worker's process has been stopped by a signal."""
+
+    worker: int
+
+
+@dataclass(frozen=True)
+class Continued:
+    """A worker's process goes on after it was stopped."""
+
+    worker: int
+
+
+@dataclass(frozen=True)
+class Adrift:
+    """A worker's connection to the driver has ended, most often because its process has."""
+
+    worker: int
+
+
+@dataclass(frozen=True)
+class HostsFound:
+    """Discovery offers these hosts, each with its slots."""
+
+    slots: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class HostLost:
+    """There is no agent on a host, or none any more; its workers are gone with it."""
+
+    host: str
+    reason: str
+
+
+Event = Ready | Exited | Finished | Leaving | Stopped | Continued | Adrift | HostsFound | HostLost
+
+
+@dataclass(frozen=True)
+class Spawn:
+    """Start a worker on a slot of a host."""
+
+    worker: int
+    host: str
+    slot: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Form:
+    """Form a generation; the workers are its members in the order of their ranks."""
+
+    generation: int
+    members: tuple[int, ...]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Abandon:
+    """The generation cannot work any more: whoever still waits for the others in it waits in vain."""
+
+    generation: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Announce:
+    """Tell the members that something has changed, so that they come back at their next commit."""
+
+    number: int
+    added: bool
+    removed: bool
+    members: tuple[int, ...]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Remove:
+    """Tell a worker that waits for a place that it is no member any more."""
+
+    worker: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Kill:
+    """Kill a worker."""
+
+    worker: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """Tell the user how a worker has failed."""
+
+    worker: int
+    status: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class End:
+    """End the job. ``failure`` is the worker that is to blame, if one is."""
+
+    exit_code: int
+    reason: str
+    failure: int | None = None
+
+
+Decision = Spawn | Form | Abandon | Announce | Remove | Kill | Report | End

@@ -1,0 +1,408 @@
+"""Who is a member of an elastic job: all decisions of the driver. Pure: no clock, no thread, no I/O.
+
+Events go in by :meth:`Membership.observe`, decisions come out of :meth:`Membership.decide`, each with its reason, and
+count as carried out. Times are the caller's, in seconds, and never go back.
+
+A *member* has a place in the current generation. The next one is formed when all members that live have come back.
+They keep the order of their ranks, so that rank 0 is the oldest; *newcomers* that are ready follow. Newcomers that are
+ready while the members work are announced to them, and so are members whose hosts are not offered any more.
+"""
+
+import signal
+from collections.abc import Iterator
+
+from horovodlike.launcher import verdict
+from horovodlike.launcher.elastic.cooldown import Health
+from horovodlike.launcher.elastic.events import (
+    Abandon,
+    Adrift,
+    Announce,
+    Continued,
+    Decision,
+    End,
+    Event,
+    Exited,
+    Finished,
+    Form,
+    HostLost,
+    HostsFound,
+    Kill,
+    Leaving,
+    Ready,
+    Remove,
+    Report,
+    Spawn,
+    Stopped,
+)
+from horovodlike.launcher.elastic.state import ACTIVE, Generation, Policy, Roster, Status, Worker
+
+__all__ = ["FAILED", "Membership"]
+
+FAILED = 1
+"""The exit code of a job that ends for a reason that is no worker's failure."""
+SETTLE_S = 3.0
+"""How long workers that are ready wait for those that are still starting, if nobody needs them at once."""
+_REMOVED_S = 30.0
+"""How long a worker that was removed may take to exit."""
+_ATTEMPTS = 3
+"""So many workers in a row that fail in the same way are enough to know."""
+_TERMINATED = (-signal.SIGTERM, verdict.exit_code(-signal.SIGTERM))
+
+
+class Membership(Roster):
+    """The state of an elastic job."""
+
+    def __init__(self, policy: Policy, now: float) -> None:
+        """Starts without hosts and workers.
+
+        Args:
+            policy: What the user has asked for.
+            now: The time.
+        """
+        super().__init__(policy)
+        self._health: dict[str, Health] = {}
+        self._next_number = 0
+        self._resets = 0
+        self._changes = 0
+        self._blocked_since: float | None = now  # since when a generation is needed
+        self._collapses = 0
+        self._early_deaths: dict[tuple[str, int], int] = {}  # by slot: in a row, before they were ready
+        self._finishing = ""
+        self._pending: list[Decision] = []
+        self._end: End | None = None
+        self._told_end = False
+        self._deadlines: list[float] = []
+
+    @property
+    def ended(self) -> bool:
+        """Whether the job is over; there are no more decisions."""
+        return self._end is not None
+
+    def look_again(self) -> float | None:
+        """When :meth:`decide` may have something new though nothing has happened; as of its last call."""
+        return min(self._deadlines, default=None)
+
+    # What happens.
+
+    def observe(self, event: Event, now: float) -> None:
+        """Takes note of something that has happened. What concerns a worker that has gone is ignored."""
+        if isinstance(event, HostsFound):
+            self._find(event, now)
+        elif isinstance(event, HostLost):
+            self._lose_host(event, now)
+        elif (worker := self.workers.get(event.worker)) is None:
+            return
+        elif isinstance(event, Exited):
+            self._exit(worker, event.status, now)
+        elif isinstance(event, Ready):
+            self._get_ready(worker, event, now)
+        elif isinstance(event, Finished) and worker.status in ACTIVE:
+            self._set(worker, Status.FINISHED, now)
+            self._finish(f"worker {worker.number} has finished")
+        elif isinstance(event, Leaving) and worker.status in ACTIVE:
+            self._set(worker, Status.LEAVING, now)
+            self.generation.returning |= self.is_member(worker)
+        elif isinstance(event, Stopped):
+            worker.stopped_at = worker.stopped_at or now
+        elif isinstance(event, Continued):
+            worker.stopped_at = None
+        elif isinstance(event, Adrift):
+            worker.adrift_at = worker.adrift_at or now
+
+    def _find(self, event: HostsFound, now: float) -> None:
+        for host in event.slots:
+            if host not in self.slots:  # offered for the first time, or anew
+                self._health[host] = Health(self.policy.cooldown)
+        known = [host for host in self.slots if host in event.slots]
+        new = [host for host in event.slots if host not in self.slots]
+        self.slots = {host: event.slots[host] for host in (*known, *new)}
+
+    def _get_ready(self, worker: Worker, event: Ready, now: float) -> None:
+        if worker.status not in ACTIVE:
+            return
+        if worker.status is Status.MEMBER and event.why in ("broken", "failed"):
+            self._break(f"worker {worker.number} has come back: {event.text or event.why}")
+        worker.was_ready = True
+        self._early_deaths.pop((worker.host, worker.slot), None)
+        self._health[worker.host].losses = 0
+        if worker.status is not Status.READY:
+            self._set(worker, Status.READY, now)
+
+    def _exit(self, worker: Worker, status: int, now: float) -> None:
+        del self.workers[worker.number]
+        if worker.status is Status.REMOVED:
+            return
+        if worker.status is Status.FINISHED:
+            if status != 0:
+                self._conclude(verdict.exit_code(status), f"worker {worker.number} failed in the end", worker.number)
+            return
+        if worker.status is Status.LEAVING or status in _TERMINATED:
+            self._health[worker.host].hold(now)
+            if worker.status is Status.MEMBER:
+                self._break(f"worker {worker.number} was terminated")
+            return
+        if status == 0:
+            self._finish(f"worker {worker.number} has ended with code 0")
+            return
+        self._fail(worker, status, now)
+
+    def _fail(self, worker: Worker, status: int, now: float) -> None:
+        follows = self._health[worker.host].fail(now, self.slots.get(worker.host, 0))
+        self._pending.append(Report(worker.number, status, f"worker {worker.number} has failed: {follows}"))
+        if self.is_member(worker):
+            self.generation.statuses.append((worker.number, status))
+            if worker.status is Status.MEMBER:
+                self._break(f"worker {worker.number} has ended")
+            self._look_for_collapse(now)
+        elif not worker.was_ready:
+            slot = (worker.host, worker.slot)
+            self._early_deaths[slot] = self._early_deaths.get(slot, 0) + 1
+            if self._early_deaths[slot] >= _ATTEMPTS and not any(each.was_ready for each in self.workers.values()):
+                reason = (
+                    f"{_ATTEMPTS} workers in a row have failed before they asked for a place; the last lines say why"
+                )
+                self._conclude(verdict.exit_code(status), reason, worker.number)
+
+    def _look_for_collapse(self, now: float) -> None:
+        """All members have failed by themselves, again and again: another start would end like this one."""
+        if any(self.is_member(worker) for worker in self.workers.values()):
+            return
+        if now - self.generation.formed_at > self.policy.elastic_timeout:
+            self._collapses = 0
+        statuses = self.generation.statuses
+        self._collapses = self._collapses + 1 if all(status > 0 for _, status in statuses) else 0
+        if self._collapses >= _ATTEMPTS and not self._finishing:
+            number, status = statuses[0]
+            reason = f"all members have failed by themselves, {_ATTEMPTS} times in a row"
+            self._conclude(verdict.exit_code(status), reason, number)
+
+    def _lose_host(self, event: HostLost, now: float) -> None:
+        self._health.setdefault(event.host, Health(self.policy.cooldown)).lose(now)
+        for worker in [each for each in self.workers.values() if each.host == event.host]:
+            del self.workers[worker.number]
+            if worker.status is Status.MEMBER:
+                self._break(f"worker {worker.number} is lost with {event.host}: {event.reason}")
+        tried = [self._health[host].losses for host in self.slots]
+        if not self.generation.number and tried and min(tried) >= _ATTEMPTS:
+            self._conclude(FAILED, f"no host could be used; {event.host}: {event.reason}")
+
+    def _break(self, reason: str) -> None:
+        self.generation.broken = self.generation.broken or reason
+
+    def _finish(self, reason: str) -> None:
+        self._finishing = self._finishing or reason
+
+    def _conclude(self, exit_code: int, reason: str, failure: int | None = None) -> None:
+        self._end = self._end or End(exit_code, reason, failure)
+
+    def _set(self, worker: Worker, status: Status, now: float) -> None:
+        worker.status, worker.since = status, now
+
+    # What follows from it.
+
+    def decide(self, now: float) -> list[Decision]:
+        """What is to be done now. Each decision is returned once; the end of the job is the last one."""
+        decisions, self._pending, self._deadlines = self._pending, [], []
+        if self._told_end:
+            return []
+        if self._end is None:
+            for step in (self._abandon, self._kill, self._remove, self._form, self._spawn, self._announce):
+                decisions += step(now)
+            if self._finishing and not self.workers:
+                self._conclude(0, self._finishing)
+        if self._end is not None:
+            self._told_end = True
+            decisions.append(self._end)
+        return decisions
+
+    @property
+    def _exhausted(self) -> bool:
+        """Whether the next generation would be one too many."""
+        limit = self.policy.reset_limit
+        return limit is not None and self.generation.number > 0 and self._resets >= limit and not self._finishing
+
+    def _over(self, since: float | None, seconds: float, now: float) -> bool:
+        """Whether a time is over; if not, the end of it is a time to look again."""
+        if since is None:
+            return False
+        if now >= since + seconds:
+            return True
+        self._deadlines.append(since + seconds)
+        return False
+
+    def _abandon(self, _: float) -> Iterator[Decision]:
+        generation = self.generation
+        if generation.broken and not generation.abandoned:
+            generation.abandoned = True
+            yield Abandon(generation.number, generation.broken)
+
+    def _kill(self, now: float) -> Iterator[Decision]:
+        for worker in list(self.workers.values()):
+            if worker.killed:
+                continue
+            reason = self._reason_to_kill(worker, now)
+            if reason:
+                worker.killed = True
+                if self._finishing and worker.status is Status.STARTING:
+                    self._set(worker, Status.REMOVED, now)
+                if worker.status is Status.MEMBER and self._blocked_since is not None:
+                    self._blocked_since = now  # whoever takes its place gets the same time
+                yield Kill(worker.number, f"worker {worker.number} is killed: {reason}")
+
+    def _reason_to_kill(self, worker: Worker, now: float) -> str:
+        policy = self.policy
+        if self._over(worker.stopped_at, policy.heartbeat_timeout, now):
+            return f"it has been stopped for {policy.heartbeat_timeout:g} s"
+        if worker.status is Status.REMOVED:
+            return "it does not exit" if self._over(worker.since, _REMOVED_S, now) else ""
+        if worker.status in ACTIVE and self._over(worker.adrift_at, policy.heartbeat_timeout, now):
+            return "it has closed its connection to the driver"
+        if worker.status is Status.STARTING:
+            if self._finishing and self.generation.number:
+                return "the job is done without it"
+            if self._over(worker.since, policy.elastic_timeout, now):
+                return f"it has not asked for a place within {policy.elastic_timeout:g} s"
+        # A member that others wait for: one that comes back is ready.
+        blocked = self.generation.number > 0 and self._blocked_since is not None
+        if worker.status is Status.MEMBER and blocked and self._over(self._blocked_since, policy.elastic_timeout, now):
+            return f"the others have waited for it for {policy.elastic_timeout:g} s"
+        return ""
+
+    def _remove(self, now: float) -> Iterator[Decision]:
+        staying = {worker.number for worker in self.staying()}
+        unwanted = self.unwanted()
+        for worker in list(self.workers.values()):
+            if worker.status is not Status.READY or worker.number in staying:
+                continue
+            done = self._finishing and not self.is_member(worker)
+            if done or worker.number in unwanted:
+                reason = self._finishing if done else f"{worker.host} has no slot for it any more"
+                self._set(worker, Status.REMOVED, now)
+                yield Remove(worker.number, f"worker {worker.number} is removed: {reason}")
+
+    # Generations.
+
+    def _form(self, now: float) -> Iterator[Decision]:
+        members = self.members()
+        if members and all(worker.status is Status.MEMBER for worker in members):
+            self._blocked_since = None
+            return
+        if self._finishing and not members:
+            return
+        if self._blocked_since is None:
+            self._blocked_since = now
+        if self._exhausted:
+            self._give_up_resetting()
+            return
+        if any(worker.status is Status.MEMBER for worker in members):
+            self._over(self._blocked_since, self.policy.elastic_timeout, now)
+            return
+        staying = self.staying()
+        newcomers = [] if self._finishing else sorted(self.newcomers(), key=lambda each: each.number)
+        most = self.policy.max_np
+        chosen = (staying + newcomers)[: most if most is not None else None]
+        overdue = self._over(self._blocked_since, self.policy.elastic_timeout, now)
+        if self._is_enough(len(staying), newcomers, chosen, overdue, now):
+            yield self._begin(chosen, len(staying), now)
+        elif overdue:
+            self._conclude(
+                FAILED,
+                f"Timed out after {self.policy.elastic_timeout:g} s with {len(chosen)} workers. Please check that you "
+                f"have enough resources to run at least {self.policy.min_np} Horovod processes.",
+            )
+
+    def _is_enough(
+        self, staying: int, newcomers: list[Worker], chosen: list[Worker], overdue: bool, now: float
+    ) -> bool:
+        """Whether a generation is formed of what there is."""
+        policy = self.policy
+        if staying or overdue:
+            return len(chosen) >= (1 if self._finishing else policy.min_np)
+        enough = policy.min_np if self.generation.number else policy.num_proc  # to start over, or for the first time
+        if len(chosen) < enough:
+            return False
+        # Nobody is held up if a start waits for a moment for those that are about to come.
+        complete = not self.starting() or len(chosen) == policy.max_np
+        enough_since = sorted(worker.since for worker in newcomers)[enough - 1]
+        return complete or self._over(enough_since, SETTLE_S, now)
+
+    def _begin(self, chosen: list[Worker], survivors: int, now: float) -> Form:
+        before = self.generation
+        if before.number:
+            self._resets += not self._finishing
+        names = ", ".join(str(worker.number) for worker in chosen)
+        reason = f"generation {before.number + 1}: workers {names}; {survivors} survivors of generation {before.number}"
+        if before.broken:
+            reason += f" ({before.broken})"
+        members = tuple(worker.number for worker in chosen)
+        self.generation = Generation(before.number + 1, members, formed_at=now)
+        for worker in chosen:
+            self._set(worker, Status.MEMBER, now)
+        self._blocked_since = None
+        return Form(before.number + 1, members, reason)
+
+    def _give_up_resetting(self) -> None:
+        limit = self.policy.reset_limit
+        cause = self.generation.broken or "the set of workers has changed"
+        number, status = self.generation.statuses[0] if self.generation.statuses else (None, FAILED)
+        self._conclude(
+            verdict.exit_code(status),
+            f"{cause}, and the job has been reset {limit} times, which is all that --reset-limit {limit} allows. "
+            f"Horovod was shutdown because number of resets during elastic job exceeded limit: {limit}",
+            number,
+        )
+
+    # Workers.
+
+    def _spawn(self, now: float) -> Iterator[Decision]:
+        if self._finishing or self._exhausted:
+            return
+        unwanted = self.unwanted()
+        active = sum(each.status in ACTIVE and each.number not in unwanted for each in self.workers.values())
+        for host, slots in self.slots.items():
+            taken = {worker.slot for worker in self.workers.values() if worker.host == host}
+            for slot in range(slots):
+                if self.policy.max_np is not None and active >= self.policy.max_np:
+                    return
+                if slot in taken or not self._may_use(host, slots - len(taken), active, now):
+                    continue
+                worker = Worker(self._next_number, host, slot, now)
+                self.workers[worker.number] = worker
+                self._next_number += 1
+                active += 1
+                taken.add(slot)
+                yield Spawn(worker.number, host, slot, f"worker {worker.number} is started on slot {slot} of {host}")
+
+    def _may_use(self, host: str, free: int, active: int, now: float) -> bool:
+        health = self._health[host]
+        if now < health.cooling_until:
+            self._deadlines.append(health.cooling_until)
+            return False
+        if active >= self.policy.min_np and health.held_slots(now) >= free:
+            self._deadlines += health.held
+            return False
+        return True
+
+    def _announce(self, now: float) -> Iterator[Decision]:
+        generation, members = self.generation, self.members()
+        if not members or self._finishing or self._exhausted or generation.broken or generation.returning:
+            return
+        if any(worker.status is Status.READY for worker in members):
+            return
+        staying = {worker.number for worker in self.staying()}
+        most = self.policy.max_np
+        room = None if most is None else max(0, most - len(staying))
+        newcomers = self.newcomers()[:room]
+        joining = {worker.number for worker in newcomers}
+        going = {worker.number for worker in members} - staying
+        if not (joining | going) - generation.told:
+            return
+        # What comes together is announced together: members work on meanwhile.
+        since = [worker.since for worker in newcomers if worker.number not in generation.told]
+        if not going - generation.told and self.starting() and not self._over(min(since), SETTLE_S, now):
+            return
+        generation.told = frozenset(joining | going)
+        self._changes += 1
+        told = tuple(worker.number for worker in members)
+        reason = f"change {self._changes}: {len(joining)} workers are to join, {len(going)} are to go"
+        yield Announce(self._changes, bool(joining), bool(going), told, reason)

@@ -1,0 +1,138 @@
+"""What the driver knows about an elastic job: workers, slots, and the current generation. Pure."""
+
+import enum
+from dataclasses import dataclass, field
+
+from horovodlike.launcher.elastic.cooldown import Cooldown
+
+__all__ = ["ACTIVE", "Generation", "Policy", "Roster", "Status", "Worker"]
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What the user has asked for.
+
+    Attributes:
+        num_proc: How many workers the job starts with.
+        min_np: With fewer it waits.
+        max_np: It never has more; None for as many as there are slots.
+        reset_limit: How many generations there may be after the first one; None for any number.
+        cooldown: When a host that has failed is used again.
+        elastic_timeout: How long the job waits for enough workers, in seconds.
+        heartbeat_timeout: How long a worker may be stopped, in seconds.
+    """
+
+    num_proc: int
+    min_np: int
+    max_np: int | None = None
+    reset_limit: int | None = None
+    cooldown: Cooldown = Cooldown()
+    elastic_timeout: float = 600.0
+    heartbeat_timeout: float = 5.0
+
+
+class Status(enum.Enum):
+    """What a worker does."""
+
+    STARTING = "starting"
+    READY = "waiting for a place"
+    MEMBER = "member"
+    LEAVING = "leaving"
+    FINISHED = "finished"
+    REMOVED = "removed"
+
+
+ACTIVE = (Status.STARTING, Status.READY, Status.MEMBER)
+
+
+@dataclass
+class Worker:
+    """One process. It is forgotten when it has exited."""
+
+    number: int
+    host: str
+    slot: int
+    since: float  # when its status changed
+    status: Status = Status.STARTING
+    was_ready: bool = False
+    stopped_at: float | None = None
+    adrift_at: float | None = None
+    killed: bool = False
+
+
+@dataclass
+class Generation:
+    """The current generation; before the first one, number 0 without members."""
+
+    number: int = 0
+    members: tuple[int, ...] = ()  # in the order of ranks, also those that have gone
+    formed_at: float = 0.0
+    broken: str = ""  # why it cannot work any more
+    abandoned: bool = False
+    returning: bool = False  # its members come back without being told
+    told: frozenset[int] = frozenset()  # whom the latest announcement was about
+    statuses: list[tuple[int, int]] = field(default_factory=list)  # number and status of members that failed
+
+
+class Roster:
+    """The workers that live, and who is who among them.
+
+    Attributes:
+        policy: What the user has asked for.
+        workers: By number.
+        slots: By host, how many workers it may have; hosts that have been offered for longer come first.
+        generation: The current one.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        """Starts without hosts and workers."""
+        self.policy = policy
+        self.workers: dict[int, Worker] = {}
+        self.slots: dict[str, int] = {}
+        self.generation = Generation()
+
+    def is_member(self, worker: Worker) -> bool:
+        """Whether it has, or had, a place in the current generation."""
+        return worker.number in self.generation.members
+
+    def members(self) -> list[Worker]:
+        """The members that live, in the order of their ranks; not those that have left or finished."""
+        living = (self.workers[number] for number in self.generation.members if number in self.workers)
+        return [worker for worker in living if worker.status in (Status.MEMBER, Status.READY)]
+
+    def unwanted(self) -> set[int]:
+        """The workers for which there is no slot any more, of each host the newest ones, or that are too many."""
+        found: set[int] = set()
+        room = dict(self.slots)
+        left = len(self.workers) if self.policy.max_np is None else self.policy.max_np
+        for worker in sorted(self.workers.values(), key=lambda each: each.number):
+            if worker.status in ACTIVE and left > 0 and room.get(worker.host, 0) > 0:
+                room[worker.host] -= 1
+                left -= 1
+            elif worker.status in ACTIVE:
+                found.add(worker.number)
+        return found
+
+    def staying(self) -> list[Worker]:
+        """The members that will have a place in the next generation.
+
+        If the hosts of all of them have gone, some stay all the same until newcomers have got the state from them.
+        """
+        members, unwanted = self.members(), self.unwanted()
+        wanted = [worker for worker in members if worker.number not in unwanted]
+        if wanted or not members:
+            return wanted
+        room = len(members) if self.policy.max_np is None else self.policy.max_np
+        return members[: max(1, room - len(self.newcomers()))]
+
+    def newcomers(self) -> list[Worker]:
+        """Those that are ready and have not been members of this generation."""
+        unwanted = self.unwanted()
+        found = [worker for worker in self.workers.values() if worker.status is Status.READY]
+        return [each for each in found if not self.is_member(each) and each.number not in unwanted]
+
+    def starting(self) -> list[Worker]:
+        """Those that have not asked for a place yet."""
+        unwanted = self.unwanted()
+        found = [worker for worker in self.workers.values() if worker.status is Status.STARTING]
+        return [worker for worker in found if worker.number not in unwanted]

@@ -1,0 +1,151 @@
+"""The driver's end of the connections to its workers. Messages are JSON; both ends hold the job's key.
+
+From a worker to the driver:
+
+``{"do": "ready", "after": g, "why": w, "reason": text}``
+    It asks for a place. ``g`` is the last generation that it was in, 0 at first; ``w`` is ``start``, ``broken`` (the
+    job broke), ``changed`` (it was told so) or ``failed`` (``init()`` did).
+``{"do": "leaving"}``
+    It has had notice, the others know, and it will exit with code 0.
+``{"do": "finished"}``
+    Its training function has returned.
+
+From the driver to a worker:
+
+``{"place": {"generation": g, "variables": {...}}}``
+    The answer to "ready", when the generation is formed.
+``{"changed": {"number": n, "added": bool, "removed": bool}}``
+    At any time: come back at the next commit. Numbers increase.
+``{"removed": reason}``
+    The answer to "ready" if it is no member any more.
+``{"stop": reason}``
+    At any time: the job ends.
+"""
+
+import json
+import time
+from collections.abc import Callable, Collection
+from typing import Any
+
+from horovodlike._channel import Identity, JobKey, job_digest
+from horovodlike._doorkeeper import Connection, Doorkeeper, ProtocolError
+from horovodlike._listening import listen
+from horovodlike.launcher.elastic.events import Adrift, Event, Finished, Leaving, Ready
+
+__all__ = ["WorkerServer"]
+
+_REASONS = ("start", "broken", "changed", "failed")
+_LOOPBACK = "127.0.0.1"
+_LONGEST_TEXT = 2000
+_FLUSH_S = 1.0
+
+
+class WorkerServer:
+    """Belongs to one thread, which waits for :meth:`fileno` and then calls :meth:`attend`."""
+
+    def __init__(
+        self, key: JobKey, job_id: str, expected: Callable[[], Collection[int]], tell: Callable[[Event], None]
+    ) -> None:
+        """Listens on the loopback address.
+
+        Args:
+            key: The job's key.
+            job_id: The job's name.
+            expected: The numbers of the workers that live.
+            tell: Called with what happens, in :meth:`attend`.
+
+        Raises:
+            RendezvousError: It cannot listen.
+        """
+        self._job = job_digest(f"elastic/{job_id}")
+        self._expected = expected
+        self._tell = tell
+        self._connections: dict[int, Connection] = {}
+        self._door = Doorkeeper(key, self, who="worker")
+        self._addresses = {_LOOPBACK}
+        [listener] = listen("the elastic driver", [_LOOPBACK], [0])
+        self.port: int = listener.getsockname()[1]
+        self._door.listen([listener])
+
+    def fileno(self) -> int:
+        """Readable when :meth:`attend` has something to do."""
+        return self._door.fileno()
+
+    def next_deadline(self) -> float | None:
+        """When :meth:`attend` will have something to do, though nobody says anything."""
+        return self._door.next_deadline()
+
+    def attend(self) -> None:
+        """Does what there is to do, without waiting."""
+        self._door.attend()
+
+    def listen_on(self, addresses: Collection[str]) -> None:
+        """Listens on further addresses, at the same port.
+
+        Raises:
+            RendezvousError: That is not possible.
+        """
+        new = [address for address in addresses if address not in self._addresses]
+        if new:
+            self._door.listen(listen("the elastic driver", new, [self.port]))
+            self._addresses.update(new)
+
+    def say(self, worker: int, message: dict[str, Any]) -> None:
+        """Tells a worker something; does nothing if it has no connection."""
+        connection = self._connections.get(worker)
+        if connection is not None:
+            self._door.say(connection, message)
+
+    def say_to_all(self, message: dict[str, Any]) -> None:
+        """Tells all workers something."""
+        for worker in list(self._connections):
+            self.say(worker, message)
+
+    def close(self) -> None:
+        """Closes all connections, after what was said last has been sent."""
+        deadline = time.monotonic() + _FLUSH_S
+        for connection in self._connections.values():
+            self._door.flush(connection, deadline)
+        self._door.close()
+
+    # What the doorkeeper calls.
+
+    def admit(self, connection: Connection, identity: Identity) -> str | None:
+        """See :class:`horovodlike._doorkeeper.Reception`."""
+        worker = identity.rank
+        if identity.job != self._job or identity.size != 0:
+            return "it belongs to another job, or is no worker, although it has the key of this one"
+        if worker in self._connections:
+            self._door.look_at(self._connections[worker])  # it may just have hung up
+        if worker in self._connections:
+            return f"worker {worker} is connected already; HOROVODLIKE_WORKER must not be inherited by other processes"
+        if worker not in self._expected():
+            return f"there is no worker {worker}, or none any more"
+        self._connections[worker] = connection
+        return None
+
+    def hear(self, connection: Connection, payload: bytes) -> None:
+        """See :class:`horovodlike._doorkeeper.Reception`."""
+        worker = connection.rank
+        try:
+            message = json.loads(payload)
+            verb = message["do"]
+            if verb == "ready":
+                why, text = str(message["why"]), str(message.get("reason") or "")[:_LONGEST_TEXT]
+                if why not in _REASONS or not isinstance(message["after"], int):
+                    raise ValueError(why)
+                event: Event = Ready(worker, why, text)
+            elif verb == "leaving":
+                event = Leaving(worker)
+            elif verb == "finished":
+                event = Finished(worker)
+            else:
+                raise ValueError(verb)
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise ProtocolError(f"it sent a message that makes no sense ({type(error).__name__})") from None
+        self._tell(event)
+
+    def lose(self, connection: Connection, reason: str) -> None:
+        """See :class:`horovodlike._doorkeeper.Reception`."""
+        del self._connections[connection.rank]
+        self._tell(Adrift(connection.rank))

@@ -1,0 +1,117 @@
+"""The flags of elastic jobs, and of plans of faults; what is a setting is in ``options``."""
+
+import argparse
+from collections.abc import Mapping
+
+from horovodlike.config import Config
+from horovodlike.launcher.errors import UsageError
+from horovodlike.launcher.spec import ElasticSpec
+
+__all__ = ["add_arguments", "fault_plan", "find_elastic"]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags."""
+    group = parser.add_argument_group(
+        "elastic jobs",
+        "Workers may come and go if one of the first three is given. -np is the number with which the job starts.",
+    )
+    add = group.add_argument
+    add("--min-np", "--min-num-proc", dest="min_np", metavar="N", help="with fewer workers it waits (default: -np)")
+    add("--max-np", "--max-num-proc", dest="max_np", metavar="N", help="it never has more (default: all slots)")
+    add("--host-discovery-script", metavar="FILE", help="a program that prints a line for each host: HOST or HOST:N")
+    add("--slots", "--slots-per-host", dest="slots", metavar="N", help="slots of a host without a number (default: 1)")
+    add("--reset-limit", metavar="N", help="end the job when workers have come or gone more often (default: no limit)")
+    add(
+        "--blacklist-cooldown-range",
+        nargs=2,
+        metavar=("LOW", "HIGH"),
+        help="leave a host alone after each failure of a worker there: LOW seconds the first time, then twice as long "
+        "each time, HIGH at most (default: 1 to 60 seconds after many failures in a row)",
+    )
+    parser.add_argument(
+        "--chaos", metavar="FILE", help="YAML file with faults to be made: horovodlike.testing.FaultPlan"
+    )
+
+
+def find_elastic(arguments: argparse.Namespace, values: Config) -> ElasticSpec | None:
+    """What was asked for, or None if the job is not elastic.
+
+    Args:
+        arguments: The parsed command line.
+        values: The settings.
+
+    Raises:
+        UsageError: A value is not accepted, or does not go with other flags.
+    """
+    if arguments.min_np is None and arguments.max_np is None and arguments.host_discovery_script is None:
+        for flag in ("slots", "reset_limit", "blacklist_cooldown_range"):
+            if getattr(arguments, flag) is not None:
+                raise UsageError(
+                    f"--{flag.replace('_', '-')} is for elastic jobs; add --min-np, --max-np or "
+                    "--host-discovery-script, or leave it out"
+                )
+        return None
+    for flag, given in (("--mpi", arguments.mpi), ("--nnodes", arguments.nnodes), ("--selftest", arguments.selftest)):
+        if given:
+            raise UsageError(f"{flag} cannot be used for an elastic job; leave it out, or the flags of elastic jobs")
+    if arguments.host_discovery_script is not None and (arguments.hosts or arguments.hostfile):
+        raise UsageError("--host-discovery-script contradicts -H and --hostfile; give one of them")
+    return ElasticSpec(
+        min_np=_number("--min-np", arguments.min_np, 1),
+        max_np=_number("--max-np", arguments.max_np, 1),
+        discovery_script=arguments.host_discovery_script,
+        slots=_number("--slots", arguments.slots, 1),
+        reset_limit=_number("--reset-limit", arguments.reset_limit, 0),
+        cooldown_range=_range(arguments.blacklist_cooldown_range),
+        elastic_timeout=values.elastic_timeout,
+        heartbeat_timeout=values.heartbeat_timeout,
+    )
+
+
+def _number(flag: str, text: str | None, least: int) -> int | None:
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and int(text) >= least):
+        raise UsageError(f"{flag} {text} cannot be used: it must be an integer >= {least}")
+    return int(text)
+
+
+def _range(texts: list[str] | None) -> tuple[float, float] | None:
+    if texts is None:
+        return None
+    try:
+        low, high = (float(text) for text in texts)
+    except ValueError:
+        low = high = 0.0
+    return check_range((low, high), f"--blacklist-cooldown-range {' '.join(texts)}")
+
+
+def check_range(found: tuple[float, float], source: str) -> tuple[float, float]:
+    """Returns a range of cool-downs.
+
+    Raises:
+        UsageError: It is none; the message begins with the source.
+    """
+    low, high = found
+    if not 0 < low <= high < float("inf"):
+        raise UsageError(f"{source} cannot be used: it must be two numbers of seconds, such as 10 100")
+    return low, high
+
+
+def fault_plan(path: str | None) -> Mapping[str, str]:
+    """The variable that hands a plan of faults to the ranks; none without a plan.
+
+    Raises:
+        UsageError: The file cannot be read, or is no plan.
+    """
+    if path is None:
+        return {}
+    from horovodlike.testing import FaultPlan
+
+    try:
+        return {"HOROVODLIKE_FAULT_PLAN": FaultPlan.load(path).to_json()}
+    except OSError as error:
+        raise UsageError(f"--chaos {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise UsageError(f"--chaos {path}: {error}") from None

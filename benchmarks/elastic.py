@@ -103,7 +103,10 @@ class Job:
     def wait(self, condition: Callable[[], bool], what: str) -> None:
         """Waits until something is true of what is written."""
         deadline = time.monotonic() + PATIENCE_S
-        while self.update() or not condition():
+        while True:
+            self.update()
+            if condition():
+                return
             if self.process.poll() is not None:
                 raise BenchmarkError(f"hvdrun has ended with {self.process.returncode} before {what}: {self.output()}")
             if time.monotonic() > deadline:

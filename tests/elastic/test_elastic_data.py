@@ -2,66 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import random
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
+import sampling
 from elastic_job import ElasticJob
 
 from horovodlike.testing import Fault, FaultPlan
 
-LENGTHS = [17, 40, 3, 1, 29, 60]  # of the tasks
-EPOCHS = 2
+LIMIT_S = 120
 
 
-def _train(size: int = 0) -> tuple[list[int], list[int]]:
-    """How often samples were counted; and how many ranks there were in each step that this worker took, and at the end.
-
-    With `size` it goes on until there are as many ranks.
-    """
-    import numpy as np
-    from collectives import allreduce
+def _train(size: int = 0) -> object:
+    import sampling
     from elastic_job import tell
 
-    from horovodlike import basics, elastic
-    from horovodlike.data import DynamicPartition, Task
-
-    basics.init()
-    sizes = []
-
-    @elastic.run
-    def loop(state):
-        while not state.is_done:
-            state.data.set_epoch(state.epoch)
-            for batch in state.data:
-                counts = np.zeros(sum(LENGTHS) + 1, np.int64)
-                for source, index in batch.samples():
-                    counts[sum(LENGTHS[:source]) + index] += 1
-                counts[-1] = len(batch)
-                allreduce("step", counts)
-                assert counts[-1] == batch.total
-                state.counts += counts[:-1]
-                sizes.append(basics.size())
-                state.commit()
-                tell(state.commits)
-            assert set(state.counts) == {state.epoch + 1}
-            state.epoch += 1
-            state.is_done = state.epoch >= EPOCHS and basics.size() == (size or basics.size())
-
-    tasks = [Task(source, 0, length) for source, length in enumerate(LENGTHS)]
-    data = DynamicPartition(tasks, batch_size=2, seed=1)
-    state = elastic.ObjectState(epoch=0, is_done=False, counts=np.zeros(sum(LENGTHS), np.int64), data=data)
-    loop(state)
-    return sorted({int(count) for count in state.counts}), [*sizes, basics.size()]
-
-
-def check(job: ElasticJob, *lost: int) -> list[list[int]]:
-    """All that are left have counted each sample once in each epoch; the sizes that each has seen."""
-    values = job.values(*lost)
-    assert len({str(counts) for counts, _ in values}) == 1
-    for (count,), _ in values:
-        assert count >= EPOCHS
-    return [sizes for _, sizes in values]
+    return sampling.train(size, tell)
 
 
 def plan(*faults: Fault) -> dict[str, str]:
@@ -77,18 +38,28 @@ def plan(*faults: Fault) -> dict[str, str]:
 def test_a_rank_that_fails_at_a_point(victim, point, step, action):
     with ElasticJob(3, _train, settings=plan(Fault(victim, step, point, action))) as job:
         if point in ("negotiation", "data") and action == "raise":  # its engine fails, and it comes back
-            check(job)
+            sampling.check(job.values(), 3)
             assert job.sizes == [3, 3]
         else:
-            for sizes in check(job, victim):
-                assert set(sizes[step + 1 :]) == {2}
+            values = job.values(victim)
+            sampling.check(values, 2)
+            assert all(set(sizes[step + 1 :]) == {2} for _, sizes, _ in values)
             assert job.sizes == [3, 2]
+
+
+def test_a_rank_that_is_told_to_leave_in_the_middle_of_a_step():
+    with ElasticJob(3, _train, settings=plan(Fault(1, 9, "step", "SIGTERM"))) as job:
+        values = job.finish()
+        assert [worker.process.returncode for worker in values] == [0, 0, 0]
+        left = [worker.value for worker in values if worker.number != 1]
+        sampling.check(left, 2)
+        assert all(sizes[:11] == [3] * 10 + [2] for _, sizes, _ in left)  # nothing was rolled back
 
 
 def test_one_fails_while_the_others_meet_again():
     faults = [Fault(1, 4, "data", "SIGKILL"), Fault(0, 4, "rendezvous", "SIGKILL", generation=2)]
     with ElasticJob(4, _train, settings=plan(*faults)) as job:
-        check(job, 1, 0)
+        sampling.check(job.values(1, 0), 2)
         assert job.sizes == [4, 3, 2]
 
 
@@ -96,8 +67,7 @@ def test_workers_are_added():
     with ElasticJob(2, _train, 4) as job:
         job.wait_to_hear(0, 5)
         job.add(2)
-        for sizes in check(job):
-            assert sizes[-1] == 4
+        sampling.check(job.values(), 4)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -113,4 +83,37 @@ def test_two_random_faults(seed):
         job.wait_for(lambda: all(worker.is_gone for worker in job.workers), "not all workers have ended")
         lost = [worker.number for worker in job.workers if worker.process.returncode == -signal.SIGKILL]
         assert len(lost) == 2
-        check(job, *lost)
+        sampling.check(job.values(*lost), 2)
+
+
+CHAOS = {
+    "rank 0 in the middle of the data": [Fault(0, 7, "data", "SIGKILL")],
+    "two at once": [Fault(0, 7, "data", "SIGKILL"), Fault(2, 7, "step", "SIGKILL")],
+    "one after the other": [Fault(1, 3, "commit", "SIGKILL"), Fault(0, 9, "data", "SIGKILL", generation=2)],
+    "one while the others meet again": [
+        Fault(1, 3, "negotiation", "SIGKILL"),
+        Fault(1, 3, "rendezvous", "SIGKILL", generation=2),
+    ],
+    "one that stops": [Fault(3, 5, "step", "SIGSTOP")],
+    "one that raises": [Fault(1, 5, "commit", "raise")],
+    "one that is told to leave": [Fault(0, 5, "step", "SIGTERM")],
+    "one that is slow": [Fault(2, 5, "data", "slow", 0.5)],
+}
+
+
+@pytest.mark.parametrize("faults", CHAOS.values(), ids=CHAOS)
+def test_a_job_of_hvdruns(tmp_path, faults):
+    (tmp_path / "plan.yaml").write_text(FaultPlan(tuple(faults)).to_json())  # which is YAML, too
+    options = ["-np", "4", "--min-np", "2", "--max-np", "4", "--heartbeat-timeout", "1", "--chaos", "plan.yaml"]
+    command = [sys.executable, "-P", "-m", "horovodlike.launcher", *options]
+    program = [sys.executable, str(Path(sampling.__file__)), str(tmp_path)]
+    done = subprocess.run(
+        [*command, *program], cwd=tmp_path, capture_output=True, text=True, timeout=LIMIT_S, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    values = [json.loads(path.read_text()) for path in tmp_path.glob("*.json")]
+    sampling.check(values, values[0][1][-1])
+    assert len(values) >= 2
+    lost = {"SIGKILL": "killed by signal 9", "SIGSTOP": "killed", "raise": "InjectedFault"}
+    for fault in faults:
+        assert lost.get(fault.action, "") in done.stderr

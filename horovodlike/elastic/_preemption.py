@@ -46,6 +46,12 @@ class Preemption:
         self.noted = True
         self._wake()
 
+    def forget_in_child(self) -> None:
+        """In a forked child SIGTERM has its ordinary effect: pools of processes end their children with it."""
+        if self._is_expected and signal.getsignal(signal.SIGTERM) == self._note:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        self._is_expected = False
+
     def cancel(self) -> None:
         """The job ends: SIGTERM ends this process, at once if it has come already. From any thread."""
         if not self._is_expected:

@@ -67,6 +67,7 @@ def _forget_in_child() -> None:
     global _current, _forked_from
     if _current is not None:
         _forked_from = _current.number
+        _current.preemption.forget_in_child()
         _current = None
 
 

@@ -37,13 +37,14 @@ def take_step(state) -> None:
     state.step += 1
 
 
-def train(faults: list[tuple[int, int, str]], steps: int, size: int = 0) -> dict[str, object]:
+def train(faults: list[tuple[int, int, str]], steps: int, size: int = 0, generation: int = 1) -> dict[str, object]:
     """Train for so many steps, and on until there are `size` ranks and five more steps are done.
 
     Args:
         faults: Which worker kills itself at which step, and where in it.
         steps: How many.
         size: How many ranks there have to be at the end; 0 whatever number.
+        generation: In which generation of the job the end may come.
     """
     import os
     import signal
@@ -88,8 +89,9 @@ def train(faults: list[tuple[int, int, str]], steps: int, size: int = 0) -> dict
         begins.append((state.step, basics.size()))
         assert state.step >= committed, f"{committed} steps were committed, and only {state.step} are left"
         assert state.commits == state.step
-        state.last = max(steps, state.step + 5) if basics.size() == size else steps
-        while state.step < state.last or (size and basics.size() != size):
+        may_end = size in (0, basics.size()) and int(os.environ["HOROVODLIKE_GENERATION"]) >= generation
+        state.last = max(steps, state.step + 5) if size else steps
+        while state.step < state.last or not may_end:
             step = state.step
             fail_later(step)
             fail(step, "begin")

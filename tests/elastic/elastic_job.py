@@ -70,9 +70,12 @@ class ElasticJob:
         size: How many there are at first.
         fn: The function; it gets the arguments.
         nodes: How many hosts they believe to be on, in turn.
+        generations: How many are formed before `release()`.
     """
 
-    def __init__(self, size: int, fn: Callable[..., Any], *args: Any, nodes: int = 1) -> None:
+    def __init__(
+        self, size: int, fn: Callable[..., Any], *args: Any, nodes: int = 1, generations: float = float("inf")
+    ) -> None:
         module = sys.modules[fn.__module__]
         cloudpickle.register_pickle_by_value(module)
         try:
@@ -83,7 +86,7 @@ class ElasticJob:
         self.generation = 0
         self.members: list[Worker] = []  # of the last generation, by rank
         self.sizes: list[int] = []  # of all generations
-        self.hold = False  # form no generation
+        self._most_generations = generations
         self._nodes = nodes
         self._first_size = size
         self._changes = 0
@@ -140,9 +143,9 @@ class ElasticJob:
         found.shutdown(socket.SHUT_RDWR)
 
     def release(self) -> None:
-        """Form generations again, after `hold`."""
+        """Form as many generations as are needed, from now on."""
         with self._happened:
-            self.hold = False
+            self._most_generations = float("inf")
             self._form()
 
     def finish(self) -> list[Worker]:
@@ -306,7 +309,7 @@ class ElasticJob:
 
     def _form(self) -> None:
         """Begin a generation if all are there."""
-        if self.hold:
+        if self.generation >= self._most_generations:
             return
         old = [member for member in self.members if not member.is_gone]
         ready = [worker for worker in self.workers if worker.is_ready]

@@ -52,9 +52,8 @@ def test_two_leave_at_once():
 
 # horovod#3494: those who were there skipped the synchronisation, the new one waited for it.
 def test_after_a_graceful_exit_survivors_synchronise_if_a_new_worker_needs_it():
-    with ElasticJob(2, train, [], 10, 2) as job:
+    with ElasticJob(2, train, [], 10, 2, 2, generations=1) as job:
         job.wait_to_hear(1, 4)
-        job.hold = True
         job.kill(1, signal.SIGTERM)
         job.wait_for(lambda: job.workers[1].is_gone and job.workers[0].is_ready, "worker 1 has not left")
         assert job.workers[0].whys[-1][0] == "changed"
@@ -70,9 +69,8 @@ def test_after_a_graceful_exit_survivors_synchronise_if_a_new_worker_needs_it():
 
 
 def test_a_worker_is_killed_while_another_joins():
-    with ElasticJob(3, train, [(1, 6, "commit")], 10, 3) as job:
-        job.hold = True
-        job.wait_for(lambda: len([w for w in job.workers if w.is_ready]) == 3, "not all are ready")
+    with ElasticJob(3, train, [(1, 6, "commit")], 10, 3, 2, generations=0) as job:
+        job.wait_for(lambda: all(worker.is_ready for worker in job.workers), "not all are ready")
         job.add()
         job.release()
         values = job.values(1)
@@ -172,9 +170,7 @@ def test_a_handler_of_the_scripts_is_left_alone_and_ours_is_taken_back():
 
 
 def test_a_worker_that_waits_for_a_place_leaves_when_asked_to():
-    with ElasticJob(2, train, [(1, 3, "commit")], 10) as job:
-        job.wait_to_hear(0, 0)
-        job.hold = True
+    with ElasticJob(2, train, [(1, 3, "commit")], 10, generations=1) as job:
         job.wait_for(lambda: len(job.workers[0].whys) == 2, "worker 0 does not want another place")
         job.kill(0, signal.SIGTERM)
         job.finish()
@@ -190,9 +186,7 @@ def test_a_worker_that_waits_for_a_place_leaves_when_asked_to():
     ],
 )
 def test_a_worker_that_gets_no_place_says_why_and_ends(answer, exit_code, text):
-    with ElasticJob(2, train, [(1, 3, "commit")], 10) as job:
-        job.wait_to_hear(0, 0)
-        job.hold = True
+    with ElasticJob(2, train, [(1, 3, "commit")], 10, generations=1) as job:
         job.wait_for(lambda: len(job.workers[0].whys) == 2, "worker 0 does not want another place")
         job.answer(0, answer)
         job.finish()
@@ -201,9 +195,7 @@ def test_a_worker_that_gets_no_place_says_why_and_ends(answer, exit_code, text):
 
 
 def test_a_worker_that_loses_the_driver_says_so():
-    with ElasticJob(2, train, [(1, 3, "commit")], 10) as job:
-        job.wait_to_hear(0, 0)
-        job.hold = True
+    with ElasticJob(2, train, [(1, 3, "commit")], 10, generations=1) as job:
         job.wait_for(lambda: len(job.workers[0].whys) == 2, "worker 0 does not want another place")
         job.hang_up(0)
         job.finish()
@@ -318,6 +310,37 @@ def _fork() -> str:
     basics.restart()
     highest("still.works", [1])
     return said
+
+
+def _fork_and_terminate() -> int:
+    import os
+    import signal
+    import threading
+
+    from horovodlike import basics, elastic
+
+    basics.init()
+
+    @elastic.run
+    def loop(state):
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            signal.alarm(30)
+            os.write(write, b"!")
+            threading.Event().wait()
+        os.read(read, 1)
+        os.kill(child, signal.SIGTERM)
+        status = os.waitpid(child, 0)[1]
+        state.commit()  # the parent has not been asked to leave
+        return os.WTERMSIG(status)
+
+    return loop(elastic.ObjectState())
+
+
+def test_sigterm_ends_a_forked_child():
+    with ElasticJob(1, _fork_and_terminate) as job:
+        assert job.values() == [signal.SIGTERM]  # and not SIGALRM
 
 
 def test_a_forked_child_is_no_worker_and_the_parent_goes_on():

@@ -23,6 +23,7 @@ The way of a job, one module each:
 ``relay``            what those of other nodes than the first do
 ``job``              watches over a job through one agent per host; ``wakeup`` brings it signals
 ``links``            the connections to all agents: whom to listen to, and who is silent; ``link`` is one of them
+``elastic``          jobs whose workers come and go, with parts of its own
 ``verdict``          pure: which rank is to blame, and the exit code
 ``output``           prefixes, files and last lines; ``printer`` keeps ranks' lines apart, ``writer`` never blocks
 ``agent``            runs on each host: starts its ranks, forwards what they write, and ends them with the connection

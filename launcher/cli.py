@@ -16,7 +16,7 @@ from horovodlike.launcher.command import resolve_command, with_horovod_names
 from horovodlike.launcher.errors import HostsError, UsageError
 from horovodlike.launcher.nodes import find_nodes
 from horovodlike.launcher.spec import Binding, JobSpec, RemoteStart
-from horovodlike.launcher.where import Where, find_hosts
+from horovodlike.launcher.where import Where
 
 __all__ = ["horovodrun", "main", "parse"]
 
@@ -244,15 +244,13 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], program: str = "hvdru
     except ConfigError as error:
         raise UsageError(str(error)) from None
     settings |= elastic_options.fault_plan(arguments.chaos)
-    nodes = find_nodes(arguments, environ)
     elastic = elastic_options.find_elastic(arguments, values)
+    nodes = find_nodes(arguments, environ)
     if elastic is not None:
-        number = elastic.min_np if number is None else number
         settings[config.SETTINGS["network_timeout"].variable] = f"{values.heartbeat_timeout:g}"
-    anywhere = nodes is not None or (elastic is not None and elastic.discovery_script is not None)
-    where = Where(number) if anywhere else find_hosts(arguments.hosts, arguments.hostfile, number, environ)
-    if elastic is not None and number is None and where.num_proc is not None and elastic.max_np is not None:
-        where = replace(where, num_proc=min(where.num_proc, elastic.max_np))
+    where = Where(number)
+    if nodes is None:
+        where = elastic_options.choose_hosts(elastic, arguments.hosts, arguments.hostfile, number, environ)
     if arguments.selftest:
         if command:
             raise UsageError(f"--selftest runs a program of its own: leave out {command[0]}")

@@ -2,12 +2,16 @@
 
 import argparse
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 from horovodlike.config import Config
+from horovodlike.launcher.elastic.discovery import HostDiscovery
 from horovodlike.launcher.errors import UsageError
 from horovodlike.launcher.spec import ElasticSpec
+from horovodlike.launcher.where import Where, find_hosts
 
-__all__ = ["add_arguments", "fault_plan", "find_elastic"]
+__all__ = ["ELASTIC_ARGUMENTS", "add_arguments", "choose_hosts", "fault_plan", "find_elastic", "take_elastic"]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,8 +59,6 @@ def find_elastic(arguments: argparse.Namespace, values: Config) -> ElasticSpec |
     for flag, given in (("--mpi", arguments.mpi), ("--nnodes", arguments.nnodes), ("--selftest", arguments.selftest)):
         if given:
             raise UsageError(f"{flag} cannot be used for an elastic job; leave it out, or the flags of elastic jobs")
-    if arguments.host_discovery_script is not None and (arguments.hosts or arguments.hostfile):
-        raise UsageError("--host-discovery-script contradicts -H and --hostfile; give one of them")
     return ElasticSpec(
         min_np=_number("--min-np", arguments.min_np, 1),
         max_np=_number("--max-np", arguments.max_np, 1),
@@ -97,6 +99,95 @@ def check_range(found: tuple[float, float], source: str) -> tuple[float, float]:
     if not 0 < low <= high < float("inf"):
         raise UsageError(f"{source} cannot be used: it must be two numbers of seconds, such as 10 100")
     return low, high
+
+
+def choose_hosts(
+    elastic: ElasticSpec | None,
+    hosts: str | None,
+    hostfile: str | None,
+    number: int | None,
+    environ: Mapping[str, str],
+    discovery: HostDiscovery | None = None,
+) -> Where:
+    """Where the job runs, and with how many workers it starts if it is elastic.
+
+    Args:
+        elastic: What was asked for, if the job is elastic.
+        hosts: What ``-H`` says, or None.
+        hostfile: The name of a file with hosts, or None.
+        number: The number of ranks, or None if nobody says.
+        environ: The environment, which a scheduler may have made.
+        discovery: Finds the hosts, instead of all these.
+
+    Raises:
+        UsageError: What is said about hosts makes no sense, or there are too few slots.
+    """
+    if elastic is None:
+        return find_hosts(hosts, hostfile, number, environ)
+    number = elastic.min_np if number is None else number
+    if elastic.discovery_script is not None or discovery is not None:
+        if hosts or hostfile or (elastic.discovery_script is not None and discovery is not None):
+            raise UsageError(
+                "the hosts are given in two ways; give a discovery of hosts, a list or a file, and no other"
+            )
+        return Where(number, reason="the hosts are found out again and again")
+    where = find_hosts(hosts, hostfile, number, environ)
+    if number is None and where.num_proc is not None and elastic.max_np is not None:
+        where = replace(where, num_proc=min(where.num_proc, elastic.max_np))
+    return where
+
+
+_OTHER_NAMES = {"min_num_proc": "min_np", "max_num_proc": "max_np"}
+ELASTIC_ARGUMENTS = frozenset(
+    {
+        *("min_np", "max_np", "min_num_proc", "max_num_proc", "slots", "reset_limit", "cooldown_range"),
+        *("host_discovery_script", "elastic_timeout", "heartbeat_timeout"),
+    }
+)
+"""What :func:`take_elastic` understands."""
+
+
+def take_elastic(given: Mapping[str, Any], always: bool, values: Config) -> ElasticSpec | None:
+    """What was asked for from Python, or None if the job is not elastic.
+
+    Args:
+        given: Arguments, of which others do not count, nor those that are None.
+        always: The job is elastic in any case.
+        values: The settings.
+
+    Raises:
+        UsageError: A value is not accepted.
+    """
+    found = {name: value for name, value in given.items() if name in ELASTIC_ARGUMENTS and value is not None}
+    for name in [name for name in found if name in _OTHER_NAMES]:
+        found[_OTHER_NAMES[name]] = found.pop(name)
+    if not always and not found.keys() & {"min_np", "max_np", "host_discovery_script"}:
+        if found:
+            raise UsageError(f"run(): {min(found)} is for elastic jobs; give min_np, max_np or host_discovery_script")
+        return None
+    numbers: dict[str, int | None] = {}
+    for name, least in (("min_np", 1), ("max_np", 1), ("slots", 1), ("reset_limit", 0)):
+        number = found.get(name)
+        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < least):
+            raise UsageError(f"run(): {name}={number!r} cannot be used: it must be an integer >= {least}")
+        numbers[name] = number
+    cooldown = found.get("cooldown_range")
+    if cooldown is not None:
+        try:
+            low, high = (float(each) for each in cooldown)
+        except (TypeError, ValueError):
+            low = high = 0.0
+        cooldown = check_range((low, high), f"run(): cooldown_range={found['cooldown_range']!r}")
+    return ElasticSpec(
+        min_np=numbers["min_np"],
+        max_np=numbers["max_np"],
+        slots=numbers["slots"],
+        reset_limit=numbers["reset_limit"],
+        discovery_script=found.get("host_discovery_script"),
+        cooldown_range=cooldown,
+        elastic_timeout=values.elastic_timeout,
+        heartbeat_timeout=values.heartbeat_timeout,
+    )
 
 
 def fault_plan(path: str | None) -> Mapping[str, str]:

@@ -5,19 +5,20 @@ import os
 import pickle
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from horovodlike import config
 from horovodlike.errors import ConfigError
 from horovodlike.launcher import verdict
+from horovodlike.launcher.elastic.discovery import HostDiscovery
+from horovodlike.launcher.elastic_options import ELASTIC_ARGUMENTS, choose_hosts, take_elastic
 from horovodlike.launcher.errors import RankFailedError, UsageError
 from horovodlike.launcher.job import Outcome
 from horovodlike.launcher.run_job import run_job
 from horovodlike.launcher.run_task import LENGTH
 from horovodlike.launcher.spec import JobSpec, RemoteStart
-from horovodlike.launcher.where import find_hosts
 
 __all__ = ["RemoteTraceback", "run"]
 
@@ -27,19 +28,6 @@ _RUN_TASK = Path(__file__).with_name("run_task.py")
 
 _NO_EFFECT = frozenset({"disable_cache", "mpi_args", "use_gloo", "use_mpi"})
 """Arguments of Horovod's ``run`` that choose among ways which do not exist here."""
-
-_ELASTIC = frozenset(
-    {
-        "cooldown_range",
-        "host_discovery_script",
-        "max_np",
-        "max_num_proc",
-        "min_np",
-        "min_num_proc",
-        "reset_limit",
-        "slots",
-    }
-)
 
 
 class RemoteTraceback(Exception):
@@ -72,6 +60,7 @@ def run(
     output_filename: str | None = None,
     verbose: bool | int | None = None,
     executable: str | None = None,
+    host_discovery: HostDiscovery | None = None,
     **horovod: Any,
 ) -> list[T]:
     """Runs a function in several new processes, which form a job, on this machine or on several.
@@ -96,10 +85,15 @@ def run(
         output_filename: A folder where each rank's output goes as well.
         verbose: Explains decisions on standard error.
         executable: The Python interpreter of the ranks; this one if None.
-        **horovod: Horovod's other arguments. Those without a meaning here are ignored with a DeprecationWarning.
+        host_discovery: Finds the hosts of an elastic job, which may come and go.
+        **horovod: Horovod's other arguments. The job is elastic if ``min_np`` (or ``min_num_proc``), ``max_np``
+            (``max_num_proc``), ``host_discovery_script`` or ``host_discovery`` is given; ``slots``, ``reset_limit``,
+            ``cooldown_range``, ``elastic_timeout`` and ``heartbeat_timeout`` are as hvdrun's options of these names.
+            Those without a meaning here are ignored with a DeprecationWarning.
 
     Returns:
-        What the function has returned, by rank.
+        What the function has returned, by rank; of an elastic job, by the ranks of those that were members in the end
+        and have returned something.
 
     Raises:
         RankFailedError: A rank ended without a result, such as by a signal.
@@ -107,20 +101,22 @@ def run(
         UsageError: An argument cannot be used; it is a ValueError.
         Exception: What the function has raised in the rank that failed first; its cause is a :class:`RemoteTraceback`.
     """
+    wanted = {name: horovod.pop(name) for name in ELASTIC_ARGUMENTS & horovod.keys()}
     interfaces = _check_horovod_arguments(horovod, network_interfaces)
     if hosts is not None and hostfile is not None:
         raise UsageError("Argument hosts and hostfile only allow one provided.")
     environ = dict(os.environ if env is None else env)
-    where = find_hosts(hosts, hostfile, _number_of_ranks(num_proc, np), environ)
-    settings = {
-        config.SETTINGS[name].variable: f"{value}"
-        for name, value in (("start_timeout", start_timeout), ("network_interface", interfaces))
-        if value is not None
-    }
+    given = {"start_timeout": start_timeout, "network_interface": interfaces}
+    given |= {name: wanted.get(name) for name in ("elastic_timeout", "heartbeat_timeout")}
+    settings = {config.SETTINGS[name].variable: f"{value}" for name, value in given.items() if value is not None}
     try:
         values = config.load({**environ, **settings})
     except ConfigError as error:
         raise UsageError(str(error)) from None
+    elastic = take_elastic(wanted, host_discovery is not None, values)
+    where = choose_hosts(elastic, hosts, hostfile, _number_of_ranks(num_proc, np), environ, host_discovery)
+    if elastic is not None:
+        settings[config.SETTINGS["network_timeout"].variable] = f"{values.heartbeat_timeout:g}"
     number = where.num_proc or 1
     spec = JobSpec(
         num_proc=number,
@@ -129,6 +125,7 @@ def run(
         hosts=where.hosts,
         here=where.here,
         remote=RemoteStart(ssh_port, ssh_identity_file, slurm=where.slurm, cpus=where.cpus),
+        elastic=elastic,
         start_timeout=values.start_timeout,
         network_timeout=values.network_timeout,
         network_interface=values.network_interface,
@@ -136,22 +133,25 @@ def run(
         verbose=bool(verbose),
     )
     task = _pack(func, tuple(args), dict(kwargs or {}))
-    return _results(run_job(spec, spec.command, environ, task=task), number)
+    if elastic is not None:
+        from horovodlike.launcher.elastic.run_elastic import run_elastic
+
+        outcome = run_elastic(spec, elastic, spec.command, environ, discovery=host_discovery, task=task)
+        return _results(outcome, [worker for worker in outcome.members if outcome.results.get(worker)] or [0])
+    return _results(run_job(spec, spec.command, environ, task=task), range(number))
 
 
 def _check_horovod_arguments(given: dict[str, Any], network_interfaces: str | Sequence[str] | None) -> str | None:
     """Looks at Horovod's other arguments. Returns the network to use, for which it has two names."""
     old_name = given.pop("network_interface", None)
     interfaces = network_interfaces if old_name is None else old_name
-    unknown = sorted(given.keys() - _NO_EFFECT - _ELASTIC)
+    unknown = sorted(given.keys() - _NO_EFFECT)
     if unknown:
         raise TypeError(f"run() got an unexpected keyword argument {unknown[0]!r}")
     given = {name: value for name, value in given.items() if value is not None}
     if given.get("use_gloo") and given.get("use_mpi"):
         raise UsageError("Argument use_gloo and use_mpi only allow one set True.")
     for name in given:
-        if name in _ELASTIC:
-            raise UsageError(f"run(): {name} cannot be used: elastic training is not supported yet")
         warnings.warn(f"run(): {name} has no effect", DeprecationWarning, stacklevel=3)
     return interfaces if interfaces is None or isinstance(interfaces, str) else ",".join(interfaces)
 
@@ -172,13 +172,13 @@ def _pack(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any
     return LENGTH.pack(len(search_path)) + search_path + bytes(cloudpickle.dumps((func, args, kwargs)))
 
 
-def _results(outcome: Outcome, number: int) -> list[Any]:
+def _results(outcome: Outcome, ranks: Iterable[int]) -> list[Any]:
     if outcome.failure is not None:
         _raise_failure(outcome)
     if outcome.exit_code != 0:
         raise RankFailedError(outcome.trouble or "the job was ended from outside", -1, outcome.exit_code)
     results = []
-    for rank in range(number):
+    for rank in ranks:
         answer = outcome.results.get(rank)
         if not answer:  # os._exit(0)
             raise RankFailedError(f"rank {rank} exited with code 0 before the function returned", rank, 0)

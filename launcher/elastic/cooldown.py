@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 __all__ = ["Cooldown", "Health"]
 
-_DRAIN_S = 4.0
+_DRAIN_S = 2.0
 _TOLERATED = 4
 _LOST_LOW_S = 5.0
 
@@ -28,8 +28,9 @@ class Cooldown:
 class Health:
     """What has gone wrong on one host.
 
-    Failures fill a bucket that drains with time, one in four seconds: what fails now and then is replaced at once, and
-    what fails again and again has to wait.
+    Failures fill a bucket that drains with the time in which the host has workers, one in two seconds: what fails now
+    and then is replaced at once, and what fails again and again has to wait, for longer and longer until the bucket is
+    empty.
     """
 
     rule: Cooldown
@@ -43,8 +44,9 @@ class Health:
     def fail(self, now: float, slots: int) -> str:
         """A worker has failed there. Returns what follows from it, in words."""
         self._drain(now)
-        self._level += 1
-        if self.rule.patient and self._level > max(_TOLERATED, 2 * slots):
+        tolerated = max(_TOLERATED, 2 * slots)
+        self._level = min(self._level, tolerated) + 1
+        if self.rule.patient and self._level > tolerated:
             return self._cool(now, self.rule.low)
         if not self.rule.patient:
             return self._cool(now, self.rule.low)
@@ -68,7 +70,7 @@ class Health:
     def _drain(self, now: float) -> None:
         if now > self.cooling_until:
             self._level = max(0.0, self._level - (now - max(self._level_at, self.cooling_until)) / _DRAIN_S)
-            if now > self.cooling_until + 2 * self.rule.high:
+            if self._level == 0.0 and (self.rule.patient or now > self.cooling_until + 2 * self.rule.high):
                 self._in_a_row = 0
         self._level_at = now
 

@@ -253,7 +253,8 @@ class Driver:
                 self._workers.say(event.worker, {"stop": self._stop_reason})
 
     def _carry_out(self, decision: Decision) -> None:
-        self._explain(decision.reason)
+        if not isinstance(decision, Kill | End):  # these are said anyway
+            self._explain(decision.reason)
         if isinstance(decision, Spawn):
             self._processes[decision.worker] = _Process(decision.host)
             self._output.expect(decision.worker)
@@ -328,6 +329,8 @@ class Driver:
         if end.exit_code != 0:
             self.outcome.trouble = end.reason
             self._say(end.reason)
+        else:
+            self._explain(end.reason)
         self._stop_reason = end.reason
         self._workers.say_to_all({"stop": end.reason})
         self._ending_at = time.monotonic() + (verdict.SETTLE_S if self._processes else 0.0)

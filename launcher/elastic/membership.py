@@ -34,7 +34,7 @@ from horovodlike.launcher.elastic.events import (
     Spawn,
     Stopped,
 )
-from horovodlike.launcher.elastic.state import ACTIVE, Generation, Policy, Roster, Status, Worker
+from horovodlike.launcher.elastic.state import Generation, Policy, Roster, Status, Worker
 
 __all__ = ["FAILED", "Membership"]
 
@@ -46,6 +46,8 @@ _REMOVED_S = 30.0
 """How long a worker that was removed may take to exit."""
 _ATTEMPTS = 3
 """So many workers in a row that fail in the same way are enough to know."""
+_FRUITLESS = 5
+"""So many generations in a row of the same members that cannot come together, too."""
 _TERMINATED = (-signal.SIGTERM, verdict.exit_code(-signal.SIGTERM))
 
 
@@ -96,10 +98,10 @@ class Membership(Roster):
             self._exit(worker, event.status, now)
         elif isinstance(event, Ready):
             self._get_ready(worker, event, now)
-        elif isinstance(event, Finished) and worker.status in ACTIVE:
+        elif isinstance(event, Finished) and worker.active:
             self._set(worker, Status.FINISHED, now)
             self._finish(f"worker {worker.number} has finished")
-        elif isinstance(event, Leaving) and worker.status in ACTIVE:
+        elif isinstance(event, Leaving) and worker.active:
             self._set(worker, Status.LEAVING, now)
             self.generation.returning |= self.is_member(worker)
         elif isinstance(event, Stopped):
@@ -118,10 +120,12 @@ class Membership(Roster):
         self.slots = {host: event.slots[host] for host in (*known, *new)}
 
     def _get_ready(self, worker: Worker, event: Ready, now: float) -> None:
-        if worker.status not in ACTIVE:
+        if not worker.active:
             return
         if worker.status is Status.MEMBER and event.why in ("broken", "failed"):
             self._break(f"worker {worker.number} has come back: {event.text or event.why}")
+            if event.why == "failed":
+                self.generation.failed = self.generation.failed or event.text or event.why
         worker.was_ready = True
         self._early_deaths.pop((worker.host, worker.slot), None)
         self._health[worker.host].losses = 0
@@ -255,7 +259,7 @@ class Membership(Roster):
             return f"it has been stopped for {policy.heartbeat_timeout:g} s"
         if worker.status is Status.REMOVED:
             return "it does not exit" if self._over(worker.since, _REMOVED_S, now) else ""
-        if worker.status in ACTIVE and self._over(worker.adrift_at, policy.heartbeat_timeout, now):
+        if worker.active and self._over(worker.adrift_at, policy.heartbeat_timeout, now):
             return "it has closed its connection to the driver"
         if worker.status is Status.STARTING:
             if self._finishing and self.generation.number:
@@ -272,7 +276,7 @@ class Membership(Roster):
         staying = {worker.number for worker in self.staying()}
         unwanted = self.unwanted()
         for worker in list(self.workers.values()):
-            if worker.status is not Status.READY or worker.number in staying:
+            if not worker.active or worker.status is not Status.READY or worker.number in staying:
                 continue
             done = self._finishing and not self.is_member(worker)
             if done or worker.number in unwanted:
@@ -303,7 +307,7 @@ class Membership(Roster):
         chosen = (staying + newcomers)[: most if most is not None else None]
         overdue = self._over(self._blocked_since, self.policy.elastic_timeout, now)
         if self._is_enough(len(staying), newcomers, chosen, overdue, now):
-            yield self._begin(chosen, len(staying), now)
+            yield from self._begin(chosen, len(staying), now)
         elif overdue:
             self._conclude(
                 FAILED,
@@ -326,20 +330,24 @@ class Membership(Roster):
         enough_since = sorted(worker.since for worker in newcomers)[enough - 1]
         return complete or self._over(enough_since, SETTLE_S, now)
 
-    def _begin(self, chosen: list[Worker], survivors: int, now: float) -> Form:
+    def _begin(self, chosen: list[Worker], survivors: int, now: float) -> Iterator[Decision]:
         before = self.generation
+        members = tuple(worker.number for worker in chosen)
+        failed = before.failed_before + 1 if before.failed and members == before.members else 0
+        if failed >= _FRUITLESS:
+            self._conclude(FAILED, f"init() has failed {failed} times in a row: {before.failed}")
+            return
         if before.number:
             self._resets += not self._finishing
-        names = ", ".join(str(worker.number) for worker in chosen)
+        names = ", ".join(map(str, members))
         reason = f"generation {before.number + 1}: workers {names}; {survivors} survivors of generation {before.number}"
         if before.broken:
             reason += f" ({before.broken})"
-        members = tuple(worker.number for worker in chosen)
-        self.generation = Generation(before.number + 1, members, formed_at=now)
+        self.generation = Generation(before.number + 1, members, formed_at=now, failed_before=failed)
         for worker in chosen:
             self._set(worker, Status.MEMBER, now)
         self._blocked_since = None
-        return Form(before.number + 1, members, reason)
+        yield Form(before.number + 1, members, reason)
 
     def _give_up_resetting(self) -> None:
         limit = self.policy.reset_limit
@@ -358,7 +366,7 @@ class Membership(Roster):
         if self._finishing or self._exhausted:
             return
         unwanted = self.unwanted()
-        active = sum(each.status in ACTIVE and each.number not in unwanted for each in self.workers.values())
+        active = sum(each.active and each.number not in unwanted for each in self.workers.values())
         for host, slots in self.slots.items():
             taken = {worker.slot for worker in self.workers.values() if worker.host == host}
             for slot in range(slots):

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from horovodlike.launcher.elastic.cooldown import Cooldown
 
-__all__ = ["ACTIVE", "Generation", "Policy", "Roster", "Status", "Worker"]
+__all__ = ["Generation", "Policy", "Roster", "Status", "Worker"]
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Status(enum.Enum):
     REMOVED = "removed"
 
 
-ACTIVE = (Status.STARTING, Status.READY, Status.MEMBER)
+_ACTIVE = (Status.STARTING, Status.READY, Status.MEMBER)
 
 
 @dataclass
@@ -59,6 +59,11 @@ class Worker:
     adrift_at: float | None = None
     killed: bool = False
 
+    @property
+    def active(self) -> bool:
+        """Whether it takes part in the job, or may come to."""
+        return self.status in _ACTIVE and not self.killed
+
 
 @dataclass
 class Generation:
@@ -68,6 +73,8 @@ class Generation:
     members: tuple[int, ...] = ()  # in the order of ranks, also those that have gone
     formed_at: float = 0.0
     broken: str = ""  # why it cannot work any more
+    failed: str = ""  # why init() failed, if it did
+    failed_before: int = 0  # in how many generations in a row before, of the same members
     abandoned: bool = False
     returning: bool = False  # its members come back without being told
     told: frozenset[int] = frozenset()  # whom the latest announcement was about
@@ -98,7 +105,7 @@ class Roster:
     def members(self) -> list[Worker]:
         """The members that live, in the order of their ranks; not those that have left or finished."""
         living = (self.workers[number] for number in self.generation.members if number in self.workers)
-        return [worker for worker in living if worker.status in (Status.MEMBER, Status.READY)]
+        return [worker for worker in living if worker.active]
 
     def unwanted(self) -> set[int]:
         """The workers for which there is no slot any more, of each host the newest ones, or that are too many."""
@@ -106,10 +113,10 @@ class Roster:
         room = dict(self.slots)
         left = len(self.workers) if self.policy.max_np is None else self.policy.max_np
         for worker in sorted(self.workers.values(), key=lambda each: each.number):
-            if worker.status in ACTIVE and left > 0 and room.get(worker.host, 0) > 0:
+            if worker.active and left > 0 and room.get(worker.host, 0) > 0:
                 room[worker.host] -= 1
                 left -= 1
-            elif worker.status in ACTIVE:
+            elif worker.active:
                 found.add(worker.number)
         return found
 
@@ -128,11 +135,11 @@ class Roster:
     def newcomers(self) -> list[Worker]:
         """Those that are ready and have not been members of this generation."""
         unwanted = self.unwanted()
-        found = [worker for worker in self.workers.values() if worker.status is Status.READY]
+        found = [worker for worker in self.workers.values() if worker.active and worker.status is Status.READY]
         return [each for each in found if not self.is_member(each) and each.number not in unwanted]
 
     def starting(self) -> list[Worker]:
         """Those that have not asked for a place yet."""
         unwanted = self.unwanted()
-        found = [worker for worker in self.workers.values() if worker.status is Status.STARTING]
+        found = [worker for worker in self.workers.values() if worker.active and worker.status is Status.STARTING]
         return [worker for worker in found if worker.number not in unwanted]

@@ -36,7 +36,7 @@ def plan(*faults: Fault) -> dict[str, str]:
 )
 @pytest.mark.parametrize("action", ["SIGKILL", "raise"])
 def test_a_rank_that_fails_at_a_point(victim, point, step, action):
-    with ElasticJob(3, _train, settings=plan(Fault(victim, step, point, action))) as job:
+    with ElasticJob(3, _train, **plan(Fault(victim, step, point, action))) as job:
         if point in ("negotiation", "data") and action == "raise":  # its engine fails, and it comes back
             sampling.check(job.values(), 3)
             assert job.sizes == [3, 3]
@@ -48,7 +48,7 @@ def test_a_rank_that_fails_at_a_point(victim, point, step, action):
 
 
 def test_a_rank_that_is_told_to_leave_in_the_middle_of_a_step():
-    with ElasticJob(3, _train, settings=plan(Fault(1, 9, "step", "SIGTERM"))) as job:
+    with ElasticJob(3, _train, **plan(Fault(1, 9, "step", "SIGTERM"))) as job:
         values = job.finish()
         assert [worker.process.returncode for worker in values] == [0, 0, 0]
         left = [worker.value for worker in values if worker.number != 1]
@@ -58,7 +58,7 @@ def test_a_rank_that_is_told_to_leave_in_the_middle_of_a_step():
 
 def test_one_fails_while_the_others_meet_again():
     faults = [Fault(1, 4, "data", "SIGKILL"), Fault(0, 4, "rendezvous", "SIGKILL", generation=2)]
-    with ElasticJob(4, _train, settings=plan(*faults)) as job:
+    with ElasticJob(4, _train, **plan(*faults)) as job:
         sampling.check(job.values(1, 0), 2)
         assert job.sizes == [4, 3, 2]
 
@@ -78,7 +78,7 @@ def test_two_random_faults(seed):
         Fault(chance.randrange(3), chance.randrange(1, 12), chance.choice(points), "SIGKILL"),
         Fault(chance.randrange(2), chance.randrange(12, 20), chance.choice(points), "SIGKILL", generation=2),
     ]
-    with ElasticJob(4, _train, settings=plan(*faults)) as job:
+    with ElasticJob(4, _train, **plan(*faults)) as job:
         print(f"seed {seed}: {faults}")
         job.wait_for(lambda: all(worker.is_gone for worker in job.workers), "not all workers have ended")
         lost = [worker.number for worker in job.workers if worker.process.returncode == -signal.SIGKILL]

@@ -143,7 +143,8 @@ def test_an_interrupt_ends_the_ranks() -> None:
         ({"hostfile": "no such file"}, "--hostfile no such file: No such file"),
         ({"hosts": "a:1", "hostfile": "hosts"}, "Argument hosts and hostfile only allow one provided"),
         ({"use_gloo": True, "use_mpi": True}, "Argument use_gloo and use_mpi only allow one set True"),
-        ({"min_np": 1}, "min_np cannot be used: elastic training is not supported yet"),
+        ({"min_np": 0}, "min_np=0 cannot be used: it must be an integer >= 1"),
+        ({"reset_limit": 1}, "reset_limit is for elastic jobs; give min_np, max_np or host_discovery_script"),
         ({"start_timeout": 0}, "HOROVODLIKE_START_TIMEOUT='0' cannot be used"),
     ],
 )

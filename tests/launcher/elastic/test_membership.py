@@ -145,14 +145,24 @@ def test_a_generation_that_fails_without_a_death_is_formed_anew() -> None:
     assert play.of(Form, play.ready(1, why="failed"))[0].members == (0, 1)
 
 
+def test_generations_that_fail_again_and_again_without_a_reason_end_the_job() -> None:
+    play = Play(num_proc=2, max_np=2).start(here=2)
+    for _ in range(4):
+        play.happen(Ready(0, "failed", "no memory"))
+        play.ready(1, why="failed")
+    play.happen(Ready(0, "failed", "no memory"))
+    [end] = play.ready(1, why="failed")
+    assert (end.exit_code, end.reason) == (1, "init() has failed 5 times in a row: no memory")
+
+
 def test_somebody_does_not_come_back() -> None:
     play = Play(elastic_timeout=60).start()
     play.kill(3)
     play.ready(4)
     play.ready(0, 1, why="broken")
-    [kill] = play.wait(60)
+    kill, form = play.wait(60)
     assert (kill.worker, kill.reason) == (2, "worker 2 is killed: the others have waited for it for 60 s")
-    assert play.of(Form, play.kill(2))[0].members == (0, 1, 4)
+    assert form.members == (0, 1, 4)
 
 
 # Stopped, cut off, terminated.

@@ -14,6 +14,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from horovodlike._channel import Identity, JobKey, Link, job_digest
@@ -72,7 +73,8 @@ class Driver:
 
 
 def init(driver: Driver, generation: int) -> Rendezvous:
-    place = find_place(os.environ)
+    # A job of one needs no rendezvous, and no name: here it has both.
+    place = replace(find_place(os.environ), job=os.environ["HOROVODLIKE_JOB_ID"])
     key = driver.key.derive(b"horovodlike generation", str(generation).encode())
     address, port = os.environ["HOROVODLIKE_RENDEZVOUS_ADDR"], int(os.environ["HOROVODLIKE_RENDEZVOUS_PORT"])
     peers = Rendezvous(address, port, key, place, LIMIT_S, owner="hvdrun")

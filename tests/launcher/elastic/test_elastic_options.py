@@ -1,0 +1,130 @@
+"""What is accepted on the command line of an elastic job, and what it comes to."""
+
+from __future__ import annotations
+
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+from horovodlike.launcher.cli import parse
+from horovodlike.launcher.elastic.cooldown import Cooldown
+from horovodlike.launcher.elastic.run_elastic import make_policy
+from horovodlike.launcher.elastic.state import Policy
+from horovodlike.launcher.errors import UsageError
+from horovodlike.launcher.spec import ElasticSpec, JobSpec
+
+
+def spec(*words: object, environ: dict[str, str] | None = None) -> JobSpec:
+    return parse([*map(str, words), "python", "train.py"], environ or {})
+
+
+def policy(*words: object) -> Policy:
+    job = spec(*words)
+    assert job.elastic is not None
+    return make_policy(job, job.elastic)
+
+
+def test_a_job_is_not_elastic_unless_it_is_asked_for() -> None:
+    assert spec("-np", 2).elastic is None
+    assert spec("-np", 2, "--elastic-timeout", 9).elastic is None
+
+
+@pytest.mark.parametrize("words", [("--min-np", 1), ("--max-np", 4), ("--host-discovery-script", "./hosts.sh")])
+def test_what_makes_a_job_elastic(words: tuple[object, ...]) -> None:
+    job = spec("-np", 2, *words)
+    assert job.elastic is not None
+    assert job.settings == {"HOROVODLIKE_NETWORK_TIMEOUT": "5"}
+
+
+def test_all_options() -> None:
+    job = spec(
+        *("-np", 3, "--min-np", 2, "--max-np", 8, "--slots", 4, "--reset-limit", 0, "--elastic-timeout", 60),
+        *("--blacklist-cooldown-range", 10, 100.5, "--heartbeat-timeout", 2, "--host-discovery-script", "./hosts.sh"),
+    )
+    assert job.elastic == ElasticSpec(2, 8, "./hosts.sh", 4, 0, (10.0, 100.5), 60.0, 2.0)
+    assert job.settings == {
+        "HOROVODLIKE_ELASTIC_TIMEOUT": "60",
+        "HOROVODLIKE_HEARTBEAT_TIMEOUT": "2",
+        "HOROVODLIKE_NETWORK_TIMEOUT": "2",
+    }
+
+
+def test_horovods_spellings() -> None:
+    job = spec("-np", 3, "--min-num-proc", 2, "--max-num-proc", 8, "--slots-per-host", 4)
+    assert job.elastic == ElasticSpec(2, 8, slots=4)
+    assert spec("-np", 1, "--min-np", 1, environ={"HOROVOD_ELASTIC_TIMEOUT": "7"}).elastic == ElasticSpec(
+        1, elastic_timeout=7.0
+    )
+
+
+def test_the_policy() -> None:
+    assert policy("-np", 3, "--max-np", 5) == Policy(3, 3, 5)
+    assert policy("--min-np", 2) == Policy(2, 2)
+    assert policy("-np", 3, "--min-np", 2, "--reset-limit", 7) == Policy(3, 2, reset_limit=7)
+    assert policy("-H", "a:2,b:4", "--max-np", 5) == Policy(5, 5, 5)
+    found = policy("-np", 1, "--min-np", 1, "--blacklist-cooldown-range", 1, 2)
+    assert found.cooldown == Cooldown(1, 2, patient=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("-np", 2, "--min-np", 0), "--min-np 0 cannot be used: it must be an integer >= 1"),
+        (("-np", 2, "--max-np", "x"), "--max-np x cannot be used"),
+        (
+            ("-np", 2, "--min-np", 1, "--blacklist-cooldown-range", 5, 1),
+            "--blacklist-cooldown-range 5 1 cannot be used",
+        ),
+        (("-np", 2, "--reset-limit", 1), "--reset-limit is for elastic jobs; add --min-np, --max-np or --host"),
+        (("-np", 2, "--slots", 1), "--slots is for elastic jobs"),
+        (("-np", 2, "--min-np", 1, "--mpi"), "--mpi cannot be used for an elastic job"),
+        (("-np", 2, "--min-np", 1, "--nnodes", 2, "--node-rank", 0, "--rendezvous", "x:1"), "--nnodes cannot be used"),
+        (("--host-discovery-script", "x"), "how many ranks"),
+        (("-np", 1, "--host-discovery-script", "x", "-H", "a:1"), "the hosts are given in two ways"),
+        (("-np", 1, "--min-np", 1, "--elastic-timeout", 0), "--elastic-timeout='0' cannot be used"),
+        (("-np", 1, "--min-np", 1, "--heartbeat-timeout", 0.5), "--heartbeat-timeout='0.5' cannot be used"),
+    ],
+)
+def test_options_that_cannot_be_used(words: tuple[object, ...], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        spec(*words)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("-np", 2, "--min-np", 3), "--min-np 3 is more than -np 2"),
+        (("-np", 2, "--max-np", 1), "--max-np 1 is less than -np 2"),
+    ],
+)
+def test_numbers_that_contradict_each_other(words: tuple[object, ...], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        policy(*words)
+
+
+def test_a_plan_of_faults_reaches_the_ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    class FaultPlan:
+        def __init__(self, path: str) -> None:
+            self.text = Path(path).read_text()
+
+        @classmethod
+        def load(cls, path: str) -> FaultPlan:
+            return cls(path)
+
+        def to_json(self) -> str:
+            if not self.text:
+                raise ValueError("it is empty")
+            return f'"{self.text}"'
+
+    testing = types.ModuleType("horovodlike.testing")
+    testing.FaultPlan = FaultPlan  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "horovodlike.testing", testing)
+    (tmp_path / "plan.yaml").write_text("kill")
+    (tmp_path / "empty.yaml").write_text("")
+    assert spec("-np", 1, "--chaos", tmp_path / "plan.yaml").settings == {"HOROVODLIKE_FAULT_PLAN": '"kill"'}
+    with pytest.raises(UsageError, match="empty.yaml: it is empty"):
+        spec("-np", 1, "--chaos", tmp_path / "empty.yaml")
+    with pytest.raises(UsageError, match="none.yaml: No such file"):
+        spec("-np", 1, "--chaos", tmp_path / "none.yaml")

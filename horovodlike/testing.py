@@ -236,7 +236,7 @@ _active = _find_plan()
 def reach(point: str, step: int | None = None) -> None:
     """Say that this process has got to a point; what the plan has for it happens here. Does nothing without a plan.
 
-    Elastic states and ``init()`` call it themselves, if there is a plan.
+    Elastic states and ``init()`` call it themselves, if there is a plan. It is for the thread that trains.
 
     Args:
         point: One of :data:`POINTS`, but for ``negotiation`` and ``data``, which the engine gets to; what is planned

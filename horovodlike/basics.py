@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from horovodlike import _engine_options, _stacks, ops
 from horovodlike import config as config_module
+from horovodlike._fault_points import reach
 from horovodlike._native import ffi, lib
 from horovodlike.errors import ConfigError, HorovodInternalError, NotInitializedError, RendezvousError
 from horovodlike.ops import ReduceOp
@@ -171,6 +172,7 @@ def _join(comm: Any, settings: Config, key: JobKey | None = None) -> None:
 
     check_comm(comm)
     library = _load_mpi(settings)
+    reach("rendezvous")
     with rendezvous.establish(
         settings, lambda place: _engine_options.segment_bytes(settings, place), key=key
     ) as joined:

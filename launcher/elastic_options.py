@@ -204,5 +204,5 @@ def fault_plan(path: str | None) -> Mapping[str, str]:
         return {"HOROVODLIKE_FAULT_PLAN": FaultPlan.load(path).to_json()}
     except OSError as error:
         raise UsageError(f"--chaos {path}: {error.strerror}") from None
-    except ValueError as error:
-        raise UsageError(f"--chaos {path}: {error}") from None
+    except ValueError as error:  # it names the file
+        raise UsageError(f"--chaos {error}") from None

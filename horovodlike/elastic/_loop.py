@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from horovodlike import basics
+from horovodlike._fault_points import reach
 from horovodlike.elastic import _worker
 from horovodlike.elastic._membership import agree_to_start
 from horovodlike.elastic._state import State
@@ -91,7 +92,9 @@ def _begin(state: State, needs_sync: bool, is_first: bool) -> None:
     if not has_commits:
         state.resume()
     if needs_sync:
+        reach("sync", state.commits)
         state.sync()
+    reach("step", state.commits)
 
 
 def _explain(error: HorovodInternalError) -> HorovodInternalError:

@@ -10,6 +10,7 @@ import cloudpickle  # type: ignore[import-untyped]
 
 from horovodlike import basics
 from horovodlike._exchange import broadcast_object, highest
+from horovodlike._fault_points import reach
 from horovodlike.elastic import _membership, _worker
 from horovodlike.elastic._state_file import StateFile
 from horovodlike.errors import HostsUpdatedInterrupt
@@ -86,7 +87,9 @@ class State:
         self.save()
         if self._file is not None and self._file.is_due(self.commits):
             self._write(self._file)
+        reach("commit")
         self.check_host_updates()
+        reach("step", self.commits)
 
     def check_host_updates(self) -> None:
         """Act upon changes of the job's members, without saving anything; as :meth:`commit` otherwise."""

@@ -71,10 +71,17 @@ class ElasticJob:
         fn: The function; it gets the arguments.
         nodes: How many hosts they believe to be on, in turn.
         generations: How many are formed before `release()`.
+        settings: More environment variables for the workers.
     """
 
     def __init__(
-        self, size: int, fn: Callable[..., Any], *args: Any, nodes: int = 1, generations: float = float("inf")
+        self,
+        size: int,
+        fn: Callable[..., Any],
+        *args: Any,
+        nodes: int = 1,
+        generations: float = float("inf"),
+        **settings: str,
     ) -> None:
         module = sys.modules[fn.__module__]
         cloudpickle.register_pickle_by_value(module)
@@ -89,6 +96,7 @@ class ElasticJob:
         self._most_generations = generations
         self._nodes = nodes
         self._first_size = size
+        self._settings = settings
         self._changes = 0
         self._key = JobKey.random()
         self._job = secrets.token_hex(8)
@@ -220,6 +228,7 @@ class ElasticJob:
             "HOROVODLIKE_NODE_ID": f"{self._job}-node{number % self._nodes}",
             "OMP_NUM_THREADS": "1",
             "PYTHONUNBUFFERED": "1",
+            **self._settings,
         }
         process = subprocess.Popen(
             [sys.executable, "-u", __file__, str(theirs.fileno())],

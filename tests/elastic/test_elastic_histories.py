@@ -1,0 +1,120 @@
+"""Elastic jobs from end to end: whoever is lost, added or leaves, the result is the one of an undisturbed history."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from histories import HistoryJob
+
+SAMPLES = 600
+PROGRAM = ["--samples", str(SAMPLES), "--batch-size", "4", "--pace", "0.02"]
+FOUR = ["-np", "4", "--min-np", "2", "--max-np", "4"]
+BIG = ["--padding", str(4 << 20)]  # float32: 16 MiB
+POINTS = ["rendezvous", "negotiation", "data", "commit", "sync", "step"]
+
+
+def fault(rank: int, step: int, point: str, action: str, generation: int = 1) -> str:
+    return f"- {{rank: {rank}, step: {step}, point: {point}, action: {action}, generation: {generation}}}\n"
+
+
+def check(job: HistoryJob, code: int = 0) -> None:
+    assert job.finish() == code, job.said
+    job.check(SAMPLES)
+    job.check_nothing_left()
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize("point", ["negotiation", "data", "commit", "step"])
+def test_sigkill(tmp_path: Path, point: str, victim: int) -> None:
+    padding = BIG if point == "data" else []
+    with HistoryJob(tmp_path, *FOUR, program=[*PROGRAM, *padding], plan=fault(victim, 5, point, "SIGKILL")) as job:
+        check(job)
+    assert len(job.entries("start")) > 4  # it was replaced
+
+
+@pytest.mark.parametrize("point", ["rendezvous", "sync"])
+def test_sigkill_while_a_generation_begins(tmp_path: Path, point: str) -> None:
+    plan = fault(1, 5, "step", "SIGKILL") + fault(1, 5, point, "SIGKILL", generation=2)
+    with HistoryJob(tmp_path, *FOUR, program=PROGRAM, plan=plan) as job:
+        check(job)
+
+
+def test_two_kills_at_once(tmp_path: Path) -> None:
+    plan = fault(0, 5, "step", "SIGKILL") + fault(3, 5, "step", "SIGKILL")
+    with HistoryJob(tmp_path, *FOUR, program=PROGRAM, plan=plan) as job:
+        check(job)
+
+
+def test_all_but_the_fewest_are_killed(tmp_path: Path) -> None:
+    with HistoryJob(tmp_path, *FOUR, program=PROGRAM) as job:
+        job.wait_for("some steps", lambda: min(job.steps_of(worker) for worker in range(4)) > 4)
+        for worker in (0, 1):
+            os.kill(job.pid(worker), signal.SIGKILL)
+        check(job)
+
+
+def test_a_rank_that_is_stopped(tmp_path: Path) -> None:
+    plan = fault(2, 5, "step", "SIGSTOP")
+    with HistoryJob(tmp_path, *FOUR, "--heartbeat-timeout", "1", program=PROGRAM, plan=plan) as job:
+        check(job)
+
+
+def test_an_exception(tmp_path: Path) -> None:
+    with HistoryJob(tmp_path, *FOUR, program=PROGRAM, plan=fault(2, 5, "step", "raise")) as job:
+        check(job)
+
+
+def test_a_rank_that_leaves(tmp_path: Path) -> None:
+    """SIGTERM: nothing is rolled back, so that no step is done twice."""
+    with HistoryJob(tmp_path, *FOUR, program=PROGRAM) as job:
+        job.wait_for("some steps", lambda: min(job.steps_of(worker) for worker in range(4)) > 4)
+        os.kill(job.pid(0), signal.SIGTERM)
+        check(job)
+    steps = [(entry.generation, entry.step) for entry in job.entries("step") if entry.rank == 0]
+    assert len({step for _, step in steps}) == len(steps)
+
+
+@pytest.mark.parametrize("change", ["added", "removed"])
+def test_hosts_that_come_and_go(tmp_path: Path, change: str) -> None:
+    fewer, more = "localhost:2", "localhost:4"
+    script, hosts = tmp_path / "hosts.sh", tmp_path / "hosts"
+    hosts.write_text(f"{fewer if change == 'added' else more}\n")
+    script.write_text(f"#!/bin/sh\ncat {hosts}\n")
+    script.chmod(0o700)
+    begin = 2 if change == "added" else 4
+    options = ["-np", str(begin), "--min-np", "2", "--max-np", "4", "--host-discovery-script", str(script)]
+    program = [*PROGRAM[:-1], "0.1"]
+    with HistoryJob(tmp_path, *options, program=program) as job:
+        job.wait_for("some steps", lambda: min(job.steps_of(worker) for worker in range(begin)) > 2)
+        new = tmp_path / "new"
+        new.write_text(f"{more if change == 'added' else fewer}\n")
+        new.rename(hosts)
+        check(job)
+    sizes: Callable[[], set[int]] = lambda: {entry.size for entry in job.entries("begin")}
+    assert sizes() == {2, 4} or (change == "added" and sizes() == {2, 3, 4})
+
+
+def test_fewer_than_the_fewest(tmp_path: Path) -> None:
+    """Nobody trains until there is a replacement."""
+    options = ["-np", "2", "--min-np", "2", "--max-np", "2"]
+    with HistoryJob(tmp_path, *options, program=PROGRAM, plan=fault(0, 5, "step", "SIGKILL")) as job:
+        check(job)
+    assert {entry.size for entry in job.entries("begin")} == {2}
+
+
+def test_all_are_killed(tmp_path: Path) -> None:
+    """Without a commit on disk the job begins anew."""
+    with HistoryJob(tmp_path, "-np", "2", "--min-np", "1", "--max-np", "2", program=PROGRAM) as job:
+        job.wait_for("some steps", lambda: min(job.steps_of(worker) for worker in range(2)) > 4)
+        for worker in (0, 1):
+            os.kill(job.pid(worker), signal.SIGKILL)
+        assert job.finish() == 0, job.said
+        job.check_nothing_left()
+    first = max(entry.generation for entry in job.entries("step")) - 1
+    ends = job.entries("end")
+    assert len(ends) == 2 and first >= 1 and len({end.model for end in ends}) == 1

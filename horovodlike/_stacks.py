@@ -19,6 +19,7 @@ from horovodlike._native import lib
 __all__ = ["describe_threads", "start", "stop"]
 
 _NAME = "hvl-stacks"
+_OURS = (_NAME, "horovodlike-elastic")  # threads that say nothing about what keeps the rank
 _MAX_FRAMES_OF_OTHERS = 4
 
 _answering: threading.Thread | None = None
@@ -52,7 +53,7 @@ def describe_threads(num_bytes: int) -> bytes:
         num_bytes: Of the text at most. The outermost calls are left out first, and other threads than the main one.
     """
     main = threading.main_thread()
-    names = {thread.ident or 0: thread.name for thread in threading.enumerate() if thread.name != _NAME}
+    names = {thread.ident or 0: thread.name for thread in threading.enumerate() if thread.name not in _OURS}
     frames = sys._current_frames()
     text = b""
     for thread in sorted(names.keys() & frames.keys(), key=lambda thread: thread != main.ident):

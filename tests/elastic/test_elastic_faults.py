@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from counting import check, train
+from counting import check, oracle, train
 from elastic_job import ElasticJob
 
 STEPS = 40
@@ -29,6 +29,16 @@ def test_a_killed_worker_is_gone_and_the_others_go_on_from_the_last_commit(victi
                 (_, _), (why, reason) = worker.whys
                 assert why == "broken"
                 assert f"rank {victim}" in reason
+
+
+@pytest.mark.parametrize("point", ["begin", "commit", "end"])
+def test_a_worker_is_killed_in_the_last_step(point):
+    with ElasticJob(3, train, [(1, 9, point)], 10) as job:
+        for value in job.values(1):
+            assert value["step"] == 10
+            assert (value["total"], value["sums"]) == oracle(10)
+        # Who has returned is not needed by those that have not, who may or may not have noticed.
+        assert job.sizes in ([[3], [3, 1], [3, 2]] if point == "end" else [[3, 2]])
 
 
 def test_two_at_once_and_rank_0_among_them():

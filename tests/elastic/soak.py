@@ -1,0 +1,156 @@
+"""A long training in which a random worker is killed, or hosts' slots change, every few seconds.
+
+    python tests/elastic/soak.py --seconds 900
+
+It ends well if the training gets to its target, all ranks hold the same parameters in the end, and nothing is left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+TARGET = 0.03
+"""Of the mean squared error, which is 1 at the beginning, and 0.01 is noise."""
+
+
+def train_until_told(folder: Path) -> None:
+    """What each worker runs: a regression until there is a file named `stop`."""
+    import torch
+
+    import horovodlike.torch as hvd
+    from horovodlike.data import DynamicPartition, cut_into_tasks
+
+    hvd.init()
+    torch.manual_seed(1)
+    torch.set_num_threads(1)
+    inputs = torch.randn(4000, 16)
+    truth = torch.nn.Sequential(torch.nn.Linear(16, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    outputs = truth(inputs).detach()
+    outputs = (outputs - outputs.mean()) / outputs.std() + 0.1 * torch.randn(4000, 1)
+    torch.manual_seed(os.getpid())  # a new worker must get its parameters from the others
+    model = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Tanh(), torch.nn.Linear(32, 1))
+    adam = torch.optim.Adam(model.parameters(), lr=1e-3)
+    optimizer = hvd.DistributedOptimizer(adam, named_parameters=model.named_parameters(), op=hvd.Sum)
+    partition = DynamicPartition(cut_into_tasks({"inputs": 4000}, 100), 16, seed=1)
+    state = hvd.elastic.TorchState(model, optimizer, partition=partition, epoch=0, steps=0, stop=False)
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        while not state.stop:
+            partition.set_epoch(state.epoch)
+            for batch in partition:
+                index = torch.tensor([sample for _, sample in batch.samples()], dtype=torch.int64)
+                optimizer.zero_grad()
+                # The sum over the samples of all ranks, divided by their number.
+                loss = ((model(inputs[index]) - outputs[index]) ** 2).sum() / batch.total
+                loss.backward()
+                optimizer.step()
+                state.steps += 1
+                time.sleep(0.01)
+                if state.steps % 5 == 0:
+                    state.commit()
+            state.epoch += 1
+            state.stop = hvd.broadcast_object((folder / "stop").exists(), 0)
+            state.commit()
+
+    train(state)
+    with torch.no_grad():
+        loss = float(((model(inputs) - outputs) ** 2).mean())
+    parameters = hvd.allgather_object([parameter.tolist() for parameter in model.parameters()])
+    if hvd.rank() == 0:
+        result = {
+            "loss": loss,
+            "steps": state.steps,
+            "epochs": state.epoch,
+            "equal": all(each == parameters[0] for each in parameters),
+        }
+        (folder / "result").write_text(json.dumps(result))
+    hvd.shutdown()
+
+
+def workers_below(pid: int) -> list[int]:
+    """The processes of workers, as the kernel knows them: those below hvdrun that have a worker's number."""
+    import psutil
+
+    found = []
+    for process in psutil.Process(pid).children(recursive=True):
+        try:
+            if "--train" in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
+        except psutil.Error:
+            continue
+    return found
+
+
+def main() -> int:
+    """Run the soak; 0 if all is well."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--every", type=float, default=5.0, help="seconds between two changes")
+    parser.add_argument("--seed", type=int, default=None)
+    parser.add_argument("--train", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.train is not None:
+        train_until_told(arguments.train)
+        return 0
+    seed = random.randrange(1 << 32) if arguments.seed is None else arguments.seed
+    print(f"seed {seed}", flush=True)
+    choose = random.Random(seed)
+    before = set(os.listdir("/dev/shm"))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        hosts, script = folder / "hosts", folder / "hosts.sh"
+        hosts.write_text("localhost:4\n")
+        script.write_text(f"#!/bin/sh\ncat {hosts}\n")
+        script.chmod(0o700)
+        options = ["-np", "4", "--min-np", "1", "--max-np", "4", "--host-discovery-script", str(script), "--verbose"]
+        with (folder / "log").open("w") as log:
+            job = subprocess.Popen(
+                [Path(sys.executable).with_name("hvdrun"), *options, sys.executable, __file__, "--train", folder],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        counts = {"killed": 0, "slots changed": 0}
+        end = time.monotonic() + arguments.seconds
+        try:
+            while time.monotonic() < end and job.poll() is None:
+                time.sleep(arguments.every)
+                workers = workers_below(job.pid) if job.poll() is None else []
+                if workers and choose.random() < 0.7:
+                    os.kill(choose.choice(workers), signal.SIGKILL)
+                    counts["killed"] += 1
+                else:
+                    (folder / "new").write_text(f"localhost:{choose.randint(2, 4)}\n")
+                    (folder / "new").rename(hosts)
+                    counts["slots changed"] += 1
+            (folder / "stop").touch()
+            try:
+                code = job.wait(timeout=120)
+            except subprocess.TimeoutExpired:
+                code = -1
+        finally:
+            if job.poll() is None:
+                job.terminate()
+                job.wait(30)
+            written = (folder / "log").read_text()
+        result = json.loads((folder / "result").read_text()) if (folder / "result").exists() else {}
+    left = {entry for entry in set(os.listdir("/dev/shm")) - before if "horovodlike" in entry}
+    print(f"exit code {code}; {counts}; {written.count('generation')} lines about generations; {result}; left: {left}")
+    well = code == 0 and result.get("loss", 1.0) < TARGET and result["equal"] and not left
+    if not well:
+        print(written[-20000:])
+    return 0 if well else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -307,9 +307,9 @@ def connect_node(key: JobKey, node: int, nnodes: int, host: str, port: int, dead
     """
     where = f"node 0 at {host} port {port}"
     problem = "timed out"
-    while time.monotonic() < deadline:
+    while (left := deadline - time.monotonic()) > 0:
         try:
-            for connected in dial(host, port, deadline):
+            for connected in dial(host, port, left):
                 return _introduce(connected, key, node_identity(node, nnodes))
         except VersionError as error:
             raise HostsError(f"{where}: {error}") from None

@@ -312,6 +312,8 @@ class NodeListener:
         if data and len(stranger.hello) < HELLO_BYTES:
             return
         identity, sealer, opener = accept_hello(self._key, stranger.nonce, bytes(stranger.hello))
+        if identity.job != _JOB or not 0 < identity.rank < identity.size:
+            raise AuthenticationError("it is no launcher of another node")
         stranger.count = identity.size
         stranger.link = NodeLink(stranger.socket, sealer, opener, identity.rank)
         stranger.link.send(Kind.ALIVE, 0, encode_seconds(HANDSHAKE_TIMEOUT))  # proves that this end holds the key too

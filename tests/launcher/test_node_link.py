@@ -22,6 +22,7 @@ from horovodlike._channel import (
     JobKey,
     accept_hello,
     answer_challenge,
+    job_digest,
     make_challenge,
 )
 from horovodlike._dial import dial
@@ -209,3 +210,11 @@ def test_a_node_tries_again_when_its_hello_is_not_answered(where: str) -> None:
                     _, sealer, _ = accept_hello(KEY, nonce, hello)
                     connected.sendall(sealer.seal(encode(Kind.ALIVE, 0, encode_seconds(1.0))))
                     node.result(SLACK_S).hang_up()
+
+
+@pytest.mark.parametrize(("rank", "job"), [(1, job_digest("a job of ranks")), (0, node_link._JOB), (4, node_link._JOB)])
+def test_who_holds_the_key_but_is_no_other_node_is_sent_away(lobby: Lobby, rank: int, job: bytes) -> None:
+    other = lobby.come(rank, job)
+    other.say_hello()
+    other.join()
+    assert lobby.is_dropped(other)

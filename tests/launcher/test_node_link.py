@@ -212,7 +212,11 @@ def test_a_node_tries_again_when_its_hello_is_not_answered(where: str) -> None:
                     node.result(SLACK_S).hang_up()
 
 
-@pytest.mark.parametrize(("rank", "job"), [(1, job_digest("a job of ranks")), (0, node_link._JOB), (4, node_link._JOB)])
+@pytest.mark.parametrize(
+    ("rank", "job"),
+    [(1, job_digest("a job of ranks")), (0, node_link._JOB), (4, node_link._JOB)],
+    ids=["a rank", "node 0", "beyond"],
+)
 def test_who_holds_the_key_but_is_no_other_node_is_sent_away(lobby: Lobby, rank: int, job: bytes) -> None:
     other = lobby.come(rank, job)
     other.say_hello()

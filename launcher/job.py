@@ -21,6 +21,7 @@ GRACE_S = 5.0
 """From SIGTERM, or from a signal that was passed on, to SIGKILL."""
 AGENT_FAILED = 1
 """The exit code when not a rank but the launcher's own agent, or a host, is to blame."""
+_OF_A_RANK = frozenset({Kind.STARTED, Kind.STDOUT, Kind.STDERR, Kind.RESULT, Kind.EXITED, Kind.LAST_LINES})
 _PATIENCE = 2 / 3
 """Of the time that a host may be silent: the launcher should know what is wrong before the ranks do."""
 
@@ -155,15 +156,18 @@ class Job:
     def _receive(self, link: Link) -> None:
         try:
             frames = link.receive()
-        except (FrameError, OSError) as error:
+            for frame in frames or ():
+                self._on_frame(frame, link)
+        except (ValueError, OSError) as error:
             self._blame(f"{link.who} cannot be understood: {error}")
             frames = None
-        for frame in frames or ():
-            self._on_frame(frame, link)
         if frames is None or link.over:
             self._finished.append(link)
 
     def _on_frame(self, frame: Frame, link: Link) -> None:
+        """Acts upon what an agent says; raises ValueError if it makes no sense."""
+        if frame.kind in _OF_A_RANK and self._link_of.get(frame.number) is not link:
+            raise FrameError(f"it speaks of rank {frame.number}, which it does not have")
         if frame.kind in (Kind.STDOUT, Kind.STDERR):
             self._output.add(frame.number, frame.kind, frame.payload)
         elif frame.kind is Kind.RESULT:
@@ -177,7 +181,7 @@ class Job:
         elif frame.kind is Kind.LAST_LINES:
             self._output.keep_last_lines(frame.number, frame.payload)
         elif frame.kind is Kind.SIGNAL:
-            self.interrupt(frame.number)
+            self.interrupt(signal.Signals(frame.number))
         elif frame.kind is Kind.FAILED:
             where = "" if link.host is None else f"{link.host}: "
             self._blame(where + frame.payload.decode(errors="replace"))

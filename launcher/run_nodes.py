@@ -163,13 +163,22 @@ def _has_gone(link: NodeLink) -> bool:
 
 
 def _read_join(link: NodeLink, join: Frame) -> None:
-    said = decode_text(join.payload)
-    if said["version"] != installed_version():
+    try:
+        said = decode_text(join.payload)
+        version, link.host = str(said["version"]), str(said["host"])
+        if version == installed_version():
+            link.num_proc = int(said["num_proc"])
+            if link.num_proc < 1:
+                raise ValueError(f"it has {link.num_proc} ranks")
+    except (ValueError, TypeError, KeyError) as error:
         raise HostsError(
-            f"horovodlike {said['version']} is installed on node {link.node} ({said['host']}), but "
-            f"{installed_version()} on node 0; install the same"
+            f"node {link.node} cannot be understood ({error!r}): is it another version of horovodlike? Install the same"
+        ) from None
+    if version != installed_version():
+        raise HostsError(
+            f"horovodlike {version} is installed on node {link.node} ({link.host}), but {installed_version()} on node "
+            "0; install the same"
         )
-    link.host, link.num_proc = str(said["host"]), int(said["num_proc"])
 
 
 def _lead(spec: JobSpec, nodes: Nodes, links: Sequence[NodeLink], node: _Node) -> Outcome:
@@ -240,10 +249,13 @@ def _encode_place(placement: Placement, identity: JobIdentity) -> bytes:
 
 
 def _decode_place(frame: Frame, nodes: Nodes) -> tuple[Placement, JobIdentity]:
-    said = decode_text(frame.payload)
-    placement = Placement(tuple(said["names"]), tuple(said["counts"]), said["number"])
-    job_id = said["job_id"]
-    return placement, JobIdentity(job_id, _key_of_ranks(nodes, job_id).hex(), said["address"], said["port"])
+    try:
+        said = decode_text(frame.payload)
+        placement = Placement(tuple(said["names"]), tuple(said["counts"]), said["number"])
+        job_id, address, port = str(said["job_id"]), str(said["address"]), int(said["port"])
+    except (ValueError, TypeError, KeyError) as error:
+        raise HostsError(f"node 0 cannot be understood ({error!r}); install the same horovodlike there") from None
+    return placement, JobIdentity(job_id, _key_of_ranks(nodes, job_id).hex(), address, port)
 
 
 def _why(outcome: Outcome, here: str) -> bytes:

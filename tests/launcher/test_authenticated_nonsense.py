@@ -61,12 +61,13 @@ def wakeup(stack: contextlib.ExitStack) -> Wakeup:
 
 
 @pytest.fixture
-def output(stack: contextlib.ExitStack, wakeup: Wakeup) -> RankOutput:
+def output(stack: contextlib.ExitStack, wakeup: Wakeup) -> Iterator[RankOutput]:
     """Writes to nowhere."""
-    nowhere = stack.enter_context(Path(os.devnull).open("w"))
     writer = Writer(wakeup.set)
     stack.callback(writer.close, lambda: False)
-    return RankOutput(Screen.pair(nowhere, nowhere, {}), writer, None, False)
+    with Path(os.devnull).open("w") as nowhere:
+        yield RankOutput(Screen.pair(nowhere, nowhere, {}), writer, None, False)
+        stack.close()
 
 
 @pytest.mark.parametrize(

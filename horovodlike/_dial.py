@@ -82,7 +82,11 @@ class _Calls:
                 self.problem = error
 
     def begin(self, target: _Target) -> None:
-        connecting = socket.socket(target[0], socket.SOCK_STREAM)
+        try:
+            connecting = socket.socket(target[0], socket.SOCK_STREAM)  # the kernel may not know the family
+        except OSError as error:
+            self.problem = error
+            return
         try:
             start(connecting, target[1])
         except OSError as error:

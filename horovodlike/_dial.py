@@ -12,6 +12,7 @@ _Target = tuple[int, Any]  # address family, address
 
 _HEAD_START = 0.2
 _PAUSE = 0.05
+_LONGEST_WAIT = 60.0  # epoll counts milliseconds in 32 bits
 
 
 def dial(hosts: str, port: int, patience: float) -> Generator[socket.socket, None, None]:
@@ -81,7 +82,11 @@ class _Calls:
                 self.problem = error
 
     def begin(self, target: _Target) -> None:
-        connecting = socket.socket(target[0], socket.SOCK_STREAM)
+        try:
+            connecting = socket.socket(target[0], socket.SOCK_STREAM)  # the kernel may not know the family
+        except OSError as error:
+            self.problem = error
+            return
         try:
             start(connecting, target[1])
         except OSError as error:
@@ -98,7 +103,7 @@ class _Calls:
 
     def wait(self, seconds: float) -> bool:
         """Returns when something has happened, or False after some time."""
-        ready = self._selector.select(seconds) if self.pending else []
+        ready = self._selector.select(min(seconds, _LONGEST_WAIT)) if self.pending else []
         for key, _ in ready:
             answered = key.fileobj
             assert isinstance(answered, socket.socket)

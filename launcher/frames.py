@@ -7,6 +7,7 @@ stands for one byte, so that paths and variables in any encoding arrive as they 
 
 import enum
 import json
+import math
 import struct
 from typing import Any, NamedTuple
 
@@ -153,8 +154,14 @@ def encode_seconds(seconds: float) -> bytes:
 
 
 def decode_seconds(payload: bytes) -> float:
-    """The inverse of :func:`encode_seconds`."""
-    seconds: float = _SECONDS.unpack(payload)[0]
+    """The inverse of :func:`encode_seconds`.
+
+    Raises:
+        FrameError: That is no duration.
+    """
+    seconds: float = _unpack(_SECONDS, payload)[0]
+    if not 0 <= seconds < math.inf:
+        raise FrameError(f"{seconds} is no duration")
     return seconds
 
 
@@ -164,6 +171,16 @@ def encode_exit(pid: int, status: int) -> bytes:
 
 
 def decode_exit(payload: bytes) -> tuple[int, int]:
-    """The inverse of :func:`encode_exit`."""
-    pid, status = _EXIT.unpack(payload)
+    """The inverse of :func:`encode_exit`.
+
+    Raises:
+        FrameError: It has another length.
+    """
+    pid, status = _unpack(_EXIT, payload)
     return pid, status
+
+
+def _unpack(form: struct.Struct, payload: bytes) -> tuple[Any, ...]:
+    if len(payload) != form.size:
+        raise FrameError(f"a payload has {len(payload)} bytes instead of {form.size}")
+    return form.unpack(payload)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from horovodlike.launcher import verdict
-from horovodlike.launcher.frames import Frame, Kind, decode_exit, encode_seconds
+from horovodlike.launcher.frames import Frame, FrameError, Kind, decode_exit, encode_seconds
 from horovodlike.launcher.link import Link
 from horovodlike.launcher.links import Links
 from horovodlike.launcher.output import RankOutput
@@ -21,6 +21,7 @@ GRACE_S = 5.0
 """From SIGTERM, or from a signal that was passed on, to SIGKILL."""
 AGENT_FAILED = 1
 """The exit code when not a rank but the launcher's own agent, or a host, is to blame."""
+_OF_A_RANK = frozenset({Kind.STARTED, Kind.STDOUT, Kind.STDERR, Kind.RESULT, Kind.EXITED, Kind.LAST_LINES})
 
 
 @dataclass
@@ -125,6 +126,8 @@ class Job:
 
     def on_frame(self, frame: Frame, link: Link) -> None:
         """See :class:`horovodlike.launcher.links.Audience`."""
+        if frame.kind in _OF_A_RANK and self._link_of.get(frame.number) is not link:
+            raise FrameError(f"it speaks of rank {frame.number}, which it does not have")
         if frame.kind in (Kind.STDOUT, Kind.STDERR):
             self._output.add(frame.number, frame.kind, frame.payload)
         elif frame.kind is Kind.RESULT:
@@ -138,7 +141,7 @@ class Job:
         elif frame.kind is Kind.LAST_LINES:
             self._output.keep_last_lines(frame.number, frame.payload)
         elif frame.kind is Kind.SIGNAL:
-            self.interrupt(frame.number)
+            self.interrupt(signal.Signals(frame.number))
         elif frame.kind is Kind.FAILED:
             where = "" if link.host is None else f"{link.host}: "
             self._blame(where + frame.payload.decode(errors="replace"))

@@ -1,6 +1,7 @@
 """The launcher's end of the connection to an agent."""
 
 import contextlib
+import math
 import os
 import selectors
 import subprocess
@@ -18,7 +19,9 @@ __all__ = ["START_AGENT", "AgentLink", "Link", "start_local_agent", "start_remot
 START_AGENT = Path(__file__).with_name("start_agent.py")
 _WORDS_BYTES = 8 * 1024
 _CLOSE_S = 20.0
-"""How long a host may take to end everything, before its connection is given up."""
+"""How long a host may take to end everything once its connection is cut, before it is given up."""
+_LEAVE_S = 5.0
+"""How long ssh may stay when the agent has ended: nobody else is attended to meanwhile."""
 
 
 class Link:
@@ -135,6 +138,8 @@ class AgentLink(Link):
         self._stdin, self._stdout, self._stderr = process.stdin, process.stdout, process.stderr
         self._words = b""
         self._speaking = True
+        self._heard = False
+        self._give_up = math.inf  # when its end is not waited for any more
         for pipe in (self._stdin, self._stdout, self._stderr):
             if pipe is not None:
                 os.set_blocking(pipe.fileno(), False)
@@ -189,14 +194,20 @@ class AgentLink(Link):
         self._process.kill()
 
     def cut(self) -> None:
-        """Cuts the connection, whereupon the agent ends everything; does not wait for that."""
+        """Cuts the connection, whereupon the agent ends everything; does not wait for that.
+
+        The time that the agent has for it begins now, so that of several that are cut first, none adds to another's.
+        """
+        self._expect_end(_CLOSE_S)
+        if self.host is not None and not self._heard:  # ssh is still connecting: nothing has begun there
+            self.kill()
         with contextlib.suppress(OSError):
             self._stdin.close()
 
     def close(self) -> int:
         """See :meth:`Link.close`; the agent's exit code or signal, or ssh's."""
         self.cut()
-        give_up = None if self.host is None else time.monotonic() + _CLOSE_S
+        give_up = None if self.host is None else self._give_up
         # To the end of the output: then the guard has gone, but the agent proper as well.
         if not self._stdout.closed:
             self._wait_readable(self._stdout, give_up, lambda: bool(os.read(self._stdout.fileno(), PIECE)))
@@ -219,8 +230,15 @@ class AgentLink(Link):
                     return
         self._process.kill()
 
+    def _expect_end(self, seconds: float) -> None:
+        self._give_up = min(self._give_up, time.monotonic() + seconds)
+
     def _read(self) -> bytes | None:
-        return os.read(self._stdout.fileno(), PIECE) or None
+        data = os.read(self._stdout.fileno(), PIECE)
+        self._heard = True
+        if not data:
+            self._expect_end(_LEAVE_S)
+        return data or None
 
     def _write(self, data: bytearray) -> int:
         return os.write(self._stdin.fileno(), data)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterable
 from typing import Protocol
 
-from horovodlike.launcher.frames import Frame, FrameError, Kind, encode_seconds
+from horovodlike.launcher.frames import Frame, Kind, encode_seconds
 from horovodlike.launcher.link import Link
 from horovodlike.launcher.output import RankOutput
 
@@ -20,7 +20,7 @@ class Audience(Protocol):
     """Whoever acts upon what the agents say."""
 
     def on_frame(self, frame: Frame, link: Link) -> None:
-        """An agent has said something."""
+        """An agent has said something. Raises ValueError if it makes no sense."""
 
     def on_nonsense(self, link: Link, error: Exception) -> None:
         """An agent cannot be understood; its connection is about to be closed."""
@@ -114,10 +114,10 @@ class Links:
     def _receive(self, link: Link) -> None:
         try:
             frames = link.receive()
-        except (FrameError, OSError) as error:
+            for frame in frames or ():
+                self._audience.on_frame(frame, link)
+        except (ValueError, OSError) as error:
             self._audience.on_nonsense(link, error)
             frames = None
-        for frame in frames or ():
-            self._audience.on_frame(frame, link)
         if frames is None or link.over:
             self._finished.append(link)

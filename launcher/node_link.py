@@ -40,6 +40,12 @@ __all__ = ["NodeLink", "NodeListener", "connect_node"]
 _JOB = job_digest("the launchers of a job's nodes")
 _PIECE = 64 * 1024
 _MOST_STRANGERS = 128
+_LONGEST_WAIT = 60.0
+_SHORTEST_WAIT = 0.001
+_MOST_DENIALS = 5
+"""Node 0 also hangs up on a launcher when too many strangers come at the same time."""
+_JOIN_S = 10.0
+"""How long a launcher that holds the key may take to say what it needs."""
 _FLUSH_S = 5.0
 _RETRY_S = 0.2
 _PAUSE_S = 0.05
@@ -52,7 +58,6 @@ class NodeLink(Link):
         node: The number of the node at the other end.
         num_proc: How many ranks it has, once that is known.
         status: The status of its agent, once it is over.
-        proven: The other end has shown that it holds the key.
     """
 
     def __init__(self, connected: socket.socket, sealer: Sealer, opener: Opener, node: int, host: str = "") -> None:
@@ -69,7 +74,6 @@ class NodeLink(Link):
         self.node = node
         self.num_proc = 0
         self.status = 0
-        self.proven = False
         self._socket = connected
         self._socket.setblocking(False)
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -124,12 +128,25 @@ class NodeLink(Link):
                 self.over, self.status = True, frame.number
         return frames
 
-    def wait(self, seconds: float) -> None:
-        """Waits until :meth:`receive` has something to return, or the time is over."""
-        with selectors.DefaultSelector() as selector:
-            self.watch(selector, True, lambda: None)
-            for key, _ in selector.select(seconds):
-                key.data()
+    def await_frame(self, deadline: float, *kinds: Kind) -> list[Frame]:
+        """Waits for a frame of some kinds; returns it and what came after it, but nothing before.
+
+        Raises:
+            FrameError: What arrived makes no sense.
+            OSError: The connection has ended (``ConnectionError``), or the time is over (``TimeoutError``).
+        """
+        while (left := deadline - time.monotonic()) > 0:
+            with selectors.DefaultSelector() as selector:
+                self.watch(selector, True, lambda: None)
+                for key, _ in selector.select(min(left, _LONGEST_WAIT)):
+                    key.data()
+            frames = self.receive()
+            if frames is None:
+                raise ConnectionResetError("it hung up")
+            for index, frame in enumerate(frames):
+                if frame.kind in kinds:
+                    return frames[index:]
+        raise TimeoutError("timed out")
 
     def kill(self) -> None:
         """Makes the connection end, so that :meth:`receive` returns its end."""
@@ -163,7 +180,6 @@ class NodeLink(Link):
             payloads = self._opener.feed(data)
         except BadMacError as error:
             raise FrameError(str(error)) from None
-        self.proven |= bool(payloads)
         return b"".join(payloads) if data else None
 
 
@@ -173,6 +189,8 @@ class _Stranger:
     deadline: float
     nonce: bytes = field(default_factory=lambda: secrets.token_bytes(NONCE_BYTES))
     hello: bytearray = field(default_factory=bytearray)
+    link: NodeLink | None = None  # once it has shown that it holds the key
+    count: int = 0
 
 
 class NodeListener:
@@ -223,38 +241,36 @@ class NodeListener:
         self._strangers.clear()
         self._selector.close()
 
-    def accept(self, deadline: float) -> tuple[NodeLink, Identity] | None:
-        """Waits for the next launcher that holds the key.
+    def accept(self, deadline: float) -> tuple[NodeLink, int, Frame] | None:
+        """Waits for the next launcher that holds the key and says what it needs. Nobody waits for another one.
 
         Args:
             deadline: When to give up, as ``time.monotonic()``.
 
         Returns:
-            The connection and who it says it is, or None when the time is over.
+            The connection, how many nodes there are in the other's opinion, and its JOIN; None when the time is over.
         """
         while (now := time.monotonic()) < deadline:
+            until = min([deadline, *(stranger.deadline for stranger in self._strangers)])
+            for key, _ in self._selector.select(min(max(0.0, until - now), _LONGEST_WAIT)):
+                if not isinstance(key.data, _Stranger):
+                    self._greet(key.data)
+                elif key.data in self._strangers and (accepted := self._hear(key.data)) is not None:
+                    return accepted
+            # Only now: what they have said in time may have waited here.
             for stranger in [each for each in self._strangers if each.deadline <= now]:
                 self._drop(stranger)
-            until = min([deadline, *(stranger.deadline for stranger in self._strangers)])
-            for key, _ in self._selector.select(max(0.0, until - now)):
-                if isinstance(key.data, _Stranger):
-                    if key.data in self._strangers and (accepted := self._hear(key.data)) is not None:
-                        return accepted
-                else:
-                    self._greet(key.data)
         return None
 
     def _greet(self, listener: socket.socket) -> None:
         try:
             accepted, _ = listener.accept()
         except OSError:  # it has hung up already, or there is no free descriptor: make room, or at least don't spin
-            if self._strangers:
-                self._drop(next(iter(self._strangers)))
-            else:
+            if not self._make_room():
                 time.sleep(_PAUSE_S)
             return
         if len(self._strangers) >= _MOST_STRANGERS + self._nnodes:
-            self._drop(next(iter(self._strangers)))
+            self._make_room()
         accepted.setblocking(False)
         stranger = _Stranger(accepted, time.monotonic() + HANDSHAKE_TIMEOUT)
         self._strangers[stranger] = None
@@ -262,33 +278,51 @@ class NodeListener:
         with contextlib.suppress(OSError):
             accepted.send(make_challenge(stranger.nonce))
 
-    def _hear(self, stranger: _Stranger) -> tuple[NodeLink, Identity] | None:
+    def _make_room(self) -> bool:
+        """Drops who has been here longest without the key, if there is one."""
+        oldest = next((each for each in self._strangers if each.link is None), None)
+        if oldest is not None:
+            self._drop(oldest)
+        return oldest is not None
+
+    def _hear(self, stranger: _Stranger) -> tuple[NodeLink, int, Frame] | None:
         try:
-            data = stranger.socket.recv(HELLO_BYTES - len(stranger.hello))
-            stranger.hello += data
-            if data and len(stranger.hello) < HELLO_BYTES:
+            if stranger.link is None:
+                self._read_hello(stranger)
                 return None
-            identity, sealer, opener = accept_hello(self._key, stranger.nonce, bytes(stranger.hello))
+            frames = stranger.link.receive()
         except BlockingIOError:
             return None
-        except (OSError, AuthenticationError):
+        except (OSError, AuthenticationError, FrameError):
+            frames = None
+        if frames is None:
             self._drop(stranger)
             return None
+        joined = [frame for frame in frames if frame.kind is Kind.JOIN]
+        if not joined:
+            return None
+        assert stranger.link is not None
         self._selector.unregister(stranger.socket)
         del self._strangers[stranger]
-        link = NodeLink(stranger.socket, sealer, opener, identity.rank)
-        link.send(Kind.ALIVE, 0, encode_seconds(HANDSHAKE_TIMEOUT))  # proves that this end holds the key as well
-        return link, identity
+        return stranger.link, stranger.count, joined[0]
+
+    def _read_hello(self, stranger: _Stranger) -> None:
+        data = stranger.socket.recv(HELLO_BYTES - len(stranger.hello))
+        stranger.hello += data
+        if data and len(stranger.hello) < HELLO_BYTES:
+            return
+        identity, sealer, opener = accept_hello(self._key, stranger.nonce, bytes(stranger.hello))
+        if identity.job != _JOB or not 0 < identity.rank < identity.size:
+            raise AuthenticationError("it is no launcher of another node")
+        stranger.count = identity.size
+        stranger.link = NodeLink(stranger.socket, sealer, opener, identity.rank)
+        stranger.link.send(Kind.ALIVE, 0, encode_seconds(HANDSHAKE_TIMEOUT))  # proves that this end holds the key too
+        stranger.deadline = time.monotonic() + _JOIN_S
 
     def _drop(self, stranger: _Stranger) -> None:
         del self._strangers[stranger]
         self._selector.unregister(stranger.socket)
         stranger.socket.close()
-
-
-def node_identity(node: int, nnodes: int) -> Identity:
-    """Who the launcher of a node is for the channel."""
-    return Identity(node, nnodes, _JOB)
 
 
 def connect_node(key: JobKey, node: int, nnodes: int, host: str, port: int, deadline: float) -> NodeLink:
@@ -307,30 +341,45 @@ def connect_node(key: JobKey, node: int, nnodes: int, host: str, port: int, dead
     """
     where = f"node 0 at {host} port {port}"
     problem = "timed out"
-    while time.monotonic() < deadline:
+    denials = 0
+    while (left := deadline - time.monotonic()) > 0:
         try:
-            for connected in dial(host, port, deadline):
-                return _introduce(connected, key, node_identity(node, nnodes))
+            for connected in dial(host, port, left):
+                return _introduce(connected, key, Identity(node, nnodes, _JOB), deadline)
         except VersionError as error:
             raise HostsError(f"{where}: {error}") from None
+        except AuthenticationError as error:
+            problem = str(error)
+            denials += 1
+            if denials == _MOST_DENIALS:
+                raise HostsError(
+                    f"{where} {problem}: give all nodes the same --nnodes and the same key (--secret-key-file)"
+                ) from None
         except OSError as error:
             problem = error.strerror or str(error)
         time.sleep(min(_RETRY_S, max(0.0, deadline - time.monotonic())))
     raise HostsError(f"{where} cannot be reached ({problem}): does hvdrun run there, with --node-rank 0?")
 
 
-def _introduce(connected: socket.socket, key: JobKey, identity: Identity) -> NodeLink:
+def _introduce(connected: socket.socket, key: JobKey, identity: Identity, deadline: float) -> NodeLink:
+    """Returns when both ends have shown that they hold the key; node 0 says nothing more before JOIN."""
+    until = min(deadline, time.monotonic() + HANDSHAKE_TIMEOUT)
     try:
-        connected.settimeout(HANDSHAKE_TIMEOUT)
         challenge = b""
         while len(challenge) < CHALLENGE_BYTES:
+            connected.settimeout(max(_SHORTEST_WAIT, until - time.monotonic()))
             data = connected.recv(CHALLENGE_BYTES - len(challenge))
             if not data:
                 raise ConnectionResetError("it hung up")
             challenge += data
         hello, sealer, opener = answer_challenge(key, identity, challenge)
         connected.sendall(hello)
+        link = NodeLink(connected, sealer, opener, 0)
+        try:
+            link.await_frame(until, Kind.ALIVE)
+        except (ConnectionError, FrameError):
+            raise AuthenticationError("hung up on this node") from None
     except BaseException:
         connected.close()
         raise
-    return NodeLink(connected, sealer, opener, 0)
+    return link

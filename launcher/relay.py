@@ -15,6 +15,8 @@ from horovodlike.launcher.wakeup import Wakeup
 
 __all__ = ["Relay"]
 
+_LONGEST_WAIT = 3600.0
+
 
 class Relay:
     """A node's part of a job. Everything but :meth:`interrupt` belongs to one thread."""
@@ -81,16 +83,17 @@ class Relay:
         return bool(self._open)
 
     def _timeout(self) -> float | None:
-        return max(0.0, self._lost_at - time.monotonic()) if self._uplink in self._open else None
+        left = self._lost_at - time.monotonic()
+        return min(max(0.0, left), _LONGEST_WAIT) if self._uplink in self._open else None
 
     def _receive(self, link: Link) -> None:
         try:
             frames = link.receive()
+            for frame in frames or ():
+                self._open[link](frame)
         except (FrameError, OSError) as error:
             self._output.say(f"hvdrun: {link.who} cannot be understood: {error}")
             frames = None
-        for frame in frames or ():
-            self._open[link](frame)
         if frames is None and link is self._uplink and link not in self._finished:
             self._lose("node 0 has gone")
         elif frames is None:
@@ -117,6 +120,8 @@ class Relay:
             if frame.payload:
                 self._output.say(frame.payload)
             self._finished.add(self._uplink)
+            if self._agent in self._open:  # node 0 could not go on, or not with this node
+                self._agent.send(Kind.END, 0, encode_seconds(GRACE_S))
 
     def _lose(self, why: str) -> None:
         self._finished.add(self._uplink)

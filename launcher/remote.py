@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from horovodlike.launcher.link import START_AGENT
 from horovodlike.launcher.spec import RemoteStart
 
-__all__ = ["explain_failure", "remote_command"]
+__all__ = ["explain_failure", "remote_command", "ssh_words"]
 
 _REMEDIES = (
     ("Could not resolve hostname", "check its spelling, /etc/hosts and DNS"),
@@ -46,16 +46,22 @@ def remote_command(host: str, remote: RemoteStart, timeout: float) -> list[str]:
             "--cpu-bind=none",
         ]
         return ["srun", *step, *share, "--mpi=none", "--unbuffered", "--quiet", *_AGENT]
-    words = ["ssh", *remote.ssh_options]  # of several values, ssh takes the first
+    words = ["ssh", *ssh_words(remote)]  # of several values, ssh takes the first
     words += ["-x", "-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={math.ceil(timeout)}"]
     # A shared connection would outlive its client, and forwarded ports can be taken.
     words += ["-o", "ControlPath=none", "-o", "ClearAllForwardings=yes"]
+    # "exec" is a word of every login shell; with it no shell stands between ssh's server and the agent.
+    return [*words, "--", host, "exec " + shlex.join(_AGENT)]
+
+
+def ssh_words(remote: RemoteStart) -> list[str]:
+    """The options that the user has for ssh."""
+    words = [*remote.ssh_options]
     if remote.ssh_port is not None:
         words += ["-p", str(remote.ssh_port)]
     if remote.ssh_identity_file is not None:
         words += ["-i", remote.ssh_identity_file]
-    # "exec" is a word of every login shell; with it no shell stands between ssh's server and the agent.
-    return [*words, "--", host, "exec " + shlex.join(_AGENT)]
+    return words
 
 
 def explain_failure(remote: RemoteStart, status: int, words: Sequence[str]) -> str:

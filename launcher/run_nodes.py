@@ -35,9 +35,6 @@ from horovodlike.rendezvous import RendezvousServer
 
 __all__ = ["run_nodes"]
 
-_JOIN_S = 10.0
-"""How long a launcher that holds the key may take to say what it needs."""
-
 
 def run_nodes(
     spec: JobSpec, nodes: Nodes, command: tuple[str, ...], environ: Mapping[str, str], reasons: Sequence[str] = ()
@@ -113,14 +110,14 @@ def _gather(spec: JobSpec, nodes: Nodes, stack: ExitStack) -> list[NodeLink]:
                 accepted = listener.accept(deadline)
                 if accepted is None:
                     raise _missing(spec, nodes, found)
-                link, identity = accepted
+                link, count, join = accepted
                 stack.callback(link.hang_up)
-                refusal = _refusal(nodes, identity.rank, identity.size, found)
+                refusal = _refusal(nodes, link.node, count, found)
                 if refusal is not None:
                     link.dismiss(1, refusal.encode())
                     continue
-                _read_join(link)
                 found[link.node] = link
+                _read_join(link, join)
     except HostsError as error:
         for link in found.values():
             link.dismiss(1, str(error).encode())
@@ -152,7 +149,7 @@ def _missing(spec: JobSpec, nodes: Nodes, found: Mapping[int, NodeLink]) -> Host
 def _refusal(nodes: Nodes, node: int, count: int, found: dict[int, NodeLink]) -> str | None:
     if count != nodes.count:
         return f"--nnodes is {count} on node {node} but {nodes.count} on node 0; give the same everywhere"
-    if node == 0 or (node in found and not _has_gone(found[node])):
+    if node in found and not _has_gone(found[node]):
         return f"two nodes claim to be --node-rank {node}; give each its own"
     return None
 
@@ -165,33 +162,23 @@ def _has_gone(link: NodeLink) -> bool:
         return True
 
 
-def _read_join(link: NodeLink) -> None:
-    frames = _await(link, time.monotonic() + _JOIN_S, Kind.JOIN)
-    if not frames:
-        raise HostsError(f"node {link.node} has gone before it said what it needs")
-    said = decode_text(frames[0].payload)
-    if said["version"] != installed_version():
+def _read_join(link: NodeLink, join: Frame) -> None:
+    try:
+        said = decode_text(join.payload)
+        version, link.host = str(said["version"]), str(said["host"])
+        if version == installed_version():
+            link.num_proc = int(said["num_proc"])
+            if link.num_proc < 1:
+                raise ValueError(f"it has {link.num_proc} ranks")
+    except (ValueError, TypeError, KeyError) as error:
         raise HostsError(
-            f"horovodlike {said['version']} is installed on node {link.node} ({said['host']}), but "
-            f"{installed_version()} on node 0; install the same"
+            f"node {link.node} cannot be understood ({error!r}): is it another version of horovodlike? Install the same"
+        ) from None
+    if version != installed_version():
+        raise HostsError(
+            f"horovodlike {version} is installed on node {link.node} ({link.host}), but {installed_version()} on node "
+            "0; install the same"
         )
-    link.host, link.num_proc = str(said["host"]), int(said["num_proc"])
-
-
-def _await(link: NodeLink, deadline: float, *kinds: Kind) -> list[Frame]:
-    """Waits for a frame of some kinds; returns it and what came after it, or nothing if the time or the link ends."""
-    while (left := deadline - time.monotonic()) > 0:
-        link.wait(left)
-        try:
-            frames = link.receive()
-        except (OSError, FrameError):
-            return []
-        if frames is None:
-            return []
-        for index, frame in enumerate(frames):
-            if frame.kind in kinds:
-                return frames[index:]
-    return []
 
 
 def _lead(spec: JobSpec, nodes: Nodes, links: Sequence[NodeLink], node: _Node) -> Outcome:
@@ -228,12 +215,10 @@ def _follow(spec: JobSpec, nodes: Nodes, uplink: NodeLink, node: _Node) -> Outco
     version, name = installed_version(), socket.gethostname()
     uplink.send(Kind.JOIN, 0, encode_text({"version": version, "host": name, "num_proc": spec.num_proc}))
     # Node 0 waits for the others no longer than its own --start-timeout, and then says so.
-    frames = _await(uplink, time.monotonic() + 2 * spec.start_timeout, Kind.PLACE, Kind.OUTCOME)
-    if not frames and not uplink.proven:
-        raise HostsError("node 0 has hung up: give all nodes the same --nnodes and the same key (--secret-key-file)")
-    if not frames:
-        raise HostsError("node 0 has gone, or is stuck; see what it prints")
-    frame, *more = frames
+    try:
+        frame, *more = uplink.await_frame(time.monotonic() + 2 * spec.start_timeout, Kind.PLACE, Kind.OUTCOME)
+    except (OSError, FrameError) as error:
+        raise HostsError(f"node 0 has gone, or is stuck ({error}); see what it prints") from None
     if frame.kind is Kind.OUTCOME:
         raise HostsError(f"node 0 says: {frame.payload.decode(errors='replace')}")
     placement, identity = _decode_place(frame, nodes)
@@ -264,10 +249,13 @@ def _encode_place(placement: Placement, identity: JobIdentity) -> bytes:
 
 
 def _decode_place(frame: Frame, nodes: Nodes) -> tuple[Placement, JobIdentity]:
-    said = decode_text(frame.payload)
-    placement = Placement(tuple(said["names"]), tuple(said["counts"]), said["number"])
-    job_id = said["job_id"]
-    return placement, JobIdentity(job_id, _key_of_ranks(nodes, job_id).hex(), said["address"], said["port"])
+    try:
+        said = decode_text(frame.payload)
+        placement = Placement(tuple(said["names"]), tuple(said["counts"]), said["number"])
+        job_id, address, port = str(said["job_id"]), str(said["address"]), int(said["port"])
+    except (ValueError, TypeError, KeyError) as error:
+        raise HostsError(f"node 0 cannot be understood ({error!r}); install the same horovodlike there") from None
+    return placement, JobIdentity(job_id, _key_of_ranks(nodes, job_id).hex(), address, port)
 
 
 def _why(outcome: Outcome, here: str) -> bytes:

@@ -22,13 +22,15 @@ from collections.abc import Sequence  # noqa: E402
 from typing import Any  # noqa: E402
 
 from horovodlike import basics  # noqa: E402
-from horovodlike.launcher.selftest_report import Link, differences, pair_up, render  # noqa: E402
+from horovodlike.launcher.selftest_report import Coverage, Link, differences, pair_up, render  # noqa: E402
 from horovodlike.ops import DType, Kind, ReduceOp, Request, wait, wait_done  # noqa: E402
 from horovodlike.process_set import ProcessSet, add_process_set, registered_id, remove_process_set  # noqa: E402
 
 _PACKAGES = ("horovodlike", "torch", "tensorflow", "keras", "numpy")
+_Pairs = dict[str, tuple[int, int]]
+
 _MOST_ROUNDS = 31
-"""With more hosts than that, not every link is measured."""
+"""In a round each host measures one link, so with more than 32 hosts not every link is measured."""
 _SMALL, _LARGE = 1, 4 << 20
 """Elements of float32."""
 _SMALL_TIMES, _LARGE_TIMES = 200, 8
@@ -38,9 +40,11 @@ def main() -> int:
     """Runs on each rank; returns the exit code."""
     basics.init()
     facts = [json.loads(text) for text in _gather("facts", json.dumps(_facts()))]
-    links = [link for pairs in _rounds(facts) for link in _measure_round(pairs)]
+    between, inside = _rounds(facts)
+    links = [link for pairs in (*between, inside) if pairs for link in _measure_round(pairs)]
     if basics.rank() == 0:
-        print(render(facts, links))
+        hosts = sum(fact["local_rank"] == "0" for fact in facts)
+        print(render(facts, links, Coverage(sum(map(len, between)), hosts * (hosts - 1) // 2)))
     basics.shutdown()
     return 1 if differences(facts) else 0
 
@@ -77,8 +81,8 @@ def _allgather(name: str, data: Any, dtype: DType) -> list[Any]:
     return [output.memory for output in outputs]
 
 
-def _rounds(facts: Sequence[dict[str, str]]) -> list[dict[str, tuple[int, int]]]:
-    """By the name of each link, the two ranks that measure it, round by round."""
+def _rounds(facts: Sequence[dict[str, str]]) -> tuple[list[_Pairs], _Pairs]:
+    """By the name of each link, the two ranks that measure it: between hosts, round by round, and inside of hosts."""
     leaders = [rank for rank, fact in enumerate(facts) if fact["local_rank"] == "0"]
     hosts = [facts[rank]["host"] for rank in leaders]
     rounds = [
@@ -90,10 +94,10 @@ def _rounds(facts: Sequence[dict[str, str]]) -> list[dict[str, tuple[int, int]]]
         for host, rank in zip(hosts, leaders, strict=True)
         if rank + 1 < len(facts) and facts[rank + 1]["local_rank"] == "1"
     }
-    return [each for each in (*rounds, inside) if each]
+    return [each for each in rounds if each], inside
 
 
-def _measure_round(pairs: dict[str, tuple[int, int]]) -> list[Link]:
+def _measure_round(pairs: _Pairs) -> list[Link]:
     """Measures several pairs at the same time; every rank learns all results."""
     process_sets = [add_process_set(ProcessSet(pair)) for pair in pairs.values()]
     times = (0.0, 0.0)

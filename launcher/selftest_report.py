@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-__all__ = ["Link", "differences", "pair_up", "render"]
+__all__ = ["Coverage", "Link", "differences", "pair_up", "render"]
 
 Pair = tuple[int, int]
 
@@ -26,6 +26,19 @@ class Link:
     name: str
     latency: float
     rate: float
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """How many links between hosts were measured.
+
+    Attributes:
+        measured: That many.
+        links: Of so many.
+    """
+
+    measured: int
+    links: int
 
 
 def pair_up(number: int) -> list[list[Pair]]:
@@ -54,12 +67,13 @@ def differences(facts: Sequence[Mapping[str, str]]) -> list[str]:
     return found
 
 
-def render(facts: Sequence[Mapping[str, str]], links: Sequence[Link]) -> str:
+def render(facts: Sequence[Mapping[str, str]], links: Sequence[Link], coverage: Coverage) -> str:
     """The report.
 
     Args:
         facts: What each rank says about itself: ``host``, ``processors``, ``kernel`` and versions of packages.
         links: What was measured.
+        coverage: How much of all that is.
     """
     hosts: dict[str, list[Mapping[str, str]]] = {}
     for fact in facts:
@@ -71,7 +85,12 @@ def render(facts: Sequence[Mapping[str, str]], links: Sequence[Link]) -> str:
     lines = _table(rows)
     different = differences(facts)
     lines += [f"DIFFERENT: {text}" for text in different] or ["All hosts have the same versions."]
-    return "\n".join([*lines, "", *_links(links)])
+    lines += ["", *_links(links)]
+    if coverage.measured < coverage.links:
+        lines.append(
+            f"{coverage.measured} of {coverage.links} links between hosts were measured, the same number of each host."
+        )
+    return "\n".join(lines)
 
 
 def _links(links: Sequence[Link]) -> list[str]:

@@ -20,10 +20,20 @@ from horovodlike.launcher.environment import forwarded
 from horovodlike.launcher.errors import HostsError, UsageError
 from horovodlike.launcher.plan import JobIdentity, plan_ranks
 from horovodlike.launcher.process import die_with_parent
-from horovodlike.launcher.spec import Binding, JobSpec
+from horovodlike.launcher.remote import ssh_words
+from horovodlike.launcher.spec import Binding, JobSpec, RemoteStart
 from horovodlike.launcher.topology import Host, detect_host
 
-__all__ = ["Flavor", "Mpirun", "find_mpirun", "make_command", "make_environ", "parse_version", "run_mpirun"]
+__all__ = [
+    "Flavor",
+    "Mpirun",
+    "find_mpirun",
+    "make_command",
+    "make_environ",
+    "make_ssh_variables",
+    "parse_version",
+    "run_mpirun",
+]
 
 _LOOPBACK = "127.0.0.1"
 _NAMES = ("mpirun", "mpiexec")
@@ -42,6 +52,12 @@ class Flavor(enum.Enum):
 
     OPEN_MPI = "Open MPI"
     HYDRA = "MPICH"
+
+
+_SSH_VARIABLES = {
+    Flavor.OPEN_MPI: ("OMPI_MCA_plm_rsh_args", "PRTE_MCA_plm_ssh_args"),  # versions 4 and 5
+    Flavor.HYDRA: ("HYDRA_LAUNCHER_EXTRA_ARGS", "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS"),  # MPICH's and Intel's
+}
 
 
 @dataclass(frozen=True)
@@ -117,6 +133,20 @@ def make_command(
     words += ["--host", hosts] if hosts else ["--oversubscribe"]
     words += [word for name in names for word in ("-x", name)]
     return [*words, *spec.mpi_args, *command]
+
+
+def make_ssh_variables(mpirun: Mpirun, remote: RemoteStart) -> dict[str, str]:
+    """The variables by which mpirun gives ssh the options that hvdrun was given. Pure.
+
+    Raises:
+        UsageError: mpirun would take an option apart.
+    """
+    words = ssh_words(remote)
+    if broken := [word for word in words if not word or any(each.isspace() for each in word)]:
+        raise UsageError(
+            f"--mpi: mpirun parts ssh's options at spaces, so it cannot pass {broken[0]!r} on; use ~/.ssh/config"
+        )
+    return {name: " ".join(words) for name in _SSH_VARIABLES[mpirun.flavor]} if words else {}
 
 
 def _bracketed(host: str) -> str:
@@ -197,12 +227,14 @@ def run_mpirun(spec: JobSpec, command: tuple[str, ...], environ: Mapping[str, st
         identity = JobIdentity(job_id, key, _addresses(spec), server.port)
         variables, said = make_environ(spec, command, detect_host(), identity, environ)
         names = sorted(_passed_on(variables)) if _others(spec) else []
+        for_ssh = make_ssh_variables(mpirun, spec.remote)
         words = make_command(mpirun, spec, command, names, is_root=os.geteuid() == 0)
         if spec.verbose:
             said += [*reasons, f"{mpirun.path} is {mpirun.flavor.value}'s", " ".join(words)]
+            said += [f"{name}={value}" for name, value in for_ssh.items()]
         for line in said:
             print(f"hvdrun: {line}", file=sys.stderr)
-        return _run(words, variables)
+        return _run(words, variables | for_ssh)
     finally:
         server.close()
 

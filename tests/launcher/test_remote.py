@@ -33,8 +33,15 @@ def test_the_command_of_ssh() -> None:
     assert "ConnectTimeout=30" in words
     assert not {"-p", "-i"} & set(words)
     words = remote_command("node1", RemoteStart(2222, "key", ("-l", "me")), 30)
-    assert words[1:3] == ["-l", "me"]
-    assert " -p 2222 -i key -- node1 " in " ".join(words)
+    assert words[1:7] == [
+        "-l",
+        "me",
+        "-p",
+        "2222",
+        "-i",
+        "key",
+    ]  # before our own: of several values ssh takes the first
+    assert words[-3:-1] == ["--", "node1"]
 
 
 def test_the_command_of_srun() -> None:

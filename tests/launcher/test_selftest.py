@@ -6,9 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
+from horovodlike.launcher import selftest
 from horovodlike.launcher.cli import parse
 from horovodlike.launcher.errors import UsageError
-from horovodlike.launcher.selftest_report import Link, differences, pair_up, render
+from horovodlike.launcher.selftest_report import Coverage, Link, differences, pair_up, render
 
 
 @pytest.mark.parametrize("number", range(10))
@@ -38,7 +39,9 @@ def test_differences() -> None:
 
 
 def test_the_report() -> None:
-    assert render(FACTS, [Link("a - bb", 52.4e-6, 1.25e9), Link("inside a", 2e-6, 1e10)]).splitlines() == [
+    assert render(
+        FACTS, [Link("a - bb", 52.4e-6, 1.25e9), Link("inside a", 2e-6, 1e10)], Coverage(1, 1)
+    ).splitlines() == [
         "host  ranks  processors  kernel  horovodlike  python  torch",
         "a     2      8           6.1     1.0          3.11.7  2.1",
         "bb    1      16          6.2     1.0          3.11.7  2.2",
@@ -48,7 +51,7 @@ def test_the_report() -> None:
         "a - bb    52 us     10.00 Gbit/s",
         "inside a  2 us      80.00 Gbit/s",
     ]
-    assert render(FACTS[:1], []).splitlines()[2:] == [
+    assert render(FACTS[:1], [], Coverage(0, 0)).splitlines()[2:] == [
         "All hosts have the same versions.",
         "",
         "There is one rank only, so no link to measure.",
@@ -57,9 +60,20 @@ def test_the_report() -> None:
 
 def test_of_many_links_the_slowest_are_shown() -> None:
     links = [Link(f"link{number}", 1e-6, 1e9 * (1 + number)) for number in range(100)]
-    lines = render(FACTS[:1], links[::-1]).splitlines()[5:]
-    assert [line.split()[0] for line in lines[:-1]] == [f"link{number}" for number in range(39, -1, -1)]
-    assert lines[-1] == "These are the 40 slowest of 100 links; half of all are faster than 404.00 Gbit/s."
+    lines = render(FACTS[:1], links[::-1], Coverage(100, 101)).splitlines()[5:]
+    assert [line.split()[0] for line in lines[:-2]] == [f"link{number}" for number in range(39, -1, -1)]
+    assert lines[-2] == "These are the 40 slowest of 100 links; half of all are faster than 404.00 Gbit/s."
+    assert lines[-1] == "100 of 101 links between hosts were measured, the same number of each host."
+
+
+def test_of_many_hosts_not_every_link_is_measured() -> None:
+    facts = [{"host": f"h{rank}", "local_rank": "0"} for rank in range(40)]
+    between, inside = selftest._rounds(facts)
+    assert [len(pairs) for pairs in between] == [20] * selftest._MOST_ROUNDS
+    assert inside == {}
+    between, inside = selftest._rounds([*facts[:32], {"host": "h31", "local_rank": "1"}])
+    assert sum(map(len, between)) == 32 * 31 // 2
+    assert inside == {"inside h31": (31, 32)}
 
 
 def test_a_selftest_has_no_command() -> None:

@@ -55,6 +55,23 @@ def test_an_address_that_refuses_at_first_beside_one_that_is_silent() -> None:
             list(dial("127.0.0.8", port, 0.1))
 
 
+def test_an_address_of_a_family_that_the_kernel_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = socket.getaddrinfo
+
+    def resolve(host: str, *words: Any, **options: Any) -> list[Any]:
+        """A name has an address of AppleTalk's family first, of which Linux makes no streams."""
+        found = known(host, *words, **options)
+        return [(socket.AF_APPLETALK, *found[0][1:]), *found]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with next(dial("127.0.0.1", port, 10)) as connected:
+            assert connected.getpeername() == ("127.0.0.1", port)
+    with pytest.raises(ConnectionRefusedError):
+        list(dial("127.0.0.1", port, 10))
+
+
 def test_the_first_address_that_answers_is_used_by_all(serve: Serve, key: bytes, place_of: Callable[..., Any]) -> None:
     server = serve(2, host="127.0.0.2,127.0.0.3")
     for _ in range(10):

@@ -376,7 +376,6 @@ class Driver:
         for worker in self._membership.workers.values():
             if worker.status is Status.READY:  # the others may want to commit before they leave
                 self._workers.say(worker.number, {"stop": self._stop_reason})
-        self._close_server()
         self._ending_at = time.monotonic() + GRACE_S
         self._fleet.cut()
         self._links.send(Kind.SIGNAL, passed, encode_seconds(GRACE_S))

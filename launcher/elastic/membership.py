@@ -209,15 +209,19 @@ class Membership(Roster):
         decisions, self._pending, self._deadlines = self._pending, [], []
         if self._told_end:
             return []
-        if self._end is None:
-            for step in (self._abandon, self._kill, self._remove, self._form, self._spawn, self._announce):
-                decisions += step(now)
-            if self._finishing and not self.workers:
-                self._conclude(0, self._finishing)
+        while self._end is None and (found := self._decide_once(now)):  # what is decided may be a reason for more
+            decisions += found
+        if self._finishing and not self.workers:
+            self._conclude(0, self._finishing)
         if self._end is not None:
             self._told_end = True
             decisions.append(self._end)
         return decisions
+
+    def _decide_once(self, now: float) -> list[Decision]:
+        self._deadlines = []
+        steps = (self._abandon, self._kill, self._remove, self._form, self._spawn, self._announce)
+        return [decision for step in steps for decision in step(now)]
 
     @property
     def _exhausted(self) -> bool:
@@ -295,11 +299,11 @@ class Membership(Roster):
             return
         if self._blocked_since is None:
             self._blocked_since = now
-        if self._exhausted:
-            self._give_up_resetting()
-            return
         if any(worker.status is Status.MEMBER for worker in members):
             self._over(self._blocked_since, self.policy.elastic_timeout, now)
+            return
+        if self._exhausted:
+            self._give_up_resetting()
             return
         staying = self.staying()
         newcomers = [] if self._finishing else sorted(self.newcomers(), key=lambda each: each.number)

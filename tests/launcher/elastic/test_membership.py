@@ -367,6 +367,13 @@ def test_the_reset_limit() -> None:
     assert end.reason.endswith("number of resets during elastic job exceeded limit: 1")
 
 
+def test_the_reset_limit_waits_to_know_who_is_to_blame() -> None:
+    play = Play(num_proc=2, max_np=2, min_np=1, reset_limit=0).start(here=2)
+    assert kinds(play.ready(0, why="broken")) == [Abandon]  # faster than the news of the death
+    [end] = play.of(End, play.kill(1))
+    assert (end.exit_code, end.failure) == (137, 1)
+
+
 # The end.
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-import types
+import json
 from pathlib import Path
 
 import pytest
@@ -104,27 +103,13 @@ def test_numbers_that_contradict_each_other(words: tuple[object, ...], message: 
         policy(*words)
 
 
-def test_a_plan_of_faults_reaches_the_ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    class FaultPlan:
-        def __init__(self, path: str) -> None:
-            self.text = Path(path).read_text()
-
-        @classmethod
-        def load(cls, path: str) -> FaultPlan:
-            return cls(path)
-
-        def to_json(self) -> str:
-            if not self.text:
-                raise ValueError("it is empty")
-            return f'"{self.text}"'
-
-    testing = types.ModuleType("horovodlike.testing")
-    testing.FaultPlan = FaultPlan  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "horovodlike.testing", testing)
-    (tmp_path / "plan.yaml").write_text("kill")
-    (tmp_path / "empty.yaml").write_text("")
-    assert spec("-np", 1, "--chaos", tmp_path / "plan.yaml").settings == {"HOROVODLIKE_FAULT_PLAN": '"kill"'}
-    with pytest.raises(UsageError, match="empty.yaml: it is empty"):
-        spec("-np", 1, "--chaos", tmp_path / "empty.yaml")
-    with pytest.raises(UsageError, match="none.yaml: No such file"):
+def test_a_plan_of_faults_reaches_the_ranks(tmp_path: Path) -> None:
+    (tmp_path / "plan.yaml").write_text("- {rank: 0, step: 3, point: step, action: SIGKILL}\n")
+    (tmp_path / "bad.yaml").write_text("- {rank: 0, step: 3, point: nowhere, action: SIGKILL}\n")
+    settings = spec("-np", 1, "--chaos", tmp_path / "plan.yaml").settings
+    [fault] = json.loads(settings["HOROVODLIKE_FAULT_PLAN"])
+    assert (fault["rank"], fault["step"], fault["point"], fault["action"]) == (0, 3, "step", "SIGKILL")
+    with pytest.raises(UsageError, match="bad.yaml.*nowhere"):
+        spec("-np", 1, "--chaos", tmp_path / "bad.yaml")
+    with pytest.raises(UsageError, match="none.yaml"):
         spec("-np", 1, "--chaos", tmp_path / "none.yaml")

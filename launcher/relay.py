@@ -126,6 +126,7 @@ class Relay:
     def _lose(self, why: str) -> None:
         self._finished.add(self._uplink)
         self._output.say(f"hvdrun: {why}; the ranks of this node are ended")
+        self._uplink.send(Kind.FAILED, 0, why.encode())  # before their exits, should it be heard after all
         self._agent.send(Kind.END, 0, encode_seconds(GRACE_S))
 
     def _handle_signals(self) -> None:

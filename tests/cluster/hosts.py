@@ -299,7 +299,7 @@ class Cluster:
         wait_until(self._forwards, f"the link of {host.name}")
 
     def part(self, first: Host, second: Host) -> None:
-        """Let nothing through between two hosts, which both go on reaching the others; for ever."""
+        """Let nothing through between two hosts, which both go on reaching the others, until `unite`."""
         for host, other in ((first, second), (second, first)):
             ipv4, ipv6 = (", ".join(family) for family in zip(*other.addresses.values(), strict=True))
             rules = "add table inet parted\n"
@@ -307,6 +307,11 @@ class Cluster:
             rules += f"add rule inet parted input ip saddr {{ {ipv4} }} drop\n"
             rules += f"add rule inet parted input ip6 saddr {{ {ipv6} }} drop\n"
             command("ip", "netns", "exec", host.namespace, "nft", "-f", "-", input=rules)
+
+    def unite(self, first: Host, second: Host) -> None:
+        """Let through again what `part` has stopped."""
+        for host in (first, second):
+            command("ip", "netns", "exec", host.namespace, "nft", "delete", "table", "inet", "parted")
 
     def processes(self) -> dict[int, str]:
         """The processes of all hosts: their command lines by process id."""

@@ -51,9 +51,9 @@ class DynamicPartition:
     loaders that ask for batches ahead.
 
     *In elastic training* the partition is part of the state that is committed: by :meth:`state_dict` and
-    :meth:`load_state_dict`, or as an attribute of an ``ObjectState``, which copies and pickles it. After a change of
-    ranks begin a new iteration, as a training function that is called again does; samples that were dealt and not
-    done are dealt again.
+    :meth:`load_state_dict`, or as an attribute of an ``ObjectState``, which copies and pickles it: so iterate over
+    ``state.partition``, which is another object after a restore. After a change of ranks begin a new iteration, as a
+    training function that is called again does; samples that were dealt and not done are dealt again.
 
     Thread-safe: one thread may iterate and others call the other methods.
 

@@ -261,7 +261,7 @@ class Membership(Roster):
         policy = self.policy
         if self._over(worker.stopped_at, policy.heartbeat_timeout, now):
             return f"it has been stopped for {policy.heartbeat_timeout:g} s"
-        if worker.status is Status.REMOVED:
+        if worker.status in (Status.REMOVED, Status.LEAVING):
             return "it does not exit" if self._over(worker.since, _REMOVED_S, now) else ""
         if worker.active and self._over(worker.adrift_at, policy.heartbeat_timeout, now):
             return "it has closed its connection to the driver"

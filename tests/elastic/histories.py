@@ -108,7 +108,7 @@ class HistoryJob:
         except subprocess.TimeoutExpired:
             raise AssertionError(f"the job did not end\n{self.said}") from None
 
-    def check(self, samples: int, epochs: int = 1) -> None:
+    def check(self, samples: int) -> None:
         """Check that all who came to the end have the model of an oracle, and that every sample counted once."""
         ends = self.entries("end")
         assert ends, self.said
@@ -132,7 +132,7 @@ class HistoryJob:
             model = advanced(model, total & MASK)
             models[step + 1] = model
         assert model == ends[0].model
-        assert counted == Counter((epoch, sample) for epoch in range(epochs) for sample in range(samples))
+        assert counted == Counter((epoch, sample) for epoch in range(ends[0].epochs) for sample in range(samples))
         # No commit was lost: what was committed anywhere is part of the history that the end has come from.
         for commit in self.entries("commit"):
             assert models[commit.step] == commit.model, f"step {commit.step} of worker {commit.worker}"

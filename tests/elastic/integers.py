@@ -53,7 +53,7 @@ def train(state: Any, diary: Diary, arguments: argparse.Namespace) -> int:
     place = {"generation": int(os.environ.get("HOROVODLIKE_GENERATION", "1")), "rank": hvd.rank(), "size": hvd.size()}
     diary.write("begin", **place, step=state.step, commits=state.commits)
     padding = np.ones(arguments.padding, np.float32)
-    while state.epoch < arguments.epochs:
+    while not state.done:
         state.partition.set_epoch(state.epoch)
         for batch in state.partition:
             samples = [sample for _, sample in batch.samples()]
@@ -70,6 +70,7 @@ def train(state: Any, diary: Diary, arguments: argparse.Namespace) -> int:
                 state.commit()
                 diary.write("commit", **place, step=state.step, model=state.model)
         state.epoch += 1
+        state.done = state.epoch >= arguments.epochs and arguments.until_size in (None, hvd.size())
     state.commit()
     diary.write("commit", **place, step=state.step, model=state.model)
     return int(state.model)
@@ -83,6 +84,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=1)
     parser.add_argument("--commit-every", type=int, default=2)
     parser.add_argument("--padding", type=int, default=0, help="elements of a second reduction")
+    parser.add_argument("--until-size", type=int, help="more epochs, until there are so many ranks")
     parser.add_argument("--pace", type=float, default=0.0, help="seconds that a step takes at least")
     arguments = parser.parse_args()
     diary = Diary(arguments.folder)
@@ -90,9 +92,9 @@ def main() -> None:
     hvd.init()
     tasks = [Task("data", start, min(start + 25, arguments.samples)) for start in range(0, arguments.samples, 25)]
     partition = DynamicPartition(tasks, arguments.batch_size, seed=1)
-    state = elastic.ObjectState(model=1, step=0, epoch=0, partition=partition)
+    state = elastic.ObjectState(model=1, step=0, epoch=0, done=False, partition=partition)
     model = elastic.run(train)(state, diary, arguments)
-    diary.write("end", model=model, step=state.step)
+    diary.write("end", model=model, step=state.step, epochs=state.epoch)
 
 
 if __name__ == "__main__":

@@ -113,7 +113,7 @@ def main() -> int:
         hosts.write_text("localhost:4\n")
         script.write_text(f"#!/bin/sh\ncat {hosts}\n")
         script.chmod(0o700)
-        options = ["-np", "4", "--min-np", "1", "--max-np", "4", "--host-discovery-script", str(script), "--verbose"]
+        options = ["-np", "4", "--min-np", "2", "--max-np", "4", "--host-discovery-script", str(script), "--verbose"]
         with (folder / "log").open("w") as log:
             job = subprocess.Popen(
                 [Path(sys.executable).with_name("hvdrun"), *options, sys.executable, __file__, "--train", folder],
@@ -126,7 +126,8 @@ def main() -> int:
             while time.monotonic() < end and job.poll() is None:
                 time.sleep(arguments.every)
                 workers = workers_below(job.pid) if job.poll() is None else []
-                if workers and choose.random() < 0.7:
+                # Somebody has to be left who has the state.
+                if len(workers) > 2 and choose.random() < 0.7:
                     os.kill(choose.choice(workers), signal.SIGKILL)
                     counts["killed"] += 1
                 else:

@@ -19,10 +19,12 @@ def fault(rank: int, step: int, point: str, action: str, generation: int = 1) ->
     return f"- {{rank: {rank}, step: {step}, point: {point}, action: {action}, generation: {generation}}}\n"
 
 
-def check(job: HistoryJob, code: int = 0) -> None:
-    assert job.finish() == code, job.said
+def check(job: HistoryJob, *, failed: int = 0) -> None:
+    """Check the end, and that so many workers have failed on the way."""
+    assert job.finish() == 0, job.said
     job.check(SAMPLES)
     job.check_nothing_left()
+    assert job.said.count(" has failed: ") == failed, job.said
 
 
 @pytest.mark.parametrize("victim", [0, 2])
@@ -30,7 +32,7 @@ def check(job: HistoryJob, code: int = 0) -> None:
 def test_sigkill(tmp_path: Path, point: str, victim: int) -> None:
     padding = BIG if point == "data" else []
     with HistoryJob(tmp_path, *FOUR, program=[*PROGRAM, *padding], plan=fault(victim, 5, point, "SIGKILL")) as job:
-        check(job)
+        check(job, failed=1)
     assert len(job.entries("start")) > 4  # it was replaced
 
 
@@ -38,13 +40,13 @@ def test_sigkill(tmp_path: Path, point: str, victim: int) -> None:
 def test_sigkill_while_a_generation_begins(tmp_path: Path, point: str) -> None:
     plan = fault(1, 5, "step", "SIGKILL") + fault(1, 5, point, "SIGKILL", generation=2)
     with HistoryJob(tmp_path, *FOUR, program=PROGRAM, plan=plan) as job:
-        check(job)
+        check(job, failed=2)
 
 
 def test_two_kills_at_once(tmp_path: Path) -> None:
     plan = fault(0, 5, "step", "SIGKILL") + fault(3, 5, "step", "SIGKILL")
     with HistoryJob(tmp_path, *FOUR, program=PROGRAM, plan=plan) as job:
-        check(job)
+        check(job, failed=2)
 
 
 def test_all_but_the_fewest_are_killed(tmp_path: Path) -> None:
@@ -52,18 +54,18 @@ def test_all_but_the_fewest_are_killed(tmp_path: Path) -> None:
         job.wait_for("some steps", lambda: min(job.steps_of(worker) for worker in range(4)) > 4)
         for worker in (0, 1):
             os.kill(job.pid(worker), signal.SIGKILL)
-        check(job)
+        check(job, failed=2)
 
 
 def test_a_rank_that_is_stopped(tmp_path: Path) -> None:
     plan = fault(2, 5, "step", "SIGSTOP")
     with HistoryJob(tmp_path, *FOUR, "--heartbeat-timeout", "1", program=PROGRAM, plan=plan) as job:
-        check(job)
+        check(job, failed=1)
 
 
 def test_an_exception(tmp_path: Path) -> None:
     with HistoryJob(tmp_path, *FOUR, program=PROGRAM, plan=fault(2, 5, "step", "raise")) as job:
-        check(job)
+        check(job, failed=1)
 
 
 def test_a_rank_that_leaves(tmp_path: Path) -> None:
@@ -85,22 +87,21 @@ def test_hosts_that_come_and_go(tmp_path: Path, change: str) -> None:
     script.chmod(0o700)
     begin = 2 if change == "added" else 4
     options = ["-np", str(begin), "--min-np", "2", "--max-np", "4", "--host-discovery-script", str(script)]
-    program = [*PROGRAM[:-1], "0.1"]
-    with HistoryJob(tmp_path, *options, program=program) as job:
+    end = 4 if change == "added" else 2
+    with HistoryJob(tmp_path, *options, program=[*PROGRAM, "--until-size", str(end)]) as job:
         job.wait_for("some steps", lambda: min(job.steps_of(worker) for worker in range(begin)) > 2)
         new = tmp_path / "new"
         new.write_text(f"{more if change == 'added' else fewer}\n")
         new.rename(hosts)
         check(job)
-    sizes = {entry.size for entry in job.entries("begin")}
-    assert sizes == {2, 4} or (change == "added" and sizes == {2, 3, 4})
+    assert {begin, end} <= {entry.size for entry in job.entries("begin")}
 
 
 def test_fewer_than_the_fewest(tmp_path: Path) -> None:
     """Nobody trains until there is a replacement."""
     options = ["-np", "2", "--min-np", "2", "--max-np", "2"]
     with HistoryJob(tmp_path, *options, program=PROGRAM, plan=fault(0, 5, "step", "SIGKILL")) as job:
-        check(job)
+        check(job, failed=1)
     assert {entry.size for entry in job.entries("begin")} == {2}
 
 

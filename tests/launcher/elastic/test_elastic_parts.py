@@ -34,6 +34,7 @@ def test_failures_that_come_together_count_once() -> None:
     assert health.cooling_until == 10
 
 
+# horovod#3319: hosts were left alone for ever.
 def test_cooldowns_begin_anew_after_a_good_time() -> None:
     health = Health(Cooldown(10, 60, patient=False))
     for now in (0.0, 10.0, 30.0):

@@ -11,6 +11,7 @@ import argparse
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -45,7 +46,9 @@ def train_until_told(folder: Path) -> None:
     state = hvd.elastic.TorchState(model, optimizer, partition=partition, epoch=0, steps=0, stop=False)
 
     @hvd.elastic.run
-    def train(state: Any) -> None:
+    def train(state: Any) -> list[Any]:
+        if hvd.rank() == 0:
+            print(f"{hvd.size()} ranks begin at step {state.steps}", flush=True)
         while not state.stop:
             partition.set_epoch(state.epoch)
             for batch in partition:
@@ -62,11 +65,11 @@ def train_until_told(folder: Path) -> None:
             state.epoch += 1
             state.stop = hvd.broadcast_object((folder / "stop").exists(), 0)
             state.commit()
+        return hvd.allgather_object([parameter.tolist() for parameter in model.parameters()])
 
-    train(state)
+    parameters = train(state)
     with torch.no_grad():
         loss = float(((model(inputs) - outputs) ** 2).mean())
-    parameters = hvd.allgather_object([parameter.tolist() for parameter in model.parameters()])
     if hvd.rank() == 0:
         result = {
             "loss": loss,
@@ -78,18 +81,13 @@ def train_until_told(folder: Path) -> None:
     hvd.shutdown()
 
 
-def workers_below(pid: int) -> list[int]:
-    """The processes of workers, as the kernel knows them: those below hvdrun that have a worker's number."""
-    import psutil
-
-    found = []
-    for process in psutil.Process(pid).children(recursive=True):
-        try:
-            if "--train" in process.cmdline() and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process.pid)
-        except psutil.Error:
-            continue
-    return found
+def living_members(log: str) -> list[int]:
+    """The processes of the members of the last generation, as far as they live, by what hvdrun has explained."""
+    generations = re.findall(r"^hvdrun: generation \d+: workers ([\d, ]+);", log, re.MULTILINE)
+    pids = dict(re.findall(r"^hvdrun: worker (\d+) is process (\d+) ", log, re.MULTILINE))
+    gone = set(re.findall(r"^hvdrun: worker (\d+) ended with status", log, re.MULTILINE))
+    members = generations[-1].split(", ") if generations else []
+    return [int(pids[number]) for number in members if number not in gone]
 
 
 def main() -> int:
@@ -125,10 +123,10 @@ def main() -> int:
         try:
             while time.monotonic() < end and job.poll() is None:
                 time.sleep(arguments.every)
-                workers = workers_below(job.pid) if job.poll() is None else []
+                members = living_members((folder / "log").read_text())
                 # Somebody has to be left who has the state.
-                if len(workers) > 2 and choose.random() < 0.7:
-                    os.kill(choose.choice(workers), signal.SIGKILL)
+                if len(members) > 1 and choose.random() < 0.7:
+                    os.kill(choose.choice(members), signal.SIGKILL)
                     counts["killed"] += 1
                 else:
                     (folder / "new").write_text(f"localhost:{choose.randint(2, 4)}\n")
@@ -146,8 +144,12 @@ def main() -> int:
             written = (folder / "log").read_text()
         result = json.loads((folder / "result").read_text()) if (folder / "result").exists() else {}
     left = {entry for entry in set(os.listdir("/dev/shm")) - before if "horovodlike" in entry}
-    print(f"exit code {code}; {counts}; {written.count('generation')} lines about generations; {result}; left: {left}")
-    well = code == 0 and result.get("loss", 1.0) < TARGET and result["equal"] and not left
+    begun = [int(step) for step in re.findall(r"ranks begin at step (\d+)", written)]
+    print(f"exit code {code}; {counts}; {len(begun)} generations; {result}; left: {left}")
+    print(f"generations began at steps {begun}")
+    is_forward = all(later >= earlier for earlier, later in zip(begun, begun[1:], strict=False))
+    well = code == 0 and result.get("loss", 1.0) < TARGET and result["equal"] and is_forward and not left
+    well = well and counts["killed"] > 0
     if not well:
         print(written[-20000:])
     return 0 if well else 1

@@ -275,6 +275,13 @@ class Config:
         minimum=1,
         maximum=86400,
     )
+    grace_period: float = _row(
+        5.0,
+        "Elastic jobs: how long the workers may take to commit and leave once hvdrun has got SIGTERM or SIGINT.",
+        unit="s",
+        above=0,
+        maximum=86400,
+    )
     fan_out: int = _row(
         16,
         "To how many other hosts a host passes on what the ranks agree about; hosts form a tree.",

@@ -35,6 +35,7 @@ from horovodlike.launcher.frames import (
     to_native,
 )
 from horovodlike.launcher.process import (
+    CANNOT_EXECUTE,
     ExitQueue,
     Start,
     become_subreaper,
@@ -215,33 +216,48 @@ class Agent:
         self._elastic = plan["elastic"]
         for entry in plan["ranks"]:
             environ = {**common, **{to_native(name): to_native(value) for name, value in entry["environ"].items()}}
-            self._start_rank(
-                Start(
-                    rank=entry["rank"],
-                    command=[to_native(word) for word in entry["command"]],
-                    environ=environ,
-                    cwd=to_native(plan["cwd"]),
-                    cpus=entry["cpus"],
-                ),
+            start = Start(
+                rank=entry["rank"],
+                command=[to_native(word) for word in entry["command"]],
+                environ=environ,
+                cwd=to_native(plan["cwd"]),
+                cpus=entry["cpus"],
             )
+            try:
+                self._start_rank(start)
+            except OSError as error:  # too many processes or open files: in an elastic job the others go on
+                if not self._elastic:
+                    raise
+                self._send(Kind.STDERR, start.rank, f"hvdrun: cannot start another process: {error}\n".encode())
+                self._send(Kind.EXITED, start.rank, encode_exit(0, CANNOT_EXECUTE))
 
     def _start_rank(self, start: Start) -> None:
-        pipes = [os.pipe2(os.O_CLOEXEC) for _ in range(2 if self._task_fd is None else 3)]
-        if self._task_fd is not None:
-            result = pipes[2][1]
-            given = {b"HOROVODLIKE_TASK_FD": self._task_fd, b"HOROVODLIKE_RESULT_FD": result}
-            environ = {**start.environ, **{name: b"%d" % number for name, number in given.items()}}
-            start = Start(start.rank, start.command, environ, start.cwd, start.cpus, (self._task_fd, result))
-        pid = spawn(start, pipes[0][1], pipes[1][1])
+        streams = (Kind.STDOUT, Kind.STDERR) if self._task_fd is None else (Kind.STDOUT, Kind.STDERR, Kind.RESULT)
+        readers: dict[int, tuple[int, Kind]] = {}
+        writers: list[int] = []
+        try:
+            for stream in streams:
+                read, write = os.pipe2(os.O_CLOEXEC)
+                readers[read] = (start.rank, stream)
+                writers.append(write)
+            if self._task_fd is not None:
+                start = start.with_task(self._task_fd, result=writers[2])
+            pid = spawn(start, *writers[:2])
+        except OSError:
+            for read in readers:
+                os.close(read)
+            raise
+        finally:
+            for write in writers:
+                os.close(write)
         self._exits.watch(pid)
         self._rank_of[pid] = start.rank
         self._send(Kind.STARTED, start.rank, b"%d" % pid)
-        for (read, write), stream in zip(pipes, (Kind.STDOUT, Kind.STDERR, Kind.RESULT), strict=False):
-            os.close(write)
+        for read in readers:
             os.set_blocking(read, False)
-            self._streams[read] = (start.rank, stream)
             if not self._paused:
                 self._on_readable(read, functools.partial(self._forward, read))
+        self._streams.update(readers)
 
     # What the ranks write.
 

@@ -68,6 +68,7 @@ def find_elastic(arguments: argparse.Namespace, values: Config) -> ElasticSpec |
         cooldown_range=_range(arguments.blacklist_cooldown_range),
         elastic_timeout=values.elastic_timeout,
         heartbeat_timeout=values.heartbeat_timeout,
+        grace_period=values.grace_period,
     )
 
 
@@ -141,7 +142,7 @@ _OTHER_NAMES = {"min_num_proc": "min_np", "max_num_proc": "max_np"}
 ELASTIC_ARGUMENTS = frozenset(
     {
         *("min_np", "max_np", "min_num_proc", "max_num_proc", "slots", "reset_limit", "cooldown_range"),
-        *("host_discovery_script", "elastic_timeout", "heartbeat_timeout"),
+        *("host_discovery_script", "elastic_timeout", "heartbeat_timeout", "grace_period"),
     }
 )
 """What :func:`take_elastic` understands."""
@@ -187,6 +188,7 @@ def take_elastic(given: Mapping[str, Any], always: bool, values: Config) -> Elas
         cooldown_range=cooldown,
         elastic_timeout=values.elastic_timeout,
         heartbeat_timeout=values.heartbeat_timeout,
+        grace_period=values.grace_period,
     )
 
 

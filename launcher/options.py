@@ -58,6 +58,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("start_timeout", "--start-timeout", metavar="S"),
     Option("elastic_timeout", "--elastic-timeout", metavar="S"),
     Option("heartbeat_timeout", "--heartbeat-timeout", metavar="S"),
+    Option("grace_period", "--grace-period", metavar="S"),
     Option("fusion_threshold", "--fusion-threshold-mb", "params.fusion_threshold_mb", scale=_MIB, note="In MiB."),
     Option("cycle_time", "--cycle-time-ms", "params.cycle_time_ms", metavar="X"),
     Option("cache_capacity", "--cache-capacity", "params.cache_capacity"),

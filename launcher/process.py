@@ -9,11 +9,13 @@ import os
 import select
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
+CANNOT_EXECUTE = 126
+"""The exit status of a rank for which there is no process, or no permission, as shells have it."""
 _RESET = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGCHLD)
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -160,6 +162,12 @@ class Start:
     inherit: Sequence[int] = field(default_factory=tuple)
     """File descriptors that the rank gets under their own numbers."""
 
+    def with_task(self, task: int, result: int) -> "Start":
+        """The same, given the file that holds its task and the pipe that takes its result."""
+        given = {b"HOROVODLIKE_TASK_FD": task, b"HOROVODLIKE_RESULT_FD": result}
+        environ = {**self.environ, **{name: b"%d" % number for name, number in given.items()}}
+        return replace(self, environ=environ, inherit=(task, result))
+
 
 def spawn(start: Start, stdout: int, stderr: int) -> int:
     """Starts a rank as the leader of its own process group, killed by the kernel should this process die.
@@ -189,7 +197,7 @@ def spawn(start: Start, stdout: int, stderr: int) -> int:
         _become(start, parent, stdout, stderr)
     except BaseException as error:  # this is a forked copy: nothing may go up from here
         reason = error.strerror if isinstance(error, OSError) and error.strerror else repr(error)
-        code = 126 if isinstance(error, PermissionError) else 127
+        code = CANNOT_EXECUTE if isinstance(error, PermissionError) else 127
         os.write(2, b"hvdrun: cannot run " + b" ".join(start.command) + b": " + os.fsencode(reason) + b"\n")
     finally:
         os._exit(code)

@@ -88,8 +88,8 @@ def run(
         host_discovery: Finds the hosts of an elastic job, which may come and go.
         **horovod: Horovod's other arguments. The job is elastic if ``min_np`` (or ``min_num_proc``), ``max_np``
             (``max_num_proc``), ``host_discovery_script`` or ``host_discovery`` is given; ``slots``, ``reset_limit``,
-            ``cooldown_range``, ``elastic_timeout`` and ``heartbeat_timeout`` are as hvdrun's options of these names.
-            Those without a meaning here are ignored with a DeprecationWarning.
+            ``cooldown_range``, ``elastic_timeout``, ``heartbeat_timeout`` and ``grace_period`` are as hvdrun's options
+            of these names. Those without a meaning here are ignored with a DeprecationWarning.
 
     Returns:
         What the function has returned, by rank; of an elastic job, by the ranks of those that were members in the end
@@ -107,7 +107,7 @@ def run(
         raise UsageError("Argument hosts and hostfile only allow one provided.")
     environ = dict(os.environ if env is None else env)
     given = {"start_timeout": start_timeout, "network_interface": interfaces}
-    given |= {name: wanted.get(name) for name in ("elastic_timeout", "heartbeat_timeout")}
+    given |= {name: wanted.get(name) for name in ("elastic_timeout", "heartbeat_timeout", "grace_period")}
     settings = {config.SETTINGS[name].variable: f"{value}" for name, value in given.items() if value is not None}
     try:
         values = config.load({**environ, **settings})

@@ -72,6 +72,7 @@ class ElasticSpec:
             the default.
         elastic_timeout: How long the job waits for enough workers, in seconds.
         heartbeat_timeout: How long a worker may be stopped, or a host silent, in seconds.
+        grace_period: How long workers may take to leave when the job is to end, in seconds.
     """
 
     min_np: int | None = None
@@ -82,6 +83,7 @@ class ElasticSpec:
     cooldown_range: tuple[float, float] | None = None
     elastic_timeout: float = 600.0
     heartbeat_timeout: float = 5.0
+    grace_period: float = 5.0
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from ranks import RankPool
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    """With `pytest -n 2 --dist loadgroup`, have each pool of ranks that import a framework started by one worker only.
+    """With `pytest -n 2 --dist loadgroup`, have each pool of ranks, cluster and build made by one worker only.
 
     The mark `xdist_group` would say the same, but xdist 3.8 ignores it under pytest 9.2.
     """
@@ -31,6 +31,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
                 return "keras on torch" if "[torch" in nodeid else "keras on tensorflow"
             if "tests/cluster/" in nodeid:
                 return "several hosts"
+            native = re.search(r"tests/native/.*\[(\w+)", nodeid)  # the parameter `build`, which comes first
+            if native is not None:
+                return f"native, {native[1]}"
             framework = re.search(r"tests/(torch|tensorflow)/", nodeid)
             if framework is None:
                 return nodeid

@@ -41,6 +41,8 @@ def run(func: Callable[..., Result]) -> Callable[..., Result]:
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Result:
         worker = _worker.current()
         with contextlib.nullcontext() if worker is None else worker.preemption.expected():
+            if worker is not None:
+                worker.begin()
             try:
                 result = _train(func, worker, state, args, kwargs)
             except BaseException:
@@ -80,6 +82,8 @@ def _train(
             if worker is not None:
                 worker.explain("changed", str(interrupt))
             needs_sync = not interrupt.skip_sync
+        if worker is not None:
+            worker.commits = state.commits
         basics.restart()
         is_first = False
 

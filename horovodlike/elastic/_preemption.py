@@ -16,7 +16,8 @@ class Preemption:
     """Whether this process has been asked to leave.
 
     Attributes:
-        noted: True once SIGTERM has come while :meth:`expected` was on. A second one has its ordinary effect.
+        noted: True once SIGTERM has come while :meth:`expected` was on. More of them change nothing: what ends a job
+            often signals all its processes, and so does hvdrun then.
     """
 
     def __init__(self, wake: Callable[[], None]) -> None:
@@ -42,7 +43,6 @@ class Preemption:
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def _note(self, *_: object) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         self.noted = True
         self._wake()
 

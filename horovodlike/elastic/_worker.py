@@ -1,9 +1,10 @@
 """The connection of a worker to the driver in hvdrun, which decides who is a member of the job, and when.
 
-What the two say to each other are JSON objects. The worker says ``{"do": "ready", "after": generation, "why": word,
-"reason": text}`` (give me a place), ``{"do": "leaving"}`` and ``{"do": "finished"}``; the driver ``{"place":
-{"generation": number, "variables": {name: value}}}`` or ``{"removed": reason}`` to the first of these, and at any time
-``{"changed": {"number": number, "added": bool, "removed": bool}}`` and ``{"stop": reason}``.
+What the two say to each other are JSON objects. The worker says ``{"do": "ready", "commits": number, "why": word,
+"reason": text}`` (give me a place), ``{"do": "leaving"}``, ``{"do": "finished"}`` and, if it trains again after that,
+``{"do": "training"}``; the driver ``{"place": {"generation": number, "variables": {name: value}}}`` or ``{"removed":
+reason}`` to the first of these, and at any time ``{"changed": {"number": number, "added": bool, "removed": bool}}`` and
+``{"stop": reason}``.
 """
 
 from __future__ import annotations
@@ -80,6 +81,7 @@ class Worker:
     Attributes:
         number: The driver's number for this process, which never changes.
         generation: The last set of members that this process was one of; 0 before the first.
+        commits: How many commits the state of this process has seen.
         preemption: Whether this process has been asked to leave.
     """
 
@@ -92,6 +94,8 @@ class Worker:
         """
         self.number = _integer(environ, _NUMBER)
         self.generation = 0
+        self.commits = 0
+        self._has_finished = False
         self.preemption = Preemption(self._wake)
         self._why, self._reason = "start", ""
         self._stopped = ""  # why the job ends
@@ -150,7 +154,7 @@ class Worker:
         if not self.preemption.noted:
             # A driver that has gone may have said why, so that a failure to send is no reason not to listen.
             with contextlib.suppress(OSError):
-                self._say("ready", after=self.generation, why=self._why, reason=self._reason)
+                self._say("ready", commits=self.commits, why=self._why, reason=self._reason)
         answer: dict[str, Any] = {"preempted": True} if self.preemption.noted else self._answers.get()
         if "place" not in answer:
             self._end(answer)
@@ -175,8 +179,16 @@ class Worker:
         with self._lock:
             return self._changed, self._added
 
+    def begin(self) -> None:
+        """Say that this process trains, which the driver takes for granted unless it has finished before."""
+        if self._has_finished:
+            self._has_finished = False
+            with contextlib.suppress(OSError):  # the loss of the driver is noticed when it is needed
+                self._say("training")
+
     def finish(self) -> None:
         """Say that the training has come to its end."""
+        self._has_finished = True
         with contextlib.suppress(OSError):  # without a driver nobody wants to know
             self._say("finished")
 

@@ -17,6 +17,7 @@ from horovodlike.launcher.topology import local_names
 __all__ = ["DiscoveryError", "FixedHosts", "HostDiscovery", "HostDiscoveryScript", "Lookout"]
 
 _EVERY_S = 1.0
+_FAREWELL_S = 2.0
 _PATIENCE_S = 60.0
 
 
@@ -202,8 +203,8 @@ class Lookout:
                 tell(dict(found))
 
     def close(self) -> None:
-        """Ends the thread."""
+        """Ends the thread; one that is within a plug-in which does not return is left behind."""
         self._stop.set()
         self._discovery.close()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(_FAREWELL_S)

@@ -68,6 +68,7 @@ class Driver:
         output: RankOutput,
         wakeup: Wakeup,
         *,
+        grace_period: float = GRACE_S,
         task: bytes | None = None,
         look_every: float | None = None,
     ) -> None:
@@ -81,6 +82,7 @@ class Driver:
             identity: The job's key and name.
             output: Takes what the workers write.
             wakeup: Makes :meth:`run` look at what other threads and signals have changed.
+            grace_period: How long workers may take to leave after a signal to this process, in seconds.
             task: The file that every worker can read.
             look_every: After how many seconds :meth:`run` at least returns to Python code, where a signal can raise.
 
@@ -92,6 +94,7 @@ class Driver:
         self._key = JobKey(bytes.fromhex(identity.key))
         self._output = output
         self._wakeup = wakeup
+        self._grace_period = grace_period
         self._look_every = look_every
         self._membership = Membership(policy, time.monotonic())
         self._events: deque[Event] = deque()
@@ -366,19 +369,20 @@ class Driver:
                 self._pass_on(signum, signum)
 
     def _pass_on(self, received: int, passed: int) -> None:
+        grace = self._grace_period
         self._decide(verdict.exit_code(-received))
         if received != signal.SIGPIPE:
             self._say(
-                f"{verdict.signal_name(received)}: ending {len(self._processes)} workers; they have {GRACE_S:g} s, a "
+                f"{verdict.signal_name(received)}: ending {len(self._processes)} workers; they have {grace:g} s, a "
                 "second signal kills them at once"
             )
         self._stop_reason = f"hvdrun has got {verdict.signal_name(received)}"
         for worker in self._membership.workers.values():
             if worker.status is Status.READY:  # the others may want to commit before they leave
                 self._workers.say(worker.number, {"stop": self._stop_reason})
-        self._ending_at = time.monotonic() + GRACE_S
+        self._ending_at = time.monotonic() + grace
         self._fleet.cut()
-        self._links.send(Kind.SIGNAL, passed, encode_seconds(GRACE_S))
+        self._links.send(Kind.SIGNAL, passed, encode_seconds(grace))
 
     def _say(self, text: str) -> None:
         self._output.say(f"hvdrun: {text}")

@@ -23,6 +23,7 @@ __all__ = [
     "Report",
     "Spawn",
     "Stopped",
+    "Training",
 ]
 
 
@@ -34,11 +35,13 @@ class Ready:
         worker: The worker.
         why: ``start``, ``broken``, ``changed`` or ``failed``.
         text: The reason in words.
+        commits: How many commits its state has seen.
     """
 
     worker: int
     why: str = "start"
     text: str = ""
+    commits: int = 0
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,13 @@ class Exited:
 @dataclass(frozen=True)
 class Finished:
     """A worker's training function has returned."""
+
+    worker: int
+
+
+@dataclass(frozen=True)
+class Training:
+    """A worker that has finished trains again, with the same members."""
 
     worker: int
 
@@ -99,7 +109,7 @@ class HostLost:
     reason: str
 
 
-Event = Ready | Exited | Finished | Leaving | Stopped | Continued | Adrift | HostsFound | HostLost
+Event = Ready | Exited | Finished | Training | Leaving | Stopped | Continued | Adrift | HostsFound | HostLost
 
 
 @dataclass(frozen=True)

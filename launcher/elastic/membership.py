@@ -33,6 +33,7 @@ from horovodlike.launcher.elastic.events import (
     Report,
     Spawn,
     Stopped,
+    Training,
 )
 from horovodlike.launcher.elastic.state import Generation, Policy, Roster, Status, Worker
 
@@ -47,7 +48,7 @@ _REMOVED_S = 30.0
 _ATTEMPTS = 3
 """So many workers in a row that fail in the same way are enough to know."""
 _FRUITLESS = 5
-"""So many generations in a row of the same members that cannot come together, too."""
+"""So many generations in a row, too: that cannot come together, or in which one fails before anything is saved."""
 _TERMINATED = (-signal.SIGTERM, verdict.exit_code(-signal.SIGTERM))
 
 
@@ -69,11 +70,19 @@ class Membership(Roster):
         self._blocked_since: float | None = now  # since when a generation is needed
         self._collapses = 0
         self._early_deaths: dict[tuple[str, int], int] = {}  # by slot: in a row, before they were ready
-        self._finishing = ""
+        self._completed = ""  # that a worker has come to a good end
+        self._most_commits = 0
+        self._barren = 0  # generations in a row without a commit in which a member has failed by itself
         self._pending: list[Decision] = []
         self._end: End | None = None
         self._told_end = False
         self._deadlines: list[float] = []
+
+    @property
+    def _finishing(self) -> str:
+        """Why nobody is to join any more, if so: a worker has come to the end of the training."""
+        finished = (each for each in self.workers.values() if each.status is Status.FINISHED)
+        return self._completed or next((f"worker {each.number} has finished" for each in finished), "")
 
     @property
     def ended(self) -> bool:
@@ -100,7 +109,8 @@ class Membership(Roster):
             self._get_ready(worker, event, now)
         elif isinstance(event, Finished) and worker.active:
             self._set(worker, Status.FINISHED, now)
-            self._finish(f"worker {worker.number} has finished")
+        elif isinstance(event, Training) and worker.status is Status.FINISHED:
+            self._set(worker, Status.MEMBER if self.is_member(worker) else Status.STARTING, now)
         elif isinstance(event, Leaving) and worker.active:
             self._set(worker, Status.LEAVING, now)
             self.generation.returning |= self.is_member(worker)
@@ -120,8 +130,12 @@ class Membership(Roster):
         self.slots = {host: event.slots[host] for host in (*known, *new)}
 
     def _get_ready(self, worker: Worker, event: Ready, now: float) -> None:
+        if worker.status is Status.FINISHED:  # the script calls init() once more
+            self._set(worker, Status.MEMBER if self.is_member(worker) else Status.STARTING, now)
         if not worker.active:
             return
+        worker.commits = event.commits
+        self._most_commits = max(self._most_commits, event.commits)
         if worker.status is Status.MEMBER and event.why in ("broken", "failed"):
             self._break(f"worker {worker.number} has come back: {event.text or event.why}")
             if event.why == "failed":
@@ -137,6 +151,7 @@ class Membership(Roster):
         if worker.status is Status.REMOVED:
             return
         if worker.status is Status.FINISHED:
+            self._complete(f"worker {worker.number} has finished")
             if status != 0:
                 self._conclude(verdict.exit_code(status), f"worker {worker.number} failed in the end", worker.number)
             return
@@ -146,7 +161,7 @@ class Membership(Roster):
                 self._break(f"worker {worker.number} was terminated")
             return
         if status == 0:
-            self._finish(f"worker {worker.number} has ended with code 0")
+            self._complete(f"worker {worker.number} has ended with code 0")
             return
         self._fail(worker, status, now)
 
@@ -184,6 +199,8 @@ class Membership(Roster):
         self._health.setdefault(event.host, Health(self.policy.cooldown)).lose(now)
         for worker in [each for each in self.workers.values() if each.host == event.host]:
             del self.workers[worker.number]
+            if worker.status is Status.FINISHED:
+                self._complete(f"worker {worker.number} has finished")
             if worker.status is Status.MEMBER:
                 self._break(f"worker {worker.number} is lost with {event.host}: {event.reason}")
         tried = [self._health[host].losses for host in self.slots]
@@ -193,8 +210,8 @@ class Membership(Roster):
     def _break(self, reason: str) -> None:
         self.generation.broken = self.generation.broken or reason
 
-    def _finish(self, reason: str) -> None:
-        self._finishing = self._finishing or reason
+    def _complete(self, reason: str) -> None:
+        self._completed = self._completed or reason
 
     def _conclude(self, exit_code: int, reason: str, failure: int | None = None) -> None:
         self._end = self._end or End(exit_code, reason, failure)
@@ -341,17 +358,33 @@ class Membership(Roster):
         if failed >= _FRUITLESS:
             self._conclude(FAILED, f"init() has failed {failed} times in a row: {before.failed}")
             return
+        if self._is_barren(before):
+            number, status = next(each for each in before.statuses if each[1] > 0)
+            reason = f"in {_FRUITLESS} generations in a row a worker has failed before anything was committed"
+            self._conclude(verdict.exit_code(status), reason, number)
+            return
         if before.number:
             self._resets += not self._finishing
         names = ", ".join(map(str, members))
         reason = f"generation {before.number + 1}: workers {names}; {survivors} survivors of generation {before.number}"
         if before.broken:
             reason += f" ({before.broken})"
-        self.generation = Generation(before.number + 1, members, formed_at=now, failed_before=failed)
+        if not survivors:
+            self._most_commits = max(worker.commits for worker in chosen)
+        commits = self._most_commits
+        self.generation = Generation(before.number + 1, members, formed_at=now, commits=commits, failed_before=failed)
         for worker in chosen:
             self._set(worker, Status.MEMBER, now)
         self._blocked_since = None
         yield Form(before.number + 1, members, reason)
+
+    def _is_barren(self, generation: Generation) -> bool:
+        """Whether a generation is one too many in which a member has failed by itself and nobody got any further."""
+        if self._most_commits > generation.commits:
+            self._barren = 0
+        elif any(status > 0 for _, status in generation.statuses):
+            self._barren += 1
+        return self._barren >= _FRUITLESS
 
     def _give_up_resetting(self) -> None:
         limit = self.policy.reset_limit

@@ -99,6 +99,7 @@ def run_elastic(
             JobIdentity(secrets.token_hex(8), secrets.token_hex(32), _LOOPBACK, 0),
             output,
             wakeup,
+            grace_period=elastic.grace_period,
             task=task,
             look_every=None if take_signals else _LOOK_S,
         )

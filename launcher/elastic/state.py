@@ -55,6 +55,7 @@ class Worker:
     since: float  # when its status changed
     status: Status = Status.STARTING
     was_ready: bool = False
+    commits: int = 0  # that its state has seen, as it said last
     stopped_at: float | None = None
     adrift_at: float | None = None
     killed: bool = False
@@ -72,6 +73,7 @@ class Generation:
     number: int = 0
     members: tuple[int, ...] = ()  # in the order of ranks, also those that have gone
     formed_at: float = 0.0
+    commits: int = 0  # the most that any worker had seen when it was formed
     broken: str = ""  # why it cannot work any more
     failed: str = ""  # why init() failed, if it did
     failed_before: int = 0  # in how many generations in a row before, of the same members

@@ -2,13 +2,15 @@
 
 From a worker to the driver:
 
-``{"do": "ready", "after": g, "why": w, "reason": text}``
-    It asks for a place. ``g`` is the last generation that it was in, 0 at first; ``w`` is ``start``, ``broken`` (the
-    job broke), ``changed`` (it was told so) or ``failed`` (``init()`` did).
+``{"do": "ready", "commits": n, "why": w, "reason": text}``
+    It asks for a place. ``n`` is how many commits its state has seen; ``w`` is ``start``, ``broken`` (the job broke),
+    ``changed`` (it was told so) or ``failed`` (``init()`` did).
 ``{"do": "leaving"}``
     It has had notice, the others know, and it will exit with code 0.
 ``{"do": "finished"}``
     Its training function has returned.
+``{"do": "training"}``
+    It has finished before, and trains again.
 
 From the driver to a worker:
 
@@ -30,7 +32,7 @@ from typing import Any
 from horovodlike._channel import Identity, JobKey, job_digest
 from horovodlike._doorkeeper import Connection, Doorkeeper, ProtocolError
 from horovodlike._listening import listen
-from horovodlike.launcher.elastic.events import Adrift, Event, Finished, Leaving, Ready
+from horovodlike.launcher.elastic.events import Adrift, Event, Finished, Leaving, Ready, Training
 
 __all__ = ["WorkerServer"]
 
@@ -132,13 +134,15 @@ class WorkerServer:
             verb = message["do"]
             if verb == "ready":
                 why, text = str(message["why"]), str(message.get("reason") or "")[:_LONGEST_TEXT]
-                if why not in _REASONS or not isinstance(message["after"], int):
+                if why not in _REASONS or not isinstance(message["commits"], int):
                     raise ValueError(why)
-                event: Event = Ready(worker, why, text)
+                event: Event = Ready(worker, why, text, message["commits"])
             elif verb == "leaving":
                 event = Leaving(worker)
             elif verb == "finished":
                 event = Finished(worker)
+            elif verb == "training":
+                event = Training(worker)
             else:
                 raise ValueError(verb)
         except (ValueError, TypeError, KeyError, RecursionError) as error:

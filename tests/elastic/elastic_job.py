@@ -294,6 +294,8 @@ class ElasticJob:
     def _obey(self, worker: Worker, message: dict[str, Any]) -> None:
         if message["do"] == "finished":
             worker.has_finished = True
+        elif message["do"] == "training":
+            worker.has_finished = False
         elif message["do"] == "leaving":
             worker.is_leaving = True
         else:

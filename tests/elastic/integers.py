@@ -49,11 +49,12 @@ class Diary:
         self._file.write(json.dumps(entry) + "\n")
 
 
-def train(state: Any, diary: Diary, arguments: argparse.Namespace) -> int:
+def train(state: Any, diary: Diary, arguments: argparse.Namespace) -> None:
     place = {"generation": int(os.environ.get("HOROVODLIKE_GENERATION", "1")), "rank": hvd.rank(), "size": hvd.size()}
     diary.write("begin", **place, step=state.step, commits=state.commits)
     padding = np.ones(arguments.padding, np.float32)
-    while not state.done:
+    training = state.training
+    while state.training == training < arguments.trainings:
         state.partition.set_epoch(state.epoch)
         for batch in state.partition:
             samples = [sample for _, sample in batch.samples()]
@@ -70,10 +71,10 @@ def train(state: Any, diary: Diary, arguments: argparse.Namespace) -> int:
                 state.commit()
                 diary.write("commit", **place, step=state.step, model=state.model)
         state.epoch += 1
-        state.done = state.epoch >= arguments.epochs and arguments.until_size in (None, hvd.size())
+        is_over = state.epoch >= arguments.epochs * (training + 1) and arguments.until_size in (None, hvd.size())
+        state.training += is_over
     state.commit()
     diary.write("commit", **place, step=state.step, model=state.model)
-    return int(state.model)
 
 
 def main() -> None:
@@ -82,6 +83,7 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=600)
     parser.add_argument("--batch-size", type=int, default=4)
     parser.add_argument("--epochs", type=int, default=1)
+    parser.add_argument("--trainings", type=int, default=1, help="calls of the function that trains")
     parser.add_argument("--commit-every", type=int, default=2)
     parser.add_argument("--padding", type=int, default=0, help="elements of a second reduction")
     parser.add_argument("--until-size", type=int, help="more epochs, until there are so many ranks")
@@ -92,9 +94,10 @@ def main() -> None:
     hvd.init()
     tasks = [Task("data", start, min(start + 25, arguments.samples)) for start in range(0, arguments.samples, 25)]
     partition = DynamicPartition(tasks, arguments.batch_size, seed=1)
-    state = elastic.ObjectState(model=1, step=0, epoch=0, done=False, partition=partition)
-    model = elastic.run(train)(state, diary, arguments)
-    diary.write("end", model=model, step=state.step, epochs=state.epoch)
+    state = elastic.ObjectState(model=1, step=0, epoch=0, training=0, partition=partition)
+    while state.training < arguments.trainings:
+        elastic.run(train)(state, diary, arguments)
+    diary.write("end", model=state.model, step=state.step, epochs=state.epoch)
 
 
 if __name__ == "__main__":

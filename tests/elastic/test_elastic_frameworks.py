@@ -132,6 +132,7 @@ def _check(train, tolerance: float, *arguments: object) -> None:
         np.testing.assert_allclose(reached, alone, rtol=0, atol=tolerance)
 
 
+# horovod#2652: a new worker, whose Adam had no state yet, hung before its first step.
 def test_pytorch_goes_on_without_a_worker_and_with_a_new_one():
     _check(_with_torch, 1e-12)
 

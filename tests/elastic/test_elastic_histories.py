@@ -68,6 +68,14 @@ def test_an_exception(tmp_path: Path) -> None:
         check(job, failed=1)
 
 
+def test_the_second_training_of_a_script(tmp_path: Path) -> None:
+    program = [*PROGRAM, "--trainings", "2"]
+    half = SAMPLES // 16  # steps of the first training
+    with HistoryJob(tmp_path, *FOUR, program=program, plan=fault(1, half + 5, "step", "SIGKILL")) as job:
+        check(job, failed=1)
+    assert len(job.entries("start")) == 5
+
+
 def test_a_rank_that_leaves(tmp_path: Path) -> None:
     """SIGTERM: nothing is rolled back, so that no step is done twice."""
     with HistoryJob(tmp_path, *FOUR, program=PROGRAM) as job:

@@ -107,20 +107,17 @@ def test_sigterm_ends_a_worker_at_once_when_the_job_ends(order):
         assert job.workers[0].process.returncode == -signal.SIGTERM
 
 
-def test_a_second_sigterm_ends_a_worker_at_once():
-    with ElasticJob(1, _take_two_notices) as job:
-        job.wait_to_hear(0, "noted")
-        job.kill(0, signal.SIGTERM)
+def test_many_sigterms_are_one_notice():
+    """Who ends a job often signals all its processes, and hvdrun does so as well."""
+    with ElasticJob(1, _take_notices) as job:
         job.finish()
-        assert job.workers[0].process.returncode == -signal.SIGTERM
+        assert job.workers[0].is_leaving
+        assert job.workers[0].process.returncode == 0
 
 
-def _take_two_notices() -> None:
+def _take_notices() -> None:
     import os
     import signal
-    import threading
-
-    from elastic_job import tell
 
     from horovodlike import basics, elastic
     from horovodlike.elastic import _worker
@@ -129,10 +126,10 @@ def _take_two_notices() -> None:
 
     @elastic.run
     def loop(state):
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert _worker.current().preemption.noted
-        tell("noted")
-        threading.Event().wait()
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert _worker.current().preemption.noted
+        state.commit()
 
     loop(elastic.ObjectState())
 

@@ -58,7 +58,6 @@ def build(request):
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.xdist_group("native")
 @pytest.mark.parametrize(("build", "name"), list(cases()), indirect=["build"])
 def test_core(build, name):
     done = subprocess.run([build / "tests" / name], capture_output=True, text=True, timeout=300, check=False)
@@ -66,7 +65,6 @@ def test_core(build, name):
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.xdist_group("native")
 @pytest.mark.parametrize("target", ["fuzz_message", "fuzz_frames"])
 def test_decoders_survive_mutated_input(build, target):
     done = subprocess.run([build / "tests" / target, "3"], capture_output=True, text=True, timeout=60, check=False)
@@ -74,7 +72,6 @@ def test_decoders_survive_mutated_input(build, target):
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.xdist_group("native")
 def test_macs_are_those_of_pythons_hmac(build):
     seed = random.randrange(1 << 32)
     done = subprocess.run(
@@ -89,7 +86,6 @@ def test_macs_are_those_of_pythons_hmac(build):
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.xdist_group("native")
 def test_no_process_gets_more_messages_than_its_fan_out_and_its_own_ranks(build):
     command = [build / "tests" / "negotiation_cost", "512", "4", "20", "2"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

@@ -41,11 +41,13 @@ def test_all_options() -> None:
     job = spec(
         *("-np", 3, "--min-np", 2, "--max-np", 8, "--slots", 4, "--reset-limit", 0, "--elastic-timeout", 60),
         *("--blacklist-cooldown-range", 10, 100.5, "--heartbeat-timeout", 2, "--host-discovery-script", "./hosts.sh"),
+        *("--grace-period", 90),
     )
-    assert job.elastic == ElasticSpec(2, 8, "./hosts.sh", 4, 0, (10.0, 100.5), 60.0, 2.0)
+    assert job.elastic == ElasticSpec(2, 8, "./hosts.sh", 4, 0, (10.0, 100.5), 60.0, 2.0, 90.0)
     assert job.settings == {
         "HOROVODLIKE_ELASTIC_TIMEOUT": "60",
         "HOROVODLIKE_HEARTBEAT_TIMEOUT": "2",
+        "HOROVODLIKE_GRACE_PERIOD": "90",
         "HOROVODLIKE_NETWORK_TIMEOUT": "2",
     }
 

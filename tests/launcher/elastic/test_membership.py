@@ -24,6 +24,7 @@ from horovodlike.launcher.elastic.events import (
     Report,
     Spawn,
     Stopped,
+    Training,
 )
 from horovodlike.launcher.elastic.membership import SETTLE_S
 
@@ -355,6 +356,32 @@ def test_members_that_all_fail_by_themselves_end_the_job_in_the_end() -> None:
     assert play.of(End, decisions)[0].exit_code == 7
 
 
+def test_one_that_fails_again_and_again_before_anything_is_saved_ends_the_job() -> None:
+    play = Play(num_proc=2, max_np=2, min_np=1, cooldown=Cooldown(1, 1)).start(here=2)
+    for number in range(1, 6):
+        assert not play.of(End)
+        play.happen(Exited(number, 3))  # worker 0 lives on
+        play.happen(Ready(0, "broken", commits=7 if number == 1 else 9))
+        play.wait(1)
+        play.happen(Ready(number + 1))
+        play.happen(Ready(0, "changed", commits=9))
+    play.happen(Exited(6, 3))
+    [end] = play.of(End, play.happen(Ready(0, "broken", commits=9)))
+    assert (end.exit_code, end.failure) == (3, 6)
+    assert end.reason == "in 5 generations in a row a worker has failed before anything was committed"
+
+
+def test_failures_do_not_end_a_job_that_gets_further() -> None:
+    play = Play(num_proc=2, max_np=2, min_np=1, cooldown=Cooldown(1, 1)).start(here=2)
+    for number in range(1, 30):
+        play.happen(Exited(number, 3))
+        play.happen(Ready(0, "broken", commits=number))
+        play.wait(1)
+        play.happen(Ready(number + 1))
+        play.happen(Ready(0, "changed", commits=number))
+    assert not play.of(End)
+
+
 def test_the_reset_limit() -> None:
     play = Play(reset_limit=1).start()
     play.kill(3)
@@ -412,6 +439,32 @@ def test_newcomers_are_not_needed_any_more_once_one_has_finished() -> None:
     play.ready(0, 2, 3, why="broken")
     play.ready(4)
     assert [each.worker for each in play.of(Remove, play.happen(Finished(0)))] == [4]
+
+
+def test_a_script_that_trains_twice() -> None:
+    play = Play(num_proc=2, max_np=2, min_np=1).start(here=2)
+    assert play.happen(Finished(0), Finished(1), Training(0), Training(1)) == []
+    assert kinds(play.kill(1)) == [Report, Abandon, Spawn]
+    assert play.of(Form, play.ready(0, why="broken"))[0].members == (0,)
+    assert play.of(Announce, play.ready(2))[0].added
+
+
+def test_a_script_that_initializes_itself_anew_after_its_training() -> None:
+    play = Play(num_proc=2, max_np=2).start(here=2)
+    play.happen(Finished(0), Finished(1))
+    assert play.of(Form, play.ready(0, why="changed"))[0].members == (0,)  # the other one may be about to exit
+    assert play.of(Announce, play.ready(1, why="changed"))[0].added
+    assert play.of(Form, play.ready(0, why="changed"))[0].members == (0, 1)
+
+
+def test_one_begins_its_second_training_after_the_other_has_gone_on_without_it() -> None:
+    play = Play(num_proc=2, max_np=2, min_np=1).start(here=2)
+    play.happen(Finished(0))
+    assert play.of(Form, play.ready(1, why="broken"))[0].members == (1,)
+    assert play.happen(Training(0)) == []
+    [announce] = play.ready(0, why="broken")  # which it could not but notice
+    assert (announce.members, announce.added) == ((1,), True)
+    assert play.of(Form, play.ready(1, why="changed"))[0].members == (1, 0)
 
 
 def test_a_worker_that_fails_after_it_has_finished_fails_the_job() -> None:

@@ -61,7 +61,7 @@ class Driver:
 
     def get_place(self, after: int, why: str, text: str = "") -> int:
         """Asks for a place and takes it; returns the generation."""
-        self.say(do="ready", after=after, why=why, reason=text)
+        self.say(do="ready", commits=after, why=why, reason=text)
         while "place" not in (message := self.hear()):
             pass
         place = message["place"]

@@ -43,6 +43,26 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
     return ByPool(config, log)
 
 
+class _AtOnce:
+    """Shows each failure when it happens: a run that is cut off says what it has found."""
+
+    def __init__(self, reporter: pytest.TerminalReporter) -> None:
+        self._reporter = reporter
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._reporter.ensure_newline()
+            self._reporter.write_line(f"FAILED {report.nodeid} ({report.when})", red=True)
+            self._reporter.write_line(report.longreprtext)
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    plugins = session.config.pluginmanager
+    reporter = plugins.get_plugin("terminalreporter")
+    if reporter is not None and os.environ.get("CI"):
+        plugins.register(_AtOnce(reporter))
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Say in a line of its own what was not tested because this machine has no cluster (`tests/cluster`)."""
     reports = terminalreporter.getreports("skipped")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
 import shutil
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -72,4 +75,15 @@ def library(whose: str) -> dict[str, str]:
         return {"MPI4PY_LIBMPI": "libmpi.so.40"}
     folder = Path(find("mpiexec.hydra") or "").resolve().parent.parent / "lib"
     beside = sorted(folder.glob("libmpi.so.*"))  # of the Python package mpich
-    return {"MPI4PY_LIBMPI": str(beside[0]) if beside else "libmpich.so.12"}
+    if beside:
+        return {"MPI4PY_LIBMPI": str(beside[0])}
+    return {"MPI4PY_LIBMPI": "libmpi.so.12", "LD_LIBRARY_PATH": str(_debians_mpich())}
+
+
+@functools.cache
+def _debians_mpich() -> Path:
+    """A folder where Debian's library of MPICH has the name by which mpi4py's wheels look for it."""
+    folder = Path(tempfile.mkdtemp(prefix="mpich-"))
+    atexit.register(shutil.rmtree, folder)
+    (folder / "libmpi.so.12").symlink_to(next(Path("/usr/lib").glob("*/libmpich.so.12")))
+    return folder

@@ -61,7 +61,8 @@ def test_over_ssh(cluster, layout, tmp_path):
 @pytest.mark.parametrize("family", ["ipv4", "ipv6"])
 def test_where_hosts_have_addresses_of_one_family(cluster, family, tmp_path):
     other = {"ipv4": "ipv6", "ipv6": "ipv4"}[family]
-    run_over(cluster(2, ssh=True, **{other: False}), [1, 1], tmp_path, grid_of([1, 1]))
+    program = [*grid_of([1, 1]), "allreduce", "alltoall", "process_sets", "join"]
+    run_over(cluster(2, ssh=True, **{other: False}), [1, 1], tmp_path, program)
 
 
 @pytest.mark.cluster("sshd", "ssh")

@@ -65,7 +65,7 @@ def _values(rank: int, dtype: torch.dtype, count: int) -> torch.Tensor:
     return torch.empty(count, dtype=dtype).copy_(_prepared(rank, dtype, count))
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _period(rank: int, dtype: torch.dtype) -> torch.Tensor:
     generator = torch.Generator().manual_seed(7919 * rank)
     if dtype.is_floating_point:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -91,12 +92,13 @@ def test_a_cluster_that_cannot_be_made_leaves_nothing(monkeypatch):
 def test_what_a_killed_process_leaves_is_swept():
     loop = "import signal\nprint('up', flush=True)\nsignal.pause()"
     owner = subprocess.Popen([sys.executable, "-c", OWNER, DAEMON, loop], stdout=subprocess.PIPE, text=True)
-    with owner:
+    with owner, contextlib.ExitStack() as kill:
+        kill.callback(owner.kill)
         name, program = owner.stdout.readline().split()
         assert name not in namespaces.sweep()  # its owner lives
-        assert len(namespaces.processes_of(name)) == 2
+        namespaces.wait_until(lambda: len(namespaces.processes_of(name)) == 2, "the daemon alone and the program")
         pidfd = os.pidfd_open(int(program))
-        owner.send_signal(signal.SIGKILL)
+        kill.close()
         assert select.select([pidfd], [], [], 20)[0], "the program has survived its owner"
         os.close(pidfd)
     with Cluster(1):  # another test's process may sweep at the same moment: it is gone in any case

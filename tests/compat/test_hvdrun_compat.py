@@ -105,7 +105,6 @@ def test_horovodruns_options_reach_the_ranks_or_are_named(run: Run, tmp_path: Pa
     ("words", "message"),
     [
         (["-np", 3, "-H", "localhost:1,other:1", "python", "x.py"], "Requested more processes (3)"),
-        (["-np", 2, "--min-np", 1, "python", "x.py"], "--min-np cannot be used: elastic training is not supported"),
         (["-np", 2, "sh", "-c", "python x.py"], "--compat runs Python programs, and "),
     ],
 )

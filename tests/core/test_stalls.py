@@ -131,16 +131,21 @@ def test_the_innermost_calls_are_kept_where_there_is_no_room() -> None:
 
 
 def test_other_threads_come_after_the_main_one_with_their_innermost_calls() -> None:
-    entered, leave = threading.Event(), threading.Event()
+    entered, leave = threading.Lock(), threading.Lock()  # which have no calls of their own
+    entered.acquire()
+    leave.acquire()
 
     def in_a_loader() -> None:
-        entered.set()
-        leave.wait()
+        innermost()
+
+    def innermost() -> None:
+        entered.release()
+        leave.acquire()
 
     loader = threading.Thread(target=in_a_loader, name="loader 1")
     loader.start()
-    entered.wait()
+    entered.acquire()
     text = _stacks.describe_threads(8000).decode()
-    leave.set()
+    leave.release()
     loader.join()
-    assert re.search(r"thread MainThread:(.|\n)*thread loader 1:\n(.|\n)*in in_a_loader\n.*in wait", text)
+    assert re.search(r"thread MainThread:(.|\n)*thread loader 1:\n(.|\n)*in in_a_loader\n.*in innermost", text)

@@ -20,9 +20,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-TARGET = 0.03
-"""Of the mean squared error, which is 1 at the beginning, and 0.01 is noise."""
-
 
 def train_until_told(folder: Path) -> None:
     """What each worker runs: a regression until there is a file named `stop`."""
@@ -95,6 +92,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--every", type=float, default=5.0, help="seconds between two changes")
+    parser.add_argument(
+        "--target", type=float, default=0.03, help="mean squared error: 1 at the beginning, and 0.01 is noise"
+    )
     parser.add_argument("--seed", type=int, default=None)
     parser.add_argument("--train", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -148,7 +148,7 @@ def main() -> int:
     print(f"exit code {code}; {counts}; {len(begun)} generations; {result}; left: {left}")
     print(f"generations began at steps {begun}")
     is_forward = all(later >= earlier for earlier, later in zip(begun, begun[1:], strict=False))
-    well = code == 0 and result.get("loss", 1.0) < TARGET and result["equal"] and is_forward and not left
+    well = code == 0 and result.get("loss", 1.0) < arguments.target and result["equal"] and is_forward and not left
     well = well and counts["killed"] > 0
     if not well:
         print(written[-20000:])

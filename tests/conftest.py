@@ -88,8 +88,8 @@ def _interruptible() -> None:
 
 
 @pytest.fixture(scope="session")
-def _pools() -> Iterator[dict[int, RankPool]]:
-    pools: dict[int, RankPool] = {}
+def _pools() -> Iterator[dict[tuple[int, tuple[str, ...]], RankPool]]:
+    pools: dict[tuple[int, tuple[str, ...]], RankPool] = {}
     yield pools
     for pool in pools.values():
         pool.stop(in_haste=True)
@@ -97,28 +97,40 @@ def _pools() -> Iterator[dict[int, RankPool]]:
         pool.close()
 
 
+FRAMEWORKS = {
+    "torch": ("torch", "horovodlike.torch"),
+    "tensorflow": ("tensorflow", "horovodlike.tensorflow"),
+}
+
+
 @pytest.fixture
-def ranks(_pools: dict[int, RankPool]) -> Callable[[int], RankPool]:
+def modules(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    """What the ranks of a test have imported when they begin."""
+    return FRAMEWORKS.get(request.path.parent.name, ())
+
+
+@pytest.fixture
+def ranks(_pools: dict[tuple[int, tuple[str, ...]], RankPool], modules: tuple[str, ...]) -> Callable[[int], RankPool]:
     """`ranks(3).run(fn, *args)`: the results by rank of a function run on 3 ranks, which live as long as the run."""
 
     def pool_of(size: int) -> RankPool:
-        pool = _pools.get(size)
+        pool = _pools.get((size, modules))
         if pool is None or pool.broken:
             if pool is not None:
                 pool.close()
-            pool = _pools[size] = RankPool(size)
+            pool = _pools[size, modules] = RankPool(size, modules=modules)
         return pool
 
     return pool_of
 
 
 @pytest.fixture
-def fresh_ranks() -> Iterator[Callable[..., RankPool]]:
+def fresh_ranks(modules: tuple[str, ...]) -> Iterator[Callable[..., RankPool]]:
     """`fresh_ranks(3)`: ranks of the test's own, to be broken; checks that nothing of them is left afterwards."""
     with contextlib.ExitStack() as pools:
 
         def pool_of(size: int, settings: dict[str, str] | None = None) -> RankPool:
-            pool = RankPool(size, settings)
+            pool = RankPool(size, settings, modules=modules)
             pools.callback(pool.close)
             return pool
 

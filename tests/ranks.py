@@ -1,7 +1,7 @@
-"""Ranks for tests: fresh processes that run the functions that a test sends them.
+"""Ranks for tests: processes that run the functions that a test sends them.
 
-Importing a framework takes seconds, so a `RankPool` of each size is started once, on demand, and used by all tests of
-the run; a test that breaks its job gets one of its own. This file is also the program that the ranks run.
+A `RankPool` of each size is started once, on demand, and used by all tests of the run; a test that breaks its job gets
+one of its own. This file is also the program that the ranks run.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
+from nursery import Child, nursery
 
+COMMON_MODULES = ("numpy", "cloudpickle", "horovodlike.basics")
 IN_HASTE = b"in haste"
 DUMP_STACKS = signal.SIGUSR1
 # After one rank has failed the others may wait for it for ever: they get this long to answer as well.
@@ -58,9 +60,18 @@ class RankPool:
     Args:
         size: How many.
         settings: More environment variables for the ranks.
+        modules: What they have imported when they begin.
+        before: More environment variables that they had when they imported it.
     """
 
-    def __init__(self, size: int, settings: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        size: int,
+        settings: Mapping[str, str] | None = None,
+        *,
+        modules: Sequence[str] = (),
+        before: Mapping[str, str] | None = None,
+    ) -> None:
         from horovodlike.rendezvous import RendezvousServer
 
         self.size = size
@@ -71,24 +82,15 @@ class RankPool:
         self._server.start()
         self._shm_before = shm_entries()
         self._connections: list[Connection] = []
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.processes: list[Child] = []
         self._sent_at = 0.0
+        mother = nursery((*COMMON_MODULES, *modules), tuple(sorted((before or {}).items())))
         for rank in range(size):
-            self._spawn(rank, {**_environment(rank, size, key, self._server.port), **(settings or {})})
-
-    def _spawn(self, rank: int, environment: dict[str, str]) -> None:
-        ours, theirs = socket.socketpair()
-        process = subprocess.Popen(
-            [sys.executable, "-u", __file__, str(theirs.fileno())],
-            env=environment,
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=self._logs[rank],
-            stderr=subprocess.STDOUT,
-        )
-        theirs.close()
-        self.processes.append(process)
-        self._connections.append(Connection(ours.detach()))
+            environment = {**_environment(rank, size, key, self._server.port), **(before or {}), **(settings or {})}
+            ours, theirs = socket.socketpair()
+            with theirs:
+                self.processes.append(mother.start(__file__, theirs.fileno(), environment, self._logs[rank].fileno()))
+            self._connections.append(Connection(ours.detach()))
 
     def run(self, fn: Callable[..., Any], *args: Any, timeout: float = 60.0) -> list[Any]:
         """Call `fn(*args)` on every rank and return the results by rank.

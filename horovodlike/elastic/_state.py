@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
@@ -181,10 +182,24 @@ def _elect(commits: int) -> tuple[int, int]:
     return most // _MOST_RANKS, _MOST_RANKS - 1 - most % _MOST_RANKS
 
 
+@dataclass(frozen=True)
+class _Content:
+    """What a value gives away of itself, and takes back."""
+
+    state: Any
+
+
+def _content_of(value: Any) -> Any:
+    has_state = callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
+    return _Content(value.state_dict()) if has_state else value
+
+
 class ObjectState(State):
     """Values that become attributes: ``ObjectState(epoch=0, losses=[])`` has ``state.epoch`` and ``state.losses``.
 
-    They are saved as deep copies, all together, and sent as pickles.
+    They are saved as deep copies, all together, and sent as pickles. Of a value with ``state_dict`` and
+    ``load_state_dict``, such as a :class:`horovodlike.data.DynamicPartition`, it is what the first returns, and the
+    value stays the same object.
 
     Args:
         bcast_object: As for :class:`State`; horovodlike's own if None.
@@ -212,11 +227,14 @@ class ObjectState(State):
         ObjectState.save(self)  # a subclass may have more to save, but is not ready yet
 
     def _values(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self._names}
+        return {name: _content_of(getattr(self, name)) for name in self._names}
 
     def _take(self, values: dict[str, Any]) -> None:
         for name, value in values.items():
-            setattr(self, name, value)
+            if isinstance(value, _Content):
+                getattr(self, name).load_state_dict(value.state)
+            else:
+                setattr(self, name, value)
 
     def save(self) -> None:
         self._saved = copy.deepcopy({"commits": self.commits, "values": self._values()})

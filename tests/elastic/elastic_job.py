@@ -14,13 +14,12 @@ import os
 import secrets
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -30,7 +29,8 @@ import cloudpickle
 
 sys.path.append(str(Path(__file__).parent.parent))
 
-from ranks import DUMP_STACKS, shm_entries  # noqa: E402
+from nursery import Child, nursery  # noqa: E402
+from ranks import COMMON_MODULES, DUMP_STACKS, shm_entries  # noqa: E402
 
 from horovodlike import _channel  # noqa: E402
 from horovodlike._channel import Identity, JobKey, job_digest  # noqa: E402
@@ -44,7 +44,7 @@ class Worker:
     """One process, as the driver sees it."""
 
     number: int
-    process: subprocess.Popen[bytes]
+    process: Child
     results: Connection
     log: Any
     socket: socket.socket | None = None
@@ -71,6 +71,8 @@ class ElasticJob:
         fn: The function; it gets the arguments.
         nodes: How many hosts they believe to be on, in turn.
         generations: How many are formed before `release()`.
+        modules: What the workers have imported when they begin.
+        before: More environment variables that they had when they imported it.
         settings: More environment variables for the workers.
     """
 
@@ -81,6 +83,8 @@ class ElasticJob:
         *args: Any,
         nodes: int = 1,
         generations: float = float("inf"),
+        modules: Sequence[str] = (),
+        before: Mapping[str, str] | None = None,
         **settings: str,
     ) -> None:
         module = sys.modules[fn.__module__]
@@ -96,7 +100,8 @@ class ElasticJob:
         self._most_generations = generations
         self._nodes = nodes
         self._first_size = size
-        self._settings = settings
+        self._mother = nursery((*COMMON_MODULES, *modules), tuple(sorted((before or {}).items())))
+        self._settings = {**(before or {}), **settings}
         self._changes = 0
         self._key = JobKey.random()
         self._job = secrets.token_hex(8)
@@ -230,15 +235,8 @@ class ElasticJob:
             "PYTHONUNBUFFERED": "1",
             **self._settings,
         }
-        process = subprocess.Popen(
-            [sys.executable, "-u", __file__, str(theirs.fileno())],
-            env=environment,
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
-        theirs.close()
+        with theirs:
+            process = self._mother.start(__file__, theirs.fileno(), environment, log.fileno())
         connection = Connection(ours.detach())
         connection.send_bytes(self._message)
         return Worker(number, process, connection, log)

@@ -1,6 +1,5 @@
 """Faults in the middle of what the engine does: the others get the right error, and no result."""
 
-import os
 import signal
 import time
 
@@ -75,8 +74,7 @@ def test_a_slow_rank_delays_the_others_and_the_result_is_right(fresh_ranks, poin
 def test_a_rank_that_stops_is_waited_for(fresh_ranks, point):
     pool = fresh_ranks(2, plan(1, point, "SIGSTOP"))
     pool.start(_train, [(BIG,)] * 2)
-    _, status = os.waitpid(pool.processes[1].pid, os.WUNTRACED)
-    assert os.WIFSTOPPED(status)
+    pool.processes[1].wait_until_stopped(30.0)
     pool.kill(1, signal.SIGCONT)
     assert [outcome.value[::2] for outcome in pool.collect(30.0)] == [([2.0] * STEPS, "")] * 2
 

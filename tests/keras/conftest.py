@@ -5,18 +5,14 @@ The test process itself does not import Keras: it can do so with one backend onl
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 
 import pytest
 from ranks import RankPool
 
 BACKENDS = ("tensorflow", "torch")
-# Of Keras, its backend and, at the first time, the compilation of the ops: on a machine that has other things to do.
-IMPORT_SECONDS = 240
-
-
-def _import() -> None:
-    import horovodlike.keras  # noqa: F401
+MODULES = ("horovodlike.keras",)
 
 
 def _settings(backend: str) -> dict[str, str]:
@@ -48,21 +44,21 @@ def keras_ranks(_keras_pools: dict[tuple[str, int], RankPool], backend: str) -> 
         if pool is None or pool.broken:
             if pool is not None:
                 pool.close()
-            pool = RankPool(size, _settings(backend))
+            pool = RankPool(size, modules=MODULES, before=_settings(backend))
             _keras_pools[backend, size] = pool
-            pool.run(_import, timeout=IMPORT_SECONDS)
         return pool
 
     return pool_of
 
 
 @pytest.fixture
-def fresh_keras_ranks(fresh_ranks: Callable[..., RankPool], backend: str) -> Callable[[int], RankPool]:
+def fresh_keras_ranks(backend: str) -> Iterator[Callable[[int], RankPool]]:
     """`fresh_keras_ranks(2)`: ranks of the test's own, to be broken, with Keras on the backend."""
+    with contextlib.ExitStack() as pools:
 
-    def pool_of(size: int) -> RankPool:
-        pool = fresh_ranks(size, _settings(backend))
-        pool.run(_import, timeout=IMPORT_SECONDS)
-        return pool
+        def pool_of(size: int) -> RankPool:
+            pool = RankPool(size, modules=MODULES, before=_settings(backend))
+            pools.callback(pool.close)
+            return pool
 
-    return pool_of
+        yield pool_of

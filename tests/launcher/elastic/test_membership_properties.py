@@ -13,6 +13,7 @@ from horovodlike.launcher.elastic.events import (
     Decision,
     End,
     Exited,
+    Finished,
     Form,
     HostLost,
     HostsFound,
@@ -22,6 +23,7 @@ from horovodlike.launcher.elastic.events import (
     Remove,
     Spawn,
     Stopped,
+    Training,
 )
 
 HOSTS = ("a", "b", "c")
@@ -33,7 +35,8 @@ class World:
 
     def __init__(self, play: Play) -> None:
         self.play = play
-        self.doing: dict[int, str] = {}  # starting, waiting, working, called (back), dying
+        self.doing: dict[int, str] = {}  # starting, waiting, working, called (back), dying, hanging (for ever)
+        self.commits = 0
         self.stopped: set[int] = set()
         self.host: dict[int, str] = {}
         self.members: tuple[int, ...] = ()
@@ -94,20 +97,31 @@ class World:
             self.tell(Ready(worker))
         elif doing == "called":
             self.doing[worker] = "waiting"
-            self.tell(Ready(worker, "changed"))
+            self.tell(Ready(worker, "changed", commits=self.commits))
+        elif doing == "working":
+            self.commits += 1
 
     def exit(self, worker: int, status: int) -> None:
         if self.doing.pop(worker, None) is not None:
             self.tell(Exited(worker, status))
 
-    def leave(self, worker: int) -> None:
+    def train_again(self) -> None:
+        """The script's training comes to its end, and another one begins."""
+        working = [worker for worker in self.members if self.doing.get(worker) == "working"]
+        if len(working) == len(self.members) and not self.stopped:
+            for worker in working:
+                self.tell(Finished(worker))
+            for worker in working:
+                self.tell(Training(worker))
+
+    def leave(self, worker: int, then: str = "dying") -> None:
         """All agree at a commit that it leaves."""
         if self.doing.get(worker) == "working" and not self.stopped:
             self.tell(Leaving(worker))
             for other in self.members:
                 if self.doing.get(other) == "working":
                     self.doing[other] = "called"
-            self.doing[worker] = "dying"
+            self.doing[worker] = then
 
     def lose(self, host: str) -> None:
         for worker in [each for each in self.doing if self.host[each] == host]:
@@ -131,8 +145,9 @@ class World:
                 self.carry_out(self.play.wait((end if at is None else min(at, end)) - self.play.now + 0.001))
 
 
+KINDS = "kill fail leave hang again stop continue hosts lose wait".split()
 EVENT = st.tuples(
-    st.sampled_from(["go on", "go on", "go on", "kill", "fail", "leave", "stop", "continue", "hosts", "lose", "wait"]),
+    st.sampled_from(["go on"] * 3 + KINDS),
     st.integers(0, 7),
     st.lists(st.integers(0, 3), min_size=len(HOSTS), max_size=len(HOSTS)),
     st.floats(0.0, 20.0),
@@ -154,6 +169,10 @@ def carry_on(world: World, what: str, which: int, slots: list[int], seconds: flo
         world.exit(worker, 1)
     elif what == "leave":
         world.leave(worker)
+    elif what == "hang":
+        world.leave(worker, "hanging")
+    elif what == "again":
+        world.train_again()
     elif what == "stop":
         world.stop(worker)
     elif what == "continue" and worker in world.stopped:

@@ -145,7 +145,7 @@ class World:
                 self.carry_out(self.play.wait((end if at is None else min(at, end)) - self.play.now + 0.001))
 
 
-KINDS = "kill fail leave hang again stop continue hosts lose wait".split()
+KINDS = ["kill", "fail", "leave", "hang", "again", "stop", "continue", "hosts", "lose", "wait"]
 EVENT = st.tuples(
     st.sampled_from(["go on"] * 3 + KINDS),
     st.integers(0, 7),

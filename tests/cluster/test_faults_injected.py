@@ -37,7 +37,8 @@ def test_a_rank_that_is_killed(
     for rank in set(range(job.size)) - {victim}:
         failure = job.failure(rank)
         assert (failure.kind, failure.named) == ("JobBrokenError", {victim}), failure
-        assert len(job.events(rank, "reduced")) == STEP
+        # Who has the result of the step before may be gone before another one has got all of it.
+        assert len(job.events(rank, "reduced")) in (STEP - 1, STEP)
         assert failure.at - last < NOTICE_S
     job.check_gone()
 

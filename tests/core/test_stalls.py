@@ -145,7 +145,7 @@ def test_other_threads_come_after_the_main_one_with_their_innermost_calls() -> N
     loader = threading.Thread(target=in_a_loader, name="loader 1")
     loader.start()
     entered.acquire()
-    text = _stacks.describe_threads(8000).decode()
+    text = _stacks.describe_threads(100_000).decode()  # the stack of a test runner is long
     leave.release()
     loader.join()
     assert re.search(r"thread MainThread:(.|\n)*thread loader 1:\n(.|\n)*in in_a_loader\n.*in innermost", text)

@@ -70,8 +70,8 @@ def test_an_exception(tmp_path: Path) -> None:
 
 def test_the_second_training_of_a_script(tmp_path: Path) -> None:
     program = [*PROGRAM, "--trainings", "2"]
-    half = SAMPLES // 16  # steps of the first training
-    with HistoryJob(tmp_path, *FOUR, program=program, plan=fault(1, half + 5, "step", "SIGKILL")) as job:
+    commits = SAMPLES // 16 // 2 + 5  # some more than those of the first one
+    with HistoryJob(tmp_path, *FOUR, program=program, plan=fault(1, commits, "step", "SIGKILL")) as job:
         check(job, failed=1)
     assert len(job.entries("start")) == 5
 

@@ -17,6 +17,13 @@
 
 namespace check {
 
+// Under ThreadSanitizer some of many cases are enough: it is slow, and looks at other things than at values.
+#ifdef __SANITIZE_THREAD__
+constexpr bool kIsForThreads = true;
+#else
+constexpr bool kIsForThreads = false;
+#endif
+
 struct Test {
   const char* name;
   void (*run)();

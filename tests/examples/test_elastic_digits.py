@@ -20,7 +20,7 @@ def test_it_learns_although_a_rank_is_killed(tmp_path: Path, script: str, backen
     plan.write_text("- {rank: 1, step: 30, point: commit, action: SIGKILL, generation: 1}\n")
     elastic = ("-np", "2", "--min-np", "1", "--max-np", "2", "--chaos", str(plan))
     done, result = _run(tmp_path, script, backend, *elastic)
-    assert "worker 1 has failed" in done.stdout + done.stderr
+    assert "hvdrun: worker 1 (pid " in done.stderr
     assert result["resets"] >= 1 and len(set(result["hashes"])) == 1
     assert result["accuracy"] >= 0.96  # the learning rate depends on how many there were
     assert done.stdout.count("test accuracy:") == 1, "only rank 0 prints"

@@ -29,6 +29,7 @@ AuthInfo=socket={munge}
 CredType=cred/munge
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool-%n
+TmpFS={folder}/tmp-%n
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd-%n.pid
 ProctrackType=proctrack/linuxproc
@@ -142,7 +143,8 @@ def start(cluster: Cluster, *, cpus: int = 8) -> Slurm:
     _start_munged(cluster.launcher, munge)
     _start(cluster.launcher, folder, "slurmctld", "-i")
     for host in cluster.hosts:
-        (folder / f"spool-{host.name}").mkdir()
+        for name in ("spool", "tmp"):  # the nodes share a file system, and PMIx's folders have equal names on all
+            (folder / f"{name}-{host.name}").mkdir()
         _start(host, folder, "slurmd")
     started = Slurm(cluster.launcher, folder)
     started.wait_until_idle()

@@ -6,11 +6,12 @@ As a program, it prints the Debian packages that are missing.
 from __future__ import annotations
 
 import functools
+import glob
 import os
 import shutil
 import subprocess
 
-# By the name of a tool, the program that shows that a tool is there, and Debian's package.
+# By the name of a tool, the program or file that shows that a tool is there, and Debian's package.
 PROGRAMS = {
     "ip": ("ip", "iproute2"),
     "unshare": ("unshare", "util-linux"),
@@ -21,6 +22,8 @@ PROGRAMS = {
     "munge": ("munged", "munge"),
     "mpirun": ("mpirun", "openmpi-bin"),
     "mpich": ("mpiexec.hydra", "mpich"),
+    # Slurm's plugin looks for the library by the name without a version.
+    "pmix": ("/usr/lib/*/libpmix.so", "libpmix-dev"),
     "loss": ("nft", "nftables"),
     "ping": ("ping", "iputils-ping"),
 }
@@ -37,8 +40,8 @@ os.environ["PATH"] = f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin"
 
 
 def find(program: str) -> str | None:
-    """Return the path of a program."""
-    return shutil.which(program)
+    """Return the path of a program, or of a file that a pattern stands for."""
+    return next(glob.iglob(program), None) if program.startswith("/") else shutil.which(program)
 
 
 @functools.cache

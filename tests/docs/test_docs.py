@@ -24,7 +24,7 @@ HVDRUN = Path(sys.executable).parent / "hvdrun"
 FRAMEWORKS = {"tensorflow.md": "horovodlike.tensorflow"}
 
 # Programs that users bring along, and scripts that stand for their own.
-FOREIGN = {"torchrun", "mpirun", "srun", "salloc", "sbatch", "openssl", "export", "mkdir", "py-spy"}
+FOREIGN = {"torchrun", "mpirun", "mpiexec", "srun", "salloc", "sbatch", "openssl", "export", "mkdir", "py-spy"}
 USERS_SCRIPT = "train.py"
 
 # Pages about another module than horovodlike.torch. Their names are looked at by the tests of that module.

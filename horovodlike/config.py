@@ -277,9 +277,10 @@ class Config:
     )
     grace_period: float = _row(
         5.0,
-        "Elastic jobs: how long the workers may take to commit and leave once hvdrun has got SIGTERM or SIGINT.",
+        "Elastic jobs: how long the workers may take to end once hvdrun has got a signal. SIGTERM has them commit and "
+        "leave.",
         unit="s",
-        above=0,
+        minimum=1,
         maximum=86400,
     )
     fan_out: int = _row(

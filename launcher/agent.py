@@ -73,6 +73,7 @@ class Agent:
         self._outgoing = bytearray()
         self._lost = False
         self._started = False
+        self._grace_period = GRACE_S
         self._elastic = False  # ranks come and go, and are the workers of the job
         self._rank_of: dict[int, int] = {}  # process id -> rank, of those that run
         self._streams: dict[int, tuple[int, Kind]] = {}  # descriptor -> rank, stream
@@ -143,7 +144,7 @@ class Agent:
         def on_signal() -> None:
             if any(number != signal.SIGCHLD for number in os.read(read, 4096)) and not self._ending:
                 self._send(Kind.FAILED, 0, b"the agent or its guard was killed")
-                self._end(GRACE_S)
+                self._end(self._grace_period)
 
         self._on_readable(read, on_signal)
 
@@ -214,6 +215,7 @@ class Agent:
         own = {name: value for name, value in os.environb.items() if name in names or name.startswith(tuple(prefixes))}
         common = own | {to_native(name): to_native(value) for name, value in plan["environ"].items()}
         self._elastic = plan["elastic"]
+        self._grace_period = plan["grace_period"]
         for entry in plan["ranks"]:
             environ = {**common, **{to_native(name): to_native(value) for name, value in entry["environ"].items()}}
             start = Start(
@@ -224,14 +226,24 @@ class Agent:
                 cpus=entry["cpus"],
             )
             try:
-                self._start_rank(start)
+                pid, readers = self._start_rank(start)
             except OSError as error:  # too many processes or open files: in an elastic job the others go on
                 if not self._elastic:
                     raise
                 self._send(Kind.STDERR, start.rank, f"hvdrun: cannot start another process: {error}\n".encode())
                 self._send(Kind.EXITED, start.rank, encode_exit(0, CANNOT_EXECUTE))
+            else:
+                self._follow(start.rank, pid, readers)
 
-    def _start_rank(self, start: Start) -> None:
+    def _start_rank(self, start: Start) -> tuple[int, dict[int, tuple[int, Kind]]]:
+        """Starts one.
+
+        Returns:
+            The process, and what it writes to: whose, and which stream, by the descriptor to read from.
+
+        Raises:
+            OSError: There is no process, or nothing through which to hear of it.
+        """
         streams = (Kind.STDOUT, Kind.STDERR) if self._task_fd is None else (Kind.STDOUT, Kind.STDERR, Kind.RESULT)
         readers: dict[int, tuple[int, Kind]] = {}
         writers: list[int] = []
@@ -250,9 +262,12 @@ class Agent:
         finally:
             for write in writers:
                 os.close(write)
+        return pid, readers
+
+    def _follow(self, rank: int, pid: int, readers: dict[int, tuple[int, Kind]]) -> None:
         self._exits.watch(pid)
-        self._rank_of[pid] = start.rank
-        self._send(Kind.STARTED, start.rank, b"%d" % pid)
+        self._rank_of[pid] = rank
+        self._send(Kind.STARTED, rank, b"%d" % pid)
         for read in readers:
             os.set_blocking(read, False)
             if not self._paused:
@@ -383,6 +398,8 @@ class Agent:
 
 def _guard(agent: int) -> int:
     """Waits for the agent and ends what it has left; returns the exit code."""
+    # Who ends a job may signal all its processes; the agent gives the ranks their time.
+    signal.signal(signal.SIGTERM, lambda *_: send_signal(agent, signal.SIGTERM))
     _, status = os.waitpid(agent, 0)
     exits = ExitQueue()
     give_up = time.monotonic() + _GIVE_UP_S

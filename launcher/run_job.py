@@ -14,7 +14,7 @@ from horovodlike.launcher.errors import UsageError
 from horovodlike.launcher.frames import Kind, encode_text, from_native
 from horovodlike.launcher.gather import describe_hosts, start_agents
 from horovodlike.launcher.hosts import Placement
-from horovodlike.launcher.job import Job, Outcome
+from horovodlike.launcher.job import GRACE_S, Job, Outcome
 from horovodlike.launcher.link import AgentLink
 from horovodlike.launcher.output import OutputFiles, RankOutput, Screen
 from horovodlike.launcher.plan import JobIdentity, RankPlan, plan_ranks
@@ -141,7 +141,12 @@ def _meet(
 
 
 def start_message(
-    plans: Sequence[RankPlan], environ: Mapping[str, str], *, elsewhere: bool = False, elastic: bool = False
+    plans: Sequence[RankPlan],
+    environ: Mapping[str, str],
+    *,
+    elsewhere: bool = False,
+    elastic: bool = False,
+    grace_period: float = GRACE_S,
 ) -> bytes:
     """The payload of START.
 
@@ -150,6 +155,7 @@ def start_message(
         environ: The environment of this process.
         elsewhere: It is another host, which has some variables for itself.
         elastic: More ranks may follow.
+        grace_period: How long the ranks may take to end once the agent has got a signal, in seconds.
     """
 
     def text(value: str) -> str:
@@ -174,5 +180,6 @@ def start_message(
         "own_prefixes": OWN_PREFIXES if elsewhere else (),
         "ranks": ranks,
         "elastic": elastic,
+        "grace_period": grace_period,
     }
     return encode_text(message)

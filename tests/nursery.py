@@ -5,6 +5,7 @@ A `Nursery` is in the test's process; this file is also the program of the proce
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -58,7 +59,8 @@ class Child:
     def send_signal(self, number: int) -> None:
         """Send a signal, unless it has ended."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            with contextlib.suppress(ProcessLookupError):  # its end is about to be reported
+                os.kill(self.pid, number)
 
     def wait_until_stopped(self, timeout: float) -> None:
         """Wait until it is stopped by a signal, of which only its parent would be told."""

@@ -50,9 +50,10 @@ class DynamicPartition:
     with it. With ``record="manual"``, when :meth:`record` is called, once for each step that has been taken: for
     loaders that ask for batches ahead.
 
-    *In elastic training* the partition is an attribute of the state that is committed, which calls :meth:`state_dict`
-    and :meth:`load_state_dict`. After a change of ranks begin a new iteration, as a training function that is called
-    again does; samples that were dealt and not done are dealt again.
+    *In elastic training* the partition is part of the state that is committed: by :meth:`state_dict` and
+    :meth:`load_state_dict`, or as an attribute of an ``ObjectState``, which copies and pickles it: so iterate over
+    ``state.partition``, which is another object after a restore. After a change of ranks begin a new iteration, as a
+    training function that is called again does; samples that were dealt and not done are dealt again.
 
     Thread-safe: one thread may iterate and others call the other methods.
 

@@ -82,8 +82,6 @@ def _train(
             if worker is not None:
                 worker.explain("changed", str(interrupt))
             needs_sync = not interrupt.skip_sync
-        if worker is not None:
-            worker.commits = state.commits
         basics.restart()
         is_first = False
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
@@ -95,11 +94,13 @@ class State:
     def check_host_updates(self) -> None:
         """Act upon changes of the job's members, without saving anything; as :meth:`commit` otherwise."""
         agreed = _membership.agree_on_changes(bool(self._updates), bool(self._updates & _ADDED))
+        worker = _worker.current()
+        if worker is not None:
+            worker.commits += 1
         if agreed.goes_on:
             return
         if self._file is not None and self.commits:
             self._write(self._file)  # all may have been asked to leave
-        worker = _worker.current()
         if agreed.leaves and worker is not None:
             basics.shutdown()
             worker.leave()
@@ -182,24 +183,10 @@ def _elect(commits: int) -> tuple[int, int]:
     return most // _MOST_RANKS, _MOST_RANKS - 1 - most % _MOST_RANKS
 
 
-@dataclass(frozen=True)
-class _Content:
-    """What a value gives away of itself, and takes back."""
-
-    state: Any
-
-
-def _content_of(value: Any) -> Any:
-    has_state = callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
-    return _Content(value.state_dict()) if has_state else value
-
-
 class ObjectState(State):
     """Values that become attributes: ``ObjectState(epoch=0, losses=[])`` has ``state.epoch`` and ``state.losses``.
 
-    They are saved as deep copies, all together, and sent as pickles. Of a value with ``state_dict`` and
-    ``load_state_dict``, such as a :class:`horovodlike.data.DynamicPartition`, it is what the first returns, and the
-    value stays the same object.
+    They are saved as deep copies, all together, and sent as pickles.
 
     Args:
         bcast_object: As for :class:`State`; horovodlike's own if None.
@@ -227,14 +214,11 @@ class ObjectState(State):
         ObjectState.save(self)  # a subclass may have more to save, but is not ready yet
 
     def _values(self) -> dict[str, Any]:
-        return {name: _content_of(getattr(self, name)) for name in self._names}
+        return {name: getattr(self, name) for name in self._names}
 
     def _take(self, values: dict[str, Any]) -> None:
         for name, value in values.items():
-            if isinstance(value, _Content):
-                getattr(self, name).load_state_dict(value.state)
-            else:
-                setattr(self, name, value)
+            setattr(self, name, value)
 
     def save(self) -> None:
         self._saved = copy.deepcopy({"commits": self.commits, "values": self._values()})

@@ -81,7 +81,7 @@ class Worker:
     Attributes:
         number: The driver's number for this process, which never changes.
         generation: The last set of members that this process was one of; 0 before the first.
-        commits: How many commits the state of this process has seen.
+        commits: How many commits this process has been through; it never decreases.
         preemption: Whether this process has been asked to leave.
     """
 

@@ -198,7 +198,7 @@ class Lookout:
                 said = problem
                 continue
             said = ""
-            if found != last:
+            if found != last and not self._stop.is_set():
                 last = found
                 tell(dict(found))
 
@@ -206,5 +206,6 @@ class Lookout:
         """Ends the thread; one that is within a plug-in which does not return is left behind."""
         self._stop.set()
         self._discovery.close()
-        if self._thread is not None:
-            self._thread.join(_FAREWELL_S)
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join(_FAREWELL_S)

@@ -47,6 +47,10 @@ from horovodlike.rendezvous import RendezvousServer
 __all__ = ["Driver"]
 
 
+_DEAF_S = 1.0
+"""SIGTERM again within this time is not a second one."""
+
+
 @dataclass
 class _Process:
     """A worker that was started, until it has exited."""
@@ -95,6 +99,7 @@ class Driver:
         self._output = output
         self._wakeup = wakeup
         self._grace_period = grace_period
+        self._deaf_until = 0.0
         self._look_every = look_every
         self._membership = Membership(policy, time.monotonic())
         self._events: deque[Event] = deque()
@@ -204,7 +209,7 @@ class Driver:
         if status != 0:
             self._failures[worker] = Failure(worker, pid, status, self._output.last_lines(worker), link.host)
         self._workers.attend()  # what it has said last came before its end
-        self._events.append(Exited(worker, status))
+        self._events.append(Exited(worker, status, started=pid != 0))
 
     def on_silence(self, link: Link, seconds: float) -> None:
         """See :class:`horovodlike.launcher.links.Audience`."""
@@ -361,6 +366,8 @@ class Driver:
             self._pass_on(signal.SIGPIPE, signal.SIGTERM)
         while self._signals:
             signum = self._signals.popleft()
+            if signum == signal.SIGTERM and time.monotonic() < self._deaf_until:
+                continue  # who signals a process and its group, as timeout does, means one signal
             if self._ending_at is not None:  # the second one, or the first while a failed job is being ended
                 self._abandoned = True
                 self._links.send(Kind.KILL)
@@ -370,6 +377,7 @@ class Driver:
 
     def _pass_on(self, received: int, passed: int) -> None:
         grace = self._grace_period
+        self._deaf_until = time.monotonic() + _DEAF_S
         self._decide(verdict.exit_code(-received))
         if received != signal.SIGPIPE:
             self._say(

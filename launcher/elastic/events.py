@@ -35,7 +35,7 @@ class Ready:
         worker: The worker.
         why: ``start``, ``broken``, ``changed`` or ``failed``.
         text: The reason in words.
-        commits: How many commits its state has seen.
+        commits: How many commits it has been through.
     """
 
     worker: int
@@ -46,10 +46,11 @@ class Ready:
 
 @dataclass(frozen=True)
 class Exited:
-    """A worker's process has ended, with an exit code or minus a signal."""
+    """A worker's process has ended, with an exit code or minus a signal; or it could not be started."""
 
     worker: int
     status: int
+    started: bool = True
 
 
 @dataclass(frozen=True)

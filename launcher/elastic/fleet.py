@@ -267,4 +267,6 @@ class Fleet:
         }
         plan = RankPlan(worker, slot, environ, self._command, cpus[slot])
         elsewhere = station.link.host is not None
-        station.link.send(Kind.START, 0, start_message([plan], self._environ, elsewhere=elsewhere, elastic=True))
+        grace = GRACE_S if self._spec.elastic is None else self._spec.elastic.grace_period
+        message = start_message([plan], self._environ, elsewhere=elsewhere, elastic=True, grace_period=grace)
+        station.link.send(Kind.START, 0, message)

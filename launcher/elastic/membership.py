@@ -80,7 +80,7 @@ class Membership(Roster):
 
     @property
     def _finishing(self) -> str:
-        """Why nobody is to join any more, if so: a worker has come to the end of the training."""
+        """Why nobody is to join now, if so: a worker has come to the end of its training, and may begin another one."""
         finished = (each for each in self.workers.values() if each.status is Status.FINISHED)
         return self._completed or next((f"worker {each.number} has finished" for each in finished), "")
 
@@ -104,14 +104,14 @@ class Membership(Roster):
         elif (worker := self.workers.get(event.worker)) is None:
             return
         elif isinstance(event, Exited):
-            self._exit(worker, event.status, now)
+            self._exit(worker, event, now)
         elif isinstance(event, Ready):
             self._get_ready(worker, event, now)
         elif isinstance(event, Finished) and worker.active:
             self._set(worker, Status.FINISHED, now)
         elif isinstance(event, Training) and worker.status is Status.FINISHED:
             self._set(worker, Status.MEMBER if self.is_member(worker) else Status.STARTING, now)
-        elif isinstance(event, Leaving) and worker.active:
+        elif isinstance(event, Leaving) and (worker.active or worker.status is Status.FINISHED):
             self._set(worker, Status.LEAVING, now)
             self.generation.returning |= self.is_member(worker)
         elif isinstance(event, Stopped):
@@ -146,7 +146,8 @@ class Membership(Roster):
         if worker.status is not Status.READY:
             self._set(worker, Status.READY, now)
 
-    def _exit(self, worker: Worker, status: int, now: float) -> None:
+    def _exit(self, worker: Worker, event: Exited, now: float) -> None:
+        status = event.status
         del self.workers[worker.number]
         if worker.status is Status.REMOVED:
             return
@@ -163,9 +164,10 @@ class Membership(Roster):
         if status == 0:
             self._complete(f"worker {worker.number} has ended with code 0")
             return
-        self._fail(worker, status, now)
+        self._fail(worker, event, now)
 
-    def _fail(self, worker: Worker, status: int, now: float) -> None:
+    def _fail(self, worker: Worker, event: Exited, now: float) -> None:
+        status = event.status
         follows = self._health[worker.host].fail(now, self.slots.get(worker.host, 0))
         self._pending.append(Report(worker.number, status, f"worker {worker.number} has failed: {follows}"))
         if self.is_member(worker):
@@ -173,7 +175,7 @@ class Membership(Roster):
             if worker.status is Status.MEMBER:
                 self._break(f"worker {worker.number} has ended")
             self._look_for_collapse(now)
-        elif not worker.was_ready:
+        elif event.started and not worker.was_ready:
             slot = (worker.host, worker.slot)
             self._early_deaths[slot] = self._early_deaths.get(slot, 0) + 1
             if self._early_deaths[slot] >= _ATTEMPTS and not any(each.was_ready for each in self.workers.values()):
@@ -268,7 +270,7 @@ class Membership(Roster):
             reason = self._reason_to_kill(worker, now)
             if reason:
                 worker.killed = True
-                if self._finishing and worker.status is Status.STARTING:
+                if self._completed and worker.status is Status.STARTING:
                     self._set(worker, Status.REMOVED, now)
                 if worker.status is Status.MEMBER and self._blocked_since is not None:
                     self._blocked_since = now  # whoever takes its place gets the same time
@@ -283,7 +285,7 @@ class Membership(Roster):
         if worker.active and self._over(worker.adrift_at, policy.heartbeat_timeout, now):
             return "it has closed its connection to the driver"
         if worker.status is Status.STARTING:
-            if self._finishing and self.generation.number:
+            if self._completed and self.generation.number:
                 return "the job is done without it"
             if self._over(worker.since, policy.elastic_timeout, now):
                 return f"it has not asked for a place within {policy.elastic_timeout:g} s"
@@ -299,9 +301,9 @@ class Membership(Roster):
         for worker in list(self.workers.values()):
             if not worker.active or worker.status is not Status.READY or worker.number in staying:
                 continue
-            done = self._finishing and not self.is_member(worker)
+            done = self._completed and not self.is_member(worker)
             if done or worker.number in unwanted:
-                reason = self._finishing if done else f"{worker.host} has no slot for it any more"
+                reason = self._completed if done else f"{worker.host} has no slot for it any more"
                 self._set(worker, Status.REMOVED, now)
                 yield Remove(worker.number, f"worker {worker.number} is removed: {reason}")
 
@@ -358,7 +360,7 @@ class Membership(Roster):
         if failed >= _FRUITLESS:
             self._conclude(FAILED, f"init() has failed {failed} times in a row: {before.failed}")
             return
-        if self._is_barren(before):
+        if self._is_barren(before, now):
             number, status = next(each for each in before.statuses if each[1] > 0)
             reason = f"in {_FRUITLESS} generations in a row a worker has failed before anything was committed"
             self._conclude(verdict.exit_code(status), reason, number)
@@ -378,9 +380,9 @@ class Membership(Roster):
         self._blocked_since = None
         yield Form(before.number + 1, members, reason)
 
-    def _is_barren(self, generation: Generation) -> bool:
+    def _is_barren(self, generation: Generation, now: float) -> bool:
         """Whether a generation is one too many in which a member has failed by itself and nobody got any further."""
-        if self._most_commits > generation.commits:
+        if self._most_commits > generation.commits or now - generation.formed_at > self.policy.elastic_timeout:
             self._barren = 0
         elif any(status > 0 for _, status in generation.statuses):
             self._barren += 1

@@ -55,7 +55,7 @@ class Worker:
     since: float  # when its status changed
     status: Status = Status.STARTING
     was_ready: bool = False
-    commits: int = 0  # that its state has seen, as it said last
+    commits: int = 0  # that it has been through, as it said last
     stopped_at: float | None = None
     adrift_at: float | None = None
     killed: bool = False
@@ -110,11 +110,11 @@ class Roster:
         return [worker for worker in living if worker.active]
 
     def unwanted(self) -> set[int]:
-        """The workers for which there is no slot any more, of each host the newest ones, or that are too many."""
+        """The workers for which there is no slot any more, or that are too many: members stay, and older ones."""
         found: set[int] = set()
         room = dict(self.slots)
         left = len(self.workers) if self.policy.max_np is None else self.policy.max_np
-        for worker in sorted(self.workers.values(), key=lambda each: each.number):
+        for worker in sorted(self.workers.values(), key=lambda each: (not self.is_member(each), each.number)):
             if worker.active and left > 0 and room.get(worker.host, 0) > 0:
                 room[worker.host] -= 1
                 left -= 1

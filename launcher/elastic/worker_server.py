@@ -3,7 +3,7 @@
 From a worker to the driver:
 
 ``{"do": "ready", "commits": n, "why": w, "reason": text}``
-    It asks for a place. ``n`` is how many commits its state has seen; ``w`` is ``start``, ``broken`` (the job broke),
+    It asks for a place. ``n`` is how many commits it has been through; ``w`` is ``start``, ``broken`` (the job broke),
     ``changed`` (it was told so) or ``failed`` (``init()`` did).
 ``{"do": "leaving"}``
     It has had notice, the others know, and it will exit with code 0.

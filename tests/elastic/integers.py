@@ -49,14 +49,14 @@ class Diary:
         self._file.write(json.dumps(entry) + "\n")
 
 
-def train(state: Any, partition: DynamicPartition, diary: Diary, arguments: argparse.Namespace) -> None:
+def train(state: Any, diary: Diary, arguments: argparse.Namespace) -> None:
     place = {"generation": int(os.environ.get("HOROVODLIKE_GENERATION", "1")), "rank": hvd.rank(), "size": hvd.size()}
     diary.write("begin", **place, step=state.step, commits=state.commits)
     padding = np.ones(arguments.padding, np.float32)
     training = state.training
     while state.training == training < arguments.trainings:
-        partition.set_epoch(state.epoch)
-        for batch in partition:
+        state.partition.set_epoch(state.epoch)
+        for batch in state.partition:
             samples = [sample for _, sample in batch.samples()]
             diary.write("step", **place, step=state.step, epoch=state.epoch, samples=samples)
             if arguments.pace:
@@ -96,7 +96,7 @@ def main() -> None:
     partition = DynamicPartition(tasks, arguments.batch_size, seed=1)
     state = elastic.ObjectState(model=1, step=0, epoch=0, training=0, partition=partition)
     while state.training < arguments.trainings:
-        elastic.run(train)(state, partition, diary, arguments)
+        elastic.run(train)(state, diary, arguments)
     diary.write("end", model=state.model, step=state.step, epochs=state.epoch)
 
 

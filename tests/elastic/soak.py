@@ -2,12 +2,15 @@
 
     python tests/elastic/soak.py --seconds 900
 
-It ends well if the training gets to its target, all ranks hold the same parameters in the end, and nothing is left.
+It ends well if the training gets to its target, no commit is lost, all ranks hold the same parameters in the end, and
+nothing is left. Commits go to disk as well, because all that have the state may be killed one after the other before
+others have got it.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -41,6 +44,7 @@ def train_until_told(folder: Path) -> None:
     optimizer = hvd.DistributedOptimizer(adam, named_parameters=model.named_parameters(), op=hvd.Sum)
     partition = DynamicPartition(cut_into_tasks({"inputs": 4000}, 100), 16, seed=1)
     state = hvd.elastic.TorchState(model, optimizer, partition=partition, epoch=0, steps=0, stop=False)
+    state.persist(str(folder / "state"))
 
     @hvd.elastic.run
     def train(state: Any) -> list[Any]:
@@ -101,6 +105,7 @@ def main() -> int:
     if arguments.train is not None:
         train_until_told(arguments.train)
         return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # which ends the job too
     seed = random.randrange(1 << 32) if arguments.seed is None else arguments.seed
     print(f"seed {seed}", flush=True)
     choose = random.Random(seed)
@@ -119,15 +124,17 @@ def main() -> int:
                 stderr=subprocess.STDOUT,
             )
         counts = {"killed": 0, "slots changed": 0}
-        end = time.monotonic() + arguments.seconds
         try:
+            while "ranks begin at step" not in (folder / "log").read_text() and job.poll() is None:
+                time.sleep(0.1)
+            end = time.monotonic() + arguments.seconds
             while time.monotonic() < end and job.poll() is None:
                 time.sleep(arguments.every)
                 members = living_members((folder / "log").read_text())
-                # Somebody has to be left who has the state.
-                if len(members) > 1 and choose.random() < 0.7:
-                    os.kill(choose.choice(members), signal.SIGKILL)
-                    counts["killed"] += 1
+                if members and (not counts["killed"] or choose.random() < 0.7):
+                    with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+                        os.kill(choose.choice(members), signal.SIGKILL)
+                        counts["killed"] += 1
                 else:
                     (folder / "new").write_text(f"localhost:{choose.randint(2, 4)}\n")
                     (folder / "new").rename(hosts)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from horovodlike import elastic
-from horovodlike.data import DynamicPartition
 
 
 def test_saved_values_are_copies_that_later_changes_do_not_reach():
@@ -21,23 +20,6 @@ def test_saved_values_are_copies_that_later_changes_do_not_reach():
     state.seen.append(4)  # nor are they reached after that
     state.restore()
     assert state.seen == [1, 2]
-
-
-def test_a_value_that_can_take_its_state_back_stays_the_same_object():
-    partition = DynamicPartition([("a", 0, 8)], 2, shuffle=False, rank=0, size=1)
-    state = elastic.ObjectState(step=0, partition=partition)
-    batches = iter(partition)
-    first, second = next(batches), next(batches)
-    state.save()  # after the step with the second one
-    next(batches)
-    state.restore()
-    assert state.partition is partition
-    left = [sample for batch in partition for _, sample in batch.samples()]
-    assert sorted(left + [sample for batch in (first, second) for _, sample in batch.samples()]) == list(range(8))
-    other = elastic.ObjectState(step=0, partition=DynamicPartition([("a", 0, 8)], 2, shuffle=False, rank=0, size=1))
-    other.saved_from_bytes(state.saved_to_bytes())
-    other.restore()
-    assert len(list(other.partition)) == 2
 
 
 def test_what_two_attributes_share_they_share_after_restoring():

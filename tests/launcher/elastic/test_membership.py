@@ -433,12 +433,14 @@ def test_newcomers_are_not_needed_any_more_once_one_has_finished() -> None:
     play = Play().start()
     play.kill(1)
     play.ready(0, 2, 3, why="broken")
-    assert [each.worker for each in play.of(Kill, play.happen(Finished(0)))] == [4]
+    assert play.happen(Finished(0)) == []  # it may train again
+    assert [each.worker for each in play.of(Kill, play.happen(Exited(0, 0)))] == [4]
     play = Play().start()
     play.kill(1)
     play.ready(0, 2, 3, why="broken")
     play.ready(4)
-    assert [each.worker for each in play.of(Remove, play.happen(Finished(0)))] == [4]
+    assert play.happen(Finished(0)) == []
+    assert [each.worker for each in play.of(Remove, play.happen(Exited(0, 0)))] == [4]
 
 
 def test_a_script_that_trains_twice() -> None:
@@ -465,6 +467,33 @@ def test_one_begins_its_second_training_after_the_other_has_gone_on_without_it()
     [announce] = play.ready(0, why="broken")  # which it could not but notice
     assert (announce.members, announce.added) == ((1,), True)
     assert play.of(Form, play.ready(1, why="changed"))[0].members == (1, 0)
+
+
+def test_others_that_still_finish_do_not_cost_those_that_train_again_their_places() -> None:
+    play = Play(num_proc=4, max_np=4, min_np=1).start(here=4)
+    play.happen(Finished(0), Finished(2), Exited(3, -9))
+    assert play.of(Form, play.ready(1, why="broken"))[0].members == (1,)
+    assert play.happen(Training(0)) == []
+    assert play.ready(0, why="broken") == []  # 2 may be about to come
+    assert play.of(Announce, play.happen(Training(2)) + play.ready(2, why="broken") + play.wait(SETTLE_S))
+    assert set(play.of(Form, play.ready(1, why="changed"))[0].members) >= {0, 1, 2}
+
+
+def test_one_that_gets_notice_after_its_training_leaves() -> None:
+    play = Play(num_proc=2, max_np=2, min_np=1).start(here=2)
+    play.happen(Finished(0), Finished(1), Leaving(1), Exited(1, 0), Training(0))
+    assert play.of(Spawn, play.wait(120))
+
+
+def test_a_process_that_cannot_be_made_is_no_early_death() -> None:
+    play = Play(num_proc=4, min_np=1, max_np=4, elastic_timeout=60)
+    play.happen(HostsFound({"here": 4}))
+    for number in range(3, 9):
+        play.happen(Exited(number, 126, started=False))
+    play.ready(0, 1, 2)
+    play.wait(60)
+    assert play.members == (0, 1, 2)
+    assert not play.of(End)
 
 
 def test_a_worker_that_fails_after_it_has_finished_fails_the_job() -> None:

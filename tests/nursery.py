@@ -77,7 +77,7 @@ class Child:
 
 
 class Nursery:
-    """A process with some modules, of which others are forked."""
+    """A process with some modules, of which others are forked. It ends with this one, and so do they."""
 
     def __init__(self, modules: Sequence[str], environ: Mapping[str, str]) -> None:
         ours, theirs = socket.socketpair()
@@ -118,12 +118,6 @@ class Nursery:
             self._log.seek(0)
             raise RuntimeError(f"the nursery has ended:\n{self._log.read().decode(errors='replace')}")
         return Child(pid, end)
-
-    def close(self) -> None:
-        """End it, and whatever it has started."""
-        self._socket.close()
-        self._process.wait()
-        self._log.close()
 
 
 @functools.cache

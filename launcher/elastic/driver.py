@@ -113,7 +113,15 @@ class Driver:
         self._links = Links((), self, output, spec.network_timeout)
         self._workers = WorkerServer(self._key, identity.job_id, self._processes.keys, self._events.append)
         self._fleet = Fleet(
-            spec, command, environ, identity, task, on_ready=self._take_agent, on_lost=self._lose_host, say=self._say
+            spec,
+            command,
+            environ,
+            identity,
+            task,
+            grace_period=grace_period,
+            on_ready=self._take_agent,
+            on_lost=self._lose_host,
+            say=self._say,
         )
         self.outcome = Outcome()
         self._decided = False

@@ -57,6 +57,7 @@ class Fleet:
         identity: JobIdentity,
         task: bytes | None,
         *,
+        grace_period: float,
         on_ready: Callable[[Link, tuple[str, ...]], int],
         on_lost: Callable[[str, str], None],
         say: Callable[[str], None],
@@ -69,6 +70,7 @@ class Fleet:
             environ: The environment that all workers have.
             identity: The job's identity.
             task: The file that every worker can read.
+            grace_period: How long the workers may take to end once an agent has got a signal, in seconds.
             on_ready: Takes over the connection to an agent that has answered, and the addresses by which its host
                 reaches this one, and returns the port at which the driver listens there; may raise RendezvousError.
             on_lost: Called with a host that cannot take part, and why.
@@ -79,6 +81,7 @@ class Fleet:
         self._environ = {name: value for name, value in environ.items() if name not in OF_A_PLACE}
         self._identity = identity
         self._task = task
+        self._grace_period = grace_period
         self._on_ready = on_ready
         self._on_lost = on_lost
         self._say = say
@@ -267,6 +270,7 @@ class Fleet:
         }
         plan = RankPlan(worker, slot, environ, self._command, cpus[slot])
         elsewhere = station.link.host is not None
-        grace = GRACE_S if self._spec.elastic is None else self._spec.elastic.grace_period
-        message = start_message([plan], self._environ, elsewhere=elsewhere, elastic=True, grace_period=grace)
+        message = start_message(
+            [plan], self._environ, elsewhere=elsewhere, elastic=True, grace_period=self._grace_period
+        )
         station.link.send(Kind.START, 0, message)

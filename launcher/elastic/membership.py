@@ -110,7 +110,7 @@ class Membership(Roster):
         elif isinstance(event, Finished) and worker.active:
             self._set(worker, Status.FINISHED, now)
         elif isinstance(event, Training) and worker.status is Status.FINISHED:
-            self._set(worker, Status.MEMBER if self.is_member(worker) else Status.STARTING, now)
+            self._train_again(worker, now)
         elif isinstance(event, Leaving) and (worker.active or worker.status is Status.FINISHED):
             self._set(worker, Status.LEAVING, now)
             self.generation.returning |= self.is_member(worker)
@@ -131,7 +131,7 @@ class Membership(Roster):
 
     def _get_ready(self, worker: Worker, event: Ready, now: float) -> None:
         if worker.status is Status.FINISHED:  # the script calls init() once more
-            self._set(worker, Status.MEMBER if self.is_member(worker) else Status.STARTING, now)
+            self._train_again(worker, now)
         if not worker.active:
             return
         worker.commits = event.commits
@@ -145,6 +145,10 @@ class Membership(Roster):
         self._health[worker.host].losses = 0
         if worker.status is not Status.READY:
             self._set(worker, Status.READY, now)
+
+    def _train_again(self, worker: Worker, now: float) -> None:
+        """The others may have gone on without it: then it will ask for a place."""
+        self._set(worker, Status.MEMBER if self.is_member(worker) else Status.STARTING, now)
 
     def _exit(self, worker: Worker, event: Exited, now: float) -> None:
         status = event.status

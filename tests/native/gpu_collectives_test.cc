@@ -198,6 +198,23 @@ TEST(ranks_that_share_a_gpu_do_not_use_nccl) {
   for (int gpu : {0, 1, 2}) CHECK_EQ(gpu_double::count(gpu, "ncclCommInitRankConfig"), 0);
 }
 
+// The ranks of both hosts introduce themselves over TCP, and stage over it.
+TEST(several_hosts) {
+  for (const GpuOperations operations : {GpuOperations::kNccl, GpuOperations::kStaging}) {
+    EngineOptions options = on_double(operations);
+    options.hosts = {0, 0, 1};
+    const Program program = [](GpuJob& job, int rank, bool gpu, Bytes* results) {
+      move(job, rank, gpu, results);
+      for (DataType dtype : {HVL_FLOAT32, HVL_INT16}) {
+        run(job, rank, placed(operation_of(HVL_ALLREDUCE, {dtype}, HVL_SUM), gpu), results);
+        run(job, rank, placed(operation_of(HVL_REDUCESCATTER, {dtype}, HVL_SUM), gpu), results);
+      }
+      run(job, rank, placed(operation_of(HVL_ALLREDUCE, {HVL_FLOAT32}, HVL_ADASUM), gpu), results);
+    };
+    check_same_bits(3, program, options);
+  }
+}
+
 TEST(waits_that_are_interrupted) {
   for (const GpuOperations operations : {GpuOperations::kAuto, GpuOperations::kStaging}) {
     GpuJob job(3, on_double(operations), [] { gpu_double::set_polls(20); });

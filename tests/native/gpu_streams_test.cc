@@ -197,12 +197,13 @@ TEST(outputs_are_not_written_before_the_stream_has_done_with_their_memory) {
     callbacks.context = &reused;
     callbacks.allocate = [](void* context, int32_t, const hvl_output*) -> void* {
       auto* made = static_cast<Reused*>(context);
+      gpu_double::synchronize(made->job->stream(made->rank));  // it has come past the request's event
+      gpu_double::hold(made->job->stream(made->rank));
       gpu_double::compute(made->job->stream(made->rank), made->memory.data(), 2 * kBytes,
                           [=] { std::fill(made->memory.begin(), made->memory.end(), -1.0F); });
       return made->memory.data();
     };
     const Floats data(kCount, static_cast<float>(rank));
-    gpu_double::hold(job.stream(rank));
     const int64_t handle = job.enqueue(rank, on_gpu(make("x", HVL_ALLGATHER, {{kCount}})),
                                        {reinterpret_cast<const char*>(data.data())}, {}, callbacks);
     job.job().wait_only(rank, handle);

@@ -193,10 +193,10 @@ int cuStreamWaitEvent(void* stream, void* event, unsigned) {
         Stream* given = stream_of(machine, gpu, stream);
         Event* awaited = event_of(machine, event);
         if (given == nullptr || awaited == nullptr) return kInvalidValue;
-        if (awaited->recorded == 0) machine.violate("a stream waits for an event that was never recorded");
+        if (awaited->reached == nullptr) machine.violate("a stream waits for an event that was never recorded");
         Work work;
-        work.run = [given, awaited, until = awaited->recorded] {
-          if (awaited->done < until) return false;
+        work.run = [given, reached = awaited->reached] {
+          if (reached != nullptr && !*reached) return false;
           given->queue.pop_front();
           return true;
         };
@@ -234,8 +234,9 @@ int cuEventRecord(void* event, void* stream) {
         Event* recorded = event_of(machine, event);
         if (given == nullptr || recorded == nullptr) return kInvalidValue;
         Work work;
-        work.run = [given, recorded, number = ++recorded->recorded] {
-          recorded->done = number;
+        recorded->reached = std::make_shared<bool>(false);
+        work.run = [given, reached = recorded->reached] {
+          *reached = true;
           given->queue.pop_front();
           return true;
         };
@@ -249,7 +250,7 @@ int cuEventQuery(void* event) {
   return with_gpu("cuEventQuery", [&](Machine& machine, Gpu*) {
     Event* found = event_of(machine, event);
     if (found == nullptr) return kInvalidValue;
-    return found->done == found->recorded ? 0 : hvl::kCudaNotReady;
+    return found->reached == nullptr || *found->reached ? 0 : hvl::kCudaNotReady;
   });
 }
 
@@ -258,7 +259,7 @@ int cuEventDestroy_v2(void* event) {
     Event* found = event_of(machine, event);
     if (found == nullptr) return kInvalidValue;
     machine.events.erase(found);
-    machine.destroyed_events.insert(found);  // a stream may have yet to come to it
+    delete found;
     return 0;
   });
 }

@@ -33,10 +33,8 @@ void Machine::reset(int num_gpus) {
   }
   for (Stream* stream : streams) delete stream;
   for (Event* event : events) delete event;
-  for (Event* event : destroyed_events) delete event;
   streams.clear();
   events.clear();
-  destroyed_events.clear();
   pinned.clear();
   violations.clear();
   polls = 0;

@@ -25,8 +25,9 @@ struct Region {
 
 struct Event {
   Gpu* gpu = nullptr;
-  uint64_t recorded = 0;  // how often
-  uint64_t done = 0;      // how far streams have got
+  // Whether the stream has come to where the event was recorded last; null: it was not. Who waits keeps the one that he
+  // has found, since the event may be recorded again, also on another stream.
+  std::shared_ptr<bool> reached;
 };
 
 // What a stream has been given.
@@ -66,7 +67,6 @@ class Machine {
   std::vector<std::unique_ptr<Gpu>> gpus;
   std::set<Stream*> streams;
   std::set<Event*> events;
-  std::set<Event*> destroyed_events;
   std::set<void*> pinned;
   std::string violations;
   int polls = 0;

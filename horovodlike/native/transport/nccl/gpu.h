@@ -15,7 +15,8 @@ namespace hvl {
 
 class Gpu;
 
-// A point in the work of a stream. Goes back to its GPU's pool with the last who has it.
+// A point in the work of a stream. Goes back to its GPU's pool with the last who has it, also if the stream has not got
+// there: other streams that wait for this point keep it when the event is recorded again.
 class GpuEvent {
  public:
   GpuEvent(std::shared_ptr<Gpu> gpu, CudaEvent event) : gpu_(std::move(gpu)), event_(event) {}

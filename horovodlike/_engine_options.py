@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from horovodlike import config as config_module
 from horovodlike import ops
+from horovodlike._gpu_libraries import nccl_library
 from horovodlike._native import ffi, lib
 
 if TYPE_CHECKING:
@@ -33,6 +34,9 @@ def start(settings: Config, native: Any, joined: Membership) -> None:
     native.flight_recorder_folder = folder
     autotune_log = ffi.new("char[]", os.fsencode(settings.autotune_log))
     native.autotune_log = autotune_log
+    native.cuda_library = cuda_file = ffi.new("char[]", os.fsencode(settings.cuda_library))
+    native.nccl_library = nccl_file = ffi.new("char[]", os.fsencode(nccl_library(settings.nccl_library)))
+    kept += [cuda_file, nccl_file]
     ops.check(lib.hvl_init(native))
     kept.clear()
     joined.close_descriptors()
@@ -98,6 +102,8 @@ def describe(settings: Config, place: Place, processors: int) -> Any:
             "autotune_steps_per_sample": settings.autotune_steps_per_sample,
             "average_counts_joined": settings.join_average == "all",
             "hierarchical_adasum": settings.hierarchical_adasum,
+            "gpu_operations": config_module.GPU_OPERATIONS.index(settings.gpu_operations),
+            "gpu_staging_bytes": settings.gpu_staging_bytes,
             "log_level": config_module.LOG_LEVELS.index(settings.log_level),
         },
     )

@@ -16,6 +16,7 @@ from typing import Any
 from horovodlike.errors import ConfigError
 
 __all__ = [
+    "GPU_OPERATIONS",
     "LOG_LEVELS",
     "SETTINGS",
     "WITHOUT_EFFECT",
@@ -34,6 +35,9 @@ Value = int | float | bool | str
 
 LOG_LEVELS = ("trace", "debug", "info", "warning", "error", "fatal")
 """In the order of the native side's numbers: ``LOG_LEVELS.index(config.log_level)``."""
+
+GPU_OPERATIONS = ("auto", "nccl", "staging")
+"""In the order of ``hvl_gpu_operations``."""
 
 _TRUE = frozenset({"1", "true", "yes", "on"})
 _FALSE = frozenset({"0", "false", "no", "off"})
@@ -282,6 +286,29 @@ class Config:
         unit="s",
         minimum=1,
         maximum=86400,
+    )
+    gpu_operations: str = _row(
+        "auto",
+        "What moves the data of tensors on GPUs. auto: NCCL, if all ranks of a process set have it and a GPU of their "
+        "own; else they are copied to the host and reduced there. nccl: the same, but an error where NCCL cannot be "
+        "used. staging: never NCCL.",
+        choices=GPU_OPERATIONS,
+        same_on_all_ranks=True,
+    )
+    gpu_staging_bytes: int = _row(
+        8 * 1024 * 1024,
+        "How much of a tensor on a GPU is copied to the host at once, where it is reduced there. Twice as much memory "
+        "of the host is pinned.",
+        unit="bytes",
+        minimum=4096,
+        multiple_of=64,
+        same_on_all_ranks=True,
+    )
+    cuda_library: str = _row("", "The file of the CUDA driver; empty: libcuda.so.1, wherever the loader finds it.")
+    nccl_library: str = _row(
+        "",
+        "The file of NCCL; empty: that of the package nvidia-nccl, which PyTorch uses, or else libnccl.so.2, wherever "
+        "the loader finds it.",
     )
     fan_out: int = _row(
         16,

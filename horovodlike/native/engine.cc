@@ -94,6 +94,7 @@ Engine::Engine(const EngineOptions& options, std::shared_ptr<HostMemory> memory,
       queue_(++engines_started, &memory_->rank(options.local_rank).queued),
       flights_(options.flight_recorder_size),
       timeline_(options.rank),
+      gpu_access_(options.gpu),
       poller_(make_poller(options_)),
       waiter_(memory_,
               waiter_options(options_, &stop_requested_, handles, poller_.get(), [this] { check_other_hosts(); })),
@@ -128,6 +129,8 @@ void Engine::shut_down() {
 
 Status Engine::enqueue(std::unique_ptr<Entry> entry, int64_t* handle) {
   const bool with_handle = entry->callbacks.done == nullptr;
+  // Whoever is called back cannot show that he waits; and what a GPU computes needs none of the processors.
+  const bool is_urgent = !with_handle || entry->gpu != nullptr;
   entry->enqueued_at = now_ns();
   entry->handle = with_handle ? handles_->create() : 0;
   *handle = entry->handle;
@@ -137,7 +140,7 @@ Status Engine::enqueue(std::unique_ptr<Entry> entry, int64_t* handle) {
     *handle = 0;
     return status;
   }
-  if (!with_handle) hurried_.store(true);  // whoever is called back cannot show that he waits
+  if (is_urgent) hurried_.store(true);
   return status;
 }
 
@@ -188,7 +191,7 @@ uint32_t Engine::listening() const {
 }
 
 uint64_t Engine::idle_timeout() const {
-  uint64_t timeout = num_in_flight_ > 0 ? kWatchInterval : kIdleInterval;
+  uint64_t timeout = num_in_flight_ > 0 || is_gpu_busy() ? kWatchInterval : kIdleInterval;
   if (!options_.overlap) timeout = std::min(timeout, kMaxHold);  // nobody rings for what is held back
   const uint64_t now = now_ns();
   auto be_there_at = [&](uint64_t time) { timeout = std::min(timeout, time - std::min(now, time)); };
@@ -315,8 +318,10 @@ bool Engine::is_agreed(NamedTensor* tensor) {
   return true;
 }
 
-void Engine::complete(NamedTensor* tensor, const Status& status, std::vector<hvl_output> outputs) {
+void Engine::complete(NamedTensor* tensor, Status status, std::vector<hvl_output> outputs) {
   std::unique_ptr<Entry> entry = std::move(tensor->entry);
+  GpuResultPtr on_gpu;
+  if (entry->gpu != nullptr && status.ok()) on_gpu = result_on_gpu(*entry, &status);
   --num_in_flight_;
   counters_.requests.fetch_add(1, std::memory_order_relaxed);
   counters_.bytes.fetch_add(entry->operation->total_bytes, std::memory_order_relaxed);
@@ -327,7 +332,7 @@ void Engine::complete(NamedTensor* tensor, const Status& status, std::vector<hvl
     for (hvl_output& output : outputs) free(output.data);  // nobody can ask for them
     callbacks.done(callbacks.context, status.code(), status.message().c_str());
   } else {
-    handles_->complete(entry->handle, status, std::move(outputs));
+    handles_->complete(entry->handle, std::move(status), std::move(outputs), std::move(on_gpu));
   }
 }
 
@@ -342,6 +347,7 @@ void Engine::end(const Status& status) {
   }
   if (autotuner_ != nullptr) autotuner_->stop();
   queue_.close(status);
+  end_on_gpu(status);
   do {  // first what submit() left behind, if it was interrupted
     for (std::unique_ptr<Entry>& entry : new_entries_) {
       if (entry == nullptr) continue;

@@ -22,6 +22,7 @@
 #include "queue/tensor_queue.h"
 #include "transport/data_plane.h"
 #include "transport/external/external_data_plane.h"
+#include "transport/nccl/nccl_data_plane.h"
 #include "tune/autotuner.h"
 #include "watch/fault.h"
 #include "watch/flight_recorder.h"
@@ -51,6 +52,7 @@ struct EngineOptions {
   bool average_counts_joined = false;  // Average divides by the size of the process set, not by those that take part
   bool hierarchical_adasum = false;    // Adasum combines the averages of hosts, not what the ranks have
   std::optional<ExternalOptions> external;  // what moves the data in place of the engine's own transports
+  GpuOptions gpu;
   // Of jobs of several hosts, as in hvl_config; descriptors are duplicated. `hosts` by rank, empty: all have the same.
   std::vector<int> hosts;
   std::vector<std::string> host_names;
@@ -85,6 +87,10 @@ class Engine {
   // Any thread. Takes effect with notify(). The entry's operation, addresses and completion function are set; gives it
   // a handle unless it has a completion function.
   Status enqueue(std::unique_ptr<Entry> entry, int64_t* handle);
+  // Any thread: where the caller's stream is, for the entries of requests on a GPU. See GpuAccess.
+  Status request_gpu(int device, CudaStream stream, std::shared_ptr<const GpuRequest>* request) {
+    return gpu_access_.request(device, stream, request);
+  }
   // Any thread. Call it after one or more calls of enqueue().
   void notify();
   // Any thread: waits until all handles are complete or unknown (HVL_OK), at most until the deadline (now_ns() time) or
@@ -169,7 +175,7 @@ class Engine {
   Status go_on_with_batch();
   Status go_on_with_group();
   Status go_on_with_adasum();
-  void complete(NamedTensor* tensor, const Status& status, std::vector<hvl_output> outputs = {});
+  void complete(NamedTensor* tensor, Status status, std::vector<hvl_output> outputs = {});
   void end(const Status& status);
 
   // engine_life.cc: that the others live, and hear how the job ends.
@@ -178,6 +184,16 @@ class Engine {
   void check_other_hosts();
   void hear_why(Status* status);
   void flush_before_leaving();
+
+  // engine_gpu.cc: tensors on GPUs.
+  DataPlane* plane() const { return is_on_gpu_ ? gpu_plane_.get() : data_plane_.get(); }
+  Status begin_on_gpu();
+  Status hold_until_allocated(Status status);
+  Status prepare_adasum_on_gpu(const Known& first);
+  GpuResultPtr result_on_gpu(const Entry& entry, Status* status);
+  Status watch_gpu();
+  bool is_gpu_busy() const { return gpu_plane_ != nullptr && gpu_plane_->is_busy(); }
+  void end_on_gpu(const Status& status);
 
   // engine_watch.cc: what it tells about itself.
   void note_begin();
@@ -197,6 +213,7 @@ class Engine {
   Timeline timeline_;
   Fault negotiation_fault_;
   Fault data_fault_;
+  GpuAccess gpu_access_;
   std::atomic<bool> stop_requested_{false};
   std::atomic<bool> hurried_{false};
 
@@ -208,7 +225,9 @@ class Engine {
   Waiter waiter_;
   std::unique_ptr<ControlPlane> control_;
   std::unique_ptr<DataPlane> data_plane_;
-  std::unique_ptr<Autotuner> autotuner_;  // null: off, or done
+  std::unique_ptr<NcclDataPlane> gpu_plane_;  // from the first collective on a GPU on
+  bool is_gpu_watched_ = false;               // the engine's thread wakes up to look after it
+  std::unique_ptr<Autotuner> autotuner_;      // null: off, or done
   std::vector<uint64_t> tuned_tensors_;
   uint64_t cycle_time_;
   std::unordered_map<TensorId, Known> known_;
@@ -220,6 +239,7 @@ class Engine {
   // The collective that is under way. Interrupted, it is gone on with by who has the baton next.
   bool is_running_ = false;
   bool has_failed_ = false;
+  bool is_on_gpu_ = false;
   uint64_t begun_ = 0;
   TeamPtr team_;  // who takes part
   std::vector<NamedTensor*> tensors_;
@@ -230,6 +250,7 @@ class Engine {
   std::vector<Scatter> scatters_;     // of a reducescatter, likewise
   std::vector<Exchange> exchanges_;   // of an alltoall, likewise
   Adasum adasum_;
+  Batch host_batch_;                 // what Adasum works on if the tensors are on a GPU
   std::vector<hvl_output> outputs_;  // that the engine has allocated for it
   size_t num_done_ = 0;              // tensors of a group
   size_t num_in_flight_ = 0;

@@ -29,11 +29,12 @@ Status Engine::prepare(const Known& first) {
   num_completed_ = 0;
   num_done_ = 0;
   switch (first.signature.kind) {
-    case HVL_ALLGATHER: return prepare_allgather(first);
-    case HVL_ALLTOALL: return prepare_alltoall(first);
+    case HVL_ALLGATHER: return hold_until_allocated(prepare_allgather(first));
+    case HVL_ALLTOALL: return hold_until_allocated(prepare_alltoall(first));
     case HVL_REDUCESCATTER: prepare_reducescatter(); return Status();
     default: prepare_batch();
   }
+  if (first.signature.op == HVL_ADASUM && is_on_gpu_) return prepare_adasum_on_gpu(first);
   if (first.signature.op == HVL_ADASUM) {
     adasum_.begin(batch_, *team_, averaged_by_adasum(first.signature.process_set));
   }
@@ -119,9 +120,8 @@ Status Engine::go_on_with_batch() {
   if (batch_.num_bytes() > 0) {
     // The operation's kind and root are those of all; the last tensor is the last to complete.
     const Signature& signature = tensors_.back()->entry->signature();
-    status = signature.kind == HVL_ALLREDUCE
-                 ? data_plane_->allreduce(batch_, final_bytes)
-                 : data_plane_->broadcast(batch_, team_->place_of(signature.root), final_bytes);
+    status = signature.kind == HVL_ALLREDUCE ? plane()->allreduce(batch_, final_bytes)
+                                             : plane()->broadcast(batch_, team_->place_of(signature.root), final_bytes);
   }
   if (status.ok()) final_bytes(batch_.num_bytes());  // also what has no bytes
   return status;
@@ -242,7 +242,7 @@ void Engine::prepare_reducescatter() {
 }
 
 Status Engine::go_on_with_adasum() {
-  Status status = adasum_.go_on(data_plane_.get());
+  Status status = is_on_gpu_ ? gpu_plane_->on_host() : adasum_.go_on(data_plane_.get());
   if (status.ok()) complete(tensors_.front(), Status());
   return status;
 }
@@ -253,9 +253,9 @@ Status Engine::go_on_with_group() {
   for (; num_done_ < signature.tensors.size(); ++num_done_) {
     Status status;
     switch (signature.kind) {
-      case HVL_ALLGATHER: status = data_plane_->allgather(gathers_[num_done_]); break;
-      case HVL_ALLTOALL: status = data_plane_->alltoall(exchanges_[num_done_]); break;
-      default: status = data_plane_->reducescatter(scatters_[num_done_]);
+      case HVL_ALLGATHER: status = plane()->allgather(gathers_[num_done_]); break;
+      case HVL_ALLTOALL: status = plane()->alltoall(exchanges_[num_done_]); break;
+      default: status = plane()->reducescatter(scatters_[num_done_]);
     }
     if (!status.ok()) return status;
   }

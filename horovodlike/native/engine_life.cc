@@ -15,6 +15,8 @@ constexpr uint64_t kTimeToSayWhy = 300 * kMillisecond;
 Status Engine::watch() {
   if (memory_->is_broken()) return Status(HVL_JOB_BROKEN, memory_->broken_text());
   waiter_.check_peers();
+  Status status = watch_gpu();
+  if (!status.ok()) return status;
   uint64_t now = now_ns();
   if (stop_announced_ && now - stop_announced_at_ > kLeaveTimeout) {
     return Status(HVL_JOB_BROKEN, waiter_.describe(options_.local_rank) + " has shut down, and the coordinator, " +
@@ -22,7 +24,7 @@ Status Engine::watch() {
   }
   if (now - last_watch_ < kStallCheckInterval) return Status();
   last_watch_ = now;
-  Status status = control_->check_stalls();
+  status = control_->check_stalls();
   if (!status.ok() || num_in_flight_ == 0 || options_.stall_shutdown <= 0) return status;
   // The coordinator ends a stalled job. If it says nothing for much longer, it is itself what is stuck.
   uint64_t patience = to_ns(options_.stall_shutdown) + kAnswerTime + 2 * kStallCheckInterval;

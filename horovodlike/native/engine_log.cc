@@ -126,9 +126,14 @@ Status Engine::execute(const Record& record) {
     default: break;
   }
   note_begin();
-  if (autotuner_ != nullptr && known.signature.kind == HVL_ALLREDUCE) tune();
-  data_plane_->begin(team_, num_executed_);
-  status = prepare(known);
+  is_on_gpu_ = known.signature.device == HVL_CUDA;
+  if (is_on_gpu_) {
+    status = begin_on_gpu();
+  } else {
+    if (autotuner_ != nullptr && known.signature.kind == HVL_ALLREDUCE) tune();
+    data_plane_->begin(team_, num_executed_);
+  }
+  if (status.ok()) status = prepare(known);
   return status.ok() ? go_on() : status;
 }
 
@@ -137,7 +142,9 @@ TeamPtr Engine::team_without(int32_t process_set, const std::vector<int32_t>& ab
   if (absent.empty()) return all;
   std::vector<int> present;
   std::set_difference(all->ranks.begin(), all->ranks.end(), absent.begin(), absent.end(), std::back_inserter(present));
-  return std::make_shared<Team>(std::move(present), options_.rank);
+  auto team = std::make_shared<Team>(std::move(present), options_.rank);
+  team->is_whole = false;
+  return team;
 }
 
 Status Engine::find_tensors(const std::vector<TensorId>& ids) {
@@ -169,7 +176,9 @@ Status Engine::complete_with(int64_t number) {
 // The coordinator has checked that it can be done, and does the same to its own list.
 Status Engine::change_process_sets(const Signature& signature) {
   if (signature.kind == HVL_REMOVE_PROCESS_SET) {
-    process_sets_.erase(static_cast<int32_t>(signature.arguments[0]));
+    const auto removed = process_sets_.find(static_cast<int32_t>(signature.arguments[0]));
+    if (gpu_plane_ != nullptr) gpu_plane_->forget(removed->second);
+    process_sets_.erase(removed);
     complete(tensors_.front(), Status());
     return Status();
   }

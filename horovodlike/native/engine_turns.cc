@@ -103,6 +103,7 @@ void Engine::run() {
     if (baton.owns_lock()) {
       work(Sleeper::kEngineThread, [] { return false; }, UINT64_MAX);
       ended = ended_;
+      is_gpu_watched_ = is_gpu_busy();
       timeout = idle_timeout();
       give_back(std::move(baton));
     }
@@ -120,7 +121,7 @@ void Engine::give_back(std::unique_lock<std::mutex> baton) {
   const uint32_t seen = doorbell().rings(Sleeper::kEngineThread);
   doorbell().go_on_duty(Sleeper::kEngineThread, listening());
   if (poller_ != nullptr) poller_->let_engine_thread_listen(true);
-  const bool more = ended_ || has_work();
+  const bool more = ended_ || has_work() || (is_gpu_busy() && !is_gpu_watched_);
   baton.unlock();
   // Who rang before the baton was free has woken the engine's thread in vain.
   if (!more && doorbell().rings(Sleeper::kEngineThread) == seen) return;

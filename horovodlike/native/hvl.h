@@ -10,6 +10,10 @@
  *  5. A handle is consumed by hvl_wait(), hvl_try_wait() or hvl_wait_all(). Outputs that the engine allocated are
  *     handed over there.
  *  6. Sizes are in bytes and times in seconds unless the name says otherwise.
+ *  7. Requests whose device is HVL_CUDA are enqueued with the stream on which their tensors are made. They complete
+ *     when the GPU has been given all there is to do, and their results are there when it has done it: hvl_wait() and
+ *     its like wait for that on the host, hvl_wait_on_stream() has a stream wait for it. Tensor memory is borrowed
+ * until then. Each rank has one GPU.
  */
 #ifndef HVL_H
 #define HVL_H
@@ -23,7 +27,7 @@ extern "C" {
 #pragma GCC visibility push(default)
 
 /* cffi:begin */
-enum { HVL_ABI_VERSION = 6, HVL_STACK_BYTES = 8064, HVL_KEY_BYTES = 32 };
+enum { HVL_ABI_VERSION = 7, HVL_STACK_BYTES = 8064, HVL_KEY_BYTES = 32 };
 
 typedef enum hvl_status {
   HVL_OK = 0,
@@ -75,6 +79,13 @@ typedef enum hvl_dtype {
 
 typedef enum hvl_device { HVL_CPU = 0, HVL_CUDA = 1 } hvl_device;
 
+/* What moves the data of tensors on GPUs. */
+typedef enum hvl_gpu_operations {
+  HVL_GPU_AUTO = 0,   /* NCCL if all ranks of a process set have it and a GPU of their own; else as HVL_GPU_STAGING */
+  HVL_GPU_NCCL = 1,   /* the same, but it breaks the job where NCCL cannot be used */
+  HVL_GPU_STAGING = 2 /* copied to the host, moved as tensors of the CPU are, and copied back */
+} hvl_gpu_operations;
+
 /* Shape and dtype of one contiguous tensor. */
 typedef struct hvl_tensor {
   const int64_t* shape;
@@ -117,11 +128,13 @@ typedef struct hvl_output {
  * thread or by one that waits for another request, and may neither wait nor call hvl_shutdown(). */
 typedef struct hvl_callbacks {
   /* Called once, when the request completes; there is no handle then. The message lives as long as the call. Null: the
-   * request has a handle. */
+   * request has a handle. With HVL_CUDA the stream of the request has been told to wait for the results. */
   void (*done)(void* context, int32_t status, const char* message);
   /* Where the engine is to allocate outputs: returns memory for one of them, of which all but `data` is known, or null
    * if there is none, which breaks the job. The memory stays the caller's, and is not handed over by hvl_wait(). Null:
-   * the engine allocates. */
+   * the engine allocates. It has no memory of a GPU: requests with HVL_CUDA need this. What it returns for them is on
+   * the GPU, and may be in use by the stream of the request; but the rows received of an alltoall (outputs of odd
+   * index) are on the host. */
   void* (*allocate)(void* context, int32_t index, const hvl_output* output);
   void* context;
 } hvl_callbacks;
@@ -217,8 +230,21 @@ typedef struct hvl_config {
   int32_t autotune_steps_per_sample; /* training steps */
   const char* autotune_log;          /* a CSV file of rank 0's; null or empty: none */
   const hvl_external* external;      /* copied; its context outlives the engine. Null: the engine's own transports */
+  int32_t gpu_operations;            /* hvl_gpu_operations */
+  int64_t gpu_staging_bytes;         /* copied between host and GPU at once; a multiple of 64, the same on all ranks */
+  const char* cuda_library;          /* the file of libcuda.so.1; null or empty: the loader looks for it */
+  const char* nccl_library;          /* the file of libnccl.so.2; likewise */
   int32_t log_level;                 /* 0 trace, 1 debug, 2 info, 3 warning, 4 error, 5 fatal */
 } hvl_config;
+
+/* What this process finds of the libraries for GPUs. */
+typedef struct hvl_gpu_libraries {
+  int32_t cuda_version; /* of the driver: 12040 for 12.4; 0: it cannot be used, and why */
+  int32_t nccl_version; /* 21903 for 2.19.3; 0: it cannot be used, and why */
+  int32_t num_gpus;     /* that this process sees */
+  char why_no_cuda[256];
+  char why_no_nccl[256];
+} hvl_gpu_libraries;
 
 typedef struct hvl_counters {
   int64_t batches;
@@ -281,6 +307,12 @@ int64_t hvl_enqueue_inplace(hvl_prepared* prepared, uintptr_t data);
 /* The same for many; writes their handles. Returns an hvl_status: if one is refused, it and those after it are not
  * enqueued, and their handles are 0. */
 int32_t hvl_enqueue_all(hvl_prepared* const* prepared, const uintptr_t* data, int32_t count, int64_t* handles);
+/* The same as hvl_enqueue() and hvl_enqueue_all() for requests with HVL_CUDA. The GPU begins after what `stream`, a
+ * CUstream of GPU `device` as the driver numbers them, has been given by now. Refused while the stream is captured. */
+int64_t hvl_enqueue_on_stream(hvl_prepared* prepared, const uintptr_t* inputs, const uintptr_t* outputs,
+                              const hvl_callbacks* callbacks, int32_t device, void* stream);
+int32_t hvl_enqueue_all_on_stream(hvl_prepared* const* prepared, const uintptr_t* data, int32_t count, int64_t* handles,
+                                  int32_t device, void* stream);
 /* 1 complete, 0 not complete, or a negated hvl_status. */
 int32_t hvl_poll(int64_t handle);
 /* Waits up to `timeout` seconds. HVL_IN_PROGRESS: not complete, the handle stays valid. Anything else consumes the
@@ -292,6 +324,10 @@ int32_t hvl_try_wait(int64_t handle);
 /* Waits for all, then consumes all and writes 0 over them; the status is the first error in order. Consumes none when
  * it returns HVL_IN_PROGRESS. A handle of 0 is passed over. */
 int32_t hvl_wait_all(int64_t* handles, int32_t count, double timeout);
+/* The same as hvl_wait() and hvl_wait_all(), but that the host does not wait for results on a GPU: what `stream` is
+ * given from now on is done after they are there. The host waits until the requests are complete only. */
+int32_t hvl_wait_on_stream(int64_t handle, double timeout, hvl_output** outputs, int32_t* num_outputs, void* stream);
+int32_t hvl_wait_all_on_stream(int64_t* handles, int32_t count, double timeout, void* stream);
 void hvl_free(void* data);
 
 /* Where this rank is: blocks until other ranks have waited for it for so long that the coordinator asks; returns the
@@ -315,6 +351,8 @@ void hvl_stop_timeline(void);
 int32_t hvl_arm_fault(int32_t point, int32_t fault, double amount);
 /* What HVL_FAULT_CLOSE does, at once; also without an engine. */
 int32_t hvl_cut_connections(void);
+/* Looks for the libraries of these files, as hvl_config has them; any time, also without an engine. */
+void hvl_find_gpu_libraries(const char* cuda_library, const char* nccl_library, hvl_gpu_libraries* found);
 const char* hvl_version(void);
 /* cffi:end */
 

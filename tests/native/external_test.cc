@@ -3,69 +3,21 @@
 #include <cstdlib>
 #include <limits>
 
-#include "base/half.h"
 #include "check.h"
 #include "job_of_threads.h"
 #include "library_of_threads.h"
+#include "typed_tensors.h"
 
 namespace hvl {
 namespace {
 
 constexpr uint64_t kBuffer = 4096;
 constexpr uint64_t kInPlace = 8192;
-// Of tensors: none, one, some that share a buffer, as many bytes as the buffer of most dtypes, and many buffers.
-const std::vector<int64_t> kCounts = {17, 0, 1, 1009, 1024, 20011, 63, 300};
 
 EngineOptions through(LibraryOfThreads* library) {
   EngineOptions options;
   options.external = ExternalOptions{library->functions(), kBuffer, kInPlace};
   return options;
-}
-
-using Bytes = std::vector<char>;
-
-template <typename T>
-void put(Bytes* bytes, size_t index, T element) {
-  memcpy(bytes->data() + index * sizeof(T), &element, sizeof element);
-}
-
-// Numbers that are added up without rounding, negative ones too, and for integers sums that overflow 8 bits.
-Bytes tensor_of(DataType dtype, int64_t count, int rank) {
-  Bytes bytes(static_cast<size_t>(count) * size_of(dtype) + 1);  // + 1: an address
-  for (size_t i = 0; i < static_cast<size_t>(count); ++i) {
-    const float number = value(rank, i) - 20;
-    switch (dtype) {
-      case HVL_UINT8: put(&bytes, i, static_cast<uint8_t>(number + 100)); break;
-      case HVL_INT8: put(&bytes, i, static_cast<int8_t>(number)); break;
-      case HVL_UINT16: put(&bytes, i, static_cast<uint16_t>(number + 30000)); break;
-      case HVL_INT16: put(&bytes, i, static_cast<int16_t>(number * 300)); break;
-      case HVL_INT32: put(&bytes, i, static_cast<int32_t>(number) * 20000000); break;
-      case HVL_INT64: put(&bytes, i, static_cast<int64_t>(number) * 3); break;
-      case HVL_FLOAT16: put(&bytes, i, float_to_float16(number / 8)); break;
-      case HVL_BFLOAT16: put(&bytes, i, float_to_bfloat16(number / 8)); break;
-      case HVL_FLOAT32: put(&bytes, i, number / 8); break;
-      case HVL_FLOAT64: put(&bytes, i, static_cast<double>(number) / 8); break;
-      case HVL_BOOL: put(&bytes, i, static_cast<uint8_t>(number < 0 ? 0 : 1)); break;
-    }
-  }
-  return bytes;
-}
-
-std::shared_ptr<Operation> operation_of(Kind kind, const std::vector<DataType>& dtypes, ReduceOp op, int root = -1) {
-  auto operation = std::make_shared<Operation>();
-  Signature& signature = operation->signature;
-  signature.name = "x";
-  signature.kind = kind;
-  signature.op = op;
-  signature.root = root;
-  for (DataType dtype : dtypes) {
-    for (int64_t count : kCounts) signature.tensors.push_back({dtype, {count}});
-  }
-  for (const TensorSignature& tensor : signature.tensors) {
-    operation->num_bytes.push_back(tensor.num_bytes());
-    operation->total_bytes += tensor.num_bytes();
-  }
-  return operation;
 }
 
 // Runs it with tensors of other memory than its results, and appends these.
@@ -116,9 +68,6 @@ void check_same_bits(int size, const std::function<void(Job& job, int rank, Byte
   const auto most = std::max(kInPlace, 4096 * static_cast<uint64_t>(size));
   CHECK(library.longest.load() <= static_cast<int64_t>(most));
 }
-
-const std::vector<DataType> kAllTypes = {HVL_UINT8,   HVL_INT8,    HVL_UINT16,  HVL_INT16, HVL_INT32,   HVL_INT64,
-                                         HVL_FLOAT16, HVL_FLOAT32, HVL_FLOAT64, HVL_BOOL,  HVL_BFLOAT16};
 
 TEST(reductions_of_every_type) {
   for (int size : {2, 3, 5}) {

@@ -57,6 +57,7 @@ class Job {
   }
 
   int size() const { return static_cast<int>(engines_.size()); }
+  HandleTable& handles(int rank) { return handles_[static_cast<size_t>(rank)]; }
   Engine& engine(int rank) { return *engines_[static_cast<size_t>(rank)]; }
 
   void on_all(const std::function<void(int)>& function) {
@@ -93,13 +94,18 @@ class Job {
 
   Status wait(int rank, int64_t handle, std::vector<hvl_output>* outputs = nullptr) {
     std::vector<hvl_output> ignored;
+    wait_only(rank, handle);
+    return handles(rank).consume(handle, outputs != nullptr ? outputs : &ignored);
+  }
+
+  // Until it is complete; it stays as it is.
+  void wait_only(int rank, int64_t handle) {
     const uint64_t deadline = now_ns() + kPatience;
     hvl_status waited = HVL_IN_PROGRESS;
     while (waited == HVL_IN_PROGRESS && now_ns() < deadline) {
       waited = engine(rank).wait(&handle, 1, std::min(deadline, now_ns() + patience_));
     }
     CHECK_EQ(static_cast<int>(waited), static_cast<int>(HVL_OK));
-    return handles_[static_cast<size_t>(rank)].consume(handle, outputs != nullptr ? outputs : &ignored);
   }
 
   Status run(int rank, const std::shared_ptr<Operation>& operation, void* data) {

@@ -12,6 +12,7 @@ namespace hvl {
 struct Team {
   std::vector<int> ranks;  // ascending
   size_t mine = 0;         // this rank's place among them; the number of ranks if it is not one of them
+  bool is_whole = true;    // all of a process set take part
 
   Team() = default;
   Team(std::vector<int> members, int rank) : ranks(std::move(members)) {

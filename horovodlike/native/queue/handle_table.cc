@@ -45,13 +45,17 @@ void HandleTable::release(int64_t handle, Slot* slot) {
   free_.push_back(index_of(handle));
 }
 
-void HandleTable::complete(int64_t handle, Status status, std::vector<hvl_output> outputs) {
+void HandleTable::complete(int64_t handle, Status status, std::vector<hvl_output> outputs, GpuResultPtr on_gpu) {
   Slot* slot;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     slot = find(handle);
     slot->status = std::move(status);
     slot->outputs = std::move(outputs);
+    if (on_gpu != nullptr) {
+      slot->on_gpu = std::move(on_gpu);
+      num_on_gpu_.fetch_add(1);
+    }
   }
   if (slot->state.exchange(kComplete) == kPendingWithWaiter) to_wake_.push_back(slot);
 }
@@ -88,12 +92,24 @@ hvl_status HandleTable::wait(int64_t handle, uint64_t deadline) {
   return HVL_OK;
 }
 
+GpuResultPtr HandleTable::result_on_gpu(int64_t handle) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const Slot* slot = find(handle);
+  return slot != nullptr ? slot->on_gpu : nullptr;
+}
+
 Status HandleTable::consume(int64_t handle, std::vector<hvl_output>* outputs) {
+  GpuResultPtr on_gpu;  // let go of after the lock
   std::lock_guard<std::mutex> lock(mutex_);
   Slot* slot = find(handle);
   if (slot == nullptr) return Status(HVL_UNKNOWN_HANDLE, "the handle is unknown or was waited for already");
   Status status = std::move(slot->status);
   *outputs = std::move(slot->outputs);
+  if (slot->on_gpu != nullptr) {
+    on_gpu = std::move(slot->on_gpu);
+    num_on_gpu_.fetch_sub(1);
+    if (status.ok()) status = on_gpu->failure();
+  }
   release(handle, slot);
   return status;
 }

@@ -12,6 +12,7 @@
 
 #include "base/status.h"
 #include "hvl.h"
+#include "transport/nccl/gpu.h"
 
 namespace hvl {
 
@@ -20,7 +21,8 @@ class HandleTable {
   int64_t create();
   // Takes over `outputs`, to be freed with hvl_free by who consumes the handle. Threads that wait stay asleep until
   // wake_waiters(): a thread that waits for many handles in turn is to find the whole batch complete when it wakes.
-  void complete(int64_t handle, Status status, std::vector<hvl_output> outputs);
+  // `on_gpu`: what tells when the result is there, where that is not now.
+  void complete(int64_t handle, Status status, std::vector<hvl_output> outputs, GpuResultPtr on_gpu = nullptr);
   // The engine: wakes whoever waits for what was completed since the last call.
   void wake_waiters();
 
@@ -28,6 +30,9 @@ class HandleTable {
   hvl_status poll(int64_t handle);
   // Sleeps until completion, a signal or the deadline (now_ns() time). HVL_OK, HVL_IN_PROGRESS, HVL_UNKNOWN_HANDLE.
   hvl_status wait(int64_t handle, uint64_t deadline);
+  // Whether any complete handle has a result on a GPU; and that of this one, null if it has none.
+  bool has_results_on_gpu() const { return num_on_gpu_.load() > 0; }
+  GpuResultPtr result_on_gpu(int64_t handle);
   // The result of a complete handle, which is then unknown.
   Status consume(int64_t handle, std::vector<hvl_output>* outputs);
   // Around fork(): no other thread is in the table then.
@@ -45,6 +50,7 @@ class HandleTable {
     bool used = false;
     Status status;
     std::vector<hvl_output> outputs;
+    GpuResultPtr on_gpu;
   };
 
   Slot* find(int64_t handle);  // null if unknown; mutex_ is held
@@ -53,6 +59,7 @@ class HandleTable {
   std::mutex mutex_;        // a leaf: no other lock is taken while it is held
   std::deque<Slot> slots_;  // a deque: slots keep their address
   std::vector<uint32_t> free_;
+  std::atomic<int64_t> num_on_gpu_{0};
   std::vector<Slot*> to_wake_;  // for the engine
 };
 

@@ -101,8 +101,9 @@ Status check_request(const hvl_request& request) {
     return Status(HVL_INVALID_ARGUMENT,
                   name + " is for process set " + std::to_string(request.process_set) + ", which cannot exist");
   }
-  if (request.device != HVL_CPU) {
-    return Status(HVL_INVALID_ARGUMENT, name + " is on a device that the engine cannot reach yet: copy it to the CPU");
+  if (request.device != HVL_CPU && request.device != HVL_CUDA) {
+    return Status(HVL_INVALID_ARGUMENT,
+                  name + " is on a device that the engine cannot reach: copy it to the CPU or to an NVIDIA GPU");
   }
   const Kind kind = static_cast<Kind>(request.kind);
   const bool given = request.num_tensors > 0 && request.tensors != nullptr;
@@ -123,7 +124,7 @@ std::shared_ptr<Operation> copy(const hvl_request& request) {
   // What has no meaning for the kind is left at its default, so that the ranks do not differ in it.
   const bool reduces = is_reduction(signature.kind);
   if (reduces) signature.op = static_cast<ReduceOp>(request.reduce_op);
-  signature.device = static_cast<Device>(request.device);
+  if (has_tensors(signature.kind)) signature.device = static_cast<Device>(request.device);
   if (signature.kind == HVL_BROADCAST) signature.root = request.root_rank;
   signature.process_set = request.process_set;
   if (reduces) signature.prescale = request.prescale;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "negotiate/message.h"
+#include "transport/nccl/gpu.h"
 
 namespace hvl {
 
@@ -56,7 +57,8 @@ struct Entry {
   std::vector<Memory> more;  // of the others in a group
   int64_t handle = 0;
   uint64_t enqueued_at = 0;
-  hvl_callbacks callbacks{};  // none
+  hvl_callbacks callbacks{};              // none
+  std::shared_ptr<const GpuRequest> gpu;  // null: the tensors are on the CPU
 
   const Signature& signature() const { return operation->signature; }
   const Memory& memory_of(size_t tensor) const { return tensor == 0 ? memory : more[tensor - 1]; }

@@ -134,7 +134,7 @@ Status Waiter::sleep_until(const std::function<bool()>& condition, const std::fu
 
 Status Waiter::wait_polling(const std::function<bool()>& condition, const std::function<std::string()>& who) {
   const uint64_t start = now_ns();
-  vain_ = {start};
+  if (vain_.since == 0) vain_.since = start;
   uint64_t ignored = 0;
   Status status;
   if (spin_until(condition, urgent_ ? kPollSpin : kLazySpin, crowded_, &ignored) == Spin::kInVain) {
@@ -144,6 +144,10 @@ Status Waiter::wait_polling(const std::function<bool()>& condition, const std::f
         status = Status(HVL_JOB_BROKEN, memory_->broken_text());
         break;
       }
+      if (is_interrupted() || has_enough()) {
+        status = Status(HVL_IN_PROGRESS, "interrupted");
+        break;
+      }
       sleep_with([&](uint64_t limit) { return options_.poller->sleep_in_collective(nullptr, limit); }, kRingProgress,
                  [this] { return memory_->is_broken(); }, kPollInterval);
       check_peers();
@@ -151,7 +155,7 @@ Status Waiter::wait_polling(const std::function<bool()>& condition, const std::f
       check_stall(0, who);
     }
   }
-  vain_ = {};
+  if (status.code() != HVL_IN_PROGRESS) vain_ = {};
   add_waited(now_ns() - start);
   return status;
 }

@@ -106,8 +106,8 @@ class Waiter {
     return found ? Status() : sleep_until(std::function<bool()>(std::cref(condition)), lags, sockets);
   }
   // Waits until `condition` holds where no doorbell rings when it does: it is looked at again and again. who() names
-  // those that are waited for. Only on the engine's thread, which nothing interrupts. Any error means that the job is
-  // broken.
+  // those that are waited for. HVL_IN_PROGRESS as of wait(), and so never on the engine's own thread. Any other error
+  // means that the job is broken.
   Status wait_polling(const std::function<bool()>& condition, const std::function<std::string()>& who);
   // Nanoseconds that were spent in wait() and wait_polling() so far. Any thread.
   uint64_t waited() const { return waited_.load(std::memory_order_relaxed); }

@@ -1,0 +1,59 @@
+// The part of the engine for tensors on GPUs: they complete when the device has been given all there is to do.
+
+#include <utility>
+
+#include "engine.h"
+
+namespace hvl {
+
+Status Engine::begin_on_gpu() {
+  if (gpu_plane_ == nullptr) {
+    auto plane = std::make_unique<NcclDataPlane>(options_.gpu, gpu_access_.gpu(), data_plane_.get(), &waiter_,
+                                                 options_.local_rank);
+    const Status status = plane->open();
+    if (!status.ok()) return status;
+    gpu_plane_ = std::move(plane);
+  }
+  gpu_plane_->begin(team_, num_executed_);
+  Status status;
+  for (const NamedTensor* tensor : tensors_) {
+    if (status.ok()) status = gpu_plane_->hold_until_ready(*tensor->entry->gpu);
+  }
+  return status;
+}
+
+// The caller's allocator may have handed out memory that the caller's stream still works with.
+Status Engine::hold_until_allocated(Status status) {
+  if (!status.ok() || !is_on_gpu_) return status;
+  return gpu_plane_->hold_until_now(*tensors_.front()->entry->gpu);
+}
+
+Status Engine::prepare_adasum_on_gpu(const Known& first) {
+  auto averaged = averaged_by_adasum(first.signature.process_set);
+  const auto work = [this, averaged = std::move(averaged), has_begun = false](DataPlane* cpu) mutable {
+    if (!has_begun) adasum_.begin(host_batch_, *team_, averaged);  // it reads the batch, which is there only now
+    has_begun = true;
+    return adasum_.go_on(cpu);
+  };
+  return gpu_plane_->prepare_on_host(batch_, &host_batch_, work);
+}
+
+// What the request's handle is to keep; who is called back has his stream wait instead.
+GpuResultPtr Engine::result_on_gpu(const Entry& entry, Status* status) {
+  const GpuResultPtr& result = gpu_plane_->result();
+  if (result != nullptr && entry.callbacks.done != nullptr) *status = result->done().hold_up(entry.gpu->stream);
+  return result;
+}
+
+Status Engine::watch_gpu() { return is_gpu_busy() ? gpu_plane_->check() : Status(); }
+
+void Engine::end_on_gpu(const Status& status) {
+  if (gpu_plane_ == nullptr) return;
+  if (status.code() == HVL_JOB_BROKEN) {
+    gpu_plane_->abort(status);
+  } else {
+    gpu_plane_->close();
+  }
+}
+
+}  // namespace hvl

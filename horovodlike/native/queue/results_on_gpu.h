@@ -1,0 +1,18 @@
+// How the threads that wait for requests get at results that a GPU has yet to finish.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "queue/handle_table.h"
+
+namespace hvl {
+
+// Any thread. The handles are complete or unknown. Waits on the host until the GPU has done what they stand for, or the
+// job is broken: HVL_OK. HVL_IN_PROGRESS: not until the deadline (now_ns() time) or a signal.
+hvl_status wait_for_results(HandleTable* table, const int64_t* handles, size_t count, uint64_t deadline);
+
+// The same, but has a stream wait for it in place of the host.
+Status hold_up_for_results(HandleTable* table, const int64_t* handles, size_t count, CudaStream stream);
+
+}  // namespace hvl

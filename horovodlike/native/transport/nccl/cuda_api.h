@@ -1,0 +1,71 @@
+// The functions of the CUDA driver that the engine calls, found in libcuda.so.1 at run time.
+//
+// Types and values are those of the driver API's documentation (docs.nvidia.com/cuda/cuda-driver-api). Members have the
+// names of that documentation; the library exports some of them with the version of their signature (cuda_api.cc).
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+#include "base/status.h"
+
+namespace hvl {
+
+using CudaResult = int;
+using CudaDevice = int;
+using CudaContext = void*;
+using CudaStream = void*;  // null: the default stream of the current context
+using CudaEvent = void*;
+using CudaPointer = unsigned long long;
+
+struct CudaUuid {
+  char bytes[16];
+};
+
+constexpr CudaResult kCudaSuccess = 0;
+constexpr CudaResult kCudaNotReady = 600;
+constexpr unsigned kCudaStreamNonBlocking = 1;
+constexpr unsigned kCudaEventDisableTiming = 2;
+constexpr unsigned kCudaHostAllocPortable = 1;
+constexpr int kCudaNotCapturing = 0;
+
+struct CudaApi {
+  CudaResult (*cuInit)(unsigned flags);
+  CudaResult (*cuDriverGetVersion)(int* version);
+  CudaResult (*cuGetErrorName)(CudaResult error, const char** text);
+  CudaResult (*cuGetErrorString)(CudaResult error, const char** text);
+  CudaResult (*cuDeviceGetCount)(int* count);
+  CudaResult (*cuDeviceGet)(CudaDevice* device, int ordinal);
+  CudaResult (*cuDeviceGetUuid)(CudaUuid* uuid, CudaDevice device);
+  CudaResult (*cuDevicePrimaryCtxRetain)(CudaContext* context, CudaDevice device);
+  CudaResult (*cuDevicePrimaryCtxRelease)(CudaDevice device);
+  CudaResult (*cuCtxPushCurrent)(CudaContext context);
+  CudaResult (*cuCtxPopCurrent)(CudaContext* context);
+  CudaResult (*cuCtxGetStreamPriorityRange)(int* least, int* greatest);
+  CudaResult (*cuStreamCreateWithPriority)(CudaStream* stream, unsigned flags, int priority);
+  CudaResult (*cuStreamDestroy)(CudaStream stream);
+  CudaResult (*cuStreamWaitEvent)(CudaStream stream, CudaEvent event, unsigned flags);
+  CudaResult (*cuStreamIsCapturing)(CudaStream stream, int* status);
+  CudaResult (*cuEventCreate)(CudaEvent* event, unsigned flags);
+  CudaResult (*cuEventRecord)(CudaEvent event, CudaStream stream);
+  CudaResult (*cuEventQuery)(CudaEvent event);
+  CudaResult (*cuEventDestroy)(CudaEvent event);
+  CudaResult (*cuMemHostAlloc)(void** memory, size_t num_bytes, unsigned flags);
+  CudaResult (*cuMemFreeHost)(void* memory);
+  CudaResult (*cuMemcpyDtoHAsync)(void* to, CudaPointer from, size_t num_bytes, CudaStream stream);
+  CudaResult (*cuMemcpyHtoDAsync)(CudaPointer to, const void* from, size_t num_bytes, CudaStream stream);
+  CudaResult (*cuMemcpyDtoDAsync)(CudaPointer to, CudaPointer from, size_t num_bytes, CudaStream stream);
+
+  // Opens the library (empty: libcuda.so.1), finds all of these and initialises the driver. HVL_RESOURCES: what is
+  // missing, or why there is no device.
+  static Status load(const std::string& file, CudaApi* api);
+
+  // "CUDA_ERROR_OUT_OF_MEMORY (out of memory)"
+  std::string describe(CudaResult error) const;
+  // HVL_OK, or HVL_RESOURCES with `what` and the error.
+  Status check(CudaResult result, const char* what) const;
+  // 12040 for 12.4; 0 if the driver does not say.
+  int version() const;
+};
+
+}  // namespace hvl

@@ -1,0 +1,144 @@
+// One GPU as this process uses it: its context, events, and memory of the host that it can copy from and to.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "transport/nccl/cuda_api.h"
+
+namespace hvl {
+
+class Gpu;
+
+// A point in the work of a stream. Goes back to its GPU's pool with the last who has it, also if the stream has not got
+// there: other streams that wait for this point keep it when the event is recorded again.
+class GpuEvent {
+ public:
+  GpuEvent(std::shared_ptr<Gpu> gpu, CudaEvent event) : gpu_(std::move(gpu)), event_(event) {}
+  ~GpuEvent();
+  GpuEvent(const GpuEvent&) = delete;
+  GpuEvent& operator=(const GpuEvent&) = delete;
+
+  // Has a stream of the same GPU do what it is given from now on only after this. Any thread; does not block.
+  Status hold_up(CudaStream stream) const;
+  // Whether the device has got there. An error is the device's own, from whatever has run on it.
+  Status query(bool* done) const;
+
+ private:
+  const std::shared_ptr<Gpu> gpu_;
+  const CudaEvent event_;
+};
+
+using GpuEventPtr = std::shared_ptr<const GpuEvent>;
+
+// Where the work of a request's caller is: the engine begins after what `stream` had been given by then.
+struct GpuRequest {
+  GpuEventPtr ready;
+  CudaStream stream = nullptr;
+};
+
+// What a request on a GPU leaves when it completes: its result is there when the device has got to `done`, unless the
+// job has broken meanwhile.
+class GpuResult {
+ public:
+  explicit GpuResult(GpuEventPtr done) : done_(std::move(done)) {}
+
+  const GpuEvent& done() const { return *done_; }
+  // The engine, once: the device will not get there as it should.
+  void fail(const Status& status);
+  // Any thread.
+  Status failure() const { return has_failed_.load() ? failure_ : Status(); }
+
+ private:
+  const GpuEventPtr done_;
+  Status failure_;  // written before has_failed_
+  std::atomic<bool> has_failed_{false};
+};
+
+using GpuResultPtr = std::shared_ptr<GpuResult>;
+
+// Host memory at a fixed place, to be copied from and to while the host does something else.
+class PinnedMemory {
+ public:
+  PinnedMemory(std::shared_ptr<Gpu> gpu, char* data, uint64_t num_bytes)
+      : gpu_(std::move(gpu)), data_(data), num_bytes_(num_bytes) {}
+  ~PinnedMemory();
+  PinnedMemory(const PinnedMemory&) = delete;
+  PinnedMemory& operator=(const PinnedMemory&) = delete;
+
+  char* data() const { return data_; }
+  uint64_t num_bytes() const { return num_bytes_; }
+
+ private:
+  const std::shared_ptr<Gpu> gpu_;
+  char* const data_;
+  const uint64_t num_bytes_;
+};
+
+// Functions may be called by any thread, whatever its context is; it is the same afterwards.
+class Gpu : public std::enable_shared_from_this<Gpu> {
+ public:
+  // `device`: as the driver numbers those that are visible. HVL_RESOURCES: why it cannot be used.
+  static Status open(const CudaApi& cuda, int device, std::shared_ptr<Gpu>* gpu);
+  ~Gpu();
+  Gpu(const Gpu&) = delete;
+  Gpu& operator=(const Gpu&) = delete;
+
+  int device() const { return device_; }
+  const CudaUuid& uuid() const { return uuid_; }
+
+  // A stream of its own, which no other waits for unless it is told to, and of the highest priority.
+  Status make_stream(CudaStream* stream);
+  void destroy_stream(CudaStream stream);
+  // Notes where a stream is.
+  Status record(CudaStream stream, GpuEventPtr* event);
+  // The same for one that is not the engine's. HVL_INVALID_ARGUMENT: it is being captured into a graph.
+  Status record_callers(CudaStream stream, GpuEventPtr* event);
+  Status allocate_pinned(uint64_t num_bytes, std::shared_ptr<PinnedMemory>* memory);
+  // Begin to copy; the host's memory is pinned.
+  Status copy_to_host(const void* from, char* to, uint64_t num_bytes, CudaStream stream);
+  Status copy_to_device(const char* from, void* to, uint64_t num_bytes, CudaStream stream);
+  Status copy_on_device(const void* from, void* to, uint64_t num_bytes, CudaStream stream);
+
+  // As long as this lives the GPU's context is that of the calling thread, as NCCL wants it.
+  class Current {
+   public:
+    explicit Current(const Gpu& gpu) : cuda_(gpu.cuda_), status_(gpu.enter()) {}
+    ~Current() {
+      CudaContext ignored;
+      if (status_.ok()) cuda_.cuCtxPopCurrent(&ignored);
+    }
+    Current(const Current&) = delete;
+    Current& operator=(const Current&) = delete;
+    const Status& status() const { return status_; }
+
+   private:
+    const CudaApi& cuda_;
+    const Status status_;
+  };
+
+ private:
+  friend class GpuEvent;
+  friend class PinnedMemory;
+
+  Gpu(const CudaApi& cuda, int device) : cuda_(cuda), device_(device) {}
+  Status enter() const;
+  template <typename Call>
+  Status call(const char* what, Call&& call) const;
+  Status take_event(CudaEvent* event);
+
+  const CudaApi cuda_;
+  const int device_;
+  CudaDevice handle_ = 0;
+  CudaUuid uuid_{};
+  CudaContext context_ = nullptr;
+  std::mutex mutex_;               // a leaf
+  std::vector<CudaEvent> events_;  // that nobody uses; guarded by mutex_
+};
+
+}  // namespace hvl

@@ -1,0 +1,151 @@
+#include "transport/nccl/nccl_communicator.h"
+
+#include <cstring>
+
+#include "base/half.h"
+
+namespace hvl {
+
+namespace {
+
+constexpr size_t kMostFactors = 256;  // that are kept
+
+// As NCCL reads it: a number of the dtype.
+union Scalar {
+  uint16_t half;
+  float single;
+  double real;
+};
+
+Scalar scalar_of(NcclDataType dtype, double factor) {
+  Scalar scalar{};
+  switch (dtype) {
+    case kNcclFloat16: scalar.half = float_to_float16(static_cast<float>(factor)); break;
+    case kNcclBfloat16: scalar.half = float_to_bfloat16(static_cast<float>(factor)); break;
+    case kNcclFloat32: scalar.single = static_cast<float>(factor); break;
+    default: scalar.real = factor;
+  }
+  return scalar;
+}
+
+std::pair<NcclDataType, uint64_t> key_of(const NcclReduction& plan) {
+  uint64_t bits = 0;
+  memcpy(&bits, &plan.factor, sizeof bits);
+  return {plan.dtype, bits};
+}
+
+bool has_begun(NcclResult result) { return result == kNcclSuccess || result == kNcclInProgress; }
+
+}  // namespace
+
+NcclCommunicator::~NcclCommunicator() { abort(); }
+
+Status NcclCommunicator::failed(const char* what, NcclResult result) const {
+  return Status(HVL_RESOURCES, std::string(what) + ": " + nccl_.describe(result, comm_));
+}
+
+Status NcclCommunicator::start(const NcclUniqueId& id, int size, int place) {
+  size_ = static_cast<size_t>(size);
+  NcclConfig config;
+  const NcclResult result = nccl_.ncclCommInitRankConfig(&comm_, size, id, place, &config);
+  return has_begun(result) ? Status() : failed("NCCL cannot make a communicator", result);
+}
+
+Status NcclCommunicator::poll(bool* done) {
+  NcclResult state = kNcclSuccess;
+  const NcclResult result = nccl_.ncclCommGetAsyncError(comm_, &state);
+  if (result != kNcclSuccess) return failed("NCCL does not say how it gets on", result);
+  *done = state == kNcclSuccess;
+  return has_begun(state) ? Status() : failed("a collective of NCCL has failed", state);
+}
+
+Status NcclCommunicator::launch(const std::vector<Reduction>& reductions, const std::function<void()>& calls) {
+  first_error_ = kNcclSuccess;
+  if (scaled_.size() > kMostFactors) destroy_ops();
+  for (const Reduction& reduction : reductions) make_op(plan_reduction(reduction, size_));
+  note(nccl_.ncclGroupStart());
+  calls();
+  note(nccl_.ncclGroupEnd());
+  return first_error_ == kNcclSuccess ? Status() : failed("NCCL has refused a collective", first_error_);
+}
+
+void NcclCommunicator::note(NcclResult result) {
+  if (first_error_ == kNcclSuccess && !has_begun(result)) first_error_ = result;
+}
+
+void NcclCommunicator::abort() {
+  if (comm_ != nullptr) nccl_.ncclCommAbort(comm_);
+  comm_ = nullptr;
+}
+
+bool NcclCommunicator::finish() {
+  bool done = false;
+  if (comm_ == nullptr) return true;
+  if (!is_finalizing_) {
+    destroy_ops();
+    is_finalizing_ = true;
+    if (!has_begun(nccl_.ncclCommFinalize(comm_))) abort();
+  } else if (!poll(&done).ok()) {
+    abort();
+  } else if (done) {
+    nccl_.ncclCommDestroy(comm_);
+    comm_ = nullptr;
+  }
+  return comm_ == nullptr;
+}
+
+void NcclCommunicator::make_op(const NcclReduction& plan) {
+  if (plan.factor == 1.0 || scaled_.count(key_of(plan)) != 0) return;
+  Scalar scalar = scalar_of(plan.dtype, plan.factor);
+  NcclRedOp made = kNcclSum;
+  const NcclResult result = nccl_.ncclRedOpCreatePreMulSum(&made, &scalar, plan.dtype, kNcclScalarHostImmediate, comm_);
+  note(result);
+  if (result == kNcclSuccess) scaled_[key_of(plan)] = made;
+}
+
+void NcclCommunicator::destroy_ops() {
+  for (const auto& scaled : scaled_) note(nccl_.ncclRedOpDestroy(scaled.second, comm_));
+  scaled_.clear();
+}
+
+// One that could not be made has failed the launch.
+NcclRedOp NcclCommunicator::op_of(const NcclReduction& plan) const {
+  const auto scaled = scaled_.find(key_of(plan));
+  return plan.factor == 1.0 || scaled == scaled_.end() ? plan.op : scaled->second;
+}
+
+void NcclCommunicator::all_reduce(const void* from, void* to, uint64_t num_bytes, const Reduction& reduction) {
+  const NcclReduction plan = plan_reduction(reduction, size_);
+  const size_t count = num_bytes / size_of(reduction.dtype);
+  note(nccl_.ncclAllReduce(from, to, count, plan.dtype, op_of(plan), comm_, stream_));
+}
+
+void NcclCommunicator::reduce(const void* from, void* to, uint64_t num_bytes, const Reduction& reduction, int root) {
+  const NcclReduction plan = plan_reduction(reduction, size_);
+  const size_t count = num_bytes / size_of(reduction.dtype);
+  note(nccl_.ncclReduce(from, to, count, plan.dtype, op_of(plan), root, comm_, stream_));
+}
+
+void NcclCommunicator::reduce_scatter(const void* from, void* to, uint64_t bytes_received, const Reduction& reduction) {
+  const NcclReduction plan = plan_reduction(reduction, size_);
+  const size_t count = bytes_received / size_of(reduction.dtype);
+  note(nccl_.ncclReduceScatter(from, to, count, plan.dtype, op_of(plan), comm_, stream_));
+}
+
+void NcclCommunicator::broadcast(const void* from, void* to, uint64_t num_bytes, int root) {
+  note(nccl_.ncclBroadcast(from, to, num_bytes, kNcclUint8, root, comm_, stream_));
+}
+
+void NcclCommunicator::all_gather(const void* from, void* to, uint64_t bytes_sent) {
+  note(nccl_.ncclAllGather(from, to, bytes_sent, kNcclUint8, comm_, stream_));
+}
+
+void NcclCommunicator::send(const void* from, uint64_t num_bytes, int peer) {
+  note(nccl_.ncclSend(from, num_bytes, kNcclUint8, peer, comm_, stream_));
+}
+
+void NcclCommunicator::receive(void* to, uint64_t num_bytes, int peer) {
+  note(nccl_.ncclRecv(to, num_bytes, kNcclUint8, peer, comm_, stream_));
+}
+
+}  // namespace hvl

@@ -1,0 +1,117 @@
+// The data plane of tensors on GPUs: NCCL where it can do it, else the data plane of the CPU through the host's memory.
+//
+// Its functions return when all has been given to the device, which does it in the order of the log on a stream of the
+// engine's. What the device is doing is watched from then on, until it is done.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "transport/data_plane.h"
+#include "transport/nccl/gpu_access.h"
+#include "transport/nccl/nccl_communicator.h"
+#include "transport/nccl/staging.h"
+#include "watch/waiter.h"
+
+namespace hvl {
+
+// For who holds the baton.
+class NcclDataPlane : public DataPlane {
+ public:
+  // `cpu` does what goes through the host's memory, and introduces the members of a team to each other.
+  NcclDataPlane(const GpuOptions& options, std::shared_ptr<Gpu> gpu, DataPlane* cpu, Waiter* waiter, int local_rank);
+  ~NcclDataPlane() override;
+  NcclDataPlane(const NcclDataPlane&) = delete;
+  NcclDataPlane& operator=(const NcclDataPlane&) = delete;
+  // Before anything else.
+  Status open();
+
+  void begin(TeamPtr team, uint64_t number) override;
+  // The device begins with what follows only after what the request's stream had been given at its enqueue, or until
+  // now: that is for memory which has been allocated since.
+  Status hold_until_ready(const GpuRequest& request);
+  Status hold_until_now(const GpuRequest& request);
+
+  Status allreduce(const Batch& batch, const FinalBytes& final_bytes) override;
+  Status broadcast(const Batch& batch, int root, const FinalBytes& final_bytes) override;
+  Status allgather(const Gather& gather) override;
+  Status reducescatter(const Scatter& scatter) override;
+  Status alltoall(const Exchange& exchange) override;
+  // Has `work` done on the host, in place on a copy of the batch, which is then copied to the batch's outputs. First
+  // prepare_on_host() tells where that copy is going to be; it is there when `work` is called.
+  Status prepare_on_host(const Batch& batch, Batch* host, std::function<Status(DataPlane*)> work);
+  Status on_host();
+
+  // What has been done since begin(): null if the device has nothing to do for it.
+  const GpuResultPtr& result() const { return result_; }
+
+  // Looks after what the device is doing: call it now and then while it is busy. An error breaks the job.
+  bool is_busy() const { return !in_flight_.empty() || !retired_.empty(); }
+  Status check();
+  // No collective of this team comes any more.
+  void forget(const TeamPtr& team);
+  // The job ends: waits for the device. Or it is broken: ends what the device is doing for it, whose results fail.
+  void close();
+  void abort(const Status& why);
+
+ private:
+  enum class Stage { kAgree, kStart, kSettle, kStaged };
+
+  // Those who use NCCL together, or not.
+  struct Members {
+    enum class State { kNew, kIntroducing, kConnecting, kReady };
+
+    TeamPtr team;
+    State state = State::kNew;
+    std::vector<Introduction> introductions;  // mine, then all
+    Gather exchange;
+    std::unique_ptr<NcclCommunicator> communicator;  // null: they do not
+  };
+  struct InFlight {
+    GpuResultPtr result;
+    std::shared_ptr<PinnedMemory> memory;  // what it may still copy from
+  };
+
+  Status run(const std::function<Status()>& start);
+  Status agree();
+  void introduce(Members* members);
+  Status choose(Members* members);
+  Status settle(NcclCommunicator* communicator);
+  Status note_result();
+  Status launch(const std::vector<Reduction>& reductions, const std::function<void(NcclCommunicator*)>& calls);
+  bool uses_nccl() const { return members_ != nullptr && members_->communicator != nullptr; }
+  Status start_allreduce(const Batch& batch);
+  bool drain();
+  std::string others() const;
+  Status broken(const Status& status) const;
+
+  const GpuOptions options_;
+  const std::shared_ptr<Gpu> gpu_;
+  DataPlane* const cpu_;
+  Waiter* const waiter_;
+  const int local_rank_;
+  CudaStream stream_ = nullptr;
+  std::optional<NcclApi> nccl_;
+  std::string why_no_nccl_;
+  std::unique_ptr<Staging> staging_;
+
+  std::map<const Team*, std::unique_ptr<Members>> all_members_;
+  std::vector<std::unique_ptr<NcclCommunicator>> retired_;  // of teams that are forgotten
+  std::deque<InFlight> in_flight_;                          // in the order of the stream
+
+  // The collective under way.
+  TeamPtr team_;
+  Members* members_ = nullptr;  // null: somebody of the process set takes no part, so NCCL is not used
+  Stage stage_ = Stage::kAgree;
+  bool has_launched_ = false;
+  Batch staged_;  // that part of a batch which NCCL cannot reduce
+  GpuEventPtr last_ready_;
+  GpuResultPtr result_;
+};
+
+}  // namespace hvl

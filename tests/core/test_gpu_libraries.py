@@ -1,0 +1,41 @@
+"""Where NCCL is looked for, and what is said about libraries that are not there."""
+
+import sys
+
+import pytest
+
+from horovodlike import _gpu_libraries
+from horovodlike._native import ffi, lib
+
+
+@pytest.fixture
+def wheel(tmp_path, monkeypatch):
+    """A folder of packages with NCCL's."""
+    file = tmp_path / "nvidia" / "nccl" / "lib" / "libnccl.so.2"
+    file.parent.mkdir(parents=True)
+    file.touch()
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "nvidia", raising=False)
+    return file
+
+
+def test_the_settings_come_first(wheel):
+    assert _gpu_libraries.nccl_library("/somewhere/libnccl.so") == "/somewhere/libnccl.so"
+
+
+def test_then_the_package(wheel):
+    assert _gpu_libraries.nccl_library("") == str(wheel)
+
+
+def test_then_the_loader(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "nvidia", raising=False)
+    assert _gpu_libraries.nccl_library("") == ""
+
+
+def test_what_is_missing_is_said():
+    found = ffi.new("hvl_gpu_libraries *")
+    lib.hvl_find_gpu_libraries(b"/nowhere/libcuda.so.1", b"/nowhere/libnccl.so.2", found)
+    assert (found.cuda_version, found.nccl_version, found.num_gpus) == (0, 0, 0)
+    assert ffi.string(found.why_no_cuda).startswith(b"/nowhere/libcuda.so.1 cannot be opened: ")
+    assert ffi.string(found.why_no_nccl).startswith(b"/nowhere/libnccl.so.2 cannot be opened: ")

@@ -1,0 +1,170 @@
+// The functions of hvl.h for tensors on GPUs, in a job of one rank.
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "check.h"
+#include "gpu_double.h"
+#include "hvl.h"
+
+namespace {
+
+constexpr int64_t kShape[] = {6};
+constexpr double kLong = 60;
+
+class OneRank {
+ public:
+  OneRank() {
+    gpu_double::reset(2);
+    stream = gpu_double::make_stream(0);
+    hvl_config config{};
+    config.abi_version = HVL_ABI_VERSION;
+    config.size = config.local_size = config.cross_size = 1;
+    config.segment_fd = config.bell_fd = -1;
+    config.processors = 1;
+    config.slot_bytes = 4096;
+    config.slot_depth = 2;
+    config.fusion_threshold = 1 << 20;
+    config.cache_capacity = 16;
+    config.flight_recorder_size = 16;
+    config.gpu_staging_bytes = 4096;
+    config.cuda_library = config.nccl_library = GPU_DOUBLE;
+    config.log_level = 3;
+    CHECK_EQ(hvl_init(&config), HVL_OK);
+  }
+
+  ~OneRank() {
+    gpu_double::release(stream);
+    CHECK_EQ(hvl_shutdown(), HVL_OK);
+    CHECK_EQ(gpu_double::violations(), "");
+    CHECK_EQ(gpu_double::num_contexts(), 0);
+    CHECK_EQ(gpu_double::num_streams(), 0);
+  }
+
+  void* stream;
+};
+
+using Prepared = std::unique_ptr<hvl_prepared, void (*)(hvl_prepared*)>;
+
+Prepared prepare(const char* name, hvl_kind kind, hvl_device device) {
+  const hvl_tensor tensor{kShape, 1, HVL_FLOAT32};
+  hvl_request request{};
+  request.name = name;
+  request.tensors = &tensor;
+  request.num_tensors = 1;
+  request.kind = kind;
+  request.reduce_op = HVL_SUM;
+  request.root_rank = -1;
+  request.device = device;
+  request.prescale = kind == HVL_ALLREDUCE ? 3 : 1;
+  request.postscale = 1;
+  return Prepared(hvl_prepare(&request), hvl_release);
+}
+
+// A tensor that is made once the stream gets on.
+struct Later {
+  explicit Later(void* stream) {
+    gpu_double::compute(stream, data.data(), 6 * sizeof(float), [this] { data.assign(6, 2.0F); });
+  }
+  uintptr_t address() const { return reinterpret_cast<uintptr_t>(data.data()); }
+
+  std::vector<float> data = std::vector<float>(6);
+};
+
+TEST(waits_on_the_host_and_on_streams) {
+  OneRank job;
+  const Prepared allreduce = prepare("x", HVL_ALLREDUCE, HVL_CUDA);
+  gpu_double::hold(job.stream);
+  Later later(job.stream);
+  const uintptr_t address = later.address();
+  const int64_t handle = hvl_enqueue_on_stream(allreduce.get(), &address, &address, nullptr, 0, job.stream);
+  REQUIRE(handle > 0);
+  CHECK_EQ(hvl_wait(handle, 0.05, nullptr, nullptr), HVL_IN_PROGRESS);
+  CHECK_EQ(hvl_poll(handle), 1);
+  CHECK_EQ(hvl_try_wait(handle), HVL_IN_PROGRESS);
+  int64_t handles[] = {handle, 0};
+  CHECK_EQ(hvl_wait_all(handles, 2, 0.0), HVL_IN_PROGRESS);
+  CHECK_EQ(hvl_wait_on_stream(handle, kLong, nullptr, nullptr, job.stream), HVL_OK);
+  CHECK_EQ(hvl_try_wait(handle), HVL_UNKNOWN_HANDLE);
+  gpu_double::compute(job.stream, later.data.data(), sizeof(float), [&] { later.data[0] += 1; });
+  gpu_double::release(job.stream);
+  gpu_double::synchronize(job.stream);
+  CHECK_EQ(later.data[0], 7.0F);
+  CHECK_EQ(later.data[5], 6.0F);
+}
+
+TEST(many_at_once) {
+  OneRank job;
+  const Prepared first = prepare("x", HVL_ALLREDUCE, HVL_CUDA);
+  const Prepared second = prepare("y", HVL_ALLREDUCE, HVL_CUDA);
+  hvl_prepared* both[] = {first.get(), second.get()};
+  for (const bool on_stream : {true, false}) {
+    gpu_double::hold(job.stream);
+    Later later[] = {Later(job.stream), Later(job.stream)};
+    const uintptr_t addresses[] = {later[0].address(), later[1].address()};
+    int64_t handles[2];
+    const size_t num_events = gpu_double::count(0, "cuEventRecord test");
+    CHECK_EQ(hvl_enqueue_all_on_stream(both, addresses, 2, handles, 0, job.stream), HVL_OK);
+    CHECK_EQ(gpu_double::count(0, "cuEventRecord test"), num_events + 1);
+    if (on_stream) {
+      CHECK_EQ(hvl_wait_all_on_stream(handles, 2, kLong, job.stream), HVL_OK);
+      gpu_double::release(job.stream);
+      gpu_double::synchronize(job.stream);
+    } else {
+      gpu_double::release(job.stream);
+      CHECK_EQ(hvl_wait_all(handles, 2, kLong), HVL_OK);
+    }
+    CHECK_EQ(handles[0] + handles[1], 0);
+    CHECK_EQ(later[0].data[5], 6.0F);
+    CHECK_EQ(later[1].data[5], 6.0F);
+  }
+}
+
+TEST(outputs_that_the_caller_allocates) {
+  OneRank job;
+  const Prepared allgather = prepare("x", HVL_ALLGATHER, HVL_CUDA);
+  std::vector<float> data(6, 5.0F);
+  const auto address = reinterpret_cast<uintptr_t>(data.data());
+  CHECK_EQ(hvl_enqueue_on_stream(allgather.get(), &address, nullptr, nullptr, 0, job.stream), -HVL_INVALID_ARGUMENT);
+  CHECK(std::string(hvl_last_error()).find("needs a function that allocates its outputs") != std::string::npos);
+  std::vector<float> output(6);
+  hvl_callbacks callbacks{};
+  callbacks.context = output.data();
+  callbacks.allocate = [](void* context, int32_t, const hvl_output* described) {
+    CHECK_EQ(described->num_bytes, 24);
+    return context;
+  };
+  const int64_t handle = hvl_enqueue_on_stream(allgather.get(), &address, nullptr, &callbacks, 0, job.stream);
+  REQUIRE(handle > 0);
+  hvl_output* outputs = nullptr;
+  int32_t num_outputs = -1;
+  CHECK_EQ(hvl_wait(handle, kLong, &outputs, &num_outputs), HVL_OK);
+  CHECK_EQ(num_outputs, 0);
+  CHECK_EQ(output[5], 5.0F);
+}
+
+TEST(tensors_and_streams_that_do_not_go_together) {
+  OneRank job;
+  const Prepared on_gpu = prepare("x", HVL_ALLREDUCE, HVL_CUDA);
+  const Prepared on_cpu = prepare("y", HVL_ALLREDUCE, HVL_CPU);
+  std::vector<float> data(6);
+  const auto address = reinterpret_cast<uintptr_t>(data.data());
+  CHECK_EQ(hvl_enqueue_inplace(on_gpu.get(), address), -HVL_INVALID_ARGUMENT);
+  CHECK_EQ(std::string(hvl_last_error()), "'x' is on a GPU: it needs a stream");
+  CHECK_EQ(hvl_enqueue_on_stream(on_cpu.get(), &address, &address, nullptr, 0, job.stream), -HVL_INVALID_ARGUMENT);
+  CHECK_EQ(std::string(hvl_last_error()), "'y' is on the CPU, which has no stream");
+  gpu_double::capture(job.stream, true);
+  CHECK_EQ(hvl_enqueue_on_stream(on_gpu.get(), &address, &address, nullptr, 0, job.stream), -HVL_INVALID_ARGUMENT);
+  CHECK(std::string(hvl_last_error()).find("CUDA graph") != std::string::npos);
+  gpu_double::capture(job.stream, false);
+  hvl_prepared* both[] = {on_gpu.get(), on_cpu.get()};
+  const uintptr_t addresses[] = {address, address};
+  int64_t handles[2];
+  CHECK_EQ(hvl_enqueue_all_on_stream(both, addresses, 2, handles, 0, job.stream), HVL_INVALID_ARGUMENT);
+  CHECK(handles[0] > 0 && handles[1] == 0);
+  CHECK_EQ(hvl_wait_all(handles, 2, kLong), HVL_OK);
+}
+
+}  // namespace

@@ -1,0 +1,54 @@
+// A test double of the CUDA driver and of NCCL: a shared library with their functions, for processes without a GPU.
+//
+// Memory of the host stands in for that of GPUs. Streams are queues that one thread works off, as far as events, the
+// other ranks and the test let it, so that work is as asynchronous as on a device. What the real libraries would not
+// accept, or would do wrong without a word, is a violation: see violations(). Ranks are threads of one process.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#pragma GCC visibility push(default)
+
+namespace gpu_double {
+
+// Begins anew with so many GPUs, each of its own. Nobody may use the library meanwhile.
+void reset(int num_gpus);
+// From now on the second GPU is the same as the first one.
+void make_same(int gpu, int other);
+
+// What the ranks' programs do.
+void* make_stream(int gpu);
+// Gives it to the stream: `work` reads or writes these bytes of memory when it is its turn.
+void compute(void* stream, void* memory, size_t num_bytes, std::function<void()> work);
+// The stream does not get on until it is released.
+void hold(void* stream);
+void release(void* stream);
+void capture(void* stream, bool captures);
+// Waits until the stream has done all it was given.
+void synchronize(void* stream);
+
+// The function fails from its next call for this GPU on, or returns to normal with a result of 0.
+void fail(int gpu, const std::string& function, int result);
+// What ncclCommGetAsyncError() says for this GPU's communicators from now on.
+void set_async_error(int gpu, int result);
+// How often it says first that it is in progress, after each call.
+void set_polls(int count);
+void set_nccl_version(int version);
+
+// What has been called for a GPU, in order: functions with their numbers, as "ncclAllReduce count=4 dtype=7 op=0", and
+// whose stream is meant, as "cuStreamWaitEvent engine" and "cuEventRecord test". Questions are left out.
+std::vector<std::string> calls(int gpu);
+size_t count(int gpu, const std::string& beginning);  // of those that begin with this
+// What was done that is not allowed, a line each; empty if nothing was.
+std::string violations();
+// Objects that exist; streams are those of the engines.
+int num_streams();
+int num_communicators();
+int num_contexts();
+int num_pinned();
+}  // namespace gpu_double
+
+#pragma GCC visibility pop

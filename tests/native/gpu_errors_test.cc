@@ -1,0 +1,199 @@
+// What goes wrong with GPUs and NCCL: who is told, that no device hangs, and that the process can begin anew.
+
+#include "check.h"
+#include "gpu_job.h"
+
+namespace hvl {
+namespace {
+
+constexpr int kIllegalAddress = 700;
+constexpr size_t kCount = 100;
+
+bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+std::shared_ptr<Operation> allreduce(const std::string& name = "x") {
+  return on_gpu(make(name, HVL_ALLREDUCE, {{kCount}}));
+}
+
+void check_sum(GpuJob& job) {
+  job.job().on_all([&](int rank) {
+    std::vector<float> data(kCount, 1.0F);
+    CHECK_EQ(job.run(rank, allreduce(), data.data()).message(), "");
+    CHECK_EQ(data[kCount - 1], static_cast<float>(job.job().size()));
+  });
+}
+
+// Ranks fail with a text that has all of these.
+void check_broken(GpuJob& job, const std::vector<std::string>& parts) {
+  job.job().on_all([&](int rank) {
+    std::vector<float> data(kCount, 1.0F);
+    Status status = job.run(rank, allreduce(), data.data());
+    // What the device failed at was complete; the next one hears of it.
+    const uint64_t deadline = now_ns() + kPatience;
+    while (status.ok() && now_ns() < deadline) status = job.job().engine(rank).job_status();
+    CHECK_EQ(status.code(), HVL_JOB_BROKEN);
+    for (const std::string& part : parts) {
+      if (!contains(status.message(), part)) CHECK_EQ(status.message(), part);
+    }
+  });
+}
+
+TEST(functions_that_fail_break_the_job_and_say_why) {
+  struct Case {
+    const char* function;
+    int result;
+    std::vector<std::string> parts;
+  };
+  const std::vector<Case> cases = {
+      {"ncclAllReduce", kNcclUnhandledCudaError, {"rank 1, GPU 1", "NCCL has refused", "unhandled cuda error"}},
+      {"ncclGroupEnd", kNcclInternalError, {"rank 1, GPU 1", "NCCL has refused"}},
+      {"ncclCommInitRankConfig", kNcclSystemError, {"rank 1, GPU 1", "cannot make a communicator"}},
+      {"ncclCommGetAsyncError", kNcclInternalError, {"rank 1, GPU 1", "how it gets on"}},
+      {"cuStreamCreateWithPriority", 2, {"rank 1, GPU 1", "a stream cannot be made"}},
+      {"cuEventQuery", kIllegalAddress, {"rank 1, GPU 1", "CUDA_ERROR_ILLEGAL_ADDRESS", "illegal memory access"}}};
+  for (const Case& each : cases) {
+    GpuJob job(3, on_double(), [&] { gpu_double::fail(1, each.function, each.result); });
+    check_broken(job, each.parts);
+    gpu_double::fail(1, each.function, 0);
+  }
+}
+
+TEST(functions_that_fail_while_staging_break_the_job) {
+  for (const char* function : {"cuMemHostAlloc", "cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync"}) {
+    GpuJob job(2, on_double(GpuOperations::kStaging), [&] { gpu_double::fail(1, function, 2); });
+    check_broken(job, {"rank 1, GPU 1"});
+    gpu_double::fail(1, function, 0);
+  }
+}
+
+TEST(an_asynchronous_error_breaks_the_job) {
+  GpuJob job(3, on_double(), [] { gpu_double::set_polls(5); });
+  check_sum(job);
+  gpu_double::set_async_error(2, kNcclRemoteError);
+  check_broken(job, {"rank 2, GPU 2", "a collective of NCCL has failed", "remote process exited"});
+  job.job().shut_down();
+  for (int gpu : {0, 1, 2}) CHECK_EQ(gpu_double::count(gpu, "ncclCommAbort"), 1);
+}
+
+// It was complete, but its device waits for a rank that never comes.
+TEST(what_a_broken_job_leaves_on_the_device_is_aborted_and_fails) {
+  for (int round = 0; round < 2; ++round) {  // the process can begin anew
+    GpuJob job(3);
+    std::vector<std::vector<float>> data(3, std::vector<float>(kCount, 1.0F));
+    check_sum(job);
+    gpu_double::hold(job.stream(1));  // what follows waits for it, on all GPUs
+    job.job().on_all([&](int rank) {
+      char* memory = reinterpret_cast<char*>(data[static_cast<size_t>(rank)].data());
+      const int64_t handle = job.enqueue(rank, allreduce(), {memory}, {memory});
+      job.job().wait_only(rank, handle);
+      if (rank == 0) job.job().engine(0).memory()->break_job("rank 4711 is lost");
+      if (rank == 1) {  // its own program gets on, or stands still for ever
+        while (job.job().engine(1).job_status().ok()) std::this_thread::yield();
+        gpu_double::release(job.stream(1));
+      }
+      const Status status = job.wait(rank, handle);
+      CHECK_EQ(status.code(), HVL_JOB_BROKEN);
+      CHECK_EQ(status.message(), "rank 4711 is lost");
+      Status refused;
+      job.job().enqueue(rank, allreduce("y"), {memory}, {memory}, &refused);
+      CHECK_EQ(refused.code(), HVL_JOB_BROKEN);
+    });
+    job.job().shut_down();
+    for (int gpu : {0, 1, 2}) CHECK_EQ(gpu_double::count(gpu, "ncclCommAbort"), 1);
+  }
+}
+
+TEST(a_tensor_on_the_cpu_of_one_rank_and_on_the_gpu_of_another) {
+  GpuJob job(2);
+  job.job().on_all([&](int rank) {
+    std::vector<float> data(kCount, 1.0F);
+    const auto operation = rank == 0 ? allreduce() : make("x", HVL_ALLREDUCE, {{kCount}});
+    const Status status = job.run(rank, operation, data.data());
+    CHECK_EQ(status.code(), HVL_MISMATCH);
+    CHECK(contains(status.message(), "GPU") && contains(status.message(), "CPU"));
+  });
+  check_sum(job);
+}
+
+TEST(tensors_of_cpu_and_gpu_in_one_job) {
+  GpuJob job(3);
+  job.job().on_all([&](int rank) {
+    for (int round = 0; round < 10; ++round) {
+      std::vector<float> cpu(kCount, 1.0F);
+      std::vector<float> gpu(kCount, 2.0F);
+      char* memory[] = {reinterpret_cast<char*>(cpu.data()), reinterpret_cast<char*>(gpu.data())};
+      const int64_t first = job.enqueue(rank, make("cpu", HVL_ALLREDUCE, {{kCount}}), {memory[0]}, {memory[0]});
+      const int64_t second = job.enqueue(rank, allreduce("gpu"), {memory[1]}, {memory[1]});
+      CHECK_EQ(job.wait(rank, second).message(), "");
+      CHECK_EQ(job.wait(rank, first).message(), "");
+      CHECK_EQ(cpu[0], 3.0F);
+      CHECK_EQ(gpu[0], 6.0F);
+    }
+  });
+}
+
+TEST(what_cannot_be_enqueued) {
+  GpuJob job(1);
+  std::shared_ptr<const GpuRequest> request;
+  Engine& engine = job.job().engine(0);
+  CHECK_EQ(engine.request_gpu(5, nullptr, &request).message(), "there is no GPU 5: this process sees 1 of them");
+  gpu_double::capture(job.stream(0), true);
+  const Status captured = engine.request_gpu(0, job.stream(0), &request);
+  CHECK_EQ(captured.code(), HVL_INVALID_ARGUMENT);
+  CHECK(contains(captured.message(), "captured into a CUDA graph"));
+  gpu_double::capture(job.stream(0), false);
+  CHECK_EQ(engine.request_gpu(0, nullptr, &request).message(), "");
+  request = nullptr;
+  const Status other = engine.request_gpu(1, job.stream(0), &request);
+  CHECK_EQ(other.code(), HVL_INVALID_ARGUMENT);
+  CHECK(contains(other.message(), "on GPU 1, but this rank has used GPU 0"));
+  check_sum(job);
+}
+
+TEST(libraries_that_are_missing) {
+  EngineOptions options = on_double();
+  options.gpu.cuda_library = "/nowhere/libcuda.so.1";
+  GpuJob job(1, options);
+  std::shared_ptr<const GpuRequest> request;
+  const Status status = job.job().engine(0).request_gpu(0, nullptr, &request);
+  CHECK_EQ(status.code(), HVL_RESOURCES);
+  CHECK(contains(status.message(), "/nowhere/libcuda.so.1 cannot be opened"));
+}
+
+TEST(without_nccl_the_memory_of_the_host_is_used_unless_that_is_forbidden) {
+  EngineOptions options = on_double();
+  options.gpu.nccl_library = "/nowhere/libnccl.so.2";
+  {
+    GpuJob job(2, options);
+    check_sum(job);
+    CHECK_EQ(gpu_double::count(0, "nccl"), 0);
+  }
+  options.gpu.operations = GpuOperations::kNccl;
+  GpuJob job(2, options);
+  check_broken(job, {"HOROVODLIKE_GPU_OPERATIONS=nccl cannot be followed", "/nowhere/libnccl.so.2 cannot be opened"});
+}
+
+TEST(an_nccl_that_is_too_old) {
+  GpuJob job(2, on_double(GpuOperations::kNccl), [] { gpu_double::set_nccl_version(21304); });
+  check_broken(job, {"21304", "NCCL 2.14 (21400) or newer is needed"});
+}
+
+TEST(a_device_that_is_busy_when_the_job_ends_gets_time) {
+  std::vector<std::vector<float>> data(2, std::vector<float>(kCount, 1.0F));
+  GpuJob job(2);
+  gpu_double::hold(job.stream(0));
+  job.job().on_all([&](int rank) {
+    char* memory = reinterpret_cast<char*>(data[static_cast<size_t>(rank)].data());
+    const int64_t handle = job.enqueue(rank, allreduce(), {memory}, {memory});
+    job.job().wait_only(rank, handle);
+    std::vector<hvl_output> outputs;
+    job.job().handles(rank).consume(handle, &outputs);
+    if (rank == 0) gpu_double::release(job.stream(0));
+    job.job().engine(rank).shut_down();
+  });
+  CHECK_EQ(data[0][0], 2.0F);
+  CHECK_EQ(gpu_double::count(0, "ncclCommDestroy"), 1);
+}
+
+}  // namespace
+}  // namespace hvl

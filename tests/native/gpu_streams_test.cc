@@ -1,0 +1,226 @@
+// In which order streams, events and NCCL's functions are used, and that nobody waits for a GPU who need not.
+
+#include <algorithm>
+#include <future>
+
+#include "check.h"
+#include "gpu_job.h"
+
+namespace hvl {
+namespace {
+
+constexpr size_t kCount = 1000;
+constexpr size_t kBytes = kCount * sizeof(float);
+
+using Floats = std::vector<float>;
+
+// A tensor that the GPU makes, once the rank's stream gets on.
+void make_later(GpuJob& job, int rank, Floats* data) {
+  gpu_double::compute(job.stream(rank), data->data(), kBytes,
+                      [=] { std::fill(data->begin(), data->end(), static_cast<float>(rank + 1)); });
+}
+
+int64_t begin_allreduce(GpuJob& job, int rank, const std::string& name, Floats* data,
+                        const hvl_callbacks& callbacks = {}) {
+  char* memory = reinterpret_cast<char*>(data->data());
+  return job.enqueue(rank, on_gpu(make(name, HVL_ALLREDUCE, {{kCount}})), {memory}, {memory}, callbacks);
+}
+
+void consume(GpuJob& job, int rank, int64_t handle) {
+  std::vector<hvl_output> outputs;
+  CHECK_EQ(job.job().handles(rank).consume(handle, &outputs).message(), "");
+}
+
+// Where a call begins like this, from a place on; the number of calls if none does.
+size_t find(const std::vector<std::string>& calls, const std::string& beginning, size_t from = 0) {
+  const auto begins = [&](const std::string& call) { return call.compare(0, beginning.size(), beginning) == 0; };
+  return static_cast<size_t>(std::find_if(calls.begin() + static_cast<std::ptrdiff_t>(from), calls.end(), begins) -
+                             calls.begin());
+}
+
+TEST(a_request_is_complete_before_the_gpu_has_its_tensor) {
+  GpuJob job(3);
+  std::vector<Floats> data(3, Floats(kCount));
+  for (int rank = 0; rank < 3; ++rank) gpu_double::hold(job.stream(rank));
+  job.job().on_all([&](int rank) {
+    Floats* mine = &data[static_cast<size_t>(rank)];
+    make_later(job, rank, mine);
+    const int64_t handle = begin_allreduce(job, rank, "x", mine);
+    job.job().wait_only(rank, handle);
+    HandleTable& table = job.job().handles(rank);
+    CHECK_EQ(wait_for_results(&table, &handle, 1, now_ns()), HVL_IN_PROGRESS);
+    CHECK_EQ((*mine)[0], 0.0F);
+    CHECK_EQ(hold_up_for_results(&table, &handle, 1, job.stream(rank)).message(), "");
+    consume(job, rank, handle);
+    // What the stream is given after that finds the result.
+    gpu_double::compute(job.stream(rank), mine->data(), kBytes, [=] {
+      for (float& number : *mine) number *= 10;
+    });
+    gpu_double::release(job.stream(rank));
+    gpu_double::synchronize(job.stream(rank));
+    CHECK_EQ((*mine)[0], 60.0F);
+    CHECK_EQ((*mine)[kCount - 1], 60.0F);
+  });
+}
+
+TEST(staging_waits_for_the_tensor_and_for_no_more) {
+  GpuJob job(2, on_double(GpuOperations::kStaging, 1024));
+  std::vector<Floats> data(2, Floats(kCount));
+  job.job().on_all([&](int rank) {
+    Floats* mine = &data[static_cast<size_t>(rank)];
+    gpu_double::hold(job.stream(rank));
+    make_later(job, rank, mine);
+    const int64_t handle = begin_allreduce(job, rank, "x", mine);
+    CHECK_EQ(job.job().engine(rank).wait(&handle, 1, now_ns() + 20 * kMillisecond), HVL_IN_PROGRESS);
+    gpu_double::release(job.stream(rank));
+    CHECK_EQ(job.wait(rank, handle).message(), "");
+    CHECK_EQ((*mine)[kCount - 1], 3.0F);
+  });
+  for (int gpu : {0, 1}) CHECK_EQ(gpu_double::count(gpu, "nccl"), 0);
+}
+
+// While the ranks reduce what is in one half, the other one is copied.
+TEST(staging_copies_ahead) {
+  GpuJob job(2, on_double(GpuOperations::kStaging, 1024));
+  std::vector<Floats> data(2, Floats(kCount, 1.0F));
+  job.job().on_all([&](int rank) {
+    CHECK_EQ(job.wait(rank, begin_allreduce(job, rank, "x", &data[static_cast<size_t>(rank)])).message(), "");
+  });
+  const std::vector<std::string> calls = gpu_double::calls(0);
+  CHECK_EQ(gpu_double::count(0, "cuMemcpyDtoHAsync engine"), 4);
+  CHECK_EQ(gpu_double::count(0, "cuMemcpyHtoDAsync engine"), 4);
+  const size_t first = find(calls, "cuMemcpyDtoHAsync");
+  const size_t second = find(calls, "cuMemcpyDtoHAsync", first + 1);
+  const size_t third = find(calls, "cuMemcpyDtoHAsync", second + 1);
+  const size_t first_back = find(calls, "cuMemcpyHtoDAsync");
+  CHECK(second < first_back && first_back < third);
+}
+
+TEST(a_batch_is_one_group_between_its_events) {
+  GpuJob job(2);
+  job.job().on_all([&](int rank) {
+    Floats first(kCount, 1.0F);
+    Floats second(kCount, 2.0F);
+    char* memory[] = {reinterpret_cast<char*>(first.data()), reinterpret_cast<char*>(second.data())};
+    auto group = on_gpu(make("group", HVL_ALLREDUCE, {{kCount}, {kCount}}, HVL_AVERAGE));
+    for (int step = 0; step < 2; ++step) {
+      CHECK_EQ(job.wait(rank, job.enqueue(rank, group, {memory[0], memory[1]}, {memory[0], memory[1]})).message(), "");
+    }
+    CHECK_EQ(first[0], 1.0F);
+    CHECK_EQ(second[0], 2.0F);
+  });
+  for (int gpu : {0, 1}) {
+    const std::vector<std::string> calls = gpu_double::calls(gpu);
+    CHECK_EQ(gpu_double::count(gpu, "ncclCommInitRankConfig"), 1);
+    const size_t ready = find(calls, "cuEventRecord test");
+    const size_t wait = find(calls, "cuStreamWaitEvent engine");
+    const size_t group = find(calls, "ncclGroupStart");
+    CHECK(ready < wait && wait < group);
+    const std::vector<std::string> rest(calls.begin() + static_cast<std::ptrdiff_t>(std::min(group, calls.size())),
+                                        calls.end());
+    REQUIRE(rest.size() >= 6);
+    CHECK_EQ(rest[1], "ncclAllReduce count=1000 dtype=7 op=4");
+    CHECK_EQ(rest[2], "ncclAllReduce count=1000 dtype=7 op=4");
+    CHECK_EQ(rest[3], "ncclGroupEnd");
+    CHECK(find(rest, "cuEventRecord engine") < find(rest, "ncclGroupStart", 1));
+    CHECK_EQ(gpu_double::count(gpu, "ncclGroupStart"), 2);
+    CHECK_EQ(gpu_double::count(gpu, "cuMemcpy"), 0);
+  }
+}
+
+TEST(ranks_that_enqueue_in_different_orders_call_nccl_in_one) {
+  GpuJob job(4);
+  job.job().on_all([&](int rank) {
+    std::vector<Floats> data(6, Floats(kCount, 1.0F));
+    for (int round = 0; round < 5; ++round) {
+      std::vector<int64_t> handles;
+      for (int i = 0; i < 6; ++i) {
+        const size_t tensor = static_cast<size_t>((i * (rank % 2 == 0 ? 1 : 5) + rank) % 6);
+        handles.push_back(begin_allreduce(job, rank, "x" + std::to_string(tensor), &data[tensor]));
+      }
+      for (int64_t handle : handles) CHECK_EQ(job.wait(rank, handle).message(), "");
+    }
+    for (const Floats& tensor : data) CHECK_EQ(tensor[kCount - 1], 1024.0F);
+  });
+}
+
+TEST(scales_are_factors_of_the_sums) {
+  GpuJob job(2);
+  job.job().on_all([&](int rank) {
+    Floats data(kCount, 4.0F);
+    auto operation = on_gpu(make("x", HVL_ALLREDUCE, {{kCount}}));
+    operation->signature.prescale = 0.5;
+    for (int step = 0; step < 3; ++step) CHECK_EQ(job.run(rank, operation, data.data()).message(), "");
+    CHECK_EQ(data[0], 4.0F);
+  });
+  CHECK_EQ(gpu_double::count(0, "ncclRedOpCreatePreMulSum"), 1);
+  CHECK_EQ(gpu_double::count(0, "ncclAllReduce count=1000 dtype=7 op=scaled"), 3);
+  job.job().shut_down();
+  CHECK_EQ(gpu_double::count(0, "ncclRedOpDestroy"), 1);
+  CHECK_EQ(gpu_double::count(0, "ncclCommDestroy"), 1);
+  CHECK_EQ(gpu_double::count(0, "ncclCommAbort"), 0);
+}
+
+// The caller's stream has been told to wait before the caller hears of it.
+TEST(who_is_called_back_finds_the_result_on_his_stream) {
+  GpuJob job(2);
+  job.job().on_all([&](int rank) {
+    Floats data(kCount);
+    gpu_double::hold(job.stream(rank));
+    make_later(job, rank, &data);
+    std::promise<int> told;
+    hvl_callbacks callbacks{};
+    callbacks.context = &told;
+    callbacks.done = [](void* context, int32_t code, const char*) {
+      static_cast<std::promise<int>*>(context)->set_value(code);
+    };
+    CHECK_EQ(begin_allreduce(job, rank, "x", &data, callbacks), 0);
+    CHECK_EQ(told.get_future().get(), HVL_OK);
+    CHECK_EQ(data[0], 0.0F);
+    gpu_double::compute(job.stream(rank), data.data(), kBytes, [&] { data[0] *= 10; });
+    gpu_double::release(job.stream(rank));
+    gpu_double::synchronize(job.stream(rank));
+    CHECK_EQ(data[0], 30.0F);
+  });
+}
+
+// Its outputs are allocated when the collective begins, and the allocator may know that they are in use by the stream.
+TEST(outputs_are_not_written_before_the_stream_has_done_with_their_memory) {
+  GpuJob job(2);
+  job.job().on_all([&](int rank) {
+    struct Reused {
+      GpuJob* job;
+      int rank;
+      Floats memory = Floats(2 * kCount);
+    } reused{&job, rank};
+    hvl_callbacks callbacks{};
+    callbacks.context = &reused;
+    callbacks.allocate = [](void* context, int32_t, const hvl_output*) -> void* {
+      auto* made = static_cast<Reused*>(context);
+      gpu_double::synchronize(made->job->stream(made->rank));  // it has come past the request's event
+      gpu_double::hold(made->job->stream(made->rank));
+      gpu_double::compute(made->job->stream(made->rank), made->memory.data(), 2 * kBytes,
+                          [=] { std::fill(made->memory.begin(), made->memory.end(), -1.0F); });
+      return made->memory.data();
+    };
+    const Floats data(kCount, static_cast<float>(rank));
+    const int64_t handle = job.enqueue(rank, on_gpu(make("x", HVL_ALLGATHER, {{kCount}})),
+                                       {reinterpret_cast<const char*>(data.data())}, {}, callbacks);
+    job.job().wait_only(rank, handle);
+    gpu_double::release(job.stream(rank));
+    CHECK_EQ(job.wait(rank, handle).message(), "");
+    CHECK_EQ(reused.memory[0], 0.0F);
+    CHECK_EQ(reused.memory[2 * kCount - 1], 1.0F);
+  });
+}
+
+TEST(an_empty_tensor_has_nothing_to_wait_for) {
+  GpuJob job(2);
+  job.job().on_all([&](int rank) {
+    Floats data(1);
+    CHECK_EQ(job.run(rank, on_gpu(make("x", HVL_ALLREDUCE, {{0}})), data.data()).message(), "");
+  });
+}
+
+}  // namespace
+}  // namespace hvl

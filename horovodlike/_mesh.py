@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from horovodlike._channel import FRAME_LIMIT, KEY_BYTES
+from horovodlike._congestion import set_congestion_control
 from horovodlike._descriptors import ensure_descriptors
 from horovodlike._hosts import HostTable
 from horovodlike._interfaces import own_address
@@ -91,7 +92,7 @@ def connect_mesh(
 
     Raises:
         RendezvousError: Ranks could not connect; the message lists them and why, the same on all ranks.
-        ConfigError: ``network_interface`` does not fit this host.
+        ConfigError: ``network_interface`` or ``tcp_congestion`` does not fit this host.
     """
     rank = rendezvous.rank
     wires = plan_wires(rank, table, config.tcp_streams, config.fan_out)
@@ -115,25 +116,27 @@ def connect_mesh(
     try:
         _compare(rendezvous, table, builder.problems, config)
         for wire in wires:
-            _set_options(builder.done[wire][0], wire.use, config.network_timeout)
+            _set_options(builder.done[wire][0], wire.use, config)
     except BaseException:
         builder.close()
         raise
     return [Connection(builder.done[wire][0], wire.other(rank), wire.use, builder.done[wire][1]) for wire in wires]
 
 
-def _set_options(connected: socket.socket, use: int, timeout: float) -> None:
+def _set_options(connected: socket.socket, use: int, config: Config) -> None:
     """Small messages leave at once, and a host that does not answer any more is noticed."""
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    idle, interval, probes = _keepalive(timeout)
+    idle, interval, probes = _keepalive(config.network_timeout)
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle)
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, interval)
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, probes)
     # It also ends connections to a process that is stopped and takes no more, where much may be on its way. Data has
     # the engine's own watch (transport/tcp/stream.h).
     if use == CONTROL:
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * timeout))
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * config.network_timeout))
+    else:
+        set_congestion_control(connected, config.tcp_congestion)
 
 
 def _keepalive(timeout: float) -> tuple[int, int, int]:

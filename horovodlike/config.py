@@ -265,6 +265,12 @@ class Config:
         maximum=16,
         same_on_all_ranks=True,
     )
+    tcp_congestion: str = _row(
+        "auto",
+        "The congestion control of TCP connections for data: the name of an algorithm that the kernel has; system: the "
+        "kernel's default; auto: the default too, but in place of BBR, which stops each connection for a moment every "
+        "10 s, cubic or reno where the round trip is shorter than 1 ms.",
+    )
     elastic_timeout: float = _row(
         600.0,
         "Elastic jobs: how long the job waits for enough workers before it ends.",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from horovodlike import config as config_module
 from horovodlike import ops
+from horovodlike._generation import file_of_generation
 from horovodlike._gpu_libraries import nccl_library
 from horovodlike._native import ffi, lib
 
@@ -32,7 +33,7 @@ def start(settings: Config, native: Any, joined: Membership) -> None:
     native.fan_out = settings.fan_out
     folder = ffi.new("char[]", os.fsencode(settings.flight_recorder))
     native.flight_recorder_folder = folder
-    autotune_log = ffi.new("char[]", os.fsencode(settings.autotune_log))
+    autotune_log = ffi.new("char[]", os.fsencode(file_of_generation(settings.autotune_log)))
     native.autotune_log = autotune_log
     native.cuda_library = cuda_file = ffi.new("char[]", os.fsencode(settings.cuda_library))
     native.nccl_library = nccl_file = ffi.new("char[]", os.fsencode(nccl_library(settings.nccl_library)))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from horovodlike import _engine_options, _stacks, ops
 from horovodlike import config as config_module
 from horovodlike._fault_points import reach
+from horovodlike._generation import file_of_generation
 from horovodlike._native import ffi, lib
 from horovodlike.errors import ConfigError, HorovodInternalError, NotInitializedError, RendezvousError
 from horovodlike.ops import ReduceOp
@@ -224,7 +225,7 @@ def _start_timeline(settings: Config) -> None:
     from horovodlike.timeline import start_timeline
 
     try:
-        start_timeline(settings.timeline, settings.timeline_mark_cycles)
+        start_timeline(file_of_generation(settings.timeline), settings.timeline_mark_cycles)
     except ValueError as problem:  # no reason not to train
         print(f"horovodlike warning: {problem}", file=sys.stderr)
 

@@ -48,7 +48,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from horovodlike import basics, ops
+from horovodlike import _generation, basics, ops
 from horovodlike._native import lib
 from horovodlike.errors import ConfigError
 from horovodlike.place import find_place
@@ -186,7 +186,7 @@ class _Active:
         self._step = self._step if step is None else step
         if not self._left:
             return
-        here = (_rank(), self._step, int(os.environ.get("HOROVODLIKE_GENERATION") or 1))
+        here = (_rank(), self._step, _generation.number())
         for fault in [fault for fault in self._left if (fault.rank, fault.step, fault.generation) == here]:
             if fault.point in _IN_ENGINE and point == "step":
                 self._left.remove(fault)

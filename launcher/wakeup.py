@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
@@ -44,8 +45,14 @@ class Wakeup:
         os.close(write)
 
 
+_DEAF_S = 1.0
+
+
 class SignalTaker:
-    """While entered, signals go to a function instead of ending this process."""
+    """While entered, signals go to a function instead of ending this process.
+
+    Two of SIGTERM within a second count as one: who signals a process and its group, as ``timeout`` does, means one.
+    """
 
     def __init__(self, take: Callable[[int], object], wakeup: Wakeup) -> None:
         """Prepares it; only the main thread can enter.
@@ -57,6 +64,7 @@ class SignalTaker:
         self._take = take
         self._wakeup = wakeup
         self._before: dict[int, Any] = {}
+        self._deaf_until = 0.0  # to SIGTERM
 
     def __enter__(self) -> None:
         """Installs handlers, but for signals that are ignored."""
@@ -64,7 +72,7 @@ class SignalTaker:
         self._wakeup_before = signal.set_wakeup_fd(self._wakeup.write_end, warn_on_full_buffer=False)
         for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(signum) is not signal.SIG_IGN:  # as nohup has it, and shells for jobs in the background
-                self._before[signum] = signal.signal(signum, lambda number, _: self._take(number))
+                self._before[signum] = signal.signal(signum, lambda number, _: self._hear(number))
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
@@ -73,3 +81,11 @@ class SignalTaker:
         for signum, handler in self._before.items():
             signal.signal(signum, handler)
         signal.set_wakeup_fd(self._wakeup_before)
+
+    def _hear(self, signum: int) -> None:
+        if signum == signal.SIGTERM:
+            now = time.monotonic()
+            if now < self._deaf_until:
+                return
+            self._deaf_until = now + _DEAF_S
+        self._take(signum)

@@ -47,10 +47,6 @@ from horovodlike.rendezvous import RendezvousServer
 __all__ = ["Driver"]
 
 
-_DEAF_S = 1.0
-"""SIGTERM again within this time is not a second one."""
-
-
 @dataclass
 class _Process:
     """A worker that was started, until it has exited."""
@@ -99,7 +95,6 @@ class Driver:
         self._output = output
         self._wakeup = wakeup
         self._grace_period = grace_period
-        self._deaf_until = 0.0
         self._look_every = look_every
         self._membership = Membership(policy, time.monotonic())
         self._events: deque[Event] = deque()
@@ -374,8 +369,6 @@ class Driver:
             self._pass_on(signal.SIGPIPE, signal.SIGTERM)
         while self._signals:
             signum = self._signals.popleft()
-            if signum == signal.SIGTERM and time.monotonic() < self._deaf_until:
-                continue  # who signals a process and its group, as timeout does, means one signal
             if self._ending_at is not None:  # the second one, or the first while a failed job is being ended
                 self._abandoned = True
                 self._links.send(Kind.KILL)
@@ -385,7 +378,6 @@ class Driver:
 
     def _pass_on(self, received: int, passed: int) -> None:
         grace = self._grace_period
-        self._deaf_until = time.monotonic() + _DEAF_S
         self._decide(verdict.exit_code(-received))
         if received != signal.SIGPIPE:
             self._say(

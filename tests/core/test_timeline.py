@@ -82,6 +82,19 @@ def test_the_file_can_be_read_while_it_is_written(fresh_ranks: Callable[..., Ran
         assert {"ALLREDUCE", "CYCLE_START"} <= {event["name"] for event in _events(path)}
 
 
+def test_later_generations_of_an_elastic_job_leave_the_files_of_earlier_ones(
+    fresh_ranks: Callable[..., RankPool], tmp_path: Path
+) -> None:
+    path, log = tmp_path / "timeline.json", tmp_path / "autotune.csv"
+    settings = {"HOROVODLIKE_TIMELINE": str(path), "HOROVODLIKE_AUTOTUNE_LOG": str(log), "HOROVODLIKE_AUTOTUNE": "1"}
+    for generation in (1, 3):
+        fresh_ranks(2, settings | {"HOROVODLIKE_GENERATION": str(generation)}).run(_work, "gradients", 1)
+    assert {file.name for file in tmp_path.iterdir()} == {
+        *("autotune.csv", "autotune.generation3.csv"),
+        *("timeline.json", "timeline.rank1.json", "timeline.generation3.json", "timeline.generation3.rank1.json"),
+    }
+
+
 def test_one_command_merges_the_files_of_all_ranks(ranks: Callable[[int], RankPool], tmp_path: Path) -> None:
     path = tmp_path / "timeline.json"
     ranks(3).run(_write, str(path), True)

@@ -61,7 +61,7 @@ __all__ = [
     "size",
 ]
 
-_lock = threading.Lock()  # serialises init() and shutdown()
+_lock = threading.RLock()  # serialises init() and shutdown(); a signal handler may call the latter in the midst of one
 _place: Place | None = None
 _engine_overlaps = False
 _average_counts_joined = False

@@ -6,12 +6,11 @@ import importlib.util
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from horovodlike.config import Config
+from horovodlike import config
+from horovodlike._native import ffi, lib
 
-__all__ = ["GpuLibraries", "find_gpu_libraries", "nccl_library"]
+__all__ = ["GpuLibraries", "find", "nccl_library"]
 
 
 @dataclass(frozen=True)
@@ -52,14 +51,16 @@ def nccl_library(configured: str) -> str:
     return next((str(file) for file in files if file.exists()), "")
 
 
-def find_gpu_libraries(settings: Config) -> GpuLibraries:
-    """Opens the libraries and counts the GPUs. They stay open, and CUDA initialised, as long as this process lives.
+def find() -> GpuLibraries:
+    """Opens the libraries where the settings say, and counts the GPUs.
 
-    Args:
-        settings: Say where the libraries are, if somebody wants to.
+    The libraries stay open, and CUDA initialised, as long as this process lives: a process that is forked later cannot
+    use CUDA.
+
+    Raises:
+        ConfigError: A setting has a value that cannot be used.
     """
-    from horovodlike._native import ffi, lib
-
+    settings = config.load()
     file = nccl_library(settings.nccl_library)
     found = ffi.new("hvl_gpu_libraries *")
     lib.hvl_find_gpu_libraries(os.fsencode(settings.cuda_library), os.fsencode(file), found)

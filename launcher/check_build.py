@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from horovodlike import config
-from horovodlike._gpu_libraries import GpuLibraries, find_gpu_libraries
+from horovodlike._gpu_libraries import GpuLibraries, find
 
-__all__ = ["check_build", "package_version"]
+__all__ = ["check_build", "framework_build", "package_version"]
 
 _BUILD_FILES = {
     "torch": ("version.py", r"^cuda\b[^=\n]*= *'?([\w.]+)"),
@@ -41,9 +41,9 @@ def _exists(module: str) -> bool:
         return False
 
 
-def _build(module: str) -> str:
-    """What a framework's own files say about CUDA; imports nothing."""
-    if module not in _BUILD_FILES:
+def framework_build(module: str) -> str:
+    """What a framework's own files say about CUDA, or an empty string; imports nothing."""
+    if module not in _BUILD_FILES or not _exists(module):
         return ""
     name, pattern = _BUILD_FILES[module]
     spec = importlib.util.find_spec(module)
@@ -53,14 +53,15 @@ def _build(module: str) -> str:
     if match is None:
         return ""
     if match[1] in ("None", "False"):
-        return ", not built for CUDA"
-    return ", built for CUDA" if match[1] == "True" else f", built for CUDA {match[1]}"
+        return "not built for CUDA"
+    return "built for CUDA" if match[1] == "True" else f"built for CUDA {match[1]}"
 
 
 def _framework(name: str, module: str, binding: str, distributions: Sequence[str]) -> Row:
     if not _exists(module):
         return False, name, "not installed"
-    version = next(filter(None, map(_version, distributions)), "of unknown version") + _build(module)
+    version = next(filter(None, map(_version, distributions)), "of unknown version")
+    version = ", ".join(filter(None, [version, framework_build(module)]))
     if not _exists(f"horovodlike.{binding}"):
         return False, name, f"{version} is installed, but this release has no binding for it"
     return True, name, version
@@ -78,12 +79,15 @@ def _cuda(found: GpuLibraries) -> Row:
     return found.num_gpus > 0, "CUDA", f"driver of CUDA {version}, GPUs: {found.num_gpus}"
 
 
-def _nccl(found: GpuLibraries, configured: bool) -> Row:
+def _nccl(found: GpuLibraries) -> Row:
     if found.why_no_nccl:
         return False, "NCCL", found.why_no_nccl
     code = found.nccl_version
     version = f"{code // 10000}.{code // 100 % 100}.{code % 100}"
-    source = "HOROVODLIKE_NCCL_LIBRARY" if configured else _package_of_nccl(found.nccl_file) or "the loader"
+    configured = config.load().nccl_library != ""
+    source = (
+        config.SETTINGS["nccl_library"].variable if configured else _package_of_nccl(found.nccl_file) or "the loader"
+    )
     unused = "" if found.num_gpus else "; there is no GPU to use it for"
     return found.num_gpus > 0, "NCCL", f"{version}, {found.nccl_file}, from {source}{unused}"
 
@@ -102,8 +106,7 @@ def _package_of_nccl(file: str) -> str | None:
 def _sections() -> list[tuple[str, list[Row]]]:
     tensorflow = ("tensorflow", "tensorflow-cpu")
     mpi = _mpi()
-    settings = config.load()
-    gpus = find_gpu_libraries(settings)
+    gpus = find()
     return [
         (
             "Available Frameworks",
@@ -119,7 +122,7 @@ def _sections() -> list[tuple[str, list[Row]]]:
         ),
         (
             "Available Tensor Operations",
-            [_nccl(gpus, bool(settings.nccl_library)), _cuda(gpus), mpi, (True, "Shared memory", "one machine")],
+            [_nccl(gpus), _cuda(gpus), mpi, (True, "Shared memory", "one machine")],
         ),
     ]
 

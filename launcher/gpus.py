@@ -22,9 +22,8 @@ _LISTED = re.compile(r"^(GPU |\s+MIG ).*\(UUID: ((?:GPU|MIG)-[\w/-]+)\)\s*$", re
 _COUNT = """
 import sys
 sys.path[:] = [*filter(None, sys.path), sys.argv[1]]
-from horovodlike import config
-from horovodlike._gpu_libraries import find_gpu_libraries
-found = find_gpu_libraries(config.load())
+from horovodlike._gpu_libraries import find
+found = find()
 print(found.num_gpus)
 print(found.why_no_cuda)
 """

@@ -104,12 +104,12 @@ def test_what_is_missing_is_said(operations: Callable[..., list[str]]) -> None:
 @pytest.mark.parametrize(
     ("module", "name", "text", "said"),
     [
-        ("torch", "version.py", "cuda: Optional[str] = None\n", ", not built for CUDA"),
-        ("torch", "version.py", "debug = False\ncuda: Optional[str] = '12.6'\n", ", built for CUDA 12.6"),
-        ("torch", "version.py", "cuda = '11.8'\n", ", built for CUDA 11.8"),
+        ("torch", "version.py", "cuda: Optional[str] = None\n", "not built for CUDA"),
+        ("torch", "version.py", "debug = False\ncuda: Optional[str] = '12.6'\n", "built for CUDA 12.6"),
+        ("torch", "version.py", "cuda = '11.8'\n", "built for CUDA 11.8"),
         ("torch", "other.py", "", ""),
-        ("tensorflow", "python/platform/build_info.py", "([('is_cuda_build', False), ", ", not built for CUDA"),
-        ("tensorflow", "python/platform/build_info.py", "('cpu', 'x'), ('is_cuda_build', True)", ", built for CUDA"),
+        ("tensorflow", "python/platform/build_info.py", "([('is_cuda_build', False), ", "not built for CUDA"),
+        ("tensorflow", "python/platform/build_info.py", "('cpu', 'x'), ('is_cuda_build', True)", "built for CUDA"),
         ("keras", "version.py", "cuda = '12'", ""),
     ],
 )
@@ -122,7 +122,7 @@ def test_what_frameworks_were_built_for(
     (package / name).write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, module, raising=False)
-    assert check_build._build(module) == said
+    assert check_build.framework_build(module) == said
 
 
 def test_settings_that_are_not_accepted(tmp_path: Path) -> None:

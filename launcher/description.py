@@ -39,7 +39,7 @@ def installed_version() -> str:
     return next((distribution.version for distribution in found), "of unknown version")
 
 
-def encode_needs(cwd: str, program: str, gpus: bool) -> dict[str, Any]:
+def encode_needs(cwd: str, program: str, gpus: bool = False) -> dict[str, Any]:
     """What :func:`describe` looks for: the folder in which the ranks start, what they execute, and whether GPUs."""
     return {"cwd": from_native(os.fsencode(cwd)), "program": from_native(os.fsencode(program)), "gpus": gpus}
 

@@ -134,6 +134,8 @@ def plan_ranks(
     gpus = gpu_variables(spec.gpus_per_rank, host.gpus, ranks)
     threads, said = thread_variables(environ, host.usable_cpus, ranks)
     common = common_variables(spec, placement.name, identity) | threads
+    if host.gpus is not None and spec.verbose:
+        said.append(f"each rank sees {spec.gpus_per_rank} of {len(host.gpus.names)} GPUs ({host.gpus.source})")
     plans = [
         RankPlan(
             rank=placement.first_rank + local_rank,

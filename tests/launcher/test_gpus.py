@@ -187,6 +187,7 @@ def test_the_ranks_of_this_host(
     assert shown(job, 2) == [",".join(UUIDS[:2]), ",".join(UUIDS[2:])]
     job = hvdrun("-np", 2, "--gpus-per-rank", 1, "--verbose", *SHOW, env={**variables, VISIBLE: "7,3,5"})
     assert shown(job, 2) == ["7", "3"]
+    assert f"hvdrun: each rank sees 1 of 3 GPUs ({VISIBLE}=7,3,5)\n" in job.err
 
 
 def test_without_the_option_nothing_changes(

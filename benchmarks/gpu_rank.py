@@ -192,7 +192,10 @@ def _ddp_step(job: Job, model: str) -> Step:
 
 
 def measure_overlap(job: Job) -> list[Row]:
-    """The share of communication on the device during which the device computes, in a few profiled steps."""
+    """The share of communication on the device during which the device computes, in a few profiled steps.
+
+    A CPU has no such intervals, and gets no rows.
+    """
     rows = []
     for model in job.models:
         step = _optimizer_step(job, model)
@@ -211,6 +214,8 @@ def measure_overlap(job: Job) -> list[Row]:
         profile.export_chrome_trace(str(trace))
         found = split_trace(json.loads(trace.read_text()))
         case = {"model": model, "through": job.through}
+        if job.device.type == "cuda" and not found[0]:
+            raise RuntimeError(f"the profiler has seen no communication of {model} on the device")
         if found[0]:
             rows.append({"case": case, "share": share_covered(*found), "communicating": _length(found[0])})
     return rows

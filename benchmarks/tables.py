@@ -225,7 +225,7 @@ def gpu_allreduce(rows: Sequence[dict[str, Any]]) -> str:
         ours, theirs = (by_place[count, nbytes, name] for name in ("horovodlike", peer))
         size = human_bytes(nbytes) if count == 1 else f"{count} x {human_bytes(nbytes)}"
         times = [human_time(row[key]) for key in ("seconds", "host_seconds") for row in (ours, theirs)]
-        lines.append([size, *times, human_time(max(0.0, ours["seconds"] - theirs["seconds"]))])
+        lines.append([size, *times, f"{(ours['seconds'] - theirs['seconds']) * 1e6:+.3g} us"])
     name = GPU_PEERS[peer]
     return table(["size", "horovodlike", name, "the host's time", f"{name}'s", "more than " + name], lines)
 

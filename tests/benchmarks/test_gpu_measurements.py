@@ -82,7 +82,9 @@ def test_targets(ours: float, host: float, passed: list[bool]) -> None:
 
 def test_tables() -> None:
     page = "\n".join(tables._gpu(results(1.015, 0.7)))
-    assert "| 4 B  | 30 us       | 20 us                   | 10 us           |" in page
+    assert (
+        "| 4 B  | 30 us       | 20 us                   | 10 us           | 10 us                     | +10 us " in page
+    )
     assert "| ResNet-50, 224x224     | 1 s              | 1.01 s      | 1.1 s | 1.015   | 1.100         |" in page
     assert "| ResNet-50, 224x224 | 2     | the host (staging) | 10 ms         | 75.0%" in page
 

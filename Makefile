@@ -20,7 +20,7 @@ CXX_SOURCES = $(shell find horovodlike bindings launcher tests \( -name '*.h' -o
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-tf test tools bench lint docs clean
+.PHONY: help demo demo-tf test tools bench gpu lint docs clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,6 +40,10 @@ tools: ## as root on Debian, install the servers that the tests of several hosts
 
 bench: $(STAMPS)/dev ## measure against Gloo, MPI, memcpy, DDP and iperf3: twenty minutes on a quiet machine
 	$(BIN)/python -m benchmarks $(BENCH_FLAGS)
+
+# Without a GPU it fails at once and says why: tests that skip themselves would look like success.
+gpu: $(STAMPS)/dev ## on a machine with a GPU: its tests, compute-sanitizer if it is in PATH, measurements
+	$(BIN)/python tests/gpu/check.py
 
 # mypy runs outside the checkout: what is checked is what is installed, not the source folder of the same name.
 lint: $(STAMPS)/dev ## ruff, mypy, clang-format

@@ -17,6 +17,7 @@ from typing import Any
 from benchmarks import (
     allreduce,
     driver,
+    gpu,
     gradient_compression,
     hosts,
     keras_steps,
@@ -27,7 +28,7 @@ from benchmarks import (
     training,
 )
 
-PARTS = ("allreduce", "training", "memory", "keras", "compression", "hosts")
+PARTS = ("allreduce", "training", "memory", "keras", "compression", "hosts", "gpu")
 MIB = 1 << 20
 
 
@@ -64,6 +65,8 @@ def parse_args() -> argparse.Namespace:
         parser.error(f"no such network: {', '.join(sorted(unknown))}; there are {', '.join(hosts.NETWORKS)}")
     if "hosts" in args.parts and (reason := hosts.missing()):
         parser.error(f"no hosts here: {reason}")
+    if "gpu" in args.parts and (reason := gpu.missing()):
+        parser.error(f"no GPU can be measured: {reason}")
     return args
 
 
@@ -142,6 +145,13 @@ def measure(args: argparse.Namespace, results: dict[str, Any]) -> None:
             say(f"without hosts: {reason}")
         else:
             _measure_hosts(args, results.setdefault("hosts", {}))
+    if "gpu" in parts:
+        if reason := gpu.missing():
+            say(f"without GPUs: {reason}")
+        else:
+            say("GPUs")
+            sizes, models = (args.bytes or gpu.SIZES), gpu.MODELS
+            results["gpu"] = gpu.measure(sizes=sizes, models=models, rounds=args.rounds, quick=args.quick)
 
 
 def _measure_hosts(args: argparse.Namespace, results: dict[str, Any]) -> None:

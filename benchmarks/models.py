@@ -1,6 +1,7 @@
 """The models that are trained, each with its batch: chosen to cover the shapes that communication meets.
 
-All train with plain SGD on random data that stays the same, float32, one thread.
+All train with plain SGD on random data that stays the same, float32, one thread. Those of MODELS are trained on the
+CPU, the larger ones on a GPU.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ TITLES = {
     "resnet18": "ResNet-18, 11.2 M parameters, 32x32 images, batch 4",
     "gpt": "GPT, 8 layers of width 256, 6.9 M parameters, batch 2 x 80 tokens",
     "tiny": "400 tiny layers of 1,024 parameters, 0.4 M parameters",
+    "resnet50": "ResNet-50, 25.6 M parameters, 224x224 images, batch 32",
+    "gpt87m": "GPT, 12 layers of width 768, 86.7 M parameters, batch 64 x 80 tokens",
 }
 
 GPT_VOCABULARY = 2048
@@ -66,6 +69,46 @@ def resnet18() -> nn.Module:
         layers += [ResidualBlock(inputs, outputs, stride), ResidualBlock(outputs, outputs, 1)]
         inputs = outputs
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
+
+
+class Bottleneck(nn.Module):
+    """Convolutions of 1x1, 3x3 and 1x1, of which the middle one is narrow, and a shortcut."""
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        outputs = 4 * width
+        self.body = nn.Sequential(
+            nn.Conv2d(inputs, width, 1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            nn.Conv2d(width, width, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            nn.Conv2d(width, outputs, 1, bias=False),
+            nn.BatchNorm2d(outputs),
+        )
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.relu(self.body(x) + self.shortcut(x))
+
+
+def resnet50() -> nn.Module:
+    """He et al. 2016, with the stride in the 3x3 convolutions, for images of 1000 kinds: 161 gradients."""
+    layers: list[nn.Module] = [
+        nn.Conv2d(3, 64, 7, 2, 3, bias=False),
+        nn.BatchNorm2d(64),
+        nn.ReLU(),
+        nn.MaxPool2d(3, 2, 1),
+    ]
+    inputs = 64
+    for width, blocks, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
+        for number in range(blocks):
+            layers.append(Bottleneck(inputs, width, stride if number == 0 else 1))
+            inputs = 4 * width
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2048, 1000))
 
 
 class TransformerBlock(nn.Module):
@@ -128,6 +171,8 @@ def build(model: str) -> nn.Module:
         "resnet18": resnet18,
         "gpt": Gpt,
         "tiny": TinyLayers,
+        "resnet50": resnet50,
+        "gpt87m": lambda: Gpt(width=768, layers=12, heads=12),
     }
     return builders[model]()
 
@@ -139,8 +184,11 @@ def batch(model: str, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
         return torch.randn(32, 1024, generator=generator), torch.randint(1024, (32,), generator=generator)
     if model == "resnet18":
         return torch.randn(4, 3, 32, 32, generator=generator), torch.randint(10, (4,), generator=generator)
-    if model == "gpt":
-        tokens = torch.randint(GPT_VOCABULARY, (2, GPT_CONTEXT + 1), generator=generator)
+    if model == "resnet50":
+        return torch.randn(32, 3, 224, 224, generator=generator), torch.randint(1000, (32,), generator=generator)
+    if model in ("gpt", "gpt87m"):
+        rows = 2 if model == "gpt" else 64
+        tokens = torch.randint(GPT_VOCABULARY, (rows, GPT_CONTEXT + 1), generator=generator)
         return tokens[:, :-1], tokens[:, 1:].flatten()
     return torch.randn(1024, generator=generator), torch.zeros(1024)
 
@@ -150,9 +198,15 @@ def sgd(module: nn.Module) -> torch.optim.SGD:
     return torch.optim.SGD(module.parameters(), lr=1e-3)
 
 
-def step(model: str, module: nn.Module, optimizer: torch.optim.Optimizer, rank: int) -> Callable[[], None]:
-    """Returns a function that makes one training step."""
-    inputs, targets = batch(model, rank)
+def step(
+    model: str,
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    rank: int,
+    device: torch.device | str = "cpu",
+) -> Callable[[], None]:
+    """Returns a function that makes one training step of a module on this device."""
+    inputs, targets = (part.to(device) for part in batch(model, rank))
     loss_of = functional.mse_loss if model == "tiny" else functional.cross_entropy
 
     def training_step() -> None:

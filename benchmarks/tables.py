@@ -32,7 +32,11 @@ MODELS = {
     "resnet18": "ResNet-18, 32x32",
     "gpt": "GPT, 6.9 M parameters",
     "tiny": "400 tiny layers",
+    "resnet50": "ResNet-50, 224x224",
+    "gpt87m": "GPT, 86.7 M parameters",
 }
+GPU_WAYS = {"nccl": "NCCL", "staging": "the host (staging)"}
+GPU_PEERS = {"nccl": "torch.distributed, NCCL", "gloo": "torch.distributed, Gloo"}
 
 
 def document(results: dict[str, Any], verdicts: Sequence[Verdict]) -> str:
@@ -65,6 +69,8 @@ def document(results: dict[str, Any], verdicts: Sequence[Verdict]) -> str:
         parts += [title.format(**results["compression"][0]), compression(results["compression"])]
     if results.get("hosts"):
         parts += _hosts(results["hosts"])
+    if results.get("gpu"):
+        parts += _gpu(results["gpu"])
     parts += ["## Targets", targets(verdicts)]
     return "\n\n".join(parts) + "\n"
 
@@ -194,6 +200,67 @@ def _hosts(results: dict[str, Any]) -> list[str]:
     if results.get("training"):
         parts += ["## Training steps over that cable", training(results["training"])]
     return parts
+
+
+def _gpu(results: dict[str, Any]) -> list[str]:
+    """Titles and tables of GPUs."""
+    device = ", ".join(f"{name}: {value}" for name, value in results["device"].items())
+    parts = ["## GPUs", device]
+    for size in dict.fromkeys(row["np"] for row in results["allreduce"]):
+        rows = [row for row in results["allreduce"] if row["np"] == size]
+        title = f"### In-place allreduce, float32, ranks: {size}, through {GPU_WAYS[rows[0]['through']]}"
+        parts += [title, gpu_allreduce(rows)]
+    parts += ["### Training steps, 1 rank", gpu_training(results["training"])]
+    if results["overlap"]:
+        parts += ["### Communication that overlaps computation", gpu_overlap(results["overlap"])]
+    return parts
+
+
+def gpu_allreduce(rows: Sequence[dict[str, Any]]) -> str:
+    """One line per size: times, and how long the host's thread is busy."""
+    by_place = {(row["count"], row["nbytes"], row["peer"]): row for row in rows}
+    peer = next(row["peer"] for row in rows if row["peer"] != "horovodlike")
+    lines = []
+    for count, nbytes in dict.fromkeys((row["count"], row["nbytes"]) for row in rows):
+        ours, theirs = (by_place[count, nbytes, name] for name in ("horovodlike", peer))
+        size = human_bytes(nbytes) if count == 1 else f"{count} x {human_bytes(nbytes)}"
+        times = [human_time(row[key]) for key in ("seconds", "host_seconds") for row in (ours, theirs)]
+        lines.append([size, *times, f"{(ours['seconds'] - theirs['seconds']) * 1e6:+.3g} us"])
+    name = GPU_PEERS[peer]
+    return table(["size", "horovodlike", name, "the host's time", f"{name}'s", "more than " + name], lines)
+
+
+def gpu_training(rows: Sequence[dict[str, Any]]) -> str:
+    """One line per model."""
+    by_place = {(row["model"], row["peer"]): row for row in rows}
+    lines = []
+    for model in dict.fromkeys(row["model"] for row in rows):
+        plain, ours, ddp = (by_place[model, peer] for peer in ("plain", "horovodlike", "ddp"))
+        lines.append(
+            [
+                MODELS[model],
+                *(human_time(row["seconds"]) for row in (plain, ours, ddp)),
+                *(f"{row['seconds'] / plain['seconds']:.3f}" for row in (ours, ddp)),
+                *(human_time(row["host_seconds"]) for row in (plain, ours, ddp)),
+            ]
+        )
+    head = ["model", "no communication", "horovodlike", "DDP", "x plain", "DDP's x plain"]
+    return table([*head, "the host's time, plain", "horovodlike", "DDP"], lines)
+
+
+def gpu_overlap(rows: Sequence[dict[str, Any]]) -> str:
+    """One line per model and number of ranks."""
+    lines = [
+        [
+            MODELS[row["model"]],
+            str(row["np"]),
+            GPU_WAYS[row["through"]],
+            human_time(row["communicating"]),
+            f"{row['share']:.1%}",
+        ]
+        for row in rows
+    ]
+    return table(["model", "ranks", "through", "communication", "of it during computation"], lines)
 
 
 def rates(rows: Sequence[dict[str, Any]]) -> str:

@@ -29,6 +29,8 @@ HOSTS_LATENCY = {"4 B": (4, 0.8), "64 KiB": (64 * KIB, 0.7)}
 HOSTS_OVER_GLOO = 1.2
 # Two ranks on each host against one: bytes on the wire may differ by this part, and the time is at most so much longer.
 HOSTS_BYTES, HOSTS_TIME = 0.01, 1.03
+# At one rank on a GPU: the step at most this many times the one without communication, and the host's time DDP's.
+GPU_STEP, GPU_HOST = 1.02, 1.0
 MEMORY_BYTES = 16 * MIB
 IMPORT_SECONDS, IMPORT_BYTES = 0.1, 25 * MIB
 
@@ -57,6 +59,7 @@ def check(results: dict[str, Any]) -> list[Verdict]:
         *_memory(results),
         *_keras(results),
         *_hosts(results),
+        *_gpu(results),
     ]
 
 
@@ -158,6 +161,21 @@ def _hosts(results: dict[str, Any]) -> Iterator[Verdict]:
     for title, (nbytes, limit) in HOSTS_LATENCY.items():
         ours, gloo = (value("seconds", "cable", peer, nbytes) for peer in ("horovodlike", "gloo"))
         yield _at_most(f"2 hosts: {title} allreduce: time / Gloo's", limit, _ratio(ours, gloo))
+
+
+def _gpu(results: dict[str, Any]) -> Iterator[Verdict]:
+    rows = {(row["model"], row["peer"]): row for row in results.get("gpu", {}).get("training", [])}
+
+    def value(model: str, peer: str, key: str) -> float | None:
+        row = rows.get((model, peer))
+        return None if row is None else float(row[key])
+
+    for model in ("resnet50", "gpt87m"):
+        ours = value(model, "horovodlike", "seconds")
+        title = f"GPU, 1 rank, step of {model}"
+        yield _at_most(f"{title}: time / no communication", GPU_STEP, _ratio(ours, value(model, "plain", "seconds")))
+        ours, ddp = (value(model, peer, "host_seconds") for peer in ("horovodlike", "ddp"))
+        yield _at_most(f"{title}: the host's time / DDP's", GPU_HOST, _ratio(ours, ddp))
 
 
 def _memory(results: dict[str, Any]) -> Iterator[Verdict]:

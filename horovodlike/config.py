@@ -316,6 +316,12 @@ class Config:
         "The file of NCCL; empty: that of the package nvidia-nccl, which PyTorch uses, or else libnccl.so.2, wherever "
         "the loader finds it.",
     )
+    gpus_per_rank: int = _row(
+        0,
+        "hvdrun: how many GPUs each rank sees, in CUDA_VISIBLE_DEVICES: its own, by local rank. 0: all that the "
+        "job has on its host.",
+        minimum=0,
+    )
     fan_out: int = _row(
         16,
         "To how many other hosts a host passes on what the ranks agree about; hosts form a tree.",

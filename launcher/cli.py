@@ -31,6 +31,7 @@ _EPILOG = """examples:
   hvdrun -np 4 train.py
   hvdrun -np 2 --output-filename logs --bind-to core python -m package.train
   hvdrun -H node-1:4,node-2:4 python train.py
+  hvdrun -np 4 --gpus-per-rank 1 python train.py
   hvdrun --mpi -np 4 python train.py
   hvdrun -H node-1:4,node-2:4 --selftest
   hvdrun -np 4 --min-np 2 --max-np 8 --host-discovery-script ./hosts.sh python train.py
@@ -52,7 +53,10 @@ class _CheckBuild(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
         from horovodlike.launcher.check_build import check_build
 
-        print(check_build())
+        try:
+            print(check_build())
+        except ConfigError as error:
+            raise UsageError(str(error)) from None
         parser.exit(0)
 
 
@@ -243,6 +247,11 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], program: str = "hvdru
         values = config.load({**environ, **settings})
     except ConfigError as error:
         raise UsageError(str(error)) from None
+    if arguments.mpi and values.gpus_per_rank:
+        raise UsageError(
+            f"--gpus-per-rank {values.gpus_per_rank} cannot be used with --mpi: mpirun starts the ranks. Leave it "
+            "out, and choose in the script, for instance with torch.cuda.set_device(hvd.local_rank())"
+        )
     settings |= elastic_options.fault_plan(arguments.chaos)
     elastic = elastic_options.find_elastic(arguments, values)
     nodes = find_nodes(arguments, environ)
@@ -271,6 +280,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], program: str = "hvdru
         network_timeout=values.network_timeout,
         network_interface=values.network_interface,
         bind_to=Binding(arguments.bind_to),
+        gpus_per_rank=values.gpus_per_rank,
         output_directory=arguments.output_filename,
         timestamps=arguments.timestamps,
         verbose=arguments.verbose,

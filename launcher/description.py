@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from horovodlike.launcher.frames import from_native, to_native
+from horovodlike.launcher.gpus import Gpus, find_gpus
 from horovodlike.launcher.topology import Host, detect_host
 
 __all__ = ["Description", "decode_description", "describe", "encode_needs", "installed_version"]
@@ -20,7 +21,7 @@ class Description:
 
     Attributes:
         version: The version of horovodlike there.
-        host: Its processors.
+        host: Its processors, and its GPUs if they were asked for.
         seen_from: The launcher's address as ssh's server there sees it, and its own; None without ssh.
         problems: Why the job cannot run there.
     """
@@ -38,18 +39,18 @@ def installed_version() -> str:
     return next((distribution.version for distribution in found), "of unknown version")
 
 
-def encode_needs(cwd: str, program: str) -> dict[str, str]:
-    """What :func:`describe` looks for: the folder in which the ranks start, and what they execute."""
-    return {"cwd": from_native(os.fsencode(cwd)), "program": from_native(os.fsencode(program))}
+def encode_needs(cwd: str, program: str, gpus: bool = False) -> dict[str, Any]:
+    """What :func:`describe` looks for: the folder in which the ranks start, what they execute, and whether GPUs."""
+    return {"cwd": from_native(os.fsencode(cwd)), "program": from_native(os.fsencode(program)), "gpus": gpus}
 
 
-def describe(needs: Mapping[str, str]) -> dict[str, Any]:
+def describe(needs: Mapping[str, Any]) -> dict[str, Any]:
     """Describes this host, as :func:`decode_description` reads it."""
     cwd, program = (os.fsdecode(to_native(needs[name])) for name in ("cwd", "program"))
     words = os.environ.get("SSH_CONNECTION", "").split()
     return {
         "version": installed_version(),
-        "host": dataclasses.asdict(detect_host()),
+        "host": dataclasses.asdict(detect_host(gpus=find_gpus(os.environ) if needs["gpus"] else None)),
         "seen_from": [words[0], words[2]] if len(words) == 4 else None,
         "problems": _problems(cwd, program),
     }
@@ -62,6 +63,10 @@ def _problems(cwd: str, program: str) -> list[str]:
     if shutil.which(path) is None:
         return [f"there is no program {path}, which the ranks are to execute; install it there too"]
     return []
+
+
+def _decode_gpus(value: Any) -> Gpus | None:
+    return None if value is None else Gpus(tuple(map(str, value["names"])), str(value["source"]))
 
 
 def decode_description(value: Any) -> Description:
@@ -77,6 +82,7 @@ def decode_description(value: Any) -> Description:
             cores=tuple(map(tuple, fields["cores"])),
             numa_nodes=tuple(map(tuple, fields["numa_nodes"])),
             quota=fields["quota"],
+            gpus=_decode_gpus(fields.get("gpus")),
         )
         client, server = value["seen_from"] or (None, None)
         seen_from = None if client is None else (str(client), str(server))

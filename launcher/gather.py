@@ -4,19 +4,22 @@ import functools
 import os
 import selectors
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from horovodlike.launcher.description import Description, decode_description, encode_needs, installed_version
 from horovodlike.launcher.errors import HostsError
 from horovodlike.launcher.frames import Frame, FrameError, Kind, decode_text, encode_seconds, encode_text
+from horovodlike.launcher.gpus import find_gpus
 from horovodlike.launcher.hosts import Placement
 from horovodlike.launcher.link import AgentLink, start_local_agent, start_remote_agent
 from horovodlike.launcher.remote import explain_failure, remote_command
 from horovodlike.launcher.spec import JobSpec
+from horovodlike.launcher.topology import Host, detect_host
 
 __all__ = [
     "ask_for_description",
     "describe_hosts",
+    "describe_this_host",
     "explain_delay",
     "read_description",
     "receive_answer",
@@ -72,6 +75,16 @@ def _close(links: Sequence[AgentLink]) -> None:
         link.close()
 
 
+def describe_this_host(spec: JobSpec, environ: Mapping[str, str]) -> Host:
+    """What there is on this host, as far as the job needs it.
+
+    Args:
+        spec: The job.
+        environ: The environment that the ranks inherit.
+    """
+    return detect_host(gpus=find_gpus(environ) if spec.gpus_per_rank else None)
+
+
 def describe_hosts(spec: JobSpec, links: Sequence[AgentLink], program: str) -> dict[str, Description]:
     """Asks the agents of other hosts what there is, all at the same time.
 
@@ -120,7 +133,7 @@ def describe_hosts(spec: JobSpec, links: Sequence[AgentLink], program: str) -> d
 
 def ask_for_description(link: AgentLink, spec: JobSpec, program: str) -> None:
     """Asks the agent of another host what there is; it ends by itself if it hears no more."""
-    link.send(Kind.DESCRIBE, 0, encode_text(encode_needs(os.getcwd(), program)))
+    link.send(Kind.DESCRIBE, 0, encode_text(encode_needs(os.getcwd(), program, spec.gpus_per_rank > 0)))
     link.send(Kind.ALIVE, 0, encode_seconds(spec.start_timeout + spec.network_timeout))
 
 

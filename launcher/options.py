@@ -59,6 +59,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("elastic_timeout", "--elastic-timeout", metavar="S"),
     Option("heartbeat_timeout", "--heartbeat-timeout", metavar="S"),
     Option("grace_period", "--grace-period", metavar="S"),
+    Option("gpus_per_rank", "--gpus-per-rank", "library_options.gpus_per_rank"),
     Option("fusion_threshold", "--fusion-threshold-mb", "params.fusion_threshold_mb", scale=_MIB, note="In MiB."),
     Option("cycle_time", "--cycle-time-ms", "params.cycle_time_ms", metavar="X"),
     Option("cache_capacity", "--cache-capacity", "params.cache_capacity"),

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from horovodlike.launcher.errors import UsageError
+from horovodlike.launcher.gpus import gpu_variables
 from horovodlike.launcher.hosts import Placement
 from horovodlike.launcher.spec import Binding, JobSpec
 from horovodlike.launcher.topology import Host
@@ -130,13 +131,16 @@ def plan_ranks(
     """
     ranks = placement.local_size
     cpus, _ = bind(spec.bind_to, host, ranks)
+    gpus = gpu_variables(spec.gpus_per_rank, host.gpus, ranks)
     threads, said = thread_variables(environ, host.usable_cpus, ranks)
     common = common_variables(spec, placement.name, identity) | threads
+    if host.gpus is not None and spec.verbose:
+        said.append(f"each rank sees {spec.gpus_per_rank} of {len(host.gpus.names)} GPUs ({host.gpus.source})")
     plans = [
         RankPlan(
             rank=placement.first_rank + local_rank,
             local_rank=local_rank,
-            environ={**common, **_place(placement, local_rank)},
+            environ={**common, **_place(placement, local_rank), **gpus[local_rank]},
             command=command,
             cpus=cpus[local_rank],
         )

@@ -60,6 +60,7 @@ def run(
     output_filename: str | None = None,
     verbose: bool | int | None = None,
     executable: str | None = None,
+    gpus_per_rank: int | None = None,
     host_discovery: HostDiscovery | None = None,
     **horovod: Any,
 ) -> list[T]:
@@ -85,6 +86,8 @@ def run(
         output_filename: A folder where each rank's output goes as well.
         verbose: Explains decisions on standard error.
         executable: The Python interpreter of the ranks; this one if None.
+        gpus_per_rank: How many GPUs each rank sees, in ``CUDA_VISIBLE_DEVICES``: its own, by local rank. with 0
+            it sees all that the job has on its host. None: what ``HOROVODLIKE_GPUS_PER_RANK`` says, or 0.
         host_discovery: Finds the hosts of an elastic job, which may come and go.
         **horovod: Horovod's other arguments. The job is elastic if ``min_np`` (or ``min_num_proc``), ``max_np``
             (``max_num_proc``), ``host_discovery_script`` or ``host_discovery`` is given; ``slots``, ``reset_limit``,
@@ -106,7 +109,7 @@ def run(
     if hosts is not None and hostfile is not None:
         raise UsageError("Argument hosts and hostfile only allow one provided.")
     environ = dict(os.environ if env is None else env)
-    given = {"start_timeout": start_timeout, "network_interface": interfaces}
+    given = {"start_timeout": start_timeout, "network_interface": interfaces, "gpus_per_rank": gpus_per_rank}
     given |= {name: wanted.get(name) for name in ("elastic_timeout", "heartbeat_timeout", "grace_period")}
     settings = {config.SETTINGS[name].variable: f"{value}" for name, value in given.items() if value is not None}
     try:
@@ -129,6 +132,7 @@ def run(
         start_timeout=values.start_timeout,
         network_timeout=values.network_timeout,
         network_interface=values.network_interface,
+        gpus_per_rank=values.gpus_per_rank,
         output_directory=output_filename,
         verbose=bool(verbose),
     )

@@ -12,14 +12,14 @@ from horovodlike.launcher.addresses import reachable_addresses
 from horovodlike.launcher.environment import OWN_NAMES, OWN_PREFIXES, forwarded
 from horovodlike.launcher.errors import UsageError
 from horovodlike.launcher.frames import Kind, encode_text, from_native
-from horovodlike.launcher.gather import describe_hosts, start_agents
+from horovodlike.launcher.gather import describe_hosts, describe_this_host, start_agents
 from horovodlike.launcher.hosts import Placement
 from horovodlike.launcher.job import GRACE_S, Job, Outcome
 from horovodlike.launcher.link import AgentLink
 from horovodlike.launcher.output import OutputFiles, RankOutput, Screen
 from horovodlike.launcher.plan import JobIdentity, RankPlan, plan_ranks
 from horovodlike.launcher.spec import JobSpec
-from horovodlike.launcher.topology import Host, detect_host
+from horovodlike.launcher.topology import Host
 from horovodlike.launcher.wakeup import SignalTaker, Wakeup
 from horovodlike.launcher.writer import Writer
 
@@ -57,7 +57,9 @@ def run_job(
         placements = spec.placements
         identity = JobIdentity(secrets.token_hex(8), secrets.token_hex(32), _LOOPBACK, 0)
         planner = _Planner(spec, command, environ)
-        hosts = {placement.name: detect_host() for placement in placements if placement.name == spec.here}
+        hosts = {
+            placement.name: describe_this_host(spec, environ) for placement in placements if placement.name == spec.here
+        }
         for placement in placements:
             if placement.name in hosts:  # what does not fit is to be said before anything starts
                 planner.plan(placement, hosts[placement.name], identity)
@@ -101,11 +103,11 @@ class _Planner:
         self._said: dict[str, list[str]] = {}
 
     def plan(self, placement: Placement, host: Host, identity: JobIdentity) -> list[RankPlan]:
-        here = placement.name == self._spec.here
+        alone = placement.name == self._spec.here and placement.local_size == placement.size
         try:
             plans, said = plan_ranks(self._spec, self._command, placement, host, identity, self._environ)
         except UsageError as error:
-            raise error if here else UsageError(f"{placement.name}: {error}") from None
+            raise error if alone else UsageError(f"{placement.name}: {error}") from None
         self._said[placement.name] = said
         return plans
 

@@ -19,6 +19,7 @@ from horovodlike.launcher.addresses import bindable_addresses
 from horovodlike.launcher.description import installed_version
 from horovodlike.launcher.errors import HostsError, UsageError
 from horovodlike.launcher.frames import Frame, FrameError, Kind, decode_text, encode_text
+from horovodlike.launcher.gather import describe_this_host
 from horovodlike.launcher.hosts import Placement
 from horovodlike.launcher.job import Job, Outcome
 from horovodlike.launcher.link import Link, start_local_agent
@@ -28,7 +29,6 @@ from horovodlike.launcher.plan import JobIdentity, plan_ranks
 from horovodlike.launcher.relay import Relay
 from horovodlike.launcher.run_job import start_message
 from horovodlike.launcher.spec import JobSpec, Nodes
-from horovodlike.launcher.topology import detect_host
 from horovodlike.launcher.wakeup import SignalTaker, Wakeup
 from horovodlike.launcher.writer import Writer
 from horovodlike.rendezvous import RendezvousServer
@@ -81,7 +81,7 @@ class _Node:
     def start(self, placement: Placement, identity: JobIdentity) -> tuple[Link, RankOutput, Writer]:
         """Starts the ranks of this node."""
         spec, environ = self._spec, self._environ
-        plans, said = plan_ranks(spec, self._command, placement, detect_host(), identity, environ)
+        plans, said = plan_ranks(spec, self._command, placement, describe_this_host(spec, environ), identity, environ)
         files = None
         if spec.output_directory is not None:
             files = OutputFiles(spec.output_directory, placement.size, placement.ranks)

@@ -103,6 +103,7 @@ class JobSpec:
         network_timeout: How long another host may be silent, in seconds.
         network_interface: Over which network hosts communicate, as the setting of this name has it.
         bind_to: What each rank is bound to.
+        gpus_per_rank: How many GPUs each rank sees, which are its own; 0 leaves that to the environment.
         output_directory: Where each rank's output goes as well, or None.
         timestamps: Each line of output begins with the time.
         verbose: Decisions are explained on standard error.
@@ -125,6 +126,7 @@ class JobSpec:
     network_timeout: float = 30.0
     network_interface: str = ""
     bind_to: Binding = Binding.NONE
+    gpus_per_rank: int = 0
     output_directory: str | None = None
     timestamps: bool = False
     verbose: bool = False

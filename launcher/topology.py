@@ -6,24 +6,28 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
+from horovodlike.launcher.gpus import Gpus
+
 __all__ = ["Host", "detect_host", "local_names", "parse_cpu_list"]
 
 
 @dataclass(frozen=True)
 class Host:
-    """The processors that this process may use.
+    """The processors that this process may use, and the GPUs.
 
     Attributes:
         cpus: The logical processors of the affinity mask.
         cores: The same by physical core.
         numa_nodes: The same by NUMA node.
         quota: How many processors' time the control group allows, or None.
+        gpus: The GPUs, or None if nobody has asked for them.
     """
 
     cpus: tuple[int, ...]
     cores: tuple[tuple[int, ...], ...]
     numa_nodes: tuple[tuple[int, ...], ...]
     quota: float | None = None
+    gpus: Gpus | None = None
 
     @property
     def usable_cpus(self) -> int:
@@ -40,17 +44,18 @@ def parse_cpu_list(text: str) -> tuple[int, ...]:
     return tuple(cpus)
 
 
-def detect_host(root: Path = Path("/")) -> Host:
+def detect_host(root: Path = Path("/"), gpus: Gpus | None = None) -> Host:
     """Reads the affinity mask, the kernel's description of the processors, and the control group.
 
     Args:
         root: Where ``proc`` and ``sys`` are.
+        gpus: The GPUs, if they have been looked for.
     """
     cpus = tuple(sorted(os.sched_getaffinity(0)))
     system = root / "sys/devices/system"
     cores = {_allowed(_read(system / f"cpu/cpu{cpu}/topology/thread_siblings_list"), cpus) or (cpu,) for cpu in cpus}
     nodes = {_allowed(_read(path), cpus) for path in (system / "node").glob("node[0-9]*/cpulist")} - {()}
-    return Host(cpus, tuple(sorted(cores)), tuple(sorted(nodes)) or (cpus,), _quota(root))
+    return Host(cpus, tuple(sorted(cores)), tuple(sorted(nodes)) or (cpus,), _quota(root), gpus)
 
 
 def _allowed(text: str, cpus: tuple[int, ...]) -> tuple[int, ...]:

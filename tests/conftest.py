@@ -99,6 +99,7 @@ def _pools() -> Iterator[dict[tuple[int, tuple[str, ...]], RankPool]]:
 
 FRAMEWORKS = {
     "torch": ("torch", "horovodlike.torch"),
+    "gpu": ("torch", "horovodlike.torch"),
     "tensorflow": ("tensorflow", "horovodlike.tensorflow"),
 }
 

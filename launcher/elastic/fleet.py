@@ -13,17 +13,19 @@ from horovodlike.launcher.errors import HostsError, UsageError
 from horovodlike.launcher.frames import Kind, encode_seconds
 from horovodlike.launcher.gather import (
     ask_for_description,
+    describe_this_host,
     explain_delay,
     read_description,
     receive_answer,
     start_agent,
 )
+from horovodlike.launcher.gpus import gpu_variables
 from horovodlike.launcher.job import GRACE_S
 from horovodlike.launcher.link import AgentLink, Link
 from horovodlike.launcher.plan import JobIdentity, RankPlan, bind, common_variables, thread_variables
 from horovodlike.launcher.run_job import start_message
 from horovodlike.launcher.spec import JobSpec
-from horovodlike.launcher.topology import Host, detect_host
+from horovodlike.launcher.topology import Host
 
 __all__ = ["Fleet"]
 
@@ -196,6 +198,10 @@ class Fleet:
                 station.link.kill()
                 self._fail(station, explain_delay(station.link, self._spec))
 
+    @functools.cached_property
+    def _this_host(self) -> Host:
+        return describe_this_host(self._spec, self._environ)
+
     def _find(self, link: Link) -> _Station | None:
         return next((station for station in self._stations.values() if station.link is link), None)
 
@@ -208,7 +214,7 @@ class Fleet:
             return None
         station = self._stations[name] = _Station(name, link, time.monotonic() + self._spec.start_timeout)
         if here:
-            self._begin(station, detect_host(), ())
+            self._begin(station, self._this_host, ())
         else:
             ask_for_description(link, self._spec, self._command[0])
         return station
@@ -249,6 +255,8 @@ class Fleet:
         slots = station.slots if most is None else min(station.slots, max(most, slot + 1))
         try:
             cpus, _ = bind(self._spec.bind_to, host, slots)
+            # By slot, of which no two workers that live have the same; all of them, since any may be taken.
+            gpus = gpu_variables(self._spec.gpus_per_rank, host.gpus, station.slots)
         except UsageError as error:
             station.trouble = str(error)
             self.release(station.name)
@@ -261,6 +269,7 @@ class Fleet:
         environ = {
             **common_variables(self._spec, station.name, self._identity),
             **threads,
+            **gpus[slot],
             "HOROVODLIKE_ELASTIC": "1",
             "HOROVOD_ELASTIC": "1",
             "HOROVODLIKE_WORKER": str(worker),

@@ -17,11 +17,12 @@ from horovodlike.launcher.elastic.discovery import (
 from horovodlike.launcher.elastic.driver import Driver
 from horovodlike.launcher.elastic.state import Policy
 from horovodlike.launcher.errors import HostsError, UsageError
+from horovodlike.launcher.gather import describe_this_host
+from horovodlike.launcher.gpus import gpu_variables
 from horovodlike.launcher.job import Outcome
 from horovodlike.launcher.output import OutputFiles, RankOutput, Screen
 from horovodlike.launcher.plan import JobIdentity, bind
 from horovodlike.launcher.spec import THIS_MACHINE, ElasticSpec, JobSpec
-from horovodlike.launcher.topology import detect_host
 from horovodlike.launcher.wakeup import SignalTaker, Wakeup
 from horovodlike.launcher.writer import Writer
 
@@ -82,7 +83,9 @@ def run_elastic(
         spec = replace(spec, here=lookout.here, network_timeout=elastic.heartbeat_timeout)
         if spec.here in found:  # what does not fit is to be said before anything starts
             most = found[spec.here]
-            bind(spec.bind_to, detect_host(), most if policy.max_np is None else min(most, policy.max_np))
+            host = describe_this_host(spec, environ)
+            bind(spec.bind_to, host, most if policy.max_np is None else min(most, policy.max_np))
+            gpu_variables(spec.gpus_per_rank, host.gpus, most)
         files = None
         if spec.output_directory is not None:
             files = OutputFiles(spec.output_directory, 1, ())

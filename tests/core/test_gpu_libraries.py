@@ -33,6 +33,15 @@ def test_then_the_loader(tmp_path, monkeypatch):
     assert _gpu_libraries.nccl_library("") == ""
 
 
+def test_what_is_found_is_said(monkeypatch):
+    monkeypatch.setenv("HOROVODLIKE_CUDA_LIBRARY", "/nowhere/libcuda.so.1")
+    monkeypatch.setenv("HOROVODLIKE_NCCL_LIBRARY", "/nowhere/libnccl.so.2")
+    found = _gpu_libraries.find()
+    assert (found.cuda_version, found.nccl_version, found.num_gpus, found.nccl_file) == (0, 0, 0, "")
+    assert found.why_no_cuda.startswith("/nowhere/libcuda.so.1 cannot be opened: ")
+    assert found.why_no_nccl.startswith("/nowhere/libnccl.so.2 cannot be opened: ")
+
+
 def test_what_is_missing_is_said():
     found = ffi.new("hvl_gpu_libraries *")
     lib.hvl_find_gpu_libraries(b"/nowhere/libcuda.so.1", b"/nowhere/libnccl.so.2", found)

@@ -40,6 +40,7 @@ def test_every_setting_is_read_from_its_variables(name: str) -> None:
         "overlap": "always",
         "cpu_operations": "MPI",
         "join_average": "all",
+        "gpu_operations": "staging",
     }.get(name, text)
     expected = parse(setting, text)
     assert expected != setting.default

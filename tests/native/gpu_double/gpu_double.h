@@ -14,7 +14,8 @@
 
 namespace gpu_double {
 
-// Begins anew with so many GPUs, each of its own. Nobody may use the library meanwhile.
+// Begins anew with so many GPUs, each of its own. Nobody may use the library meanwhile. Programs that do not call it
+// get as many as the variable GPU_DOUBLE_GPUS says.
 void reset(int num_gpus);
 // From now on the second GPU is the same as the first one.
 void make_same(int gpu, int other);

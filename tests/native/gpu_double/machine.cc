@@ -1,6 +1,7 @@
 #include "machine.h"
 
 #include <cstdio>
+#include <cstdlib>
 
 #include "gpu_double.h"
 
@@ -20,6 +21,7 @@ Machine& Machine::get() {
 }
 
 Machine::Machine() {
+  if (const char* number = std::getenv("GPU_DOUBLE_GPUS")) reset(std::atoi(number));
   std::thread([this] { work(); }).detach();
 }
 

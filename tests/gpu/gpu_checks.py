@@ -1,0 +1,192 @@
+"""What tests run on ranks that have a GPU: every collective, against what torch computes on the CPU.
+
+Also a program, which runs all of them: alone, under compute-sanitizer, or as `hvdrun -np 2 python gpu_checks.py`.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from torch import nn
+
+import horovodlike.torch as hvd
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+DTYPES = (*FLOATS, *INTEGERS, torch.bool)
+OPS = (hvd.Average, hvd.Sum, hvd.Min, hvd.Max, hvd.Product)
+SHAPES = ((0,), (1,), (), (17,), (3, 5, 2), (1_000_003,))
+
+
+def choose_gpu(shared: bool) -> torch.device:
+    """The GPU of this rank: the first one if all share it, else its own."""
+    device = torch.device("cuda", 0 if shared else hvd.local_rank() % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def inputs(dtype: torch.dtype, shape: tuple[int, ...]) -> list[torch.Tensor]:
+    """What each rank has, on the CPU: small integers, so that sums and products are exact in every dtype."""
+    low = 0 if dtype in (torch.uint8, torch.bool) else -2
+    generators = (torch.Generator().manual_seed(1000 * rank + len(shape)) for rank in range(hvd.size()))
+    return [torch.randint(low, 3, shape, generator=generator).to(dtype) for generator in generators]
+
+
+def reduced(tensors: list[torch.Tensor], op: int) -> torch.Tensor:
+    dtype = tensors[0].dtype
+    if dtype is torch.bool:
+        stacked = torch.stack(tensors)
+        return stacked.any(0) if op in (hvd.Sum, hvd.Max) else stacked.all(0)
+    wide = torch.stack([tensor.to(torch.float64) for tensor in tensors])
+    result = {
+        hvd.Average: lambda: wide.sum(0) / len(tensors),
+        hvd.Sum: lambda: wide.sum(0),
+        hvd.Min: lambda: wide.amin(0),
+        hvd.Max: lambda: wide.amax(0),
+        hvd.Product: lambda: wide.prod(0),
+    }[op]()
+    return result.to(dtype) if dtype.is_floating_point else result.trunc().to(dtype)
+
+
+def check(actual: torch.Tensor, expected: torch.Tensor, what: object) -> None:
+    assert actual.is_cuda, what
+    assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape), what
+    tolerance = 4 * torch.finfo(actual.dtype).eps if actual.is_floating_point() else 0
+    assert torch.allclose(actual.cpu(), expected, rtol=tolerance, atol=0), (what, actual, expected)
+
+
+def check_allreduce(shared: bool) -> None:
+    device = choose_gpu(shared)
+    for dtype, op in itertools.product(DTYPES, OPS):
+        if dtype is torch.bool and op == hvd.Average:
+            continue
+        handles = []
+        for shape in SHAPES:
+            tensors = inputs(dtype, shape)
+            mine = tensors[hvd.rank()].to(device)
+            handles.append((hvd.allreduce_async(mine, op=op), hvd.allreduce_async_(mine.clone(), op=op), tensors))
+        for new, in_place, tensors in handles:
+            what = (dtype, op, tensors[0].shape)
+            check(hvd.synchronize(new), reduced(tensors, op), what)
+            check(hvd.synchronize(in_place), reduced(tensors, op), (*what, "in place"))
+
+
+def check_factors(shared: bool) -> None:
+    device = choose_gpu(shared)
+    for dtype in FLOATS:
+        tensors = inputs(dtype, (1001,))
+        mine = tensors[hvd.rank()].to(device)
+        result = hvd.allreduce(mine, op=hvd.Sum, prescale_factor=0.5, postscale_factor=4.0)
+        check(result, reduced(tensors, hvd.Sum) * 2, dtype)
+
+
+def check_adasum(shared: bool) -> None:
+    device = choose_gpu(shared)
+    tensors = inputs(torch.float32, (1001,))
+    on_cpu = hvd.allreduce(tensors[hvd.rank()], op=hvd.Adasum, name="adasum.cpu")
+    on_gpu = hvd.allreduce(tensors[hvd.rank()].to(device), op=hvd.Adasum, name="adasum.gpu")
+    torch.testing.assert_close(on_gpu.cpu(), on_cpu)
+
+
+def check_grouped(shared: bool) -> None:
+    device = choose_gpu(shared)
+    sets = [inputs(torch.float32, shape) for shape in SHAPES]
+    results = hvd.grouped_allreduce([tensors[hvd.rank()].to(device) for tensors in sets], op=hvd.Sum, name="grouped")
+    for result, tensors in zip(results, sets, strict=True):
+        check(result, reduced(tensors, hvd.Sum), tensors[0].shape)
+
+
+def check_allgather(shared: bool) -> None:
+    device = choose_gpu(shared)
+    for dtype, columns in itertools.product(DTYPES, (1, 7)):
+        rows = [rank + 2 for rank in range(hvd.size())]
+        tensors = [inputs(dtype, (rows[rank], columns))[rank] for rank in range(hvd.size())]
+        check(hvd.allgather(tensors[hvd.rank()].to(device)), torch.cat(tensors), (dtype, columns))
+
+
+def check_broadcast(shared: bool) -> None:
+    device = choose_gpu(shared)
+    for dtype, shape, root in itertools.product(DTYPES, SHAPES, range(hvd.size())):
+        tensors = inputs(dtype, shape)
+        check(hvd.broadcast(tensors[hvd.rank()].to(device), root), tensors[root], (dtype, shape, root))
+
+
+def check_alltoall(shared: bool) -> None:
+    device = choose_gpu(shared)
+    size, rank = hvd.size(), hvd.rank()
+    splits = [[(source + target) % 3 for target in range(size)] for source in range(size)]
+    for dtype in DTYPES:
+        tensors = [inputs(dtype, (sum(splits[source]), 5))[source] for source in range(size)]
+        received, counts = hvd.alltoall(tensors[rank].to(device), splits=torch.tensor(splits[rank]))
+        parts = [tensor.split(splits[source])[rank] for source, tensor in enumerate(tensors)]
+        check(received, torch.cat(parts), dtype)
+        assert counts.tolist() == [splits[source][rank] for source in range(size)]
+
+
+def check_reducescatter(shared: bool) -> None:
+    device = choose_gpu(shared)
+    size, rank = hvd.size(), hvd.rank()
+    for dtype, op, rows in itertools.product((*FLOATS, *INTEGERS), (hvd.Sum, hvd.Average), (2 * size, 2 * size + 1)):
+        tensors = inputs(dtype, (rows, 3))
+        first = rows // size * rank + min(rank, rows % size)
+        count = rows // size + (rank < rows % size)
+        result = hvd.reducescatter(tensors[rank].to(device), op=op)
+        check(result, reduced(tensors, op)[first : first + count], (dtype, op, rows))
+
+
+def check_order_on_streams(shared: bool) -> None:
+    """A collective comes after what its stream was given before, and before what it is given later."""
+    device = choose_gpu(shared)
+    stream = torch.cuda.Stream(device)
+    for number in range(20):
+        with torch.cuda.stream(stream):
+            tensor = torch.zeros(1 << 22, device=device)
+            torch.cuda._sleep(10_000_000)
+            tensor += hvd.rank() + number
+            handle = hvd.allreduce_async(tensor, op=hvd.Sum, name="ordered")
+            del tensor  # whose memory others may have as soon as nothing needs it
+            torch.full((1 << 22,), -1.0, device=device)
+            result = hvd.synchronize(handle) * 2
+            smallest, largest = float(result.min()), float(result.max())
+        assert smallest == largest == 2 * sum(rank + number for rank in range(hvd.size()))
+
+
+def check_training(shared: bool) -> None:
+    """DistributedOptimizer does on the GPU what it does on the CPU."""
+    trained = {}
+    for device in (choose_gpu(shared), torch.device("cpu")):
+        torch.manual_seed(3)
+        module = nn.Sequential(nn.Linear(20, 30), nn.Tanh(), nn.Linear(30, 4)).double().to(device)
+        named = [(f"{device.type}.{name}", parameter) for name, parameter in module.named_parameters()]
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD(module.parameters(), 0.1), named_parameters=named)
+        generator = torch.Generator().manual_seed(hvd.rank())
+        for _ in range(5):
+            batch = torch.randn(16, 20, dtype=torch.float64, generator=generator).to(device)
+            optimizer.zero_grad()
+            module(batch).square().mean().backward()
+            optimizer.step()
+        trained[device.type] = [parameter.detach().cpu() for parameter in module.parameters()]
+    for on_gpu, on_cpu in zip(trained["cuda"], trained["cpu"], strict=True):
+        torch.testing.assert_close(on_gpu, on_cpu)
+
+
+CHECKS = {
+    check.__name__.removeprefix("check_"): check
+    for check in (
+        *(check_allreduce, check_factors, check_adasum, check_grouped, check_allgather, check_broadcast),
+        *(check_alltoall, check_reducescatter, check_order_on_streams, check_training),
+    )
+}
+
+
+def main() -> None:
+    hvd.init()
+    for name, run in CHECKS.items():
+        run(hvd.local_size() > torch.cuda.device_count())
+        print(f"{name}: right", flush=True)
+    hvd.shutdown()
+
+
+if __name__ == "__main__":
+    main()

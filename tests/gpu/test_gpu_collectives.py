@@ -1,0 +1,32 @@
+"""Collectives on a real GPU, through NCCL and through staging; without a GPU they are skipped."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import pytest
+from gpu_checks import CHECKS
+from ranks import RankPool
+
+from horovodlike.launcher.gpus import find_gpus
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_one_rank(ranks: Callable[[int], RankPool], check: str) -> None:
+    ranks(1).run(CHECKS[check], True, timeout=300)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_two_ranks_on_one_gpu(ranks: Callable[[int], RankPool], check: str) -> None:
+    ranks(2).run(CHECKS[check], True, timeout=300)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_a_rank_on_each_gpu(ranks: Callable[[int], RankPool], check: str) -> None:
+    number = len(find_gpus(os.environ).names)
+    if number < 2:
+        pytest.skip("no second GPU")
+    ranks(min(number, 4)).run(CHECKS[check], False, timeout=300)

@@ -86,6 +86,9 @@ class NcclDataPlane : public DataPlane {
   Status launch(const std::vector<Reduction>& reductions, const std::function<void(NcclCommunicator*)>& calls);
   bool uses_nccl() const { return members_ != nullptr && members_->communicator != nullptr; }
   Status start_allreduce(const Batch& batch);
+  void finish_retired();
+  void retire_all();
+  void abort_communicators();
   bool drain();
   std::string others() const;
   Status broken(const Status& status) const;
@@ -101,8 +104,9 @@ class NcclDataPlane : public DataPlane {
   std::unique_ptr<Staging> staging_;
 
   std::map<const Team*, std::unique_ptr<Members>> all_members_;
-  std::vector<std::unique_ptr<NcclCommunicator>> retired_;  // of teams that are forgotten
+  std::vector<std::unique_ptr<NcclCommunicator>> retired_;  // that nobody uses any more
   std::deque<InFlight> in_flight_;                          // in the order of the stream
+  bool is_stuck_ = false;                                   // a communicator could not be aborted in time
 
   // The collective under way.
   TeamPtr team_;

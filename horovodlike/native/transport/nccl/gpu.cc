@@ -90,6 +90,19 @@ Status Gpu::call(const char* what, Call&& call) const {
   return current.status().ok() ? cuda_.check(call(), what) : current.status();
 }
 
+std::vector<CudaUuid> Gpu::visible() const {
+  int count = 0;
+  if (cuda_.cuDeviceGetCount(&count) != kCudaSuccess) return {};
+  std::vector<CudaUuid> uuids(static_cast<size_t>(count));
+  for (int device = 0; device < count; ++device) {
+    CudaDevice handle = 0;
+    CudaResult result = cuda_.cuDeviceGet(&handle, device);
+    if (result == kCudaSuccess) result = cuda_.cuDeviceGetUuid(&uuids[static_cast<size_t>(device)], handle);
+    if (result != kCudaSuccess) return {};
+  }
+  return uuids;
+}
+
 Status Gpu::make_stream(CudaStream* stream) {
   return call("a stream cannot be made", [&] {
     int least = 0;

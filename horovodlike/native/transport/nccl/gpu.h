@@ -94,6 +94,8 @@ class Gpu : public std::enable_shared_from_this<Gpu> {
 
   int device() const { return device_; }
   const CudaUuid& uuid() const { return uuid_; }
+  // Of all GPUs that this process sees; empty if the driver does not say.
+  std::vector<CudaUuid> visible() const;
 
   // A stream of its own, which no other waits for unless it is told to, and of the highest priority.
   Status make_stream(CudaStream* stream);

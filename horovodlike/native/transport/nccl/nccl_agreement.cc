@@ -50,6 +50,10 @@ void NcclDataPlane::introduce(Members* members) {
 Status NcclDataPlane::choose(Members* members) {
   const std::vector<Introduction> introductions(members->introductions.begin() + 1, members->introductions.end());
   const TransportChoice choice = choose_transport(introductions, team_->ranks);
+  if (team_->size() == static_cast<size_t>(size_)) {  // others may well leave GPUs to those who are not among them
+    const std::string advice = advise_on_placement(introductions, team_->ranks, team_->mine, gpu_->visible());
+    if (!advice.empty()) log(LogLevel::kWarning, advice);
+  }
   if (!choice.uses_nccl) {
     if (options_.operations == GpuOperations::kNccl) {
       return Status(HVL_JOB_BROKEN, "HOROVODLIKE_GPU_OPERATIONS=nccl cannot be followed: " + choice.reason);

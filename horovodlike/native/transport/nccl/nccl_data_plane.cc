@@ -16,8 +16,8 @@ bool have_one_length(const Blocks& blocks) {
 }  // namespace
 
 NcclDataPlane::NcclDataPlane(const GpuOptions& options, std::shared_ptr<Gpu> gpu, DataPlane* cpu, Waiter* waiter,
-                             int local_rank)
-    : options_(options), gpu_(std::move(gpu)), cpu_(cpu), waiter_(waiter), local_rank_(local_rank) {}
+                             int local_rank, int size)
+    : options_(options), gpu_(std::move(gpu)), cpu_(cpu), waiter_(waiter), local_rank_(local_rank), size_(size) {}
 
 Status NcclDataPlane::open() {
   Status status = gpu_->make_stream(&stream_);

@@ -24,7 +24,9 @@ namespace hvl {
 class NcclDataPlane : public DataPlane {
  public:
   // `cpu` does what goes through the host's memory, and introduces the members of a team to each other.
-  NcclDataPlane(const GpuOptions& options, std::shared_ptr<Gpu> gpu, DataPlane* cpu, Waiter* waiter, int local_rank);
+  // `size`: of the job.
+  NcclDataPlane(const GpuOptions& options, std::shared_ptr<Gpu> gpu, DataPlane* cpu, Waiter* waiter, int local_rank,
+                int size);
   ~NcclDataPlane() override;
   NcclDataPlane(const NcclDataPlane&) = delete;
   NcclDataPlane& operator=(const NcclDataPlane&) = delete;
@@ -98,6 +100,7 @@ class NcclDataPlane : public DataPlane {
   DataPlane* const cpu_;
   Waiter* const waiter_;
   const int local_rank_;
+  const int size_;
   CudaStream stream_ = nullptr;
   std::optional<NcclApi> nccl_;
   std::string why_no_nccl_;

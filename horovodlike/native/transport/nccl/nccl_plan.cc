@@ -114,9 +114,9 @@ std::string advise_on_placement(const std::vector<Introduction>& members, const 
   if (sharing.size() < 2 || sharing[0] != mine || num_unused == 0) return "";
   std::vector<int> who;
   for (size_t place : sharing) who.push_back(ranks[place]);
-  return text_of_ranks(who) + " share a GPU, and " + std::to_string(num_unused) + " of the " +
+  return text_of_ranks(who) + " share a GPU, and nobody uses " + std::to_string(num_unused) + " of the " +
          std::to_string(visible.size()) +
-         " GPUs of their host are used by nobody: have each rank choose its own, as by "
+         " GPUs of their host: have each rank choose its own, as by "
          "torch.cuda.set_device(hvd.local_rank()), before it makes a tensor, or start the job with "
          "hvdrun --gpus-per-rank 1";
 }

@@ -9,7 +9,7 @@ namespace hvl {
 Status Engine::begin_on_gpu() {
   if (gpu_plane_ == nullptr) {
     auto plane = std::make_unique<NcclDataPlane>(options_.gpu, gpu_access_.gpu(), data_plane_.get(), &waiter_,
-                                                 options_.local_rank);
+                                                 options_.local_rank, options_.size);
     const Status status = plane->open();
     if (!status.ok()) return status;
     gpu_plane_ = std::move(plane);

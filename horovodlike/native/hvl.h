@@ -308,7 +308,8 @@ int64_t hvl_enqueue_inplace(hvl_prepared* prepared, uintptr_t data);
  * enqueued, and their handles are 0. */
 int32_t hvl_enqueue_all(hvl_prepared* const* prepared, const uintptr_t* data, int32_t count, int64_t* handles);
 /* The same as hvl_enqueue() and hvl_enqueue_all() for requests with HVL_CUDA. The GPU begins after what `stream`, a
- * CUstream of GPU `device` as the driver numbers them, has been given by now. Refused while the stream is captured. */
+ * CUstream of GPU `device` as the driver numbers them, has been given by now. Refused while the stream is captured, and
+ * for CU_STREAM_PER_THREAD. */
 int64_t hvl_enqueue_on_stream(hvl_prepared* prepared, const uintptr_t* inputs, const uintptr_t* outputs,
                               const hvl_callbacks* callbacks, int32_t device, void* stream);
 int32_t hvl_enqueue_all_on_stream(hvl_prepared* const* prepared, const uintptr_t* data, int32_t count, int64_t* handles,
@@ -325,7 +326,8 @@ int32_t hvl_try_wait(int64_t handle);
  * it returns HVL_IN_PROGRESS. A handle of 0 is passed over. */
 int32_t hvl_wait_all(int64_t* handles, int32_t count, double timeout);
 /* The same as hvl_wait() and hvl_wait_all(), but that the host does not wait for results on a GPU: what `stream` is
- * given from now on is done after they are there. The host waits until the requests are complete only. */
+ * given from now on is done after they are there. The host waits until the requests are complete only. While
+ * `stream` is being captured this is refused (HVL_INVALID_ARGUMENT), and consumes none. */
 int32_t hvl_wait_on_stream(int64_t handle, double timeout, hvl_output** outputs, int32_t* num_outputs, void* stream);
 int32_t hvl_wait_all_on_stream(int64_t* handles, int32_t count, double timeout, void* stream);
 void hvl_free(void* data);

@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "base/clock.h"
@@ -165,6 +166,49 @@ TEST(tensors_and_streams_that_do_not_go_together) {
   CHECK_EQ(hvl_enqueue_all_on_stream(both, addresses, 2, handles, 0, job.stream), HVL_INVALID_ARGUMENT);
   CHECK(handles[0] > 0 && handles[1] == 0);
   CHECK_EQ(hvl_wait_all(handles, 2, kLong), HVL_OK);
+}
+
+TEST(a_stream_that_is_captured_waits_for_nothing) {
+  OneRank job;
+  const Prepared allreduce = prepare("x", HVL_ALLREDUCE, HVL_CUDA);
+  Later later(job.stream);
+  const uintptr_t address = later.address();
+  int64_t handle = hvl_enqueue_on_stream(allreduce.get(), &address, &address, nullptr, 0, job.stream);
+  gpu_double::synchronize(job.stream);
+  gpu_double::capture(job.stream, true);
+  CHECK_EQ(hvl_wait_on_stream(handle, kLong, nullptr, nullptr, job.stream), HVL_INVALID_ARGUMENT);
+  CHECK_EQ(hvl_wait_all_on_stream(&handle, 1, kLong, job.stream), HVL_INVALID_ARGUMENT);
+  CHECK(std::string(hvl_last_error()).find("CUDA graph") != std::string::npos);
+  gpu_double::capture(job.stream, false);
+  CHECK_EQ(hvl_wait(handle, kLong, nullptr, nullptr), HVL_OK);
+  CHECK_EQ(later.data[5], 6.0F);
+}
+
+TEST(a_stream_that_cannot_wait) {
+  OneRank job;
+  const Prepared allreduce = prepare("x", HVL_ALLREDUCE, HVL_CUDA);
+  Later later(job.stream);
+  const uintptr_t address = later.address();
+  const int64_t handle = hvl_enqueue_on_stream(allreduce.get(), &address, &address, nullptr, 0, job.stream);
+  while (hvl_poll(handle) == 0) std::this_thread::yield();
+  gpu_double::fail(0, "cuStreamWaitEvent", 1);
+  CHECK_EQ(hvl_wait_on_stream(handle, kLong, nullptr, nullptr, job.stream), HVL_RESOURCES);
+  CHECK_EQ(hvl_try_wait(handle), HVL_UNKNOWN_HANDLE);
+  gpu_double::fail(0, "cuStreamWaitEvent", 0);
+}
+
+// No engine looks after the device any more, so nobody else finds it out.
+TEST(a_device_that_fails_after_the_job_has_ended) {
+  OneRank job;
+  const Prepared allreduce = prepare("x", HVL_ALLREDUCE, HVL_CUDA);
+  Later later(job.stream);
+  const uintptr_t address = later.address();
+  const int64_t handle = hvl_enqueue_on_stream(allreduce.get(), &address, &address, nullptr, 0, job.stream);
+  while (hvl_poll(handle) == 0) std::this_thread::yield();
+  CHECK_EQ(hvl_shutdown(), HVL_OK);
+  gpu_double::fail(0, "cuEventQuery", 700);
+  CHECK_EQ(hvl_wait(handle, kLong, nullptr, nullptr), HVL_JOB_BROKEN);
+  CHECK(std::string(hvl_last_error()).find("illegal memory access") != std::string::npos);
 }
 
 }  // namespace

@@ -75,6 +75,12 @@ TEST(an_asynchronous_error_breaks_the_job) {
   for (int gpu : {0, 1, 2}) CHECK_EQ(gpu_double::count(gpu, "ncclCommAbort"), 1);
 }
 
+// What GPU 1 was given for its communicators is not done any more, so no collective of theirs can come to its end.
+void wait_for_aborts_on_gpu_1(size_t count) {
+  const uint64_t deadline = now_ns() + kPatience / 4;
+  while (gpu_double::count(1, "ncclCommAbort") < count && now_ns() < deadline) std::this_thread::yield();
+}
+
 // It was complete, but its device waits for a rank that never comes.
 TEST(what_a_broken_job_leaves_on_the_device_is_aborted_and_fails) {
   for (int round = 0; round < 2; ++round) {  // the process can begin anew
@@ -88,7 +94,7 @@ TEST(what_a_broken_job_leaves_on_the_device_is_aborted_and_fails) {
       job.job().wait_only(rank, handle);
       if (rank == 0) job.job().engine(0).memory()->break_job("rank 4711 is lost");
       if (rank == 1) {  // its own program gets on, or stands still for ever
-        while (job.job().engine(1).job_status().ok()) std::this_thread::yield();
+        wait_for_aborts_on_gpu_1(1);
         gpu_double::release(job.stream(1));
       }
       const Status status = job.wait(rank, handle);
@@ -103,14 +109,57 @@ TEST(what_a_broken_job_leaves_on_the_device_is_aborted_and_fails) {
   }
 }
 
+// To free one of them waits for what the others do on the device. Which one that is changes, as their order is not
+// known.
+TEST(communicators_are_aborted_at_once) {
+  for (int32_t stuck : {0, 1}) {
+    GpuJob job(3);
+    std::vector<std::vector<float>> data(3, std::vector<float>(kCount, 1.0F));
+    const auto reduce = [](int32_t process_set) {
+      auto operation = allreduce("of " + std::to_string(process_set));
+      operation->signature.process_set = process_set;
+      return operation;
+    };
+    job.job().on_all([&](int rank) {
+      auto addition = make("add", HVL_ADD_PROCESS_SET, {});
+      addition->signature.arguments = {0, 1};
+      CHECK_EQ(job.wait(rank, job.enqueue(rank, addition, {}, {})).message(), "");
+      float* mine = data[static_cast<size_t>(rank)].data();
+      CHECK_EQ(job.run(rank, reduce(0), mine).message(), "");
+      if (rank != 2) CHECK_EQ(job.run(rank, reduce(1), mine).message(), "");
+    });
+    gpu_double::hold(job.stream(1));
+    job.job().on_all([&](int rank) {
+      int64_t handle = 0;
+      if (rank <= 2 - stuck) {
+        char* memory = reinterpret_cast<char*>(data[static_cast<size_t>(rank)].data());
+        handle = job.enqueue(rank, reduce(stuck), {memory}, {memory});
+        job.job().wait_only(rank, handle);
+      }
+      if (rank == 0) job.job().engine(0).memory()->break_job("rank 4711 is lost");
+      if (rank == 1) {
+        wait_for_aborts_on_gpu_1(2);
+        gpu_double::release(job.stream(1));
+      }
+      if (handle != 0) CHECK_EQ(job.wait(rank, handle).message(), "rank 4711 is lost");
+      while (job.job().engine(rank).job_status().ok()) std::this_thread::yield();
+    });
+    job.job().shut_down();
+    for (int gpu : {0, 1, 2}) CHECK_EQ(gpu_double::count(gpu, "ncclCommAbort"), gpu == 2 ? 1 : 2);
+  }
+}
+
 TEST(a_tensor_on_the_cpu_of_one_rank_and_on_the_gpu_of_another) {
-  GpuJob job(2);
+  GpuJob job(3);
   job.job().on_all([&](int rank) {
     std::vector<float> data(kCount, 1.0F);
-    const auto operation = rank == 0 ? allreduce() : make("x", HVL_ALLREDUCE, {{kCount}});
-    const Status status = job.run(rank, operation, data.data());
-    CHECK_EQ(status.code(), HVL_MISMATCH);
-    CHECK(contains(status.message(), "GPU") && contains(status.message(), "CPU"));
+    for (int round = 0; round < 2; ++round) {  // it says the same again
+      const auto operation = rank == 1 ? make("x", HVL_ALLREDUCE, {{kCount}}) : allreduce();
+      const Status status = job.run(rank, operation, data.data());
+      CHECK_EQ(status.code(), HVL_MISMATCH);
+      for (const char* part : {"'x'", "rank 1", "GPU", "CPU"}) CHECK(contains(status.message(), part));
+    }
+    CHECK_EQ(job.run(rank, make("x", HVL_ALLREDUCE, {{kCount}}), data.data()).message(), "");
   });
   check_sum(job);
 }
@@ -141,8 +190,13 @@ TEST(what_cannot_be_enqueued) {
   const Status captured = engine.request_gpu(0, job.stream(0), &request);
   CHECK_EQ(captured.code(), HVL_INVALID_ARGUMENT);
   CHECK(contains(captured.message(), "captured into a CUDA graph"));
+  // Work of the default stream would become part of the graph, too.
+  CHECK_EQ(engine.request_gpu(0, nullptr, &request).message(), captured.message());
   gpu_double::capture(job.stream(0), false);
   CHECK_EQ(engine.request_gpu(0, nullptr, &request).message(), "");
+  const Status per_thread = engine.request_gpu(0, kCudaStreamPerThread, &request);
+  CHECK_EQ(per_thread.code(), HVL_INVALID_ARGUMENT);
+  CHECK(contains(per_thread.message(), "cudaStreamPerThread"));
   request = nullptr;
   const Status other = engine.request_gpu(1, job.stream(0), &request);
   CHECK_EQ(other.code(), HVL_INVALID_ARGUMENT);

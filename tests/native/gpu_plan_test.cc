@@ -90,6 +90,26 @@ TEST(who_uses_nccl) {
   CHECK_EQ(choose_transport(unterminated, ranks).reason.size(), 24 + sizeof unterminated[2].why_no_nccl);
 }
 
+TEST(ranks_that_share_a_gpu_while_others_are_free_are_advised) {
+  const std::vector<int> ranks = {0, 1, 2, 3};
+  auto sharing = members(4);  // of two hosts, as 2 and 3 are
+  sharing[1].gpu = sharing[0].gpu;
+  sharing[3].gpu = sharing[2].gpu;
+  std::vector<CudaUuid> visible(2);
+  for (size_t mine : {0, 2}) {
+    visible[1] = sharing[mine].gpu;
+    visible[0].bytes[0] = 100;
+    const std::string advice = advise_on_placement(sharing, ranks, mine, visible);
+    CHECK_EQ(advice.rfind(mine == 0 ? "ranks 0, 1 share a GPU, and nobody uses 1 of the 2" : "ranks 2, 3 share", 0), 0);
+    CHECK(advice.find("torch.cuda.set_device(hvd.local_rank())") != std::string::npos);
+    CHECK(advice.find("hvdrun --gpus-per-rank 1") != std::string::npos);
+    CHECK_EQ(advise_on_placement(sharing, ranks, mine + 1, visible), "");                       // said already
+    CHECK_EQ(advise_on_placement(sharing, ranks, mine, {sharing[0].gpu}), "");                  // there is no other one
+    CHECK_EQ(advise_on_placement(sharing, ranks, mine, {sharing[0].gpu, sharing[2].gpu}), "");  // all are used
+  }
+  CHECK_EQ(advise_on_placement(members(4), ranks, 0, visible), "");
+}
+
 TEST(libraries) {
   const hvl_gpu_libraries found = find_gpu_libraries(GPU_DOUBLE, GPU_DOUBLE);
   CHECK_EQ(found.cuda_version, 12080);

@@ -79,6 +79,23 @@ TEST(staging_waits_for_the_tensor_and_for_no_more) {
   for (int gpu : {0, 1}) CHECK_EQ(gpu_double::count(gpu, "nccl"), 0);
 }
 
+// Neither who looks after the device nor who waits for a result spoils it.
+TEST(a_graph_is_captured_while_collectives_are_under_way) {
+  for (const GpuOperations operations : {GpuOperations::kNccl, GpuOperations::kStaging}) {
+    GpuJob job(2, on_double(operations));
+    job.job().on_all([&](int rank) {
+      void* captured = gpu_double::make_stream(rank);
+      Floats data(kCount, 1.0F);
+      gpu_double::capture(captured, true);
+      for (int step = 0; step < 3; ++step) {
+        CHECK_EQ(job.wait(rank, begin_allreduce(job, rank, "x", &data)).message(), "");
+      }
+      gpu_double::capture(captured, false);
+      CHECK_EQ(data[0], 8.0F);
+    });
+  }
+}
+
 // While the ranks reduce what is in one half, the other one is copied.
 TEST(staging_copies_ahead) {
   GpuJob job(2, on_double(GpuOperations::kStaging, 1024));

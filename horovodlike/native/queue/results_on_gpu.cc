@@ -11,12 +11,20 @@ namespace hvl {
 namespace {
 
 constexpr uint64_t kPollInterval = 20 * kMicrosecond;
+constexpr uint64_t kTimeToSayWhy = kSecond;
 
-// An error of the device is found by the engine, too, which breaks the job: the result fails then.
-bool is_there(const GpuResult& result) {
+// Also if it failed. An error of the device is found by the engine, too, which breaks the job and tells everybody whose
+// it is. But not if there is no engine any more, or nothing in flight that it looks after: then this thread says it.
+bool is_there(GpuResult* result, uint64_t* failing_since) {
   bool done = false;
-  const bool knows = result.done().query(&done).ok();
-  return !result.failure().ok() || (knows && done);
+  const Status status = result->done().query(&done);
+  if (!result->failure().ok() || (status.ok() && done)) return true;
+  if (status.ok()) return false;
+  const uint64_t now = now_ns();
+  if (*failing_since == 0) *failing_since = now;
+  if (now - *failing_since < kTimeToSayWhy) return false;
+  result->fail(Status(HVL_JOB_BROKEN, status.message()));
+  return true;
 }
 
 }  // namespace
@@ -25,7 +33,8 @@ hvl_status wait_for_results(HandleTable* table, const int64_t* handles, size_t c
   if (!table->has_results_on_gpu()) return HVL_OK;
   for (size_t left = count; left > 0; --left) {  // the last one first: the others are there before
     const GpuResultPtr result = table->result_on_gpu(handles[left - 1]);
-    while (result != nullptr && !is_there(*result)) {
+    uint64_t failing_since = 0;  // 0: it does not
+    while (result != nullptr && !is_there(result.get(), &failing_since)) {
       if (now_ns() >= deadline) return HVL_IN_PROGRESS;
       const timespec pause{0, static_cast<long>(kPollInterval)};
       if (nanosleep(&pause, nullptr) == -1 && errno == EINTR) return HVL_IN_PROGRESS;
@@ -41,7 +50,7 @@ Status hold_up_for_results(HandleTable* table, const int64_t* handles, size_t co
   for (size_t index = 0; index < count; ++index) {
     GpuResultPtr result = table->result_on_gpu(handles[index]);
     if (result == nullptr || result == last) continue;  // those of one batch have the same
-    if (status.ok()) status = result->done().hold_up(stream);
+    if (status.ok()) status = result->done().hold_up_callers(stream);
     last = std::move(result);
   }
   return status;

@@ -1,5 +1,6 @@
 // The driver's functions, by the names that libcuda.so.1 exports.
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 
@@ -14,9 +15,21 @@ namespace {
 
 constexpr int kInvalidValue = 1;
 constexpr int kInvalidContext = 201;
+constexpr int kCaptureUnsupported = 900;
 
 // A context is its GPU.
 thread_local std::vector<Gpu*> contexts;
+thread_local int capture_mode = 0;  // global
+
+// What a capture that goes on in any thread forbids to all, unless they have said that it is not part of it.
+bool disturbs_captures(const std::string& function) {
+  return function == "cuEventQuery" || function == "cuMemHostAlloc" || function == "cuMemFreeHost";
+}
+
+bool is_capturing(const Machine& machine) {
+  return std::any_of(machine.streams.begin(), machine.streams.end(),
+                     [](const Stream* each) { return each->is_capturing; });
+}
 
 // Calls `function` with the machine locked, for a call that needs a context, unless the test wants it to fail.
 template <typename Function>
@@ -25,6 +38,10 @@ int with_gpu(const char* name, Function&& function, const char* whose = "") {
   const std::lock_guard<std::mutex> lock(machine.mutex);
   Gpu* gpu = current_gpu(name);
   if (gpu == nullptr) return kInvalidContext;
+  if (capture_mode != hvl::kCudaCaptureModeRelaxed && disturbs_captures(name) && is_capturing(machine)) {
+    machine.violate(std::string(name) + " spoils the graph that is being captured");
+    return kCaptureUnsupported;
+  }
   const int failure = machine.call(gpu, name, whose);
   return failure != 0 ? failure : function(machine, gpu);
 }
@@ -153,6 +170,15 @@ int cuCtxPushCurrent_v2(void* context) {
 int cuCtxPopCurrent_v2(void** context) {
   *context = contexts.back();
   contexts.pop_back();
+  if (contexts.empty() && capture_mode != 0) {
+    const std::lock_guard<std::mutex> lock(Machine::get().mutex);
+    Machine::get().violate("a thread keeps another capture mode than it had");
+  }
+  return 0;
+}
+
+int cuThreadExchangeStreamCaptureMode(int* mode) {
+  std::swap(*mode, capture_mode);
   return 0;
 }
 
@@ -211,7 +237,7 @@ int cuStreamIsCapturing(void* stream, int* status) {
     Stream* found = stream_of(machine, gpu, stream);
     if (found == nullptr) return kInvalidValue;
     *status = found->is_capturing ? 1 : 0;
-    return 0;
+    return stream == nullptr && is_capturing(machine) ? hvl::kCudaCaptureImplicit : 0;
   });
 }
 

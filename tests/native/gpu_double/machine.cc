@@ -1,5 +1,6 @@
 #include "machine.h"
 
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 
@@ -65,6 +66,10 @@ void Machine::give(Stream* stream, Work work) {
 
 void Machine::synchronize(Stream* stream, std::unique_lock<std::mutex>* lock) {
   changed_.wait(*lock, [&] { return stream->queue.empty(); });
+}
+
+bool Machine::wait(std::unique_lock<std::mutex>* lock, const std::function<bool()>& condition) {
+  return changed_.wait_for(*lock, std::chrono::seconds(3), condition);
 }
 
 void Machine::work() {

@@ -81,6 +81,8 @@ class Machine {
   // The thread is to look again.
   void wake() { changed_.notify_all(); }
   void synchronize(Stream* stream, std::unique_lock<std::mutex>* lock);
+  // Until the condition holds, for some seconds at most: whether it does.
+  bool wait(std::unique_lock<std::mutex>* lock, const std::function<bool()>& condition);
 
  private:
   Machine();

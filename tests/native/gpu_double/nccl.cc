@@ -1,5 +1,6 @@
 // NCCL's functions, by the names that libnccl.so.2 exports.
 
+#include <algorithm>
 #include <cstring>
 
 #include "gpu_double.h"
@@ -68,6 +69,11 @@ bool is_complete(const Comm& comm) { return comm.clique->num_joined == comm.size
 
 bool is_in_progress(const Comm& comm) { return !is_complete(comm) || comm.polls > 0; }
 
+void check_ready(const char* name, const Comm& comm) {
+  if (!is_in_progress(comm)) return;
+  Machine::get().violate(std::string(name) + " was called before the communicator was ready");
+}
+
 // With the machine locked, for a call that uses a communicator.
 template <typename Run>
 int with_comm(const char* name, void* handle, const std::string& numbers, Run&& run) {
@@ -91,7 +97,7 @@ int add(const char* name, void* handle, void* stream, const Call& call) {
   if (call.peer >= 0) numbers += " peer=" + std::to_string(call.peer);
   return with_comm(name, handle, numbers, [&](Machine& machine, Comm* comm) -> int {
     if (group_depth == 0) machine.violate(std::string(name) + " is not in a group: it would be a launch of its own");
-    if (is_in_progress(*comm)) machine.violate(std::string(name) + " was called before the communicator was ready");
+    check_ready(name, *comm);
     if (reduces && call.op > hvl::kNcclAvg) {
       const auto scaled = comm->scaled.find(call.op);
       if (scaled == comm->scaled.end() || scaled->second.first != call.dtype) {
@@ -277,6 +283,18 @@ int drop(Comm* comm) {
   return dropped;
 }
 
+// As the driver does, it waits for what the device is at: also that of other communicators.
+void free_memory(Gpu* gpu) {
+  Machine& machine = Machine::get();
+  std::unique_lock<std::mutex> lock(machine.mutex);
+  const bool is_idle = machine.wait(&lock, [&] {
+    return std::none_of(machine.streams.begin(), machine.streams.end(), [&](const Stream* stream) {
+      return stream->gpu == gpu && !stream->queue.empty() && stream->queue.front().owner != nullptr;
+    });
+  });
+  if (!is_idle) machine.violate("a communicator cannot be freed, since another one is running");
+}
+
 }  // namespace
 
 int num_communicators() {
@@ -355,6 +373,7 @@ int ncclCommGetAsyncError(void* handle, int* state) {
 
 int ncclCommFinalize(void* handle) {
   return with_comm("ncclCommFinalize", handle, "", [&](Machine& machine, Comm* comm) -> int {
+    check_ready("ncclCommFinalize", *comm);
     for (const Stream* stream : machine.streams) {
       for (const Work& work : stream->queue) {
         if (work.owner == comm) machine.violate("a communicator is finalized in use");
@@ -376,14 +395,19 @@ int ncclCommDestroy(void* handle) {
 }
 
 int ncclCommAbort(void* handle) {
-  return with_comm("ncclCommAbort", handle, "", [&](Machine&, Comm* comm) -> int {
+  Gpu* gpu = nullptr;
+  const int result = with_comm("ncclCommAbort", handle, "", [&](Machine&, Comm* comm) -> int {
+    gpu = comm->gpu;
     drop(comm);
     return 0;
   });
+  if (gpu != nullptr) free_memory(gpu);
+  return result;
 }
 
 int ncclRedOpCreatePreMulSum(int* op, void* scalar, int dtype, int residence, void* handle) {
   return with_comm("ncclRedOpCreatePreMulSum", handle, "", [&](Machine& machine, Comm* comm) -> int {
+    check_ready("ncclRedOpCreatePreMulSum", *comm);
     if (group_depth != 0 || residence != hvl::kNcclScalarHostImmediate) {
       machine.violate("an operation is made within a group, or with a factor on the device");
     }

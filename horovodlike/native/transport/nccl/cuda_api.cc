@@ -27,6 +27,7 @@ Status find_all(const SharedLibrary& library, CudaApi* api) {
   find("cuStreamDestroy_v2", &api->cuStreamDestroy);
   find("cuStreamWaitEvent", &api->cuStreamWaitEvent);
   find("cuStreamIsCapturing", &api->cuStreamIsCapturing);
+  find("cuThreadExchangeStreamCaptureMode", &api->cuThreadExchangeStreamCaptureMode);
   find("cuEventCreate", &api->cuEventCreate);
   find("cuEventRecord", &api->cuEventRecord);
   find("cuEventQuery", &api->cuEventQuery);

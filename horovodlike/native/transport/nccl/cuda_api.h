@@ -18,6 +18,9 @@ using CudaStream = void*;  // null: the default stream of the current context
 using CudaEvent = void*;
 using CudaPointer = unsigned long long;
 
+// A default stream of each thread: another thread means another stream by it.
+inline const CudaStream kCudaStreamPerThread = reinterpret_cast<CudaStream>(2);
+
 struct CudaUuid {
   char bytes[16];
 };
@@ -27,7 +30,9 @@ constexpr CudaResult kCudaNotReady = 600;
 constexpr unsigned kCudaStreamNonBlocking = 1;
 constexpr unsigned kCudaEventDisableTiming = 2;
 constexpr unsigned kCudaHostAllocPortable = 1;
+constexpr CudaResult kCudaCaptureImplicit = 906;  // the default stream would wait for one that is captured
 constexpr int kCudaNotCapturing = 0;
+constexpr int kCudaCaptureModeRelaxed = 2;
 
 struct CudaApi {
   CudaResult (*cuInit)(unsigned flags);
@@ -46,6 +51,7 @@ struct CudaApi {
   CudaResult (*cuStreamDestroy)(CudaStream stream);
   CudaResult (*cuStreamWaitEvent)(CudaStream stream, CudaEvent event, unsigned flags);
   CudaResult (*cuStreamIsCapturing)(CudaStream stream, int* status);
+  CudaResult (*cuThreadExchangeStreamCaptureMode)(int* mode);
   CudaResult (*cuEventCreate)(CudaEvent* event, unsigned flags);
   CudaResult (*cuEventRecord)(CudaEvent event, CudaStream stream);
   CudaResult (*cuEventQuery)(CudaEvent event);

@@ -19,6 +19,11 @@ Status GpuEvent::hold_up(CudaStream stream) const {
   return gpu_->call("a stream cannot wait", [&] { return gpu_->cuda_.cuStreamWaitEvent(stream, event_, 0); });
 }
 
+Status GpuEvent::hold_up_callers(CudaStream stream) const {
+  const Status status = gpu_->check_not_captured(stream);
+  return status.ok() ? hold_up(stream) : status;
+}
+
 Status GpuEvent::query(bool* done) const {
   const Gpu::Current current(*gpu_);
   if (!current.status().ok()) return current.status();
@@ -28,6 +33,8 @@ Status GpuEvent::query(bool* done) const {
 }
 
 void GpuResult::fail(const Status& status) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (has_failed_.load()) return;
   failure_ = status;
   has_failed_.store(true);
 }
@@ -65,12 +72,35 @@ Gpu::~Gpu() {
   cuda_.cuDevicePrimaryCtxRelease(handle_);
 }
 
-Status Gpu::enter() const { return cuda_.check(cuda_.cuCtxPushCurrent(context_), "the GPU's context cannot be used"); }
+Gpu::Current::Current(const Gpu& gpu)
+    : cuda_(gpu.cuda_), status_(cuda_.check(cuda_.cuCtxPushCurrent(gpu.context_), "the GPU's context cannot be used")) {
+  if (status_.ok()) cuda_.cuThreadExchangeStreamCaptureMode(&capture_mode_);
+}
+
+Gpu::Current::~Current() {
+  if (!status_.ok()) return;
+  CudaContext ignored;
+  cuda_.cuThreadExchangeStreamCaptureMode(&capture_mode_);
+  cuda_.cuCtxPopCurrent(&ignored);
+}
 
 template <typename Call>
 Status Gpu::call(const char* what, Call&& call) const {
   const Current current(*this);
   return current.status().ok() ? cuda_.check(call(), what) : current.status();
+}
+
+std::vector<CudaUuid> Gpu::visible() const {
+  int count = 0;
+  if (cuda_.cuDeviceGetCount(&count) != kCudaSuccess) return {};
+  std::vector<CudaUuid> uuids(static_cast<size_t>(count));
+  for (int device = 0; device < count; ++device) {
+    CudaDevice handle = 0;
+    CudaResult result = cuda_.cuDeviceGet(&handle, device);
+    if (result == kCudaSuccess) result = cuda_.cuDeviceGetUuid(&uuids[static_cast<size_t>(device)], handle);
+    if (result != kCudaSuccess) return {};
+  }
+  return uuids;
 }
 
 Status Gpu::make_stream(CudaStream* stream) {
@@ -99,15 +129,29 @@ Status Gpu::take_event(CudaEvent* event) {
   return call("an event cannot be made", [&] { return cuda_.cuEventCreate(event, kCudaEventDisableTiming); });
 }
 
-Status Gpu::record_callers(CudaStream stream, GpuEventPtr* event) {
+Status Gpu::check_not_captured(CudaStream stream) const {
   int capturing = kCudaNotCapturing;
-  const Status status = call("a stream cannot be used", [&] { return cuda_.cuStreamIsCapturing(stream, &capturing); });
-  if (!status.ok()) return status;
-  if (capturing == kCudaNotCapturing) return record(stream, event);
+  const Status status = call("a stream cannot be used", [&] {
+    const CudaResult result = cuda_.cuStreamIsCapturing(stream, &capturing);
+    if (result != kCudaCaptureImplicit) return result;
+    capturing = kCudaNotCapturing + 1;
+    return kCudaSuccess;
+  });
+  if (!status.ok() || capturing == kCudaNotCapturing) return status;
   return Status(
       HVL_INVALID_ARGUMENT,
       "the stream is being captured into a CUDA graph, and collectives cannot be part of one, since the ranks "
-      "agree about each of them when it runs: leave them out of the graph");
+      "agree about each of them when it runs: enqueue them, and wait for them, outside of the graph");
+}
+
+Status Gpu::record_callers(CudaStream stream, GpuEventPtr* event) {
+  if (stream == kCudaStreamPerThread) {
+    return Status(HVL_INVALID_ARGUMENT,
+                  "the stream is the default stream of each thread (cudaStreamPerThread), which is another one in the "
+                  "engine's thread: use the default stream, or one that was created");
+  }
+  const Status status = check_not_captured(stream);
+  return status.ok() ? record(stream, event) : status;
 }
 
 Status Gpu::record(CudaStream stream, GpuEventPtr* event) {

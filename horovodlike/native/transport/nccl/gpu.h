@@ -26,6 +26,8 @@ class GpuEvent {
 
   // Has a stream of the same GPU do what it is given from now on only after this. Any thread; does not block.
   Status hold_up(CudaStream stream) const;
+  // The same for one that is not the engine's. HVL_INVALID_ARGUMENT: it is being captured into a graph.
+  Status hold_up_callers(CudaStream stream) const;
   // Whether the device has got there. An error is the device's own, from whatever has run on it.
   Status query(bool* done) const;
 
@@ -49,14 +51,15 @@ class GpuResult {
   explicit GpuResult(GpuEventPtr done) : done_(std::move(done)) {}
 
   const GpuEvent& done() const { return *done_; }
-  // The engine, once: the device will not get there as it should.
+  // Any thread: the device will not get there as it should. The first one says why.
   void fail(const Status& status);
   // Any thread.
   Status failure() const { return has_failed_.load() ? failure_ : Status(); }
 
  private:
   const GpuEventPtr done_;
-  Status failure_;  // written before has_failed_
+  std::mutex mutex_;  // of who fails it; a leaf
+  Status failure_;    // written once, before has_failed_
   std::atomic<bool> has_failed_{false};
 };
 
@@ -91,13 +94,16 @@ class Gpu : public std::enable_shared_from_this<Gpu> {
 
   int device() const { return device_; }
   const CudaUuid& uuid() const { return uuid_; }
+  // Of all GPUs that this process sees; empty if the driver does not say.
+  std::vector<CudaUuid> visible() const;
 
   // A stream of its own, which no other waits for unless it is told to, and of the highest priority.
   Status make_stream(CudaStream* stream);
   void destroy_stream(CudaStream stream);
   // Notes where a stream is.
   Status record(CudaStream stream, GpuEventPtr* event);
-  // The same for one that is not the engine's. HVL_INVALID_ARGUMENT: it is being captured into a graph.
+  // The same for one that is not the engine's. HVL_INVALID_ARGUMENT: it is being captured into a graph, or it is not
+  // the same stream in all threads.
   Status record_callers(CudaStream stream, GpuEventPtr* event);
   Status allocate_pinned(uint64_t num_bytes, std::shared_ptr<PinnedMemory>* memory);
   // Begin to copy; the host's memory is pinned.
@@ -105,21 +111,20 @@ class Gpu : public std::enable_shared_from_this<Gpu> {
   Status copy_to_device(const char* from, void* to, uint64_t num_bytes, CudaStream stream);
   Status copy_on_device(const void* from, void* to, uint64_t num_bytes, CudaStream stream);
 
-  // As long as this lives the GPU's context is that of the calling thread, as NCCL wants it.
+  // As long as this lives the GPU's context is that of the calling thread, as NCCL wants it. And what the thread calls
+  // does not count as part of a graph that another one may be capturing: that would fail, and so would the capture.
   class Current {
    public:
-    explicit Current(const Gpu& gpu) : cuda_(gpu.cuda_), status_(gpu.enter()) {}
-    ~Current() {
-      CudaContext ignored;
-      if (status_.ok()) cuda_.cuCtxPopCurrent(&ignored);
-    }
+    explicit Current(const Gpu& gpu);
+    ~Current();
     Current(const Current&) = delete;
     Current& operator=(const Current&) = delete;
     const Status& status() const { return status_; }
 
    private:
     const CudaApi& cuda_;
-    const Status status_;
+    int capture_mode_ = kCudaCaptureModeRelaxed;  // then the thread's own
+    Status status_;
   };
 
  private:
@@ -127,7 +132,7 @@ class Gpu : public std::enable_shared_from_this<Gpu> {
   friend class PinnedMemory;
 
   Gpu(const CudaApi& cuda, int device) : cuda_(cuda), device_(device) {}
-  Status enter() const;
+  Status check_not_captured(CudaStream stream) const;
   template <typename Call>
   Status call(const char* what, Call&& call) const;
   Status take_event(CudaEvent* event);

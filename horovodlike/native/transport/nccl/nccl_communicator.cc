@@ -1,6 +1,11 @@
 #include "transport/nccl/nccl_communicator.h"
 
+#include <chrono>
+#include <condition_variable>
 #include <cstring>
+#include <mutex>
+#include <system_error>
+#include <thread>
 
 #include "base/half.h"
 
@@ -37,8 +42,6 @@ std::pair<NcclDataType, uint64_t> key_of(const NcclReduction& plan) {
 bool has_begun(NcclResult result) { return result == kNcclSuccess || result == kNcclInProgress; }
 
 }  // namespace
-
-NcclCommunicator::~NcclCommunicator() { abort(); }
 
 Status NcclCommunicator::failed(const char* what, NcclResult result) const {
   return Status(HVL_RESOURCES, std::string(what) + ": " + nccl_.describe(result, comm_));
@@ -78,20 +81,19 @@ void NcclCommunicator::abort() {
   comm_ = nullptr;
 }
 
-bool NcclCommunicator::finish() {
-  bool done = false;
-  if (comm_ == nullptr) return true;
+Status NcclCommunicator::finish(bool* done) {
+  *done = false;
   if (!is_finalizing_) {
     destroy_ops();
     is_finalizing_ = true;
-    if (!has_begun(nccl_.ncclCommFinalize(comm_))) abort();
-  } else if (!poll(&done).ok()) {
-    abort();
-  } else if (done) {
-    nccl_.ncclCommDestroy(comm_);
-    comm_ = nullptr;
+    const NcclResult result = nccl_.ncclCommFinalize(comm_);
+    return has_begun(result) ? Status() : failed("NCCL cannot finalize a communicator", result);
   }
-  return comm_ == nullptr;
+  const Status status = poll(done);
+  if (!status.ok() || !*done) return status;
+  nccl_.ncclCommDestroy(comm_);
+  comm_ = nullptr;
+  return status;
 }
 
 void NcclCommunicator::make_op(const NcclReduction& plan) {
@@ -146,6 +148,36 @@ void NcclCommunicator::send(const void* from, uint64_t num_bytes, int peer) {
 
 void NcclCommunicator::receive(void* to, uint64_t num_bytes, int peer) {
   note(nccl_.ncclRecv(to, num_bytes, kNcclUint8, peer, comm_, stream_));
+}
+
+bool abort_all(const std::shared_ptr<Gpu>& gpu, std::vector<std::unique_ptr<NcclCommunicator>> communicators,
+               uint64_t timeout) {
+  struct Aborts {
+    std::mutex mutex;
+    std::condition_variable ended;
+    size_t num_left = 0;
+  };
+  const auto aborts = std::make_shared<Aborts>();
+  aborts->num_left = communicators.size();
+  for (std::unique_ptr<NcclCommunicator>& communicator : communicators) {
+    const std::shared_ptr<NcclCommunicator> taken = std::move(communicator);
+    const auto abort = [gpu, taken, aborts] {
+      {
+        const Gpu::Current current(*gpu);
+        taken->abort();
+      }
+      const std::lock_guard<std::mutex> lock(aborts->mutex);
+      --aborts->num_left;
+      aborts->ended.notify_all();
+    };
+    try {
+      std::thread(abort).detach();
+    } catch (const std::system_error&) {  // no thread can be had
+      abort();
+    }
+  }
+  std::unique_lock<std::mutex> lock(aborts->mutex);
+  return aborts->ended.wait_for(lock, std::chrono::nanoseconds(timeout), [&] { return aborts->num_left == 0; });
 }
 
 }  // namespace hvl

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -19,7 +20,8 @@ namespace hvl {
 class NcclCommunicator {
  public:
   NcclCommunicator(const NcclApi& nccl, CudaStream stream) : nccl_(nccl), stream_(stream) {}
-  ~NcclCommunicator();
+  // One that is neither finished nor aborted stays: to end it may take long, see abort_all().
+  ~NcclCommunicator() = default;
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
 
@@ -28,10 +30,10 @@ class NcclCommunicator {
   Status launch(const std::vector<Reduction>& reductions, const std::function<void()>& calls);
   // Whether NCCL is done with what was called last. An error: it has failed, also in what the device does.
   Status poll(bool* done);
-  // Ends what is under way on the device, however far the others are. Nothing can be called afterwards.
+  // Ends what is under way on the device, however far the others are. Nothing can be called afterwards. Blocks.
   void abort();
-  // Gives it back where its work is done; false: ask again.
-  bool finish();
+  // Gives it back where its work is done; until then, ask again. An error: it can only be aborted.
+  Status finish(bool* done);
 
   // Within launch():
   void all_reduce(const void* from, void* to, uint64_t num_bytes, const Reduction& reduction);
@@ -58,5 +60,10 @@ class NcclCommunicator {
   // Sums that multiply, which are made for one communicator; by the factor's bits.
   std::map<std::pair<NcclDataType, uint64_t>, NcclRedOp> scaled_;
 };
+
+// Aborts all at once, in threads of their own. To free one may wait for all that the device does, and so for another
+// one that is to be aborted, too; and for what is not ours. False: some have not come to an end in time, and go on.
+bool abort_all(const std::shared_ptr<Gpu>& gpu, std::vector<std::unique_ptr<NcclCommunicator>> communicators,
+               uint64_t timeout);
 
 }  // namespace hvl

@@ -1,32 +1,11 @@
 #include "transport/nccl/nccl_data_plane.h"
 
-#include <time.h>
-
 #include <algorithm>
-#include <cstring>
 #include <utility>
-
-#include "base/clock.h"
-#include "base/keep.h"
-#include "base/log.h"
-#include "negotiate/rank_list.h"
 
 namespace hvl {
 
 namespace {
-
-constexpr uint64_t kPollInterval = 50 * kMicrosecond;
-
-// Asks again and again, as long as a rank that leaves waits at most; whether it was true at last.
-bool poll_until(const std::function<bool()>& condition) {
-  const uint64_t deadline = now_ns() + kLeaveTimeout;
-  while (!condition()) {
-    if (now_ns() >= deadline) return false;
-    const timespec pause{0, static_cast<long>(kPollInterval)};
-    nanosleep(&pause, nullptr);
-  }
-  return true;
-}
 
 template <typename Blocks>
 bool have_one_length(const Blocks& blocks) {
@@ -37,8 +16,8 @@ bool have_one_length(const Blocks& blocks) {
 }  // namespace
 
 NcclDataPlane::NcclDataPlane(const GpuOptions& options, std::shared_ptr<Gpu> gpu, DataPlane* cpu, Waiter* waiter,
-                             int local_rank)
-    : options_(options), gpu_(std::move(gpu)), cpu_(cpu), waiter_(waiter), local_rank_(local_rank) {}
+                             int local_rank, int size)
+    : options_(options), gpu_(std::move(gpu)), cpu_(cpu), waiter_(waiter), local_rank_(local_rank), size_(size) {}
 
 Status NcclDataPlane::open() {
   Status status = gpu_->make_stream(&stream_);
@@ -50,23 +29,6 @@ Status NcclDataPlane::open() {
   if (status.ok()) nccl_ = nccl;
   why_no_nccl_ = status.message();
   return Status();
-}
-
-// The stream is idle, or what it still does outlives this: then what it copies from stays, too.
-NcclDataPlane::~NcclDataPlane() {
-  if (stream_ == nullptr) return;
-  {
-    const Gpu::Current current(*gpu_);
-    retired_.clear();
-    all_members_.clear();
-  }
-  if (drain()) {
-    in_flight_.clear();
-    gpu_->destroy_stream(stream_);
-  } else {
-    keep_forever(new std::deque<InFlight>(std::move(in_flight_)));
-    keep_forever(new std::shared_ptr<PinnedMemory>(staging_->memory()));
-  }
 }
 
 void NcclDataPlane::begin(TeamPtr team, uint64_t number) {
@@ -115,80 +77,6 @@ Status NcclDataPlane::run(const std::function<Status()>& start) {
   if (status.ok()) status = note_result();
   if (status.code() != HVL_IN_PROGRESS) stage_ = Stage::kAgree;
   return broken(status);
-}
-
-// Before the members of a process set do something together for the first time.
-Status NcclDataPlane::agree() {
-  if (members_ == nullptr || members_->state == Members::State::kReady) return Status();
-  Status status;
-  if (members_->state == Members::State::kNew) introduce(members_);
-  if (members_->state == Members::State::kIntroducing) {
-    status = cpu_->allgather(members_->exchange);
-    if (status.ok()) status = choose(members_);
-  }
-  if (status.ok() && members_->state == Members::State::kConnecting) {
-    status = settle(members_->communicator.get());
-    if (status.ok()) members_->state = Members::State::kReady;
-  }
-  return status;
-}
-
-void NcclDataPlane::introduce(Members* members) {
-  Introduction mine{};
-  mine.gpu = gpu_->uuid();
-  mine.operations = static_cast<int32_t>(options_.operations);
-  std::string why_not = why_no_nccl_;
-  if (nccl_.has_value() && team_->mine == 0) {
-    const NcclResult result = nccl_->ncclGetUniqueId(&mine.id);
-    if (result != kNcclSuccess) why_not = nccl_->describe(result, nullptr);
-  }
-  if (nccl_.has_value() && why_not.empty()) mine.nccl_version = nccl_->version();
-  memcpy(mine.why_no_nccl, why_not.data(), std::min(why_not.size(), sizeof mine.why_no_nccl));
-  members->introductions.assign(1 + team_->size(), Introduction());
-  members->introductions[0] = mine;
-  char* next = reinterpret_cast<char*>(members->introductions.data());
-  members->exchange = Gather{next, {}};
-  for (size_t place = 0; place < team_->size(); ++place) {
-    members->exchange.blocks.push_back({next += sizeof(Introduction), sizeof(Introduction)});
-  }
-  members->state = Members::State::kIntroducing;
-}
-
-Status NcclDataPlane::choose(Members* members) {
-  const std::vector<Introduction> introductions(members->introductions.begin() + 1, members->introductions.end());
-  const TransportChoice choice = choose_transport(introductions, team_->ranks);
-  if (!choice.uses_nccl) {
-    if (options_.operations == GpuOperations::kNccl) {
-      return Status(HVL_JOB_BROKEN, "HOROVODLIKE_GPU_OPERATIONS=nccl cannot be followed: " + choice.reason);
-    }
-    const LogLevel level = options_.operations == GpuOperations::kStaging ? LogLevel::kDebug : LogLevel::kWarning;
-    if (team_->mine == 0) log(level, "tensors on GPUs go through the memory of the host: " + choice.reason);
-    members->state = Members::State::kReady;
-    return Status();
-  }
-  members->communicator = std::make_unique<NcclCommunicator>(*nccl_, stream_);
-  members->state = Members::State::kConnecting;
-  return members->communicator->start(introductions[0].id, static_cast<int>(team_->size()),
-                                      static_cast<int>(team_->mine));
-}
-
-// Until NCCL has given to the device what it was called for, for which it may need the other members.
-Status NcclDataPlane::settle(NcclCommunicator* communicator) {
-  Status failure;
-  const auto is_over = [&] {
-    bool done = false;
-    if (failure.ok()) failure = communicator->poll(&done);
-    return done || !failure.ok();
-  };
-  Status status = waiter_->wait_polling(is_over, [this] { return others(); });
-  return failure.ok() ? status : failure;
-}
-
-std::string NcclDataPlane::others() const {
-  std::vector<int> ranks = team_->ranks;
-  ranks.erase(ranks.begin() + static_cast<std::ptrdiff_t>(team_->mine));
-  if (ranks.empty()) return "NCCL";
-  return (ranks.size() > 1 ? "one of " : "") + text_of_ranks(ranks);
 }
 
 Status NcclDataPlane::note_result() {
@@ -317,84 +205,6 @@ Status NcclDataPlane::prepare_on_host(const Batch& batch, Batch* host, std::func
 
 Status NcclDataPlane::on_host() {
   return run([] { return Status(); });
-}
-
-Status NcclDataPlane::check() {
-  const Gpu::Current current(*gpu_);
-  Status status = current.status();
-  bool done = true;
-  while (status.ok() && done && !in_flight_.empty()) {
-    status = in_flight_.front().result->done().query(&done);
-    if (status.ok() && done) in_flight_.pop_front();
-  }
-  if (in_flight_.empty()) {
-    const auto is_finished = [](const auto& communicator) { return communicator->finish(); };
-    retired_.erase(std::remove_if(retired_.begin(), retired_.end(), is_finished), retired_.end());
-    return broken(status);
-  }
-  for (const auto& [team, members] : all_members_) {
-    if (status.ok() && members->communicator != nullptr) status = members->communicator->poll(&done);
-  }
-  return broken(status);
-}
-
-void NcclDataPlane::forget(const TeamPtr& team) {
-  const auto found = all_members_.find(team.get());
-  if (found == all_members_.end()) return;
-  if (found->second->communicator != nullptr) retired_.push_back(std::move(found->second->communicator));
-  all_members_.erase(found);
-  members_ = nullptr;
-}
-
-// Whether the stream has got to its end within some time.
-bool NcclDataPlane::drain() {
-  const Gpu::Current current(*gpu_);
-  GpuEventPtr end;
-  if (!current.status().ok() || !gpu_->record(stream_, &end).ok())
-    return true;  // a device that has failed does nothing
-  return poll_until([&] {
-    bool done = false;
-    return !end->query(&done).ok() || done;
-  });
-}
-
-void NcclDataPlane::close() {
-  if (!drain()) {
-    return abort(Status(HVL_SHUT_DOWN, "the job was shut down while the GPU was busy with a collective"));
-  }
-  const Gpu::Current current(*gpu_);
-  in_flight_.clear();
-  for (auto& [team, members] : all_members_) {
-    if (members->communicator != nullptr) retired_.push_back(std::move(members->communicator));
-  }
-  all_members_.clear();
-  members_ = nullptr;
-  poll_until([&] {
-    const auto is_finished = [](const auto& communicator) { return communicator->finish(); };
-    retired_.erase(std::remove_if(retired_.begin(), retired_.end(), is_finished), retired_.end());
-    return retired_.empty();
-  });
-  retired_.clear();  // those that are left are aborted
-}
-
-void NcclDataPlane::abort(const Status& why) {
-  const Gpu::Current current(*gpu_);
-  for (const InFlight& each : in_flight_) {  // before the device can go on
-    bool done = false;
-    if (!each.result->done().query(&done).ok() || !done) each.result->fail(why);
-  }
-  for (auto& [team, members] : all_members_) {
-    if (members->communicator != nullptr) members->communicator->abort();
-  }
-  retired_.clear();
-  all_members_.clear();
-  members_ = nullptr;
-  // What was under way may still write to its tensors.
-  if (drain()) {
-    in_flight_.clear();
-  } else {
-    log(LogLevel::kWarning, "the GPU does not get on with what it was given before the job broke");
-  }
 }
 
 // An error of the device or of NCCL breaks the job, and says whose it is.

@@ -24,7 +24,9 @@ namespace hvl {
 class NcclDataPlane : public DataPlane {
  public:
   // `cpu` does what goes through the host's memory, and introduces the members of a team to each other.
-  NcclDataPlane(const GpuOptions& options, std::shared_ptr<Gpu> gpu, DataPlane* cpu, Waiter* waiter, int local_rank);
+  // `size`: of the job.
+  NcclDataPlane(const GpuOptions& options, std::shared_ptr<Gpu> gpu, DataPlane* cpu, Waiter* waiter, int local_rank,
+                int size);
   ~NcclDataPlane() override;
   NcclDataPlane(const NcclDataPlane&) = delete;
   NcclDataPlane& operator=(const NcclDataPlane&) = delete;
@@ -86,6 +88,9 @@ class NcclDataPlane : public DataPlane {
   Status launch(const std::vector<Reduction>& reductions, const std::function<void(NcclCommunicator*)>& calls);
   bool uses_nccl() const { return members_ != nullptr && members_->communicator != nullptr; }
   Status start_allreduce(const Batch& batch);
+  void finish_retired();
+  void retire_all();
+  void abort_communicators();
   bool drain();
   std::string others() const;
   Status broken(const Status& status) const;
@@ -95,14 +100,16 @@ class NcclDataPlane : public DataPlane {
   DataPlane* const cpu_;
   Waiter* const waiter_;
   const int local_rank_;
+  const int size_;
   CudaStream stream_ = nullptr;
   std::optional<NcclApi> nccl_;
   std::string why_no_nccl_;
   std::unique_ptr<Staging> staging_;
 
   std::map<const Team*, std::unique_ptr<Members>> all_members_;
-  std::vector<std::unique_ptr<NcclCommunicator>> retired_;  // of teams that are forgotten
+  std::vector<std::unique_ptr<NcclCommunicator>> retired_;  // that nobody uses any more
   std::deque<InFlight> in_flight_;                          // in the order of the stream
+  bool is_stuck_ = false;                                   // a communicator could not be aborted in time
 
   // The collective under way.
   TeamPtr team_;

@@ -1,8 +1,10 @@
 #include "transport/nccl/nccl_plan.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "base/half.h"
+#include "negotiate/rank_list.h"
 
 namespace hvl {
 
@@ -34,6 +36,8 @@ NcclRedOp op_of(ReduceOp op, DataType dtype) {
     default: return dtype == HVL_BOOL ? kNcclMax : kNcclSum;
   }
 }
+
+bool is_same(const CudaUuid& a, const CudaUuid& b) { return memcmp(&a, &b, sizeof a) == 0; }
 
 bool has_exactly(DataType dtype, double factor) {
   const float number = static_cast<float>(factor);
@@ -87,12 +91,34 @@ TransportChoice choose_transport(const std::vector<Introduction>& members, const
                          rank(place) + " " + std::to_string(member.nccl_version)};
     }
     for (size_t other = 0; other < place; ++other) {
-      if (memcmp(&members[other].gpu, &member.gpu, sizeof member.gpu) == 0) {
+      if (is_same(members[other].gpu, member.gpu)) {
         return {false, rank(other) + " and " + rank(place) + " share a GPU, which NCCL does not allow"};
       }
     }
   }
   return {true, ""};
+}
+
+std::string advise_on_placement(const std::vector<Introduction>& members, const std::vector<int>& ranks, size_t mine,
+                                const std::vector<CudaUuid>& visible) {
+  const auto places_with = [&](const CudaUuid& gpu) {
+    std::vector<size_t> places;
+    for (size_t place = 0; place < members.size(); ++place) {
+      if (is_same(members[place].gpu, gpu)) places.push_back(place);
+    }
+    return places;
+  };
+  const std::vector<size_t> sharing = places_with(members[mine].gpu);
+  const auto num_unused =
+      std::count_if(visible.begin(), visible.end(), [&](const CudaUuid& gpu) { return places_with(gpu).empty(); });
+  if (sharing.size() < 2 || sharing[0] != mine || num_unused == 0) return "";
+  std::vector<int> who;
+  for (size_t place : sharing) who.push_back(ranks[place]);
+  return text_of_ranks(who) + " share a GPU, and nobody uses " + std::to_string(num_unused) + " of the " +
+         std::to_string(visible.size()) +
+         " GPUs of their host: have each rank choose its own, as by "
+         "torch.cuda.set_device(hvd.local_rank()), before it makes a tensor, or start the job with "
+         "hvdrun --gpus-per-rank 1";
 }
 
 }  // namespace hvl

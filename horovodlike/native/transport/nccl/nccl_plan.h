@@ -41,4 +41,9 @@ struct TransportChoice {
 // `ranks`: those who introduce themselves, in the same order.
 TransportChoice choose_transport(const std::vector<Introduction>& members, const std::vector<int>& ranks);
 
+// Where this member, who is at place `mine`, and others share a GPU although one of those that it sees (`visible`) is
+// used by nobody: what to do about it, for the first of those who share. Else empty.
+std::string advise_on_placement(const std::vector<Introduction>& members, const std::vector<int>& ranks, size_t mine,
+                                const std::vector<CudaUuid>& visible);
+
 }  // namespace hvl

@@ -1,0 +1,135 @@
+// The part of the data plane that sees to it that the device gets on, and comes to an end with the job.
+
+#include <time.h>
+
+#include <utility>
+
+#include "base/clock.h"
+#include "base/keep.h"
+#include "base/log.h"
+#include "transport/nccl/nccl_data_plane.h"
+
+namespace hvl {
+
+namespace {
+
+constexpr uint64_t kPollInterval = 50 * kMicrosecond;
+
+// Asks again and again, as long as a rank that leaves waits at most; whether it was true at last.
+bool poll_until(const std::function<bool()>& condition) {
+  const uint64_t deadline = now_ns() + kLeaveTimeout;
+  while (!condition()) {
+    if (now_ns() >= deadline) return false;
+    const timespec pause{0, static_cast<long>(kPollInterval)};
+    nanosleep(&pause, nullptr);
+  }
+  return true;
+}
+
+}  // namespace
+
+// The stream is idle, or what it still does outlives this: then what it copies from stays, too.
+NcclDataPlane::~NcclDataPlane() {
+  if (stream_ == nullptr) return;
+  abort_communicators();
+  if (drain()) {
+    in_flight_.clear();
+    gpu_->destroy_stream(stream_);
+  } else {
+    keep_forever(new std::deque<InFlight>(std::move(in_flight_)));
+    keep_forever(new std::shared_ptr<PinnedMemory>(staging_->memory()));
+  }
+}
+
+Status NcclDataPlane::check() {
+  const Gpu::Current current(*gpu_);
+  Status status = current.status();
+  bool done = true;
+  while (status.ok() && done && !in_flight_.empty()) {
+    status = in_flight_.front().result->done().query(&done);
+    if (status.ok() && done) in_flight_.pop_front();
+  }
+  if (status.ok() && in_flight_.empty()) finish_retired();
+  for (const auto& [team, members] : all_members_) {
+    if (in_flight_.empty() || !status.ok()) break;
+    if (members->communicator != nullptr) status = members->communicator->poll(&done);
+  }
+  return broken(status);
+}
+
+void NcclDataPlane::forget(const TeamPtr& team) {
+  const auto found = all_members_.find(team.get());
+  if (found == all_members_.end()) return;
+  if (found->second->communicator != nullptr) retired_.push_back(std::move(found->second->communicator));
+  all_members_.erase(found);
+  members_ = nullptr;
+}
+
+// Nobody waits for those that cannot be finished.
+void NcclDataPlane::finish_retired() {
+  std::vector<std::unique_ptr<NcclCommunicator>> unfinished;
+  std::vector<std::unique_ptr<NcclCommunicator>> failed;
+  for (std::unique_ptr<NcclCommunicator>& communicator : retired_) {
+    bool done = false;
+    const Status status = communicator->finish(&done);
+    if (!done) (status.ok() ? unfinished : failed).push_back(std::move(communicator));
+  }
+  retired_ = std::move(unfinished);
+  if (!failed.empty()) abort_all(gpu_, std::move(failed), 0);
+}
+
+void NcclDataPlane::retire_all() {
+  for (auto& [team, members] : all_members_) {
+    if (members->communicator != nullptr) retired_.push_back(std::move(members->communicator));
+  }
+  all_members_.clear();
+  members_ = nullptr;
+}
+
+void NcclDataPlane::abort_communicators() {
+  retire_all();
+  const bool have_ended = retired_.empty() || abort_all(gpu_, std::move(retired_), kLeaveTimeout);
+  retired_.clear();
+  is_stuck_ |= !have_ended;
+}
+
+// Whether the stream has got to its end within some time.
+bool NcclDataPlane::drain() {
+  GpuEventPtr end;
+  if (is_stuck_) return false;
+  if (!gpu_->record(stream_, &end).ok()) return true;  // a device that has failed does nothing
+  return poll_until([&] {
+    bool done = false;
+    return !end->query(&done).ok() || done;
+  });
+}
+
+void NcclDataPlane::close() {
+  if (!drain()) {
+    return abort(Status(HVL_SHUT_DOWN, "the job was shut down while the GPU was busy with a collective"));
+  }
+  in_flight_.clear();
+  retire_all();
+  poll_until([&] {
+    const Gpu::Current current(*gpu_);
+    finish_retired();
+    return retired_.empty();
+  });
+  abort_communicators();  // those that are left
+}
+
+void NcclDataPlane::abort(const Status& why) {
+  for (const InFlight& each : in_flight_) {  // before the device can go on
+    bool done = false;
+    if (!each.result->done().query(&done).ok() || !done) each.result->fail(why);
+  }
+  abort_communicators();
+  // What was under way may still write to its tensors.
+  if (drain()) {
+    in_flight_.clear();
+  } else {
+    log(LogLevel::kWarning, "the GPU does not get on with what it was given before the job broke");
+  }
+}
+
+}  // namespace hvl

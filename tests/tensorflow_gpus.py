@@ -25,7 +25,7 @@ def build(folder: Path) -> tuple[str, str]:
     import tensorflow as tf
 
     device, kernels = folder / "libgpu.so", folder / "kernels.so"
-    command = ["g++", "-O1", "-fPIC", "-shared", "-fvisibility=hidden", "-w", f"-I{DOUBLE}"]
+    command = ["g++", "-O0", "-fPIC", "-shared", "-fvisibility=hidden", "-w", f"-I{DOUBLE}"]
     command += [f"-I{ROOT / part}" for part in ("horovodlike/native", "bindings/tensorflow")]
     command += [*tf.sysconfig.get_compile_flags(), "-isystem", tf.sysconfig.get_include()]
     _run([*command, SOURCES / "device.cc", *DOUBLE.glob("*.cc"), "-o", device, "-lpthread"])

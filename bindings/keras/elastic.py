@@ -33,6 +33,7 @@ import numpy as np
 
 from horovodlike import elastic
 from horovodlike.elastic import ObjectState, State
+from horovodlike.elastic._state import check_results
 from horovodlike.keras import _backend
 from horovodlike.keras._loss_scaling import gradients_of
 from horovodlike.keras.functions import broadcast_variables
@@ -90,7 +91,7 @@ class KerasState(ObjectState):
         if self.optimizer is not None and not self.optimizer.built:
             self.optimizer.build(model.trainable_variables)
         self._saved_values: list[Array] = []
-        self._save_variables()
+        self._keep(self._read_variables())
 
     def _shared_variables(self) -> list[Any]:
         return [*self.model.weights, *([] if self.optimizer is None else self.optimizer.variables)]
@@ -100,9 +101,11 @@ class KerasState(ObjectState):
         known = {id(variable) for variable in shared}
         return [*shared, *(variable for variable in self.model.variables if id(variable) not in known)]
 
-    def _save_variables(self) -> None:
-        variables, before = self._all_variables(), self._saved_values
-        values = [keras.ops.convert_to_numpy(variable) for variable in variables]
+    def _read_variables(self) -> list[Array]:
+        return [keras.ops.convert_to_numpy(variable) for variable in self._all_variables()]
+
+    def _keep(self, values: list[Array]) -> None:
+        before = self._saved_values
         if [(value.shape, value.dtype) for value in values] == [(value.shape, value.dtype) for value in before]:
             for kept, value in zip(before, values, strict=True):
                 np.copyto(kept, value)
@@ -110,8 +113,14 @@ class KerasState(ObjectState):
             self._saved_values = [np.array(value) for value in values]
 
     def save(self) -> None:
-        """Keep a copy of everything in memory."""
-        self._save_variables()
+        """Keep a copy of everything in memory.
+
+        Raises:
+            HorovodInternalError: The job has ended; what was saved before is kept.
+        """
+        values = self._read_variables()
+        check_results()
+        self._keep(values)
         super().save()
 
     def restore(self) -> None:

@@ -26,7 +26,7 @@ __all__ = ["build", "library"]
 
 _HERE = Path(__file__).parent
 _CORE = Path(horovodlike._native.__file__).parent
-_SOURCES = ("ops.cc", "collective.h", "completions.h", "place.h", "requests.h")
+_SOURCES = ("ops.cc", "collective.h", "completions.h", "gpu_stream.h", "place.h", "requests.h")
 _COMPILERS = ("g++", "c++", "clang++")
 
 

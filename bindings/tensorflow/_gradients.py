@@ -60,12 +60,13 @@ def _of_allreduce(op: Any, gradients: list[tf.Tensor], _: list[tf.Tensor]) -> Se
 
 @_of_floats
 def _of_allgather(op: Any, gradients: list[tf.Tensor], inputs: list[tf.Tensor]) -> Sequence[Any]:
-    rank = ops.horovodlike_rank()
     rows = [tf.shape(one)[0] for one in inputs]
-    mine = tf.stack([rank, *rows])[tf.newaxis]
-    (of_each,) = run("allgather", [mine], _backward(op, "grad.rows").encode())
-    before = tf.boolean_mask(of_each, of_each[:, 0] < rank)  # of those that take part
-    starts = tf.unstack(tf.reduce_sum(before[:, 1:], axis=0), num=len(rows))
+    with tf.device("CPU:0"):  # a few integers, which TensorFlow has on the host
+        rank = ops.horovodlike_rank()
+        mine = tf.stack([rank, *rows])[tf.newaxis]
+        (of_each,) = run("allgather", [mine], _backward(op, "grad.rows").encode())
+        before = tf.boolean_mask(of_each, of_each[:, 0] < rank)  # of those that take part
+        starts = tf.unstack(tf.reduce_sum(before[:, 1:], axis=0), num=len(rows))
     averaged = _average(op, gradients)
     return [gradient[start : start + count] for gradient, start, count in zip(averaged, starts, rows, strict=True)]
 

@@ -4,6 +4,12 @@
 // `done` is called when the engine is through, so no thread of TensorFlow waits, whatever the order in which each
 // rank gets to its operations. Eagerly the calling thread has nothing else to do: it waits, and does the engine's
 // work itself meanwhile, without which a small operation would cost two changes of threads.
+//
+// On a GPU both are over when the device has been given all there is to do and TensorFlow's stream has been told to
+// wait for it, which is before the results are there. TensorFlow's own kernels return no later. As with those, the
+// tensors' memory may be given back at once: TensorFlow has one stream for all kernels of a device, so whoever gets
+// that memory next works with it on a stream that waits. Copies to and from the host are on other streams, which
+// TensorFlow has wait for that one.
 #pragma once
 
 #include <memory>
@@ -14,6 +20,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "completions.h"
+#include "gpu_stream.h"
 #include "hvl.h"
 #include "place.h"
 #include "requests.h"
@@ -35,6 +42,9 @@ class CollectiveKernel : public tensorflow::AsyncOpKernel {
     OP_REQUIRES_OK(construction, construction->GetAttr("description", &encoded));
     OP_REQUIRES(construction, decode(encoded, &description_),
                 absl::InvalidArgumentError(absl::StrCat("no description of a collective: ", encoded)));
+    if (kind == HVL_BARRIER || kind == HVL_JOIN) return;  // which have no tensors
+    const bool is_on_gpu = construction->device_type() == tensorflow::DeviceType(tensorflow::DEVICE_GPU);
+    description_.device = is_on_gpu ? HVL_CUDA : HVL_CPU;
   }
 
   void ComputeAsync(OpKernelContext* context, DoneCallback done) final {
@@ -58,7 +68,7 @@ class CollectiveKernel : public tensorflow::AsyncOpKernel {
     const hvl_callbacks callbacks{nullptr, &CollectiveKernel::allocate, &call};
     int64_t handle = 0;
     Status status = start(&call, callbacks, &handle);
-    if (status.ok()) status = wait(handle);
+    if (status.ok()) status = wait(handle, call.gpu);
     if (!status.ok()) context->SetStatus(status);  // not OP_REQUIRES_OK, which an AsyncOpKernel must not use
   }
 
@@ -78,6 +88,7 @@ class CollectiveKernel : public tensorflow::AsyncOpKernel {
     DoneCallback done;
     int number = -1;  // of an unnamed operation
     Tensors tensors;  // that it is about
+    GpuStream gpu;    // where they are, if they are on one
   };
 
   Status start(Call* call, const hvl_callbacks& callbacks, int64_t* handle) {
@@ -85,6 +96,10 @@ class CollectiveKernel : public tensorflow::AsyncOpKernel {
     const bool has_splits = description_.kind == HVL_ALLTOALL;
     const int num_tensors = context->num_inputs() - (has_splits ? 1 : 0);
     std::vector<int64_t> arguments;
+    if (description_.device == HVL_CUDA) {
+      const Status status = find_stream(context, &call->gpu);
+      if (!status.ok()) return status;
+    }
     for (int t = 0; t < num_tensors; ++t) call->tensors.push_back(context->input(t));
     if (has_splits) {
       const Status status = read_splits(context->input(num_tensors), call->tensors[0], &arguments);
@@ -101,14 +116,19 @@ class CollectiveKernel : public tensorflow::AsyncOpKernel {
       if (!status.ok()) return status;
       if (output != nullptr) outputs.push_back(address_of(*output));
     }
-    *handle = hvl_enqueue(prepared.get(), inputs.data(), outputs.data(), &callbacks);
+    *handle = description_.device == HVL_CUDA ? hvl_enqueue_on_stream(prepared.get(), inputs.data(), outputs.data(),
+                                                                      &callbacks, call->gpu.device, call->gpu.stream)
+                                              : hvl_enqueue(prepared.get(), inputs.data(), outputs.data(), &callbacks);
     return *handle < 0 ? to_status(static_cast<int32_t>(-*handle), hvl_last_error()) : Status();
   }
 
-  static Status wait(int64_t handle) {
+  Status wait(int64_t handle, const GpuStream& gpu) const {
     constexpr double kSlice = 10.0;  // seconds; a signal ends a wait early as well
     int32_t status = HVL_IN_PROGRESS;
-    while (status == HVL_IN_PROGRESS) status = hvl_wait(handle, kSlice, nullptr, nullptr);
+    while (status == HVL_IN_PROGRESS) {
+      status = description_.device == HVL_CUDA ? hvl_wait_on_stream(handle, kSlice, nullptr, nullptr, gpu.stream)
+                                               : hvl_wait(handle, kSlice, nullptr, nullptr);
+    }
     return to_status(status, hvl_last_error());
   }
 
@@ -159,7 +179,7 @@ class CollectiveKernel : public tensorflow::AsyncOpKernel {
     return Status();
   }
 
-  // By the engine.
+  // By the engine. TensorFlow knows which outputs are on the host.
   static void* allocate(void* context, int32_t index, const hvl_output* described) {
     auto* call = static_cast<Call*>(context);
     TensorShape shape;

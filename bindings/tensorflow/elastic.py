@@ -27,6 +27,7 @@ import tensorflow as tf
 
 from horovodlike import elastic
 from horovodlike.elastic import ObjectState
+from horovodlike.elastic._state import check_results
 from horovodlike.tensorflow._failures import translated
 from horovodlike.tensorflow.functions import broadcast_variables
 
@@ -100,8 +101,14 @@ class TensorFlowState(ObjectState):
         self.session.run([operation for _, operation in self._assignments], fed)
 
     def save(self) -> None:
-        """Keep a copy of everything in memory."""
-        self._saved_values = self._read_variables()
+        """Keep a copy of everything in memory.
+
+        Raises:
+            HorovodInternalError: The job has ended; what was saved before is kept.
+        """
+        values = self._read_variables()
+        check_results()
+        self._saved_values = values
         super().save()
 
     def restore(self) -> None:

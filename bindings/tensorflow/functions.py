@@ -129,9 +129,10 @@ def _gather_bytes(data: bytes, ok: bool, name: str, process_set: ProcessSet) -> 
     with tf.init_scope():
         if not tf.executing_eagerly():
             raise RuntimeError(f"{name}: objects are sent eagerly; call it outside of graphs of TensorFlow 1")
-        mine = tf.constant([[basics.rank(), len(data), int(ok)]], tf.int64)
-        parts = [mine, tf.constant(np.frombuffer(data, np.uint8))]
-        described, everything = (part.numpy() for part in grouped_allgather(parts, name, process_set=process_set))
+        with tf.device("CPU:0"):
+            mine = tf.constant([[basics.rank(), len(data), int(ok)]], tf.int64)
+            parts = [mine, tf.constant(np.frombuffer(data, np.uint8))]
+            described, everything = (part.numpy() for part in grouped_allgather(parts, name, process_set=process_set))
     ends = np.cumsum(described[:, 1])
     return {
         rank: everything[end - count : end].tobytes() if is_ok else None

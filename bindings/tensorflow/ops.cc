@@ -145,15 +145,19 @@ class Collective : public CollectiveKernel {
   explicit Collective(OpKernelConstruction* construction) : CollectiveKernel(construction, kKind) {}
 };
 
-#define HVL_KERNEL(op, ...) REGISTER_KERNEL_BUILDER(Name("Horovodlike" op).Device(tensorflow::DEVICE_CPU), __VA_ARGS__)
+// `on_host`: which inputs and outputs a kernel for GPUs has in host memory, a HostMemory() each. Where TensorFlow has
+// been built without GPUs these kernels are never asked for.
+#define HVL_KERNELS(op, on_host, ...)                                                          \
+  REGISTER_KERNEL_BUILDER(Name("Horovodlike" op).Device(tensorflow::DEVICE_CPU), __VA_ARGS__); \
+  REGISTER_KERNEL_BUILDER(Name("Horovodlike" op).Device(tensorflow::DEVICE_GPU) on_host, __VA_ARGS__)
 
-HVL_KERNEL("Allreduce", Collective<HVL_ALLREDUCE>);
-HVL_KERNEL("Reducescatter", Collective<HVL_REDUCESCATTER>);
-HVL_KERNEL("Allgather", Collective<HVL_ALLGATHER>);
-HVL_KERNEL("Broadcast", Collective<HVL_BROADCAST>);
-HVL_KERNEL("Alltoall", Collective<HVL_ALLTOALL>);
-HVL_KERNEL("Barrier", Collective<HVL_BARRIER>);
-HVL_KERNEL("Join", Collective<HVL_JOIN>);
+HVL_KERNELS("Allreduce", , Collective<HVL_ALLREDUCE>);
+HVL_KERNELS("Reducescatter", , Collective<HVL_REDUCESCATTER>);
+HVL_KERNELS("Allgather", , Collective<HVL_ALLGATHER>);
+HVL_KERNELS("Broadcast", , Collective<HVL_BROADCAST>);
+HVL_KERNELS("Alltoall", .HostMemory("splits").HostMemory("received_splits"), Collective<HVL_ALLTOALL>);
+HVL_KERNELS("Barrier", , Collective<HVL_BARRIER>);
+HVL_KERNELS("Join", .HostMemory("last_joined"), Collective<HVL_JOIN>);
 
 class AnchoredKernel : public tensorflow::OpKernel {
  public:
@@ -165,7 +169,7 @@ class AnchoredKernel : public tensorflow::OpKernel {
   bool IsExpensive() final { return false; }
 };
 
-HVL_KERNEL("Anchored", AnchoredKernel);
+HVL_KERNELS("Anchored", .HostMemory("anchor"), AnchoredKernel);
 
 // An integer that is known when the op runs, of the job that there is then.
 class NumberKernel : public tensorflow::OpKernel {
@@ -247,11 +251,11 @@ class IncludedKernel : public ProcessSetKernel {
   }
 };
 
-HVL_KERNEL("Rank", RankKernel);
-HVL_KERNEL("LocalRank", LocalRankKernel);
-HVL_KERNEL("LocalSize", LocalSizeKernel);
-HVL_KERNEL("Size", SizeKernel);
-HVL_KERNEL("ProcessSetIncluded", IncludedKernel);
+HVL_KERNELS("Rank", .HostMemory("rank"), RankKernel);
+HVL_KERNELS("LocalRank", .HostMemory("local_rank"), LocalRankKernel);
+HVL_KERNELS("LocalSize", .HostMemory("local_size"), LocalSizeKernel);
+HVL_KERNELS("Size", .HostMemory("size"), SizeKernel);
+HVL_KERNELS("ProcessSetIncluded", .HostMemory("included"), IncludedKernel);
 
 }  // namespace horovodlike_tensorflow
 

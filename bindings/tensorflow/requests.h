@@ -67,6 +67,7 @@ inline absl::Status to_status(int32_t status, const char* message) {
 // What an operation is asked to do, apart from its tensors.
 struct Description {
   int32_t kind = HVL_ALLREDUCE;
+  int32_t device = HVL_CPU;  // of the tensors
   std::string name;
   int32_t reduce_op = HVL_SUM;
   int32_t root_rank = -1;
@@ -120,7 +121,7 @@ inline Prepared prepare(const Description& description, const Tensors& tensors, 
   request.reduce_op = description.reduce_op;
   request.root_rank = description.root_rank;
   request.process_set = description.process_set;
-  request.device = HVL_CPU;
+  request.device = description.device;
   request.prescale = description.prescale;
   request.postscale = description.postscale;
   request.arguments = arguments.data();

@@ -8,14 +8,14 @@ from typing import Any
 
 import cloudpickle  # type: ignore[import-untyped]
 
-from horovodlike import basics
+from horovodlike import basics, ops
 from horovodlike._exchange import broadcast_object, highest
 from horovodlike._fault_points import reach
 from horovodlike.elastic import _membership, _worker
 from horovodlike.elastic._state_file import StateFile
 from horovodlike.errors import HostsUpdatedInterrupt
 
-__all__ = ["ObjectState", "State"]
+__all__ = ["ObjectState", "State", "check_results"]
 
 # Of Horovod's update_res: 1 removed, 2 added, 3 both.
 _ADDED = 2
@@ -175,6 +175,20 @@ class State:
     def saved_from_bytes(self, saved: bytes) -> None:
         """Replace what :meth:`save` has kept, for :meth:`restore` to go back to."""
         raise NotImplementedError(f"{type(self).__name__} cannot be resumed: it has no saved_from_bytes()")
+
+
+def check_results() -> None:
+    """Be called when values have been copied from where they are computed, and before they are saved.
+
+    A collective on a GPU whose job breaks ends without a result, and without an error where the framework has not
+    waited for it. The job is known to be broken before anything that the GPU makes of that can be read.
+
+    Raises:
+        HorovodInternalError: The job has ended: the values may not be worth saving.
+    """
+    ended = ops.has_ended()
+    if ended is not None:
+        raise ended
 
 
 def _elect(commits: int) -> tuple[int, int]:

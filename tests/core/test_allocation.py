@@ -1,0 +1,58 @@
+"""The engine's call for memory of a GPU, as the engine makes it."""
+
+import numpy as np
+import pytest
+
+from horovodlike import ops
+from horovodlike._native import ffi
+from horovodlike.ops import Allocation, DType
+
+NO_HANDLE = 0
+
+
+def call(allocation, shape=(3, 2)):
+    output = ffi.new("hvl_output *", {"shape": shape, "ndim": len(shape), "dtype": DType.FLOAT32})
+    output.num_bytes = 4 * int(np.prod(shape))
+    return allocation.callbacks.allocate(allocation.callbacks.context, 1, output)
+
+
+def test_what_is_asked_and_answered():
+    asked = []
+
+    def allocate(*arguments):
+        asked.append(arguments)
+        return 4096
+
+    allocation = Allocation(allocate)
+    assert int(ffi.cast("uintptr_t", call(allocation))) == 4096
+    assert asked == [(1, (3, 2), DType.FLOAT32)]
+
+
+def test_empty_outputs_have_an_address_too():
+    assert call(Allocation(lambda *_: 0), (0, 2)) != ffi.NULL
+
+
+def test_a_failure_is_no_memory():
+    def allocate(*_):
+        raise RuntimeError("no more")
+
+    allocation = Allocation(allocate)
+    assert call(allocation) == ffi.NULL
+    assert str(allocation.failure) == "no more"
+
+
+def test_a_signal_handler_interrupts_the_wait_and_not_the_collective():
+    interruptions = [KeyboardInterrupt("by hand")]
+
+    def allocate(*_):
+        if interruptions:
+            raise interruptions.pop()
+        return 4096
+
+    allocation = Allocation(allocate)
+    assert int(ffi.cast("uintptr_t", call(allocation))) == 4096
+    assert allocation.failure is None
+    with pytest.raises(KeyboardInterrupt, match="by hand"):
+        ops.wait(NO_HANDLE)
+    with pytest.raises(KeyError):
+        ops.wait(NO_HANDLE)

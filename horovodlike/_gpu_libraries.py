@@ -1,11 +1,37 @@
-"""Where the libraries for GPUs are: those that are not the system's own."""
+"""Where the libraries for GPUs are: those that are not the system's own; and what of them can be used."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
+from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["nccl_library"]
+from horovodlike import config
+from horovodlike._native import ffi, lib
+
+__all__ = ["GpuLibraries", "find", "nccl_library"]
+
+
+@dataclass(frozen=True)
+class GpuLibraries:
+    """What this process finds of the libraries for GPUs.
+
+    Attributes:
+        cuda_version: Of the driver: 12040 for 12.4; 0 if it cannot be used.
+        why_no_cuda: Why not.
+        num_gpus: How many GPUs this process sees.
+        nccl_version: 21903 for 2.19.3; 0 if it cannot be used.
+        why_no_nccl: Why not.
+        nccl_file: The file of NCCL, as it was opened; empty if it was not.
+    """
+
+    cuda_version: int
+    why_no_cuda: str
+    num_gpus: int
+    nccl_version: int
+    why_no_nccl: str
+    nccl_file: str
 
 
 def nccl_library(configured: str) -> str:
@@ -23,3 +49,35 @@ def nccl_library(configured: str) -> str:
     folders = spec.submodule_search_locations if spec is not None else None
     files = [Path(folder) / "nccl" / "lib" / "libnccl.so.2" for folder in folders or ()]
     return next((str(file) for file in files if file.exists()), "")
+
+
+def find() -> GpuLibraries:
+    """Opens the libraries where the settings say, and counts the GPUs.
+
+    The libraries stay open, and CUDA initialised, as long as this process lives: a process that is forked later cannot
+    use CUDA.
+
+    Raises:
+        ConfigError: A setting has a value that cannot be used.
+    """
+    settings = config.load()
+    file = nccl_library(settings.nccl_library)
+    found = ffi.new("hvl_gpu_libraries *")
+    lib.hvl_find_gpu_libraries(os.fsencode(settings.cuda_library), os.fsencode(file), found)
+    return GpuLibraries(
+        cuda_version=found.cuda_version,
+        why_no_cuda=ffi.string(found.why_no_cuda).decode(errors="replace"),
+        num_gpus=found.num_gpus,
+        nccl_version=found.nccl_version,
+        why_no_nccl=ffi.string(found.why_no_nccl).decode(errors="replace"),
+        nccl_file=(file or _opened("libnccl.so")) if found.nccl_version else "",
+    )
+
+
+def _opened(beginning: str) -> str:
+    """The file of a library that the loader has found."""
+    for line in Path("/proc/self/maps").read_text(errors="replace").splitlines():
+        _, slash, rest = line.partition("/")
+        if slash and rest.rpartition("/")[2].startswith(beginning):
+            return slash + rest
+    return ""

@@ -6,6 +6,8 @@ import pytest
 import test_torch_adasum
 import test_torch_alltoall
 import test_torch_autograd
+import test_torch_compile
+import test_torch_elastic
 import test_torch_functions
 import test_torch_gradient_compression
 import test_torch_gradient_reducers
@@ -17,6 +19,8 @@ import test_torch_reducescatter
 import test_torch_sparse
 import test_torch_sync_batch_norm
 from gpus import on_gpu
+
+import horovodlike.torch as hvd
 
 CASES = {
     "ops": test_torch_ops.CASES,
@@ -56,6 +60,19 @@ def test_the_optimizer_equals_one_rank_with_the_whole_batch(gpu_ranks, size):
             assert same_on_all_ranks, variant
 
 
-@pytest.mark.parametrize("options", [{}, {"sparse_as_dense": True}])
-def test_training_with_a_sparse_embedding(gpu_ranks, options):
-    gpu_ranks(2).run(on_gpu(test_torch_sparse._training), test_torch_sparse.hvd.Average, options)
+OTHERS = [
+    (test_torch_compile._is_as_without, test_torch_compile._everything, "aot_eager"),
+    (test_torch_elastic._synchronizes, 1),
+    (test_torch_sparse._training, hvd.Average, {}),
+    (test_torch_sparse._training, hvd.Average, {"sparse_as_dense": True}),
+    (test_torch_sparse._some_ranks_lack_it,),
+    (test_torch_sparse._mixed,),
+    (test_torch_sparse._unfrozen, None),
+    (test_torch_sparse._unfrozen, 2),
+]
+
+
+@pytest.mark.parametrize("call", OTHERS, ids=lambda call: "-".join(map(str, (call[0].__name__.strip("_"), *call[2:]))))
+def test_two_ranks_as_on_the_cpu(gpu_ranks, call):
+    case, *arguments = call
+    gpu_ranks(2).run(on_gpu(case), *arguments)

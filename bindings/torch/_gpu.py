@@ -32,6 +32,8 @@ def current_stream(device: int) -> GpuStream:
 
 
 def _of_torch(stream: GpuStream) -> torch.cuda.Stream:
+    if stream.pointer == 0:  # which `ExternalStream` would take for none given, and make a new one
+        return torch.cuda.default_stream(stream.device)
     return torch.cuda.ExternalStream(stream.pointer, device=stream.device)  # type: ignore[no-untyped-call]
 
 
@@ -68,7 +70,9 @@ def allocator(like: torch.Tensor) -> Callable[[Sequence[int], torch.dtype], torc
     device, stream = like.device, torch.cuda.current_stream(like.device)
 
     def allocate(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-        with torch.inference_mode(False), torch.cuda.stream(stream):
+        # The device first: the engine's thread is on GPU 0, and to leave a stream of another GPU would make a context
+        # there, which takes memory of a GPU that may be another rank's.
+        with torch.inference_mode(False), torch.cuda.device(device), torch.cuda.stream(stream):
             return torch.empty(shape, dtype=dtype, device=device)
 
     return allocate

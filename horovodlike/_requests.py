@@ -130,12 +130,13 @@ def check(status: int) -> None:
 
 
 def _check_request(status: int, name: str) -> None:
-    """As `check`, of a request that is refused before anything is known of it: the message says whose it is."""
+    """As `check`, of what may be refused for its GPU before it is looked at: the message says whose it is."""
     try:
         check(status)
     except (ValueError, MemoryError) as error:
-        text = str(error)
-        raise type(error)(text if name in text else f"{name}: {text}") from None
+        if status not in (lib.HVL_INVALID_ARGUMENT, lib.HVL_RESOURCES) or name in str(error):
+            raise
+        raise type(error)(f"{name}: {error}") from None
 
 
 class Request:

@@ -223,9 +223,11 @@ class Submission:
 
     def _wait_on_stream(self, device: int) -> None:
         stream = _gpu.current_stream(device)
-        ops.wait_all(self._handles, stream)
-        if self._streams != {stream}:
-            _gpu.keep_for(stream, [*self.borrowed, *self._works])
+        try:
+            ops.wait_all(self._handles, stream)
+        finally:  # also if one has failed, since the others may be under way
+            if self._streams != {stream}:
+                _gpu.keep_for(stream, [*self.borrowed, *self._works])
 
     def abandon(self, handle: int, borrowed: object) -> None:
         """Leave everything to the engine, which may still use it; and what one more operation has borrowed."""

@@ -11,6 +11,7 @@ from gpus import double, pretend, settings
 
 import horovodlike.torch as hvd
 from horovodlike.errors import HorovodInternalError
+from horovodlike.torch import _library
 
 SIZES = [1, 2, 3]
 COUNT = 1000
@@ -221,3 +222,10 @@ def _no_memory_for_an_output() -> str:
 def test_no_memory_for_an_output_breaks_the_job_and_says_so(gpu_double, fresh_ranks):
     (message,) = fresh_ranks(1, settings(gpu_double)).run(_no_memory_for_an_output)
     assert "'allgather.large'" in message and "out of memory for [3, 2]" in message
+
+
+@pytest.mark.skipif(not _library.IS_AVAILABLE, reason="torch is too old for operators with effects")
+def test_compiled_operators_stay_out_of_cuda_graphs():
+    operators = torch.ops.horovodlike
+    for operator in (operators.allreduce, operators.allgather_backward, operators.alltoall, operators.barrier):
+        assert torch.Tag.cudagraph_unsafe in operator.default.tags

@@ -61,7 +61,10 @@ def test_the_optimizer_equals_one_rank_with_the_whole_batch(gpu_ranks, size):
 
 
 OTHERS = [
-    (test_torch_compile._is_as_without, test_torch_compile._everything, "aot_eager"),
+    pytest.param(
+        (test_torch_compile._is_as_without, test_torch_compile._everything, "aot_eager"),
+        marks=test_torch_compile.pytestmark,
+    ),
     (test_torch_elastic._synchronizes, 1),
     (test_torch_sparse._training, hvd.Average, {}),
     (test_torch_sparse._training, hvd.Average, {"sparse_as_dense": True}),

@@ -1,11 +1,12 @@
-"""The engine's call for memory of a GPU, as the engine makes it."""
+"""Requests on a GPU where there is no engine, and the engine's call for memory of a GPU."""
 
 import numpy as np
 import pytest
 
 from horovodlike import ops
 from horovodlike._native import ffi
-from horovodlike.ops import Allocation, DType
+from horovodlike.errors import NotInitializedError
+from horovodlike.ops import Allocation, Device, DType, GpuStream, Kind, Request, RequestList
 
 NO_HANDLE = 0
 
@@ -56,3 +57,23 @@ def test_a_signal_handler_interrupts_the_wait_and_not_the_collective():
         ops.wait(NO_HANDLE)
     with pytest.raises(KeyError):
         ops.wait(NO_HANDLE)
+
+
+def test_without_init():
+    request = Request(Kind.ALLREDUCE, "x", [(DType.FLOAT32, (2,))], device=Device.CUDA)
+    handles = []
+    for enqueue in (
+        lambda: request.enqueue_on_stream([64], [64], GpuStream(0, 0)),
+        lambda: RequestList([request]).enqueue_inplace_on_stream([64], handles, GpuStream(0, 0)),
+    ):
+        with pytest.raises(NotInitializedError, match=r"^horovodlike has not been initialized; use hvd.init\(\).$"):
+            enqueue()
+    assert not handles
+
+
+def test_wrong_numbers_of_tensors():
+    request = Request(Kind.ALLREDUCE, "x", [(DType.FLOAT32, (2,))], device=Device.CUDA)
+    with pytest.raises(ValueError, match="'x' has 1 tensors, not 2"):
+        request.enqueue_on_stream([64, 128], [64, 128], GpuStream(0, 0))
+    with pytest.raises(ValueError, match="1 requests need as many addresses, not 0"):
+        RequestList([request]).enqueue_inplace_on_stream([], [], GpuStream(0, 0))

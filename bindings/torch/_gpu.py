@@ -12,16 +12,18 @@ Other modules reach these functions through this one, where tests replace them.
 from __future__ import annotations
 
 import contextlib
+import operator
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 import torch
 
 from horovodlike.ops import GpuStream
 
-# Functions of C, for `map`. The engine knows CUDA only: what torch calls so on GPUs of AMD goes through the CPU.
-is_on_cpu: Callable[[torch.Tensor], bool] = torch.Tensor.is_cpu.__get__  # type: ignore[attr-defined]
+# Made for `map`, with which they take no longer than the attributes alone. The engine knows CUDA only: what torch calls so
+# on GPUs of AMD goes through the CPU.
+is_on_cpu: Callable[[torch.Tensor], bool] = operator.attrgetter("is_cpu")
 is_on_gpu: Callable[[torch.Tensor], bool] = (
-    torch.Tensor.is_cuda.__get__ if torch.version.hip is None else lambda _: False  # type: ignore[attr-defined]
+    operator.attrgetter("is_cuda") if torch.version.hip is None else lambda _: False
 )
 device_of: Callable[[torch.Tensor], int] = torch.Tensor.get_device  # of a tensor on a GPU: its number
 

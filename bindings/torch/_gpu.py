@@ -19,8 +19,8 @@ import torch
 
 from horovodlike.ops import GpuStream
 
-# Made for `map`, with which they take no longer than the attributes alone. The engine knows CUDA only: what torch calls so
-# on GPUs of AMD goes through the CPU.
+# Made for `map`, with which they take no longer than the attributes alone. The engine knows CUDA only: tensors on GPUs
+# of AMD, which torch says are on CUDA as well, go through the CPU.
 is_on_cpu: Callable[[torch.Tensor], bool] = operator.attrgetter("is_cpu")
 is_on_gpu: Callable[[torch.Tensor], bool] = (
     operator.attrgetter("is_cuda") if torch.version.hip is None else lambda _: False

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from horovodlike import _engine_options, _stacks, ops
+from horovodlike import _engine_options, _gpu_libraries, _stacks, ops
 from horovodlike import config as config_module
 from horovodlike._fault_points import reach
 from horovodlike._generation import file_of_generation
@@ -374,13 +374,19 @@ def gloo_enabled() -> bool:
 
 
 def nccl_built() -> int:
-    """NCCL's version code, or 0 without NCCL, as in this release: tensors of a GPU are copied to the CPU."""
-    return 0
+    """NCCL's version code (22703 for 2.27.3); 0 if it cannot be used, and tensors on GPUs go through the host's memory.
+
+    Looks for the CUDA driver and initialises it: a process that is forked later cannot use it.
+    """
+    return _gpu_libraries.find().nccl_version
 
 
 def cuda_built() -> bool:
-    """Whether collectives run on CUDA devices: not in this release."""
-    return False
+    """Whether tensors on CUDA devices can be used: True if this process finds a CUDA driver.
+
+    Initialises the driver: a process that is forked later cannot use it.
+    """
+    return _gpu_libraries.find().cuda_version > 0
 
 
 def rocm_built() -> bool:

@@ -9,7 +9,9 @@ import secrets
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
+import gpus
 import pytest
 from generations import Generation
 from ranks import RankPool
@@ -121,6 +123,29 @@ def ranks(_pools: dict[tuple[int, tuple[str, ...]], RankPool], modules: tuple[st
                 pool.close()
             pool = _pools[size, modules] = RankPool(size, modules=modules)
         return pool
+
+    return pool_of
+
+
+@pytest.fixture(scope="session")
+def gpu_double() -> Path:
+    """The file of the double of the CUDA driver and of NCCL."""
+    return gpus.build()
+
+
+@pytest.fixture
+def gpu_ranks(
+    _pools: dict[tuple[int, tuple[str, ...]], RankPool], modules: tuple[str, ...], gpu_double: Path
+) -> Callable[[int], RankPool]:
+    """As `ranks`, with a GPU each, of the double: see `gpus.py`."""
+
+    def pool_of(size: int) -> RankPool:
+        key = (size, (*modules, "on GPUs"))
+        if key not in _pools or _pools[key].broken:
+            if key in _pools:
+                _pools[key].close()
+            _pools[key] = RankPool(size, gpus.settings(gpu_double), modules=modules)
+        return _pools[key]
 
     return pool_of
 

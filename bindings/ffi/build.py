@@ -19,4 +19,6 @@ _FUNCTIONS = re.sub(r"\(\*(\w+)\)", r"hvl_mpi_\1", _EXTERNAL.group(1).replace("v
 ffibuilder = FFI()
 ffibuilder.cdef(_BLOCK.group(1))
 ffibuilder.cdef(f'extern "Python" {{ {_FUNCTIONS} }}')
+# hvl_callbacks.allocate, which horovodlike.ops defines.
+ffibuilder.cdef('extern "Python" void* hvl_allocate_output(void* context, int32_t index, const hvl_output* output);')
 ffibuilder.set_source("horovodlike._native", '#include "hvl.h"', py_limited_api=True)

@@ -11,8 +11,9 @@ from horovodlike.ops import Kind
 from horovodlike.process_set import ProcessSet, global_process_set, members, registered_id
 from horovodlike.torch._autograd import is_differentiable
 from horovodlike.torch._calls import group, result
-from horovodlike.torch._engine import Call, full_name, start_alltoall
+from horovodlike.torch._engine import Call, full_name
 from horovodlike.torch._tensor import check
+from horovodlike.torch._varying import start_alltoall
 
 Splits = Sequence[int] | torch.Tensor | None
 Counts = list[int]  # rows for, or from, each member of the process set

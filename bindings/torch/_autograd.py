@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import compress
 
 import torch
@@ -17,7 +18,8 @@ from torch.autograd.function import FunctionCtx
 from horovodlike import basics, process_set
 from horovodlike.ops import Kind
 from horovodlike.torch._calls import result
-from horovodlike.torch._engine import Call, rows_of, start_allgather, start_reducescatter, start_to_new
+from horovodlike.torch._engine import Call, rows_of, start_reducescatter, start_to_new
+from horovodlike.torch._varying import start_allgather
 
 Tensors = tuple[torch.Tensor, ...]
 Gradients = tuple[torch.Tensor | None, ...]
@@ -81,19 +83,19 @@ def _of_reducescatter(call: Call, gradients: Sequence[torch.Tensor], rows: Seque
     _check_differentiable(call, "a reducescatter")
     size = len(process_set.members(call.process_set))
     factor = call.prescale * call.postscale * (size if call.op == basics.Sum else 1)
-    ranks = torch.tensor([basics.rank()])
+    ranks = torch.full((1,), basics.rank(), device=gradients[0].device)
     *gathered, present = _communicate(
         Call(Kind.ALLGATHER, call.name, process_set=call.process_set), [*gradients, ranks]
     )
-    whole = [_with_rows_of_absent(*pair, call, present.tolist()) for pair in zip(gathered, rows, strict=True)]
-    return [gradient if factor == 1 else gradient * factor for gradient in whole]
+    if present.shape[0] < size:
+        absent = partial(_with_rows_of_absent, call=call, present=present.tolist())
+        gathered = [absent(*pair) for pair in zip(gathered, rows, strict=True)]
+    return [gradient if factor == 1 else gradient * factor for gradient in gathered]
 
 
 def _with_rows_of_absent(gradient: torch.Tensor, rows: int, call: Call, present: list[int]) -> torch.Tensor:
     """Put zeros where ranks that have joined have no rows of a reducescatter's gradient."""
     members = process_set.members(call.process_set)
-    if len(present) == len(members):
-        return gradient
     shares = [rows_of(rows, place, len(members)) for place in range(len(members))]
     blocks = iter(torch.split(gradient, [shares[members.index(rank)] for rank in present]))
     zeros = (gradient.new_zeros((share, *gradient.shape[1:])) for share in shares)

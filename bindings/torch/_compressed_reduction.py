@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from horovodlike import basics
+from horovodlike.ops import GpuStream
 from horovodlike.process_set import ProcessSet
 from horovodlike.torch._gradient_reducer import GradientReducer
-from horovodlike.torch._reduction import Reduction
+from horovodlike.torch._reduction import CURRENT, Reduction
 from horovodlike.torch._slot import Slot
 from horovodlike.torch._submission import ReductionOptions
 from horovodlike.torch.mpi_ops import grouped_allgather, grouped_allreduce_
@@ -41,7 +42,7 @@ class CompressedReduction(Reduction):
         """Only count: gradients are handed over by `finish`."""
         self.count()
 
-    def _submit(self, slots: list[Slot]) -> None:
+    def _submit(self, slots: list[Slot], streams: Mapping[Slot, GpuStream] = CURRENT) -> None:
         for slot in slots:
             grad = slot.param.grad
             if grad is None:

@@ -1,13 +1,13 @@
 """From torch tensors to requests and back: what all operations of `mpi_ops` have in common.
 
 An operation in flight borrows the memory of its tensors. Until it is waited for, this module holds references to
-them, whatever the caller does with his own.
+them, whatever the caller does with his own. How tensors on GPUs outlive that is told in `_gpu`.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -15,10 +15,12 @@ import torch
 from torch.autograd.graph import increment_version
 
 from horovodlike import basics, ops, process_set
-from horovodlike.errors import ShutDownError
-from horovodlike.ops import Kind, Output, Request
-from horovodlike.torch._tensor import DTYPES, check, engine_shape, from_output, in_memory, is_in_memory
+from horovodlike.errors import HorovodInternalError, ShutDownError
+from horovodlike.ops import Allocation, Device, GpuStream, Kind, Output, Request
+from horovodlike.torch import _gpu
+from horovodlike.torch._tensor import DTYPES, check, engine_shape, in_memory, is_in_memory
 
+Tensors = tuple[torch.Tensor, ...]
 # Of an alltoall: pairs of tensors.
 Result = torch.Tensor | tuple[torch.Tensor, ...] | tuple[tuple[torch.Tensor, torch.Tensor], ...] | None
 
@@ -41,13 +43,15 @@ class Call:
     prescale: float = 1.0
     postscale: float = 1.0
     process_set: int = 0  # its id
-    # By dtype and shape of each tensor, and the request's arguments.
+    # By device, dtype and shape of each tensor, and the request's arguments.
     requests: dict[tuple[object, ...], Request] = field(default_factory=dict, init=False, repr=False)
 
 
 class _InFlight(NamedTuple):
     borrowed: Sequence[torch.Tensor]
     finish: Callable[[list[Output]], Result]
+    stream: GpuStream | None = None  # on which it was started; None: the tensors are on the CPU
+    allocation: Allocation | None = None
 
 
 @dataclass(slots=True)  # whose attributes are quicker to get than a named tuple's
@@ -67,7 +71,6 @@ _in_flight: dict[int, _InFlight | torch.Tensor] = {}
 _overwritten: list[torch.Tensor] = []
 _last: dict[str | None, _Last] = {}  # by the name that the caller gave
 _STRIDED = torch.strided
-_SPLITS = torch.empty(0, dtype=torch.int32)
 # From torch 2.7 on increment_version takes many tensors, and those of inference mode.
 _VERSIONS_OF_MANY = torch.__version__ >= "2.7"
 _lost: frozenset[int] = frozenset()  # handles of the job before, which nobody had synchronized when this one began
@@ -115,12 +118,13 @@ process_set.on_added(forget_numbers)  # the id may have been another set's
 
 
 def build_request(call: Call, tensors: Sequence[torch.Tensor], arguments: Sequence[int] = ()) -> Request:
-    """Return a request for tensors like these."""
+    """Return a request for tensors like these, which are on one device."""
     described = [(DTYPES[tensor.dtype], engine_shape(tensor.shape)) for tensor in tensors]
     return Request(
         call.kind,
         call.name,
         described,
+        device=Device.CUDA if tensors and _gpu.is_on_gpu(tensors[0]) else Device.CPU,
         op=call.op,
         root_rank=call.root_rank,
         prescale=call.prescale,
@@ -130,17 +134,33 @@ def build_request(call: Call, tensors: Sequence[torch.Tensor], arguments: Sequen
     )
 
 
-def _enqueue(
-    call: Call, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], arguments: Sequence[int] = ()
+def start(
+    call: Call,
+    inputs: Sequence[torch.Tensor],
+    outputs: Sequence[torch.Tensor],
+    borrowed: Sequence[torch.Tensor],
+    finish: Callable[[list[Output]], Result],
+    arguments: Sequence[int] = (),
+    allocation: Allocation | None = None,
 ) -> int:
-    key = (*(attribute for tensor in inputs for attribute in (tensor.dtype, tensor.shape)), *arguments)
+    """Enqueue an operation on tensors that are in memory, and return its handle."""
+    on_gpu = bool(inputs) and _gpu.is_on_gpu(inputs[0])
+    key = (on_gpu, *(attribute for tensor in inputs for attribute in (tensor.dtype, tensor.shape)), *arguments)
     request = call.requests.get(key)
     if request is None:
         request = build_request(call, inputs, arguments)
         if len(call.requests) >= REQUESTS_KEPT_PER_CALL:
             call.requests.clear()
         call.requests[key] = request
-    return request.enqueue([t.data_ptr() for t in inputs], [t.data_ptr() for t in outputs])
+    addresses, results = [t.data_ptr() for t in inputs], [t.data_ptr() for t in outputs]
+    if not on_gpu:
+        handle = request.enqueue(addresses, results)
+        _in_flight[handle] = _InFlight(borrowed, finish)
+        return handle
+    stream = _gpu.current_stream(_gpu.device_of(inputs[0]))
+    handle = request.enqueue_on_stream(addresses, results, stream, allocation)
+    _in_flight[handle] = _InFlight(borrowed, finish, stream, allocation)
+    return handle
 
 
 def _mark_overwritten() -> None:
@@ -159,7 +179,8 @@ def _mark_overwritten() -> None:
 def start_in_place(call: Call, tensors: Sequence[torch.Tensor], single: bool) -> int:
     """Enqueue an operation whose result replaces the tensors, and return its handle.
 
-    A tensor that is not contiguous, or not in CPU memory, is copied, and the result copied back by `synchronize`.
+    A tensor that is not contiguous, or neither on the CPU nor on a GPU, is copied, and the result copied back by
+    `synchronize`.
     """
     for tensor in tensors:
         check(tensor, call.name)
@@ -172,16 +193,15 @@ def start_in_place(call: Call, tensors: Sequence[torch.Tensor], single: bool) ->
                     tensor.copy_(copy)
         return tensors[0] if single else tuple(tensors)
 
-    handle = _enqueue(call, borrowed, borrowed)
+    handle = start(call, borrowed, borrowed, [*borrowed, *tensors], finish)
     _overwritten.extend(tensors)
-    _in_flight[handle] = _InFlight([*borrowed, *tensors], finish)
     return handle
 
 
 def start_again_in_place(name: str | None, arguments: tuple[object, ...], tensor: torch.Tensor) -> int:
     """Enqueue an allreduce of one tensor in place if it is the same as the last one of this name.
 
-    The short way of small tensors: nothing has to be copied, and `synchronize` has nothing to do but to wait.
+    The short way of small tensors, on the CPU: nothing has to be copied, and `synchronize` only has to wait.
     Returns 0, having done nothing, where it does not apply.
     """
     last = _last.get(name)
@@ -207,8 +227,8 @@ def start_in_place_and_remember(
 ) -> int:
     """Enqueue an allreduce of one tensor in place so that `start_again_in_place` can do it again."""
     handle = start_in_place(call, [tensor], single=True)
-    request = call.requests.get((tensor.dtype, tensor.shape))
-    if name is not None and request is not None and is_in_memory(tensor):
+    request = call.requests.get((False, tensor.dtype, tensor.shape))
+    if name is not None and request is not None and _gpu.is_on_cpu(tensor) and is_in_memory(tensor):
         if len(_last) >= CALLS_KEPT:
             _last.clear()
         _last[name] = _Last(arguments, tensor.dtype, tensor.shape, tensor.numel() == 1, request)
@@ -243,56 +263,20 @@ def _start_with_outputs(
     call: Call, tensors: Sequence[torch.Tensor], shapes: Sequence[Sequence[int]], single: bool
 ) -> int:
     inputs = [in_memory(tensor) for tensor in tensors]
-    outputs = [torch.empty(shape, dtype=tensor.dtype) for shape, tensor in zip(shapes, tensors, strict=True)]
+    outputs = [torch.empty(shape, dtype=t.dtype, device=t.device) for shape, t in zip(shapes, inputs, strict=True)]
 
     def finish(_: list[Output]) -> Result:
         results = tuple(output.to(tensor.device) for output, tensor in zip(outputs, tensors, strict=True))
         return results[0] if single else results
 
-    handle = _enqueue(call, inputs, outputs)
-    _in_flight[handle] = _InFlight([*inputs, *outputs], finish)
-    return handle
-
-
-def start_allgather(call: Call, tensors: Sequence[torch.Tensor], single: bool) -> int:
-    """Enqueue an allgather, for whose results the engine finds the memory; return its handle."""
-    for tensor in tensors:
-        check(tensor, call.name)
-    inputs = [in_memory(tensor) for tensor in tensors]
-
-    def finish(outputs: list[Output]) -> Result:
-        results = tuple(from_output(output, tensor) for output, tensor in zip(outputs, tensors, strict=True))
-        return results[0] if single else results
-
-    handle = _enqueue(call, inputs, inputs)
-    _in_flight[handle] = _InFlight(inputs, finish)
-    return handle
-
-
-def start_alltoall(call: Call, tensors: Sequence[torch.Tensor], splits: Sequence[Sequence[int]], single: bool) -> int:
-    """Enqueue an alltoall of so many rows of each tensor for each member of the process set; return its handle.
-
-    The result is, of each tensor, the rows received and how many came from each member (int32).
-    """
-    for tensor in tensors:
-        check(tensor, call.name)
-        if tensor.dim() == 0:
-            raise ValueError(f"{call.name}: a scalar has no rows; an alltoall needs at least one dimension")
-    inputs = [in_memory(tensor) for tensor in tensors]
-
-    def finish(outputs: list[Output]) -> Result:
-        rows = [from_output(output, tensor) for output, tensor in zip(outputs[::2], tensors, strict=True)]
-        received = [from_output(output, _SPLITS) for output in outputs[1::2]]
-        pairs = tuple(zip(rows, received, strict=True))
-        return pairs[0] if single else pairs
-
-    handle = _enqueue(call, inputs, inputs, list(itertools.chain.from_iterable(splits)))
-    _in_flight[handle] = _InFlight(inputs, finish)
-    return handle
+    return start(call, inputs, outputs, [*inputs, *outputs], finish)
 
 
 def synchronize(handle: int) -> Result:
     """Wait for an operation and return its result; None for a handle that is unknown or was synchronized before.
+
+    Results on a GPU may not be there yet: the current stream waits for them, the host does not. So they can be used as
+    those of any operation on the GPU.
 
     Raises:
         HorovodInternalError: The operation failed: the ranks disagree about it, or the job is broken or shut down, or
@@ -310,17 +294,29 @@ def synchronize(handle: int) -> Result:
         if not isinstance(operation, _InFlight):
             ops.wait_done(handle)
             return operation
-        outputs = ops.wait(handle)
+        outputs = ops.wait(handle) if operation.stream is None else _wait_on_stream(handle, operation, operation.stream)
     except BaseException:
-        if ops.is_in_flight(handle):
+        if ops.is_known(handle):
             # A signal handler has raised. The engine still uses the memory, and the handle can be waited for again.
             _in_flight[handle] = operation
         raise
     return operation.finish(outputs)
 
 
+def _wait_on_stream(handle: int, operation: _InFlight, started_on: GpuStream) -> list[Output]:
+    stream = _gpu.current_stream(started_on.device)
+    try:
+        ops.wait_on_stream(handle, stream)
+    except HorovodInternalError as error:
+        failure = None if operation.allocation is None else operation.allocation.failure
+        raise error if failure is None else type(error)(f"{error}: {failure}") from failure
+    if stream != started_on:
+        _gpu.keep_for(stream, operation.borrowed)
+    return []
+
+
 def poll(handle: int) -> bool:
-    """Return whether `synchronize` would return at once.
+    """Return whether `synchronize` would return at once. On a GPU the result need not be there yet: see there.
 
     Raises:
         ValueError: The handle is unknown, or was synchronized before.
@@ -333,15 +329,14 @@ def poll(handle: int) -> bool:
 
 
 def abandon(handles: Sequence[int], borrowed: Sequence[object]) -> None:
-    """After an error, keep what holds the memory of operations alive for as long as one of them is in flight."""
+    """After an error, keep what holds the memory of operations alive for as long as one of them uses it."""
     held = [*borrowed, *(_in_flight.pop(handle, None) for handle in handles)]
     for before in list(_abandoned):
-        if not any(map(ops.is_in_flight, before)):
+        if _are_over(before):
             _abandoned.pop(before, None)
-            for handle in before:
-                ops.forget(handle)
-    if any(map(ops.is_in_flight, handles)):
+    if not _are_over(handles):
         _abandoned[tuple(handles)] = held
-    else:
-        for handle in handles:
-            ops.forget(handle)
+
+
+def _are_over(handles: Iterable[int]) -> bool:
+    return all([ops.forget(handle) for handle in handles])  # all of them: a list

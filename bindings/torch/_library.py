@@ -23,7 +23,8 @@ from horovodlike.ops import Kind
 from horovodlike.torch._alltoall import Counts, row_counts, send_back
 from horovodlike.torch._autograd import carry_out, is_differentiable, rows_in, run_backward
 from horovodlike.torch._calls import group, known_reduction, new_reduction, result
-from horovodlike.torch._engine import Call, next_number, numbered, start_alltoall, start_in_place, synchronize
+from horovodlike.torch._engine import Call, next_number, numbered, start_in_place, synchronize
+from horovodlike.torch._varying import start_alltoall
 
 # Older releases lack ordered effects, or may have faults with them in the backward pass, such as pytorch issue 172248.
 # None of them has been tried.
@@ -69,7 +70,8 @@ def _define(name: str, schema: str, carry_out: Callable[..., Any], like_results:
         _keep_order_in_inductor()
         return like_results(*arguments)
 
-    operator = torch.library.custom_op(f"horovodlike::{name}", carry_out, mutates_args=(), schema=schema)
+    tags = torch.Tag.cudagraph_unsafe  # it cannot be captured
+    operator = torch.library.custom_op(f"horovodlike::{name}", carry_out, mutates_args=(), schema=schema, tags=tags)
     operator.register_fake(trace)
     torch.library._register_effectful_op(f"horovodlike::{name}", EffectType.ORDERED)
     return operator

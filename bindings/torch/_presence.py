@@ -8,12 +8,11 @@ import torch
 
 from horovodlike import basics, ops
 from horovodlike.errors import MismatchError
-from horovodlike.ops import Kind, Request
-from horovodlike.torch._engine import Call, build_request
+from horovodlike.ops import DType, Kind, Request
 
 
 class Presence:
-    """One byte for each parameter, reduced by Max in every step.
+    """One byte for each parameter, on the CPU, reduced by Max in every step.
 
     0: this rank has no gradient; 1: it has one; more: a sparse one, with that many sparse dimensions and one.
     """
@@ -29,8 +28,8 @@ class Presence:
         """Set how many parameters there are, what the ranks match the reduction by, and the id of the process set."""
         self.bytes = torch.ones(num_parameters, dtype=torch.uint8)
         self._is_full = True
-        call = Call(Kind.ALLREDUCE, name, basics.Max, process_set=process_set)
-        self._request = build_request(call, [self.bytes])
+        described = [(DType.UINT8, self.bytes.shape)]
+        self._request = Request(Kind.ALLREDUCE, name, described, op=basics.Max, process_set=process_set)
 
     def announce(self, absent: Iterable[int], sparse_dims: dict[int, int]) -> None:
         """Tell the other ranks which gradients this one lacks, and which are sparse, by the parameters' numbers."""

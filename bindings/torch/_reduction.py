@@ -2,8 +2,9 @@
 
 The hook of a parameter notes that its gradient is complete, and does nothing else: it is `list.append`. That of the
 first parameter, whose gradient is most often the last, also hands everything that has been noted to the engine. If the
-engine has a processor to work on while the framework computes, so do the hooks of some others, so many that there is
-about a mebibyte of gradients between them. What is noted still later is handed over when any thread waits for a result.
+engine has a processor to work on while the framework computes, or a GPU, so do the hooks of some others, so many that
+there is about a mebibyte of gradients between them. What is noted still later is handed over when any thread waits for
+a result. On a GPU hooks note the stream, too.
 
 A parameter may lack a gradient on some ranks. Each step therefore reduces, with Max, one byte for each parameter:
 whether this rank has its gradient. It costs one small request, sent with the last gradient if none is missing, and
@@ -15,12 +16,14 @@ None, so that weight decay and momentum do not move its parameter.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 
 from horovodlike import basics, ops
+from horovodlike.ops import GpuStream
 from horovodlike.process_set import check_registered, global_process_set
+from horovodlike.torch import _gpu
 from horovodlike.torch._compile import leave_alone
 from horovodlike.torch._gradient_reducer import GradientReducer
 from horovodlike.torch._presence import Presence
@@ -30,6 +33,7 @@ from horovodlike.torch._submission import ReductionOptions, Submission
 
 # Gradients are handed over when there are about so many bytes; each time costs the computing thread its caches.
 _WORTH_SENDING = 1 << 20
+CURRENT: Mapping[Slot, GpuStream] = {}  # after the backward pass, the caller's stream has waited for all others
 _NEUTRAL = {basics.Min: float("inf"), basics.Max: float("-inf"), basics.Product: 1.0}
 
 # Those that have parameters. Replaced, not changed: another thread may be going through them.
@@ -68,6 +72,7 @@ class Reduction:
         # The way of a gradient: noted, complete (of so many passes as there are to be), borrowed by the engine.
         self._noted: list[torch.Tensor] = []  # parameters
         self._complete: list[Slot] = []
+        self._streams: dict[Slot, GpuStream] = {}  # of those noted that are on a GPU, on which they were made
         self._submission = Submission(options, self._set_id)
         self._presence = Presence()
         self._failure: Exception | None = None  # of handing over on behalf of another one's wait
@@ -94,7 +99,10 @@ class Reduction:
             hands_over = waiting >= _WORTH_SENDING or slot is added[0]
             waiting = 0 if hands_over else waiting
             register = slot.param.register_post_accumulate_grad_hook
-            hook = self._handing_over_hook(slot is added[0]) if hands_over else self._noted.append
+            if _gpu.is_on_gpu(slot.param):
+                hook = self._hook_on_gpu(slot, hands_over)
+            else:
+                hook = self._handing_over_hook(slot is added[0]) if hands_over else self._noted.append
             slot.registration = register(hook)  # type: ignore[no-untyped-call]
         return added
 
@@ -144,6 +152,18 @@ class Reduction:
                 self.hand_over()
 
         leave_alone(hook)  # `backward` may be called by a function that is compiled
+        return hook
+
+    def _hook_on_gpu(self, slot: Slot, hands_over: bool) -> Callable[[torch.Tensor], None]:
+        # Autograd runs it with the stream on which the gradient has been made, which depends on the forward pass. Who
+        # hands over later may have another one. A GPU reduces beside the backward pass, whatever the processors do.
+        def hook(param: torch.Tensor) -> None:
+            self._streams[slot] = _gpu.current_stream(_gpu.device_of(param))
+            self._noted.append(param)
+            if hands_over:
+                self.hand_over()
+
+        leave_alone(hook)
         return hook
 
     def hand_over_for_another(self) -> None:
@@ -217,15 +237,15 @@ class Reduction:
             if communicates:
                 complete = self._complete.copy()
                 self._complete.clear()
-                self._submit(complete)
+                self._submit(complete, self._streams)
 
     def _announce_if_complete(self) -> None:
         if len(self._submission.borrowed) == len(self.slots) and not self._presence.handle:
             self._presence.announce((), self._submission.sparse_dims)
 
-    def _submit(self, slots: list[Slot]) -> None:
+    def _submit(self, slots: list[Slot], streams: Mapping[Slot, GpuStream] = CURRENT) -> None:
         try:
-            self._submission.submit(slots)
+            self._submission.submit(slots, streams)
             self._announce_if_complete()
         except BaseException:
             self.abandon()
@@ -321,7 +341,9 @@ class Reduction:
                 slot.dense = slot.work = slot.ctx = None
         for group in self._groups:
             group.ready = 0
+            group.streams.clear()
         self._noted.clear()  # not replaced: the hooks hold it
         self._complete.clear()
+        self._streams.clear()
         self._submission.clear()
         self._presence.handle = 0

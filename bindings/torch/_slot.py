@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from horovodlike.ops import Request, RequestList
+from horovodlike.ops import GpuStream, Request, RequestList
+from horovodlike.torch import _gpu
 from horovodlike.torch._tensor import check
 
 
@@ -13,8 +14,8 @@ class Slot:
     """One parameter: its request, and how far its gradient is in this step."""
 
     __slots__ = (
-        "alike", "ctx", "dense", "dtype", "grad", "group", "index", "name", "numel", "param", "passes", "registration",
-        "request", "shape", "sparse", "work",
+        "alike", "ctx", "dense", "dtype", "grad", "group", "index", "name", "numel", "on_gpu", "param", "passes",
+        "registration", "request", "shape", "sparse", "work",
     )  # fmt: skip
 
     def __init__(self, param: torch.nn.Parameter, name: str) -> None:
@@ -23,9 +24,10 @@ class Slot:
         self.name = name
         self.index = -1  # of its byte in the presence mask
         self.request: Request | None = None
-        self.dtype: torch.dtype | None = None  # dtype, shape and size that the request was made for
+        self.dtype: torch.dtype | None = None  # dtype, shape, size and device that the request was made for
         self.shape: torch.Size | None = None
         self.numel = -1
+        self.on_gpu = False
         self.passes = 0  # backward passes that have been counted
         self.alike = False  # the gradient is likely to be reduced in place, by the request of the step before
         self.sparse = False  # the gradient was sparse when it was last seen
@@ -54,18 +56,20 @@ class Group:
         """Take in the slots."""
         self.slots = slots
         self.ready = 0  # of its members' gradients
+        self.streams: set[GpuStream] = set()  # on which those on a GPU are made
         self.request: Request | None = None
-        self.described: list[tuple[torch.dtype, torch.Size]] = []
+        self.described: list[tuple[bool, torch.dtype, torch.Size]] = []
         for slot in slots:
             slot.group = self
 
 
 class SlotBatch:
-    """Parameters whose gradients are handed over together, step after step."""
+    """Parameters whose gradients are handed over together, step after step. All are on the CPU, or all on a GPU."""
 
     def __init__(self, slots: list[Slot]) -> None:
         """Take in slots that have requests."""
         self.slots = slots
+        self.on_gpu = slots[0].on_gpu
         self.requests = RequestList([slot.request for slot in slots if slot.request is not None])
         self._dtypes = [slot.dtype for slot in slots]
         self._numels = [slot.numel for slot in slots]
@@ -77,7 +81,8 @@ class SlotBatch:
             len(grads) == len(self.slots)
             and [grad.dtype for grad in grads] == self._dtypes
             and {grad.layout for grad in grads} == {torch.strided}
-            and {grad.is_cpu for grad in grads} == {True}
+            and all(map(_gpu.is_on_gpu if self.on_gpu else _gpu.is_on_cpu, grads))
             and list(map(torch.Tensor.numel, grads)) == self._numels
             and all(map(torch.Tensor.is_contiguous, grads))
+            and (not self.on_gpu or len(set(map(_gpu.device_of, grads))) == 1)
         )

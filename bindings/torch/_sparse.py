@@ -10,7 +10,8 @@ from horovodlike import basics
 from horovodlike.ops import Kind
 from horovodlike.process_set import ProcessSet, global_process_set, members, registered_id
 from horovodlike.torch._calls import result
-from horovodlike.torch._engine import Call, full_name, start_allgather
+from horovodlike.torch._engine import Call, full_name
+from horovodlike.torch._varying import start_allgather
 from horovodlike.torch.compression import Compressor, NoneCompressor
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from horovodlike import basics, ops
-from horovodlike.ops import Kind
+from horovodlike.ops import GpuStream, Kind, Request
 from horovodlike.process_set import ProcessSet, global_process_set
+from horovodlike.torch import _gpu
 from horovodlike.torch._engine import Call, abandon, build_request
 from horovodlike.torch._slot import Group, Slot, SlotBatch
 from horovodlike.torch._sparse import SparseGathering
@@ -43,22 +44,45 @@ class Submission:
         self._sparse_handles: list[int] = []
         self._finishers: list[Callable[[], None]] = []
         self._batches: dict[Slot, SlotBatch] = {}  # that were handed over last, by their first slot
+        self._uses_gpu = False  # from the first gradient on a GPU on
+        self._streams: set[GpuStream] = set()  # on which gradients of this step were handed over
+        self._works: list[torch.Tensor] = []  # what is reduced on a GPU in place of gradients
 
     def forget_requests(self, set_id: int) -> None:
         """Make requests for another process set from now on; those that slots and groups hold are forgotten by them."""
         self._set_id = set_id
         self._batches.clear()
 
-    def submit(self, slots: list[Slot]) -> None:
-        """Hand over the gradients of these parameters as they are now, where there are any."""
-        if not self._submit_alike([slot for slot in slots if slot.alike]):
-            for slot in slots:
-                slot.alike = False
-        for slot in slots:
-            if not slot.alike:
-                self._submit_other(slot)
+    def submit(self, slots: list[Slot], streams: Mapping[Slot, GpuStream]) -> None:
+        """Hand over the gradients of these parameters as they are now, where there are any.
 
-    def _submit_alike(self, slots: list[Slot]) -> bool:
+        Args:
+            slots: The parameters.
+            streams: Of gradients on a GPU, on which they were made; where that is not known, on the current one.
+        """
+        alike = [slot for slot in slots if slot.alike]
+        for part in self._parts(alike, streams) if self._uses_gpu else [alike]:
+            if not self._submit_alike(part, streams):
+                for slot in part:
+                    slot.alike = False
+        for slot in slots:
+            if slot.alike:
+                continue
+            stream = streams.get(slot)
+            if stream is None:
+                self._submit_other(slot)
+            else:
+                with _gpu.as_current(stream):  # of what is copied
+                    self._submit_other(slot)
+
+    def _parts(self, slots: list[Slot], streams: Mapping[Slot, GpuStream]) -> list[list[Slot]]:
+        """Divide slots by where their gradients are made."""
+        parts: dict[GpuStream | bool, list[Slot]] = {}
+        for slot in slots:
+            parts.setdefault(slot.on_gpu and streams.get(slot, True), []).append(slot)
+        return list(parts.values())
+
+    def _submit_alike(self, slots: list[Slot], streams: Mapping[Slot, GpuStream]) -> bool:
         # The hot path: hands over gradients that are like those of the step before, all together, or none of them. A
         # wrong address or size would corrupt memory, hence each of the checks.
         if not slots:
@@ -72,8 +96,18 @@ class Submission:
         self.borrowed += grads
         for slot, grad in zip(slots, grads, strict=True):
             slot.grad = grad
-        batch.requests.enqueue_inplace(list(map(torch.Tensor.data_ptr, grads)), self._handles)
+        addresses = list(map(torch.Tensor.data_ptr, grads))
+        if batch.on_gpu:
+            stream = self._note_stream(streams.get(slots[0]) or _gpu.current_stream(_gpu.device_of(grads[0])))
+            batch.requests.enqueue_inplace_on_stream(addresses, self._handles, stream)
+        else:
+            batch.requests.enqueue_inplace(addresses, self._handles)
         return True
+
+    def _note_stream(self, stream: GpuStream) -> GpuStream:
+        self._streams.add(stream)
+        self._uses_gpu = True
+        return stream
 
     def _submit_other(self, slot: Slot) -> None:
         grad = slot.param.grad
@@ -90,13 +124,16 @@ class Submission:
         slot.ctx = ctx
         if slot.group is not None:
             slot.dense, slot.work = dense, work
-            self._submit_member(slot.group)
+            self._submit_member(slot, slot.group)
             return
-        if slot.request is None or slot.dtype is not work.dtype or slot.shape != work.shape:
+        on_gpu = _gpu.is_on_gpu(work)
+        described = (work.dtype, work.shape, on_gpu)
+        if slot.request is None or (slot.dtype, slot.shape, slot.on_gpu) != described:
             self._batches.clear()  # they may hold the request that is replaced
             slot.request = build_request(self._call(slot.name), [work])
-            slot.dtype, slot.shape, slot.numel = work.dtype, work.shape, work.numel()
-        self._handles.append(slot.request.enqueue_inplace(work.data_ptr()))
+            slot.dtype, slot.shape, slot.on_gpu = described
+            slot.numel = work.numel()
+        self._enqueue(slot.request, [work])
         # Autograd may hand over a negated view of one element, so that is looked at each time.
         slot.alike = self.plain and work is grad and slot.numel > 1
         if slot.sparse or work is not dense:
@@ -121,19 +158,34 @@ class Submission:
 
         self._finishers.append(finish)
 
-    def _submit_member(self, group: Group) -> None:
+    def _submit_member(self, slot: Slot, group: Group) -> None:
         group.ready += 1
+        if slot.work is not None and _gpu.is_on_gpu(slot.work):
+            group.streams.add(_gpu.current_stream(_gpu.device_of(slot.work)))
         if group.ready < len(group.slots):
             return
         works = [slot.work for slot in group.slots if slot.work is not None]
-        described = [(work.dtype, work.shape) for work in works]
+        if group.streams:
+            _gpu.hold_up(group.streams)
+            works = _on_one_device(works)
+        described = [(_gpu.is_on_gpu(work), work.dtype, work.shape) for work in works]
         if group.request is None or group.described != described:
             group.request, group.described = build_request(self._call(f"group.{group.slots[0].name}"), works), described
+        self._enqueue(group.request, works)
+        for member, work in zip(group.slots, works, strict=True):
+            if member.dense is not None and (member.sparse or work is not member.dense):
+                self._finishers.append(self._finisher(member, member.dense, work))
+
+    def _enqueue(self, request: Request, works: list[torch.Tensor]) -> None:
         addresses = [work.data_ptr() for work in works]
-        self._handles.append(group.request.enqueue(addresses, addresses))
-        for slot, work in zip(group.slots, works, strict=True):
-            if slot.dense is not None and (slot.sparse or work is not slot.dense):
-                self._finishers.append(self._finisher(slot, slot.dense, work))
+        if not _gpu.is_on_gpu(works[0]):
+            alone = len(works) == 1
+            handle = request.enqueue_inplace(addresses[0]) if alone else request.enqueue(addresses, addresses)
+            self._handles.append(handle)
+            return
+        stream = self._note_stream(_gpu.current_stream(_gpu.device_of(works[0])))
+        self._handles.append(request.enqueue_on_stream(addresses, addresses, stream))
+        self._works += works
 
     def _call(self, name: str) -> Call:
         options = self.options
@@ -157,7 +209,10 @@ class Submission:
         Raises:
             HorovodInternalError: A reduction failed.
         """
-        ops.wait_all(self._handles)
+        if self._streams:
+            self._wait_on_stream(next(iter(self._streams)).device)
+        else:
+            ops.wait_all(self._handles)
         for slot in slots:
             if slot.grad is not None and slot.param.grad is not slot.grad:
                 slot.param.grad = slot.grad  # it was replaced meanwhile, but this is what all ranks agree on
@@ -166,10 +221,18 @@ class Submission:
                 for finisher in self._finishers:
                     finisher()
 
+    def _wait_on_stream(self, device: int) -> None:
+        stream = _gpu.current_stream(device)
+        try:
+            ops.wait_all(self._handles, stream)
+        finally:  # also if one has failed, since the others may be under way
+            if self._streams != {stream}:
+                _gpu.keep_for(stream, [*self.borrowed, *self._works])
+
     def abandon(self, handle: int, borrowed: object) -> None:
         """Leave everything to the engine, which may still use it; and what one more operation has borrowed."""
         handles = [*self._handles, *self._sparse_handles, *filter(None, [handle])]
-        abandon(handles, [*self.borrowed, *self._finishers, borrowed])
+        abandon(handles, [*self.borrowed, *self._works, *self._finishers, borrowed])
 
     def clear(self) -> None:
         """Begin the next step."""
@@ -178,3 +241,11 @@ class Submission:
         self._handles.clear()
         self._sparse_handles.clear()
         self._finishers.clear()
+        self._streams.clear()
+        self._works.clear()
+
+
+def _on_one_device(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the tensors, or copies on the CPU if they are on more than one device: a request has one."""
+    devices = {_gpu.is_on_gpu(tensor) and _gpu.device_of(tensor) for tensor in tensors}
+    return tensors if len(devices) == 1 else [tensor.cpu() for tensor in tensors]

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from horovodlike.ops import DType, Output
+from horovodlike.torch import _gpu
 
 MAX_DIMENSIONS = 8
 
@@ -44,15 +45,16 @@ def check(tensor: torch.Tensor, name: str) -> None:
 
 
 def is_in_memory(tensor: torch.Tensor) -> bool:
-    """Whether the tensor's elements lie in order in CPU memory."""
-    return tensor.is_cpu and tensor.is_contiguous() and not tensor.is_neg()
+    """Whether the tensor's elements lie in order where the engine gets at them, which is on the CPU or on a GPU."""
+    return (_gpu.is_on_cpu(tensor) or _gpu.is_on_gpu(tensor)) and tensor.is_contiguous() and not tensor.is_neg()
 
 
 def in_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor itself if its elements lie in order in CPU memory, else a copy of which that is true."""
+    """Return the tensor itself if `is_in_memory`, else a copy of which that is true: of a GPU's tensor on the GPU."""
     if is_in_memory(tensor):
         return tensor
-    return tensor.detach().to("cpu").resolve_neg().contiguous()
+    detached = tensor.detach()
+    return (detached if _gpu.is_on_gpu(tensor) else detached.to("cpu")).resolve_neg().contiguous()
 
 
 def engine_shape(shape: Sequence[int]) -> Sequence[int]:

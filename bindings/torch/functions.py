@@ -112,7 +112,7 @@ def broadcast_optimizer_state(
     tensors: list[torch.Tensor] = []
 
     def describe(tensor: torch.Tensor) -> _TensorPlace:
-        tensors.append(tensor.detach())
+        tensors.append(tensor.detach().cpu())  # of which other ranks need not know yet on what device they have it
         return _TensorPlace(len(tensors) - 1, tensor.dtype, tuple(tensor.shape))
 
     def allocate(place: _TensorPlace) -> torch.Tensor:

@@ -20,8 +20,10 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from horovodlike import basics
 from horovodlike.process_set import ProcessSet, global_process_set
+from horovodlike.torch import _gpu
+from horovodlike.torch._calls import result
 from horovodlike.torch._compile import leave_alone
-from horovodlike.torch.mpi_ops import allreduce, grouped_allgather
+from horovodlike.torch.mpi_ops import allgather, allgather_async, allreduce, grouped_allgather
 
 Gradients = tuple[torch.Tensor | None, ...]
 
@@ -69,13 +71,25 @@ def _whole_batch(x: torch.Tensor, name: str, process_set: ProcessSet) -> tuple[t
     count = x.numel() // channels
     # On an empty batch, torch's kernel gives NaN, which would not vanish when it is multiplied by a count of 0.
     local = torch.cat(torch.batch_norm_update_stats(x, None, None, 0.0)) if count else x.new_zeros(2 * channels)
-    moments, counts = grouped_allgather([local.cpu().unsqueeze(0), torch.tensor([count])], name, process_set)
+    moments, counts = _gathered(local.unsqueeze(0), torch.tensor([count]), name, process_set)
     means, variances = moments.double().view(-1, 2, channels).unbind(1)
     total = int(counts.sum())
-    shares = (counts.double() / max(total, 1)).unsqueeze(1)
+    shares = (counts.double() / max(total, 1)).unsqueeze(1).to(moments.device, non_blocking=True)
     mean = (shares * means).sum(dim=0)
     variance = (shares * (variances + (means - mean).square())).sum(dim=0)
     return mean.to(x), variance.to(x), total
+
+
+def _gathered(
+    local: torch.Tensor, count: torch.Tensor, name: str, process_set: ProcessSet
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what all ranks have: in one operation, or of a GPU apart, so that the counts are there without it."""
+    if not _gpu.is_on_gpu(local):
+        moments, counts = grouped_allgather([local.cpu(), count], name, process_set)
+        return moments, counts
+    handle = allgather_async(local, name, process_set)
+    counts = allgather(count, f"{name}.counts", process_set)
+    return result(handle, torch.Tensor), counts
 
 
 def _local_sums(dy: torch.Tensor, x: torch.Tensor, mean: torch.Tensor, invstd: torch.Tensor) -> torch.Tensor:

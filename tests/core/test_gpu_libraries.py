@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from horovodlike import _gpu_libraries
+from horovodlike import _gpu_libraries, basics
 from horovodlike._native import ffi, lib
 
 
@@ -48,3 +48,10 @@ def test_what_is_missing_is_said():
     assert (found.cuda_version, found.nccl_version, found.num_gpus) == (0, 0, 0)
     assert ffi.string(found.why_no_cuda).startswith(b"/nowhere/libcuda.so.1 cannot be opened: ")
     assert ffi.string(found.why_no_nccl).startswith(b"/nowhere/libnccl.so.2 cannot be opened: ")
+
+
+def test_what_can_be_used(gpu_double, monkeypatch):
+    for library, cuda, nccl in ((str(gpu_double), True, 22703), ("/nowhere/lib.so", False, 0)):
+        monkeypatch.setenv("HOROVODLIKE_CUDA_LIBRARY", library)
+        monkeypatch.setenv("HOROVODLIKE_NCCL_LIBRARY", library)
+        assert (basics.cuda_built(), basics.nccl_built()) == (cuda, nccl)

@@ -58,8 +58,8 @@ def check_extension(ext_name: str, *_: Any) -> None:
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether collectives run on GPUs. They run on CPUs; tensors of a GPU are copied."""
-    return False
+    """Whether collectives run on GPUs: if this process finds a CUDA driver."""
+    return basics.cuda_built()
 
 
 def mpi_built(verbose: bool = False) -> bool:
@@ -73,8 +73,8 @@ def gloo_built(verbose: bool = False) -> bool:
 
 
 def nccl_built(verbose: bool = False) -> bool:
-    """Whether ranks communicate by NCCL: no."""
-    return False
+    """Whether ranks can communicate by NCCL: if this process finds it."""
+    return bool(basics.nccl_built())
 
 
 def ddl_built(verbose: bool = False) -> bool:

@@ -20,7 +20,7 @@ class GpuLibraries:
     Attributes:
         cuda_version: Of the driver: 12040 for 12.4; 0 if it cannot be used.
         why_no_cuda: Why not.
-        num_gpus: How many GPUs this process sees.
+        num_gpus: How many GPUs this process sees; 0 if they were not counted.
         nccl_version: 21903 for 2.19.3; 0 if it cannot be used.
         why_no_nccl: Why not.
         nccl_file: The file of NCCL, as it was opened; empty if it was not.
@@ -51,11 +51,13 @@ def nccl_library(configured: str) -> str:
     return next((str(file) for file in files if file.exists()), "")
 
 
-def find() -> GpuLibraries:
-    """Opens the libraries where the settings say, and counts the GPUs.
+def find(counts_gpus: bool = True) -> GpuLibraries:
+    """Opens the libraries where the settings say. They stay open as long as this process lives.
 
-    The libraries stay open, and CUDA initialised, as long as this process lives: a process that is forked later cannot
-    use CUDA.
+    Args:
+        counts_gpus: CUDA is initialised, which shows whether it can be used, and the GPUs are counted. A process that
+            is forked later cannot use CUDA then, and what is set in ``CUDA_VISIBLE_DEVICES`` later has no effect.
+            False: only the driver's version is asked for.
 
     Raises:
         ConfigError: A setting has a value that cannot be used.
@@ -63,7 +65,7 @@ def find() -> GpuLibraries:
     settings = config.load()
     file = nccl_library(settings.nccl_library)
     found = ffi.new("hvl_gpu_libraries *")
-    lib.hvl_find_gpu_libraries(os.fsencode(settings.cuda_library), os.fsencode(file), found)
+    lib.hvl_find_gpu_libraries(os.fsencode(settings.cuda_library), os.fsencode(file), counts_gpus, found)
     return GpuLibraries(
         cuda_version=found.cuda_version,
         why_no_cuda=ffi.string(found.why_no_cuda).decode(errors="replace"),

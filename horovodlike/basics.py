@@ -374,19 +374,13 @@ def gloo_enabled() -> bool:
 
 
 def nccl_built() -> int:
-    """NCCL's version code (22703 for 2.27.3); 0 if it cannot be used, and tensors on GPUs go through the host's memory.
-
-    Looks for the CUDA driver and initialises it: a process that is forked later cannot use it.
-    """
-    return _gpu_libraries.find().nccl_version
+    """NCCL's version code (22703 for 2.27.3); 0 if there is none, and tensors on GPUs go through the host's memory."""
+    return _gpu_libraries.find(counts_gpus=False).nccl_version
 
 
 def cuda_built() -> bool:
-    """Whether tensors on CUDA devices can be used: True if this process finds a CUDA driver.
-
-    Initialises the driver: a process that is forked later cannot use it.
-    """
-    return _gpu_libraries.find().cuda_version > 0
+    """Whether tensors on CUDA devices can be used: True if this process finds a CUDA driver, which it leaves alone."""
+    return _gpu_libraries.find(counts_gpus=False).cuda_version > 0
 
 
 def rocm_built() -> bool:

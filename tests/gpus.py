@@ -147,6 +147,10 @@ class Pretence:
         def hold_up(others: Any) -> None:
             self.held_up += [(self.stream, other.pointer) for other in others if other.pointer != self.stream]
 
+        def finish(tensors: Any) -> bool:
+            self.double.synchronize(self.stream)
+            return any(tensor.dtype not in self._on_cpu for tensor in tensors)
+
         return {
             "is_on_cpu": lambda tensor: tensor.dtype in self._on_cpu,
             "is_on_gpu": lambda tensor: tensor.dtype not in self._on_cpu,
@@ -155,6 +159,7 @@ class Pretence:
             "as_current": lambda stream: self.on(stream.pointer),
             "hold_up": hold_up,
             "keep_for": keep_for,
+            "finish": finish,
             "allocator": lambda like: lambda shape, dtype: torch.empty(shape, dtype=dtype),
         }
 

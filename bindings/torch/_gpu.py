@@ -64,6 +64,17 @@ def keep_for(stream: GpuStream, tensors: Iterable[torch.Tensor]) -> None:
             tensor.record_stream(_of_torch(stream))
 
 
+def finish(tensors: Iterable[torch.Tensor]) -> bool:
+    """Have the host wait until tensors on GPUs have the values that the current streams make; False if there are none.
+
+    For tensors that may be the results of collectives: see `check_results` of the elastic states.
+    """
+    devices = {device_of(tensor) for tensor in tensors if is_on_gpu(tensor)}
+    for device in devices:
+        _of_torch(current_stream(device)).synchronize()
+    return bool(devices)
+
+
 def allocator(like: torch.Tensor) -> Callable[[Sequence[int], torch.dtype], torch.Tensor]:
     """Return a function that makes uninitialised tensors on the GPU of `like`, for the stream that is current now.
 

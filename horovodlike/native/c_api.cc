@@ -294,9 +294,10 @@ int32_t hvl_cut_connections(void) {
   });
 }
 
-void hvl_find_gpu_libraries(const char* cuda_library, const char* nccl_library, hvl_gpu_libraries* found) {
-  *found =
-      hvl::find_gpu_libraries(cuda_library != nullptr ? cuda_library : "", nccl_library != nullptr ? nccl_library : "");
+void hvl_find_gpu_libraries(const char* cuda_library, const char* nccl_library, int32_t counts_gpus,
+                            hvl_gpu_libraries* found) {
+  *found = hvl::find_gpu_libraries(cuda_library != nullptr ? cuda_library : "",
+                                   nccl_library != nullptr ? nccl_library : "", counts_gpus != 0);
 }
 
 const char* hvl_version(void) { return HVL_VERSION; }

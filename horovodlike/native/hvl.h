@@ -353,8 +353,10 @@ void hvl_stop_timeline(void);
 int32_t hvl_arm_fault(int32_t point, int32_t fault, double amount);
 /* What HVL_FAULT_CLOSE does, at once; also without an engine. */
 int32_t hvl_cut_connections(void);
-/* Looks for the libraries of these files, as hvl_config has them; any time, also without an engine. */
-void hvl_find_gpu_libraries(const char* cuda_library, const char* nccl_library, hvl_gpu_libraries* found);
+/* Looks for the libraries of these files, as hvl_config has them; any time, also without an engine. If `counts_gpus` is
+ * not 0 it initialises CUDA, which a process that is forked later cannot use then; else there are 0 GPUs. */
+void hvl_find_gpu_libraries(const char* cuda_library, const char* nccl_library, int32_t counts_gpus,
+                            hvl_gpu_libraries* found);
 const char* hvl_version(void);
 /* cffi:end */
 

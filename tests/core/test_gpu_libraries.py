@@ -44,7 +44,7 @@ def test_what_is_found_is_said(monkeypatch):
 
 def test_what_is_missing_is_said():
     found = ffi.new("hvl_gpu_libraries *")
-    lib.hvl_find_gpu_libraries(b"/nowhere/libcuda.so.1", b"/nowhere/libnccl.so.2", found)
+    lib.hvl_find_gpu_libraries(b"/nowhere/libcuda.so.1", b"/nowhere/libnccl.so.2", 1, found)
     assert (found.cuda_version, found.nccl_version, found.num_gpus) == (0, 0, 0)
     assert ffi.string(found.why_no_cuda).startswith(b"/nowhere/libcuda.so.1 cannot be opened: ")
     assert ffi.string(found.why_no_nccl).startswith(b"/nowhere/libnccl.so.2 cannot be opened: ")

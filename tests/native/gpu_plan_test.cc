@@ -111,11 +111,12 @@ TEST(ranks_that_share_a_gpu_while_others_are_free_are_advised) {
 }
 
 TEST(libraries) {
-  const hvl_gpu_libraries found = find_gpu_libraries(GPU_DOUBLE, GPU_DOUBLE);
+  const hvl_gpu_libraries found = find_gpu_libraries(GPU_DOUBLE, GPU_DOUBLE, true);
   CHECK_EQ(found.cuda_version, 12080);
   CHECK_EQ(found.nccl_version, 22703);
+  CHECK_EQ(found.num_gpus, 2);
   CHECK_EQ(std::string(found.why_no_cuda) + found.why_no_nccl, "");
-  const hvl_gpu_libraries nowhere = find_gpu_libraries("/nowhere/libcuda.so.1", "libm.so.6");
+  const hvl_gpu_libraries nowhere = find_gpu_libraries("/nowhere/libcuda.so.1", "libm.so.6", true);
   CHECK_EQ(nowhere.cuda_version, 0);
   CHECK_EQ(nowhere.nccl_version, 0);
   CHECK_EQ(std::string(nowhere.why_no_cuda).rfind("/nowhere/libcuda.so.1 cannot be opened: ", 0), 0);

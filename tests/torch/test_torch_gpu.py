@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import weakref
 
@@ -99,6 +100,10 @@ def _tensors_in_flight_are_kept() -> None:
         gc.collect()
         assert all(storage() is not None for storage in kept)
         gpu.double.release(gpu.stream)
+        # Memory of the host is freed at once, that of a GPU when the stream gets there: so it is to be there already.
+        last = torch.ones(2)
+        hvd.allreduce_(last, op=hvd.Sum, name="last")
+        gpu.double.synchronize(gpu.stream)
         results = [hvd.synchronize(handle) for handle in handles]
         gpu.double.synchronize(gpu.stream)
         assert all((result == _total(1.0)).all() for result in results[:2])
@@ -220,6 +225,32 @@ def _no_memory_for_an_output() -> str:
 def test_no_memory_for_an_output_breaks_the_job_and_says_so(gpu_double, fresh_ranks):
     (message,) = fresh_ranks(1, settings(gpu_double)).run(_no_memory_for_an_output)
     assert "'allgather.large'" in message and "out of memory for [3, 2]" in message
+
+
+def _a_state_is_not_saved_from_a_job_that_breaks() -> str:
+    from horovodlike.torch.elastic import TorchState
+
+    with pretend(eager=False) as gpu:
+        model = torch.nn.Linear(2, 1)
+        before = model.weight.detach().clone()
+        state = TorchState(model=model)
+        gpu.double.hold(gpu.stream)
+        gpu.double.compute(gpu.stream, model.weight.data, torch.full_like(before, 7.0))  # of what is not there
+        gpu.double.fail("ncclAllReduce", 1)
+        with contextlib.suppress(HorovodInternalError):
+            hvd.allreduce_(model.bias.data, op=hvd.Sum, name="breaks")
+        gpu.double.release(gpu.stream)
+        with pytest.raises(HorovodInternalError) as raised:
+            state.save()
+        assert (model.weight == 7).all()  # it has waited
+        state.restore()
+        assert torch.equal(model.weight, before)
+        return str(raised.value)
+
+
+def test_a_state_is_not_saved_from_a_job_that_breaks(gpu_double, fresh_ranks):
+    (message,) = fresh_ranks(1, settings(gpu_double)).run(_a_state_is_not_saved_from_a_job_that_breaks)
+    assert "ncclAllReduce" in message or "NCCL" in message
 
 
 @pytest.mark.skipif(not _library.IS_AVAILABLE, reason="torch is too old for operators with effects")

@@ -43,6 +43,7 @@ def cuda(monkeypatch):
     monkeypatch.setattr(torch, "cuda", cuda)
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 0, raising=False)
     monkeypatch.setattr(_gpu, "is_on_gpu", lambda tensor: isinstance(tensor, Tensor))
+    monkeypatch.setattr(_gpu, "device_of", lambda tensor: tensor.get_device())
     return cuda
 
 
@@ -76,6 +77,16 @@ def test_a_stream_waits_for_others_and_not_for_itself(cuda):
     cuda.default_stream = lambda device: waiting
     _gpu.hold_up([GpuStream(0, 64), GpuStream(0, 0), GpuStream(0, 65)])
     assert [call.args[0].pointer for call in waiting.wait_stream.call_args_list] == [64, 65]
+
+
+def test_the_host_waits_for_the_streams_of_tensors(cuda):
+    waited: list[object] = []
+    cuda.default_stream = lambda device: mock.Mock(synchronize=lambda: waited.append(device))
+    assert not _gpu.finish([torch.ones(1)])
+    first, second = Tensor(), Tensor()
+    first.get_device, second.get_device = lambda: 0, lambda: 1
+    assert _gpu.finish([torch.ones(1), first, second, first])
+    assert waited == [0, 1]
 
 
 def test_memory_is_of_the_stream_that_was_current(cuda):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -54,6 +55,10 @@ class StateHandler(ABC):
             HorovodInternalError: The job is broken, or the values of the ranks do not fit together.
         """
 
+    def tensors(self) -> Iterable[torch.Tensor]:
+        """Return the tensors that collectives may have made; before they are saved, all are waited for."""
+        return ()
+
     def set_value(self, value: Any) -> None:
         """Take another value, and save it."""
         self.value = value
@@ -99,6 +104,10 @@ class ModelStateHandler(StateHandler):
         if lazy:
             raise ValueError(f"{lazy[0]} of the model has no shape yet: run the model once before it becomes a state")
         return tensors
+
+    def tensors(self) -> Iterable[torch.Tensor]:
+        """Return parameters and buffers."""
+        return self._tensors().values()
 
     def _with_extra_state(self) -> dict[str, torch.nn.Module]:
         plain = torch.nn.Module.get_extra_state
@@ -164,6 +173,10 @@ class OptimizerStateHandler(StateHandler):
     """
 
     value: torch.optim.Optimizer
+
+    def tensors(self) -> Iterable[torch.Tensor]:
+        """Return the parameters, after which whatever the optimizer makes of their gradients is there, too."""
+        return itertools.chain.from_iterable(group["params"] for group in self.value.param_groups)
 
     def save(self) -> None:
         """Copy the state."""

@@ -8,6 +8,8 @@ import cloudpickle  # type: ignore[import-untyped]
 import torch
 
 from horovodlike.elastic import ObjectState
+from horovodlike.elastic._state import check_results
+from horovodlike.torch import _gpu
 from horovodlike.torch.elastic._handlers import (
     ModelStateHandler,
     OptimizerStateHandler,
@@ -88,7 +90,14 @@ class TorchState(ObjectState):
             ObjectState.save(self)
 
     def save(self) -> None:
-        """Keep a copy of everything in memory."""
+        """Keep a copy of everything in memory.
+
+        Raises:
+            HorovodInternalError: The job has ended, and what is on a GPU may not be worth saving; what was saved before
+                is kept.
+        """
+        if _gpu.finish(tensor for handler in self._handlers.values() for tensor in handler.tensors()):
+            check_results()
         for handler in self._handlers.values():
             handler.save()
         super().save()

@@ -45,9 +45,10 @@ Status find_all(const SharedLibrary& library, CudaApi* api) {
 Status CudaApi::load(const std::string& file, CudaApi* api) {
   SharedLibrary library;
   Status status = SharedLibrary::open(file.empty() ? "libcuda.so.1" : file, &library);
-  if (status.ok()) status = find_all(library, api);
-  return status.ok() ? api->check(api->cuInit(0), "the CUDA driver cannot be initialised") : status;
+  return status.ok() ? find_all(library, api) : status;
 }
+
+Status CudaApi::init() const { return check(cuInit(0), "the CUDA driver cannot be initialised"); }
 
 std::string CudaApi::describe(CudaResult error) const {
   const char* name = nullptr;

@@ -62,9 +62,10 @@ struct CudaApi {
   CudaResult (*cuMemcpyHtoDAsync)(CudaPointer to, const void* from, size_t num_bytes, CudaStream stream);
   CudaResult (*cuMemcpyDtoDAsync)(CudaPointer to, CudaPointer from, size_t num_bytes, CudaStream stream);
 
-  // Opens the library (empty: libcuda.so.1), finds all of these and initialises the driver. HVL_RESOURCES: what is
-  // missing, or why there is no device.
+  // Opens the library (empty: libcuda.so.1) and finds all of these. HVL_RESOURCES: what is missing.
   static Status load(const std::string& file, CudaApi* api);
+  // Before all but cuDriverGetVersion(). HVL_RESOURCES: why there is no device.
+  Status init() const;
 
   // "CUDA_ERROR_OUT_OF_MEMORY (out of memory)"
   std::string describe(CudaResult error) const;

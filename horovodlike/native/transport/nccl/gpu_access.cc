@@ -8,6 +8,7 @@ Status GpuAccess::open(int device) {
   if (gpu_ == nullptr) {
     CudaApi cuda{};
     Status status = CudaApi::load(options_.cuda_library, &cuda);
+    if (status.ok()) status = cuda.init();
     return status.ok() ? Gpu::open(cuda, device, &gpu_) : status;
   }
   if (gpu_->device() == device) return Status();

@@ -18,11 +18,15 @@ void put(const std::string& text, char (&to)[kSize]) {
 
 }  // namespace
 
-hvl_gpu_libraries find_gpu_libraries(const std::string& cuda_library, const std::string& nccl_library) {
+hvl_gpu_libraries find_gpu_libraries(const std::string& cuda_library, const std::string& nccl_library,
+                                     bool counts_gpus) {
   hvl_gpu_libraries found{};
   CudaApi cuda{};
   Status status = CudaApi::load(cuda_library, &cuda);
-  if (status.ok()) status = cuda.check(cuda.cuDeviceGetCount(&found.num_gpus), "the GPUs cannot be counted");
+  if (status.ok() && counts_gpus) status = cuda.init();
+  if (status.ok() && counts_gpus) {
+    status = cuda.check(cuda.cuDeviceGetCount(&found.num_gpus), "the GPUs cannot be counted");
+  }
   if (status.ok()) found.cuda_version = cuda.version();
   put(status.message(), found.why_no_cuda);
   NcclApi nccl{};

@@ -7,7 +7,8 @@
 
 namespace hvl {
 
-// Files as in GpuOptions.
-hvl_gpu_libraries find_gpu_libraries(const std::string& cuda_library, const std::string& nccl_library);
+// Files as in GpuOptions. CUDA is initialised only if GPUs are to be counted.
+hvl_gpu_libraries find_gpu_libraries(const std::string& cuda_library, const std::string& nccl_library,
+                                     bool counts_gpus);
 
 }  // namespace hvl

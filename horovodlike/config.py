@@ -163,7 +163,8 @@ class Config:
         "auto",
         "Whether tensors are reduced while the framework computes (always) or when a thread waits for a result "
         "(never). On a processor without a core to spare, overlapping costs more than it saves; auto overlaps if the "
-        "ranks of the host times OMP_NUM_THREADS are fewer than its cores.",
+        "ranks of the host times OMP_NUM_THREADS are fewer than its cores. Tensors on GPUs are reduced at once in any "
+        "case.",
         choices=("auto", "always", "never"),
     )
     cache_capacity: int = _row(

@@ -86,8 +86,8 @@ def run(
         output_filename: A folder where each rank's output goes as well.
         verbose: Explains decisions on standard error.
         executable: The Python interpreter of the ranks; this one if None.
-        gpus_per_rank: How many GPUs each rank sees, in ``CUDA_VISIBLE_DEVICES``: its own, by local rank. with 0
-            it sees all that the job has on its host. None: what ``HOROVODLIKE_GPUS_PER_RANK`` says, or 0.
+        gpus_per_rank: How many GPUs each rank sees, in ``CUDA_VISIBLE_DEVICES``: its own, by local rank; with 0
+            all that the job has on its host. None: what ``HOROVODLIKE_GPUS_PER_RANK`` says, or 0.
         host_discovery: Finds the hosts of an elastic job, which may come and go.
         **horovod: Horovod's other arguments. The job is elastic if ``min_np`` (or ``min_num_proc``), ``max_np``
             (``max_num_proc``), ``host_discovery_script`` or ``host_discovery`` is given; ``slots``, ``reset_limit``,

@@ -89,7 +89,8 @@ class Engine {
   Status enqueue(std::unique_ptr<Entry> entry, int64_t* handle);
   // Any thread: where the caller's stream is, for the entries of requests on a GPU. See GpuAccess.
   Status request_gpu(int device, CudaStream stream, std::shared_ptr<const GpuRequest>* request) {
-    return gpu_access_.request(device, stream, request);
+    const Status status = job_status();  // the device of a job that is broken may fail, too
+    return status.ok() ? gpu_access_.request(device, stream, request) : status;
   }
   // Any thread. Call it after one or more calls of enqueue().
   void notify();

@@ -6,6 +6,7 @@ The tests of this folder, the same collectives under compute-sanitizer if it is 
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -38,7 +39,7 @@ def main() -> int:
     codes = {}
     for name, words in commands().items():
         print(f"--- {name}: {' '.join(words)}", flush=True)
-        codes[name] = subprocess.run(words, cwd=ROOT, check=False).returncode
+        codes[name] = subprocess.run(words, cwd=ROOT, env={**os.environ, "NEEDS_GPU": "1"}, check=False).returncode
     for name, code in codes.items():
         print(f"{name}: {'passed' if code == 0 else f'FAILED with {code}'}")
     return int(any(codes.values()))

@@ -21,6 +21,6 @@ def _missing() -> str:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip tests that need a GPU where there is none, and say why there is none."""
+    """Skip tests that need a GPU where there is none, and say why there is none; with NEEDS_GPU set they fail."""
     if item.get_closest_marker("gpu") is not None and (reason := _missing()):
-        pytest.skip(f"no GPU: {reason}")
+        (pytest.fail if os.environ.get("NEEDS_GPU") else pytest.skip)(f"no GPU: {reason}")

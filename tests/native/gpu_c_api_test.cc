@@ -197,6 +197,20 @@ TEST(a_stream_that_cannot_wait) {
   gpu_double::fail(0, "cuStreamWaitEvent", 0);
 }
 
+// Once the job is broken that is what everybody hears, whatever else the device does not do.
+TEST(a_device_that_fails_when_the_job_is_broken) {
+  OneRank job;
+  const Prepared allreduce = prepare("x", HVL_ALLREDUCE, HVL_CUDA);
+  Later later(job.stream);
+  const uintptr_t address = later.address();
+  gpu_double::fail(0, "ncclAllReduce", 1);
+  const int64_t handle = hvl_enqueue_on_stream(allreduce.get(), &address, &address, nullptr, 0, job.stream);
+  CHECK_EQ(hvl_wait(handle, kLong, nullptr, nullptr), HVL_JOB_BROKEN);
+  gpu_double::fail(0, "cuEventRecord", 700);
+  CHECK_EQ(hvl_enqueue_on_stream(allreduce.get(), &address, &address, nullptr, 0, job.stream), -HVL_JOB_BROKEN);
+  gpu_double::fail(0, "cuEventRecord", 0);
+}
+
 // No engine looks after the device any more, so nobody else finds it out.
 TEST(a_device_that_fails_after_the_job_has_ended) {
   OneRank job;

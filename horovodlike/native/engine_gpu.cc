@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "base/log.h"
 #include "engine.h"
 
 namespace hvl {
@@ -46,6 +47,14 @@ GpuResultPtr Engine::result_on_gpu(const Entry& entry, Status* status) {
 }
 
 Status Engine::watch_gpu() { return is_gpu_busy() ? gpu_plane_->check() : Status(); }
+
+void Engine::warn_of_busy_gpu() {
+  if (warned_of_gpu_ || now_ns() - leaving_since_ < options_.leave_timeout) return;
+  warned_of_gpu_ = true;
+  log(LogLevel::kWarning, waiter_.describe(options_.local_rank) +
+                              " was told to shut down, and goes on waiting for its GPU, which is not done with the "
+                              "collectives that it was given before");
+}
 
 void Engine::end_on_gpu(const Status& status) {
   if (gpu_plane_ == nullptr) return;

@@ -117,7 +117,7 @@ void Waiter::check_leaving() {
   if (options_.leaving == nullptr || !options_.leaving->load()) return;
   uint64_t now = now_ns();
   if (vain_.leaving_since == 0) vain_.leaving_since = now;
-  if (now - vain_.leaving_since > kLeaveTimeout) {
+  if (now - vain_.leaving_since > options_.leave_timeout) {
     memory_->break_job(describe(options_.local_rank) + " shut down while others were stuck in a collective");
   }
 }

@@ -26,13 +26,13 @@ constexpr uint64_t kLazySpin = 2 * kMicrosecond;
 
 struct WaiterOptions {
   int local_rank = 0;
-  std::vector<int> ranks;     // global rank, by local rank
-  std::vector<int> pids;      // by local rank; empty: ranks are threads of this process, not watched
-  int processors = 1;         // that all of them may use together
-  double stall_warning = 60;  // seconds; 0 never
-  double stall_shutdown = 0;  // seconds; 0 never
-  const std::atomic<bool>* leaving =
-      nullptr;  // set when this rank is to shut down: then it waits for some seconds only
+  std::vector<int> ranks;                      // global rank, by local rank
+  std::vector<int> pids;                       // by local rank; empty: ranks are threads of this process, not watched
+  int processors = 1;                          // that all of them may use together
+  double stall_warning = 60;                   // seconds; 0 never
+  double stall_shutdown = 0;                   // seconds; 0 never
+  const std::atomic<bool>* leaving = nullptr;  // set when this rank is to shut down: then it waits for this long only
+  uint64_t leave_timeout = kLeaveTimeout;
   std::function<void()> before_sleep = [] {};  // called before sleeping within a collective
   // Called now and then while a collective is under way: breaks the job if another host has.
   std::function<void()> check_other_hosts = [] {};

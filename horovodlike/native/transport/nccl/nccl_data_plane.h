@@ -54,10 +54,11 @@ class NcclDataPlane : public DataPlane {
 
   // Looks after what the device is doing: call it now and then while it is busy. An error breaks the job.
   bool is_busy() const { return !in_flight_.empty() || !retired_.empty(); }
+  bool is_working() const { return !in_flight_.empty(); }  // at collectives
   Status check();
   // No collective of this team comes any more.
   void forget(const TeamPtr& team);
-  // The job ends: waits for the device. Or it is broken: ends what the device is doing for it, whose results fail.
+  // The job ends, and the device works at nothing. Or it is broken: ends what the device is doing, whose results fail.
   void close();
   void abort(const Status& why);
 

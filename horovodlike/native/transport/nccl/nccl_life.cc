@@ -105,10 +105,6 @@ bool NcclDataPlane::drain() {
 }
 
 void NcclDataPlane::close() {
-  if (!drain()) {
-    return abort(Status(HVL_SHUT_DOWN, "the job was shut down while the GPU was busy with a collective"));
-  }
-  in_flight_.clear();
   retire_all();
   poll_until([&] {
     const Gpu::Current current(*gpu_);
@@ -119,9 +115,16 @@ void NcclDataPlane::close() {
 }
 
 void NcclDataPlane::abort(const Status& why) {
+  size_t num_failed = 0;
   for (const InFlight& each : in_flight_) {  // before the device can go on
     bool done = false;
-    if (!each.result->done().query(&done).ok() || !done) each.result->fail(why);
+    if (each.result->done().query(&done).ok() && done) continue;
+    each.result->fail(why);
+    ++num_failed;
+  }
+  if (num_failed > 0) {  // there may be nobody but streams that waits for them
+    log(LogLevel::kError, waiter_->describe(local_rank_) + " has had " + std::to_string(num_failed) +
+                              " batches on its GPU when the job broke: their tensors are not what they should be");
   }
   abort_communicators();
   // What was under way may still write to its tensors.

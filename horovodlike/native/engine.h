@@ -190,7 +190,9 @@ class Engine {
   // engine_gpu.cc: tensors on GPUs.
   DataPlane* plane() const { return is_on_gpu_ ? gpu_plane_.get() : data_plane_.get(); }
   Status begin_on_gpu();
+  std::string name_collective() const;
   Status hold_until_allocated(Status status);
+  void* allocate_by_caller(const hvl_callbacks& callbacks, int32_t index, const hvl_output& output) const;
   Status prepare_adasum_on_gpu(const Known& first);
   GpuResultPtr result_on_gpu(const Entry& entry, Status* status);
   Status watch_gpu();

@@ -273,6 +273,12 @@ TEST(a_device_that_is_busy_when_the_job_ends_gets_as_long_as_it_needs) {
   CHECK_EQ(gpu_double::count(0, "ncclCommAbort"), 0);
 }
 
+// For some seconds at most: what follows fails then.
+void wait_until(const std::function<bool()>& condition) {
+  const uint64_t deadline = now_ns() + kPatience / 4;
+  while (!condition() && now_ns() < deadline) std::this_thread::yield();
+}
+
 // The ranks have agreed, so nobody else can see that it does not get on.
 TEST(a_device_that_does_not_get_on_breaks_the_job) {
   EngineOptions options = on_double();
@@ -286,7 +292,7 @@ TEST(a_device_that_does_not_get_on_breaks_the_job) {
     const int64_t handle = job.enqueue(0, allreduce("stuck"), {memory}, {memory});
     job.job().wait_only(0, handle);
     std::thread helped([&] {  // so that what is left on the device comes to its end
-      while (gpu_double::count(0, "ncclCommAbort") == 0) std::this_thread::yield();
+      wait_until([] { return gpu_double::count(0, "ncclCommAbort") > 0; });
       waits_for_stream ? gpu_double::release(job.stream(0)) : gpu_double::hang(0, false);
     });
     const Status status = job.wait(0, handle);
@@ -305,7 +311,7 @@ TEST(staging_says_that_it_is_the_device_that_does_not_get_on) {
   GpuJob job(1, options);
   gpu_double::hold(job.stream(0));
   const int64_t handle = job.enqueue(0, allreduce(), {memory}, {memory});
-  while (!job.job().engine(0).memory()->is_broken()) std::this_thread::yield();
+  wait_until([&] { return job.job().engine(0).memory()->is_broken(); });
   gpu_double::release(job.stream(0));
   const Status status = job.wait(0, handle);
   CHECK_EQ(status.code(), HVL_JOB_BROKEN);
@@ -323,7 +329,7 @@ TEST(staging_gets_as_long_as_its_device_needs_when_the_job_ends) {
   auto operation = allreduce();
   operation->signature.prescale = 3;
   const int64_t handle = job.enqueue(0, operation, {memory}, {memory});
-  while (gpu_double::count(0, "cuMemcpyDtoHAsync") == 0) std::this_thread::yield();
+  wait_until([] { return gpu_double::count(0, "cuMemcpyDtoHAsync") > 0; });
   std::thread leaving([&] { job.job().engine(0).shut_down(); });
   CHECK_EQ(job.job().handles(0).wait(handle, now_ns() + 100 * options.leave_timeout), HVL_IN_PROGRESS);
   gpu_double::release(job.stream(0));

@@ -125,10 +125,14 @@ Status unfinished() {
   return Status(HVL_IN_PROGRESS, "not complete yet");
 }
 
+hvl_status wait_until_there(const int64_t* handles, size_t count, uint64_t deadline) {
+  return wait_for_results(&handle_table(), handles, count, deadline, engine() != nullptr);
+}
+
 // HVL_OK: the handle is complete, and its result is there.
 hvl_status state_with_result(int64_t handle, uint64_t deadline) {
   const hvl_status state = handle_table().poll(handle);
-  return state == HVL_OK ? wait_for_results(&handle_table(), &handle, 1, deadline) : state;
+  return state == HVL_OK ? wait_until_there(&handle, 1, deadline) : state;
 }
 
 // The result of a handle that was found in this state, if that is to be complete.
@@ -265,7 +269,7 @@ int32_t hvl_wait_all(int64_t* handles, int32_t count, double timeout) {
     const uint64_t deadline = hvl::now_ns() + hvl::to_ns(timeout);
     const size_t num_handles = static_cast<size_t>(count);
     if (hvl::wait(handles, num_handles, deadline) != HVL_OK ||
-        hvl::wait_for_results(&hvl::handle_table(), handles, num_handles, deadline) != HVL_OK) {
+        hvl::wait_until_there(handles, num_handles, deadline) != HVL_OK) {
       return hvl::unfinished();
     }
     return hvl::finish_all(handles, count);

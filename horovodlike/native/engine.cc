@@ -40,6 +40,7 @@ WaiterOptions waiter_options(const EngineOptions& options, const std::atomic<boo
   waiter.stall_warning = options.stall_warning;
   waiter.stall_shutdown = options.stall_shutdown;
   waiter.leaving = leaving;
+  waiter.leave_timeout = options.leave_timeout;
   waiter.before_sleep = [handles] { handles->wake_waiters(); };  // of what is complete while the rest has to wait
   return waiter;
 }
@@ -156,6 +157,7 @@ void Engine::hurry() {
 // What was interrupted, then what the log says. Where the engine may work while the framework computes, it leaves as
 // soon as there is enough; elsewhere what is left would take the same processor.
 Status Engine::step(bool* progressed) {
+  if (leaving_since_ != 0) return leave();
   const size_t num_in_flight = num_in_flight_;
   Status status = submit(progressed);
   if (status.ok()) status = control_->pump(progressed);
@@ -179,6 +181,7 @@ Status Engine::step(bool* progressed) {
 }
 
 bool Engine::has_work() {
+  if (leaving_since_ != 0) return memory_->is_broken();
   const bool queue_has_work = held_since_ != 0 ? is_wanted() || hold_limit() < held_limit_ : !queue_.empty();
   return queue_has_work || is_running_ || control_->has_news() || memory_->is_broken() ||
          (stop_requested_.load() && !stop_announced_);
@@ -191,6 +194,7 @@ uint32_t Engine::listening() const {
 }
 
 uint64_t Engine::idle_timeout() const {
+  if (leaving_since_ != 0) return kWatchInterval;
   uint64_t timeout = num_in_flight_ > 0 || is_gpu_busy() ? kWatchInterval : kIdleInterval;
   if (!options_.overlap) timeout = std::min(timeout, kMaxHold);  // nobody rings for what is held back
   const uint64_t now = now_ns();

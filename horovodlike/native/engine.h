@@ -46,6 +46,7 @@ struct EngineOptions {
   int cache_capacity = 1024;
   double stall_warning = 60;
   double stall_shutdown = 0;
+  uint64_t leave_timeout = kLeaveTimeout;  // how long a rank that shuts down waits for what does not get on
   size_t flight_recorder_size = 256;
   std::string flight_recorder_folder;  // where it is written when the job breaks; empty: nowhere
   AutotuneOptions autotune;
@@ -161,6 +162,7 @@ class Engine {
   Status find_tensors(const std::vector<TensorId>& ids);
   Status change_process_sets(const Signature& signature);
   Status complete_with(int64_t number);
+  Status leave();
 
   // engine_collectives.cc: the collective under way.
   Status prepare(const Known& first);
@@ -189,10 +191,14 @@ class Engine {
   // engine_gpu.cc: tensors on GPUs.
   DataPlane* plane() const { return is_on_gpu_ ? gpu_plane_.get() : data_plane_.get(); }
   Status begin_on_gpu();
+  std::string name_collective() const;
   Status hold_until_allocated(Status status);
+  void* allocate_by_caller(const hvl_callbacks& callbacks, int32_t index, const hvl_output& output) const;
   Status prepare_adasum_on_gpu(const Known& first);
   GpuResultPtr result_on_gpu(const Entry& entry, Status* status);
   Status watch_gpu();
+  bool is_gpu_working() const { return gpu_plane_ != nullptr && gpu_plane_->is_working(); }
+  void warn_of_busy_gpu();
   bool is_gpu_busy() const { return gpu_plane_ != nullptr && gpu_plane_->is_busy(); }
   void end_on_gpu(const Status& status);
 
@@ -255,6 +261,9 @@ class Engine {
   std::vector<hvl_output> outputs_;  // that the engine has allocated for it
   size_t num_done_ = 0;              // tensors of a group
   size_t num_in_flight_ = 0;
+  uint64_t leaving_since_ = 0;  // when the log ended; 0: it has not
+  std::string why_it_ended_;    // then
+  bool warned_of_gpu_ = false;
   bool stop_announced_ = false;
   uint64_t stop_announced_at_ = 0;
   bool ended_ = false;

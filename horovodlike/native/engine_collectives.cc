@@ -138,7 +138,7 @@ Status Engine::allocate(size_t index, const TensorSignature& described, int64_t 
   const Entry& entry = *tensors_.front()->entry;
   const hvl_callbacks& callbacks = entry.callbacks;
   const bool is_callers = callbacks.allocate != nullptr;
-  output.data = is_callers ? callbacks.allocate(callbacks.context, static_cast<int32_t>(index), &output)
+  output.data = is_callers ? allocate_by_caller(callbacks, static_cast<int32_t>(index), output)
                            : malloc(static_cast<size_t>(output.num_bytes) + 1);  // + 1: not null when empty
   if (output.data == nullptr) {
     return Status(HVL_JOB_BROKEN, "no memory for " + std::to_string(output.num_bytes) + " bytes, the result of the " +

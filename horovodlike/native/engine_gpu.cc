@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "base/log.h"
 #include "engine.h"
 
 namespace hvl {
@@ -15,11 +16,27 @@ Status Engine::begin_on_gpu() {
     gpu_plane_ = std::move(plane);
   }
   gpu_plane_->begin(team_, num_executed_);
+  gpu_plane_->set_name(name_collective());
   Status status;
   for (const NamedTensor* tensor : tensors_) {
     if (status.ok()) status = gpu_plane_->hold_until_ready(*tensor->entry->gpu);
   }
   return status;
+}
+
+std::string Engine::name_collective() const {
+  const Signature& signature = tensors_.front()->entry->signature();
+  std::string name = std::string("the ") + name_of(signature.kind) + " of '" + signature.name + "'";
+  if (tensors_.size() > 1) name += " and " + std::to_string(tensors_.size() - 1) + " more";
+  return name;
+}
+
+// While another thread captures a graph, memory of a GPU can only be had by who says that it is no part of that.
+void* Engine::allocate_by_caller(const hvl_callbacks& callbacks, int32_t index, const hvl_output& output) const {
+  const std::shared_ptr<Gpu> gpu = is_on_gpu_ ? gpu_access_.gpu() : nullptr;
+  std::optional<Gpu::Current> current;
+  if (gpu != nullptr) current.emplace(*gpu);
+  return callbacks.allocate(callbacks.context, index, &output);
 }
 
 // The caller's allocator may have handed out memory that the caller's stream still works with.
@@ -46,6 +63,14 @@ GpuResultPtr Engine::result_on_gpu(const Entry& entry, Status* status) {
 }
 
 Status Engine::watch_gpu() { return is_gpu_busy() ? gpu_plane_->check() : Status(); }
+
+void Engine::warn_of_busy_gpu() {
+  if (warned_of_gpu_ || now_ns() - leaving_since_ < options_.leave_timeout) return;
+  warned_of_gpu_ = true;
+  log(LogLevel::kWarning, waiter_.describe(options_.local_rank) +
+                              " was told to shut down, and goes on waiting for its GPU, which is not done with the "
+                              "collectives that it was given before");
+}
 
 void Engine::end_on_gpu(const Status& status) {
   if (gpu_plane_ == nullptr) return;

@@ -16,9 +16,9 @@ Status Engine::watch() {
   if (memory_->is_broken()) return Status(HVL_JOB_BROKEN, memory_->broken_text());
   waiter_.check_peers();
   Status status = watch_gpu();
-  if (!status.ok()) return status;
+  if (!status.ok() || leaving_since_ != 0) return status;
   uint64_t now = now_ns();
-  if (stop_announced_ && now - stop_announced_at_ > kLeaveTimeout) {
+  if (stop_announced_ && now - stop_announced_at_ > options_.leave_timeout) {
     return Status(HVL_JOB_BROKEN, waiter_.describe(options_.local_rank) + " has shut down, and the coordinator, " +
                                       describe_coordinator() + ", did not answer");
   }
@@ -72,11 +72,25 @@ void Engine::hear_why(Status* status) {
   if (memory_->is_broken()) *status = Status(HVL_JOB_BROKEN, memory_->broken_text());
 }
 
+// The log has ended. What a GPU was given before is done first, however long that takes: streams wait for it, and
+// nobody can tell them that it failed. Until then this rank looks after the others, and they after it.
+Status Engine::leave() {
+  const Status status = watch_gpu();
+  if (!status.ok()) return status;
+  if (is_gpu_working()) {
+    warn_of_busy_gpu();
+    return Status();
+  }
+  flush_before_leaving();
+  end(Status(HVL_SHUT_DOWN, why_it_ended_));
+  return Status();
+}
+
 void Engine::flush_before_leaving() {
   control_->finish();
   bool progressed = false;
   const bool was_broken = memory_->is_broken();
-  const uint64_t deadline = now_ns() + (was_broken ? kTimeToSayWhy : kLeaveTimeout);
+  const uint64_t deadline = now_ns() + (was_broken ? kTimeToSayWhy : options_.leave_timeout);
   const auto is_broken_now = [&] { return !was_broken && memory_->is_broken(); };
   while (!control_->is_flushed() && !is_broken_now() && now_ns() < deadline) {
     if (!control_->pump(&progressed).ok()) break;

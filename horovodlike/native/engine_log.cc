@@ -20,9 +20,9 @@ Status Engine::apply(const Record& record) {
     case Record::Type::kShutdown: break;
   }
   if (record.status == HVL_JOB_BROKEN) return Status(HVL_JOB_BROKEN, record.text);
-  flush_before_leaving();
-  end(Status(HVL_SHUT_DOWN, record.text));
-  return Status();
+  leaving_since_ = now_ns();
+  why_it_ended_ = record.text;
+  return leave();
 }
 
 Status Engine::define(const Record& record) {

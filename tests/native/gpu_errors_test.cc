@@ -249,5 +249,116 @@ TEST(a_device_that_is_busy_when_the_job_ends_gets_time) {
   CHECK_EQ(gpu_double::count(0, "ncclCommDestroy"), 1);
 }
 
+// Also if that is more than what waits for other ranks gets: nobody would hear that the result is wrong.
+TEST(a_device_that_is_busy_when_the_job_ends_gets_as_long_as_it_needs) {
+  std::vector<float> data(kCount, 1.0F);
+  char* memory = reinterpret_cast<char*>(data.data());
+  EngineOptions options = on_double();
+  options.leave_timeout = kMillisecond;
+  GpuJob job(1, options);
+  gpu_double::hold(job.stream(0));
+  gpu_double::compute(job.stream(0), memory, kCount * sizeof(float), [&] { data.assign(kCount, 2.0F); });
+  auto operation = allreduce();
+  operation->signature.prescale = 3;
+  const int64_t handle = job.enqueue(0, operation, {memory}, {memory});
+  job.job().wait_only(0, handle);
+  std::thread leaving([&] { job.job().engine(0).shut_down(); });
+  HandleTable& table = job.job().handles(0);
+  CHECK_EQ(wait_for_results(&table, &handle, 1, now_ns() + 100 * options.leave_timeout), HVL_IN_PROGRESS);
+  gpu_double::release(job.stream(0));
+  leaving.join();
+  CHECK_EQ(job.wait(0, handle).message(), "");
+  CHECK_EQ(job.job().engine(0).job_status().code(), HVL_SHUT_DOWN);
+  CHECK_EQ(data[kCount - 1], 6.0F);
+  CHECK_EQ(gpu_double::count(0, "ncclCommAbort"), 0);
+}
+
+// For some seconds at most: what follows fails then.
+void wait_until(const std::function<bool()>& condition) {
+  const uint64_t deadline = now_ns() + kPatience / 4;
+  while (!condition() && now_ns() < deadline) std::this_thread::yield();
+}
+
+// The ranks have agreed, so nobody else can see that it does not get on.
+TEST(a_device_that_does_not_get_on_breaks_the_job) {
+  EngineOptions options = on_double();
+  options.stall_shutdown = 0.2;
+  for (const bool waits_for_stream : {true, false}) {
+    std::vector<float> data(kCount, 1.0F);
+    char* memory = reinterpret_cast<char*>(data.data());
+    GpuJob job(1, options);
+    check_sum(job);
+    waits_for_stream ? gpu_double::hold(job.stream(0)) : gpu_double::hang(0, true);
+    const int64_t handle = job.enqueue(0, allreduce("stuck"), {memory}, {memory});
+    job.job().wait_only(0, handle);
+    std::thread helped([&] {  // so that what is left on the device comes to its end
+      wait_until([] { return gpu_double::count(0, "ncclCommAbort") > 0; });
+      waits_for_stream ? gpu_double::release(job.stream(0)) : gpu_double::hang(0, false);
+    });
+    const Status status = job.wait(0, handle);
+    helped.join();
+    CHECK_EQ(status.code(), HVL_JOB_BROKEN);
+    CHECK(contains(status.message(), "stalled: rank 0, GPU 0 did not get on with the allreduce of 'stuck'"));
+    CHECK(contains(status.message(), waits_for_stream ? "the stream that makes the tensors" : "or NCCL hangs"));
+  }
+}
+
+TEST(staging_says_that_it_is_the_device_that_does_not_get_on) {
+  EngineOptions options = on_double(GpuOperations::kStaging);
+  options.stall_shutdown = 0.2;
+  std::vector<float> data(kCount, 1.0F);
+  char* memory = reinterpret_cast<char*>(data.data());
+  GpuJob job(1, options);
+  gpu_double::hold(job.stream(0));
+  const int64_t handle = job.enqueue(0, allreduce(), {memory}, {memory});
+  wait_until([&] { return job.job().engine(0).memory()->is_broken(); });
+  gpu_double::release(job.stream(0));
+  const Status status = job.wait(0, handle);
+  CHECK_EQ(status.code(), HVL_JOB_BROKEN);
+  CHECK(contains(status.message(), "stalled: rank 0, GPU 0 did not get on with a copy to the host"));
+  CHECK(contains(status.message(), "what its streams were given before"));
+}
+
+TEST(staging_gets_as_long_as_its_device_needs_when_the_job_ends) {
+  EngineOptions options = on_double(GpuOperations::kStaging);
+  options.leave_timeout = kMillisecond;
+  std::vector<float> data(kCount, 1.0F);
+  char* memory = reinterpret_cast<char*>(data.data());
+  GpuJob job(1, options);
+  gpu_double::hold(job.stream(0));
+  auto operation = allreduce();
+  operation->signature.prescale = 3;
+  const int64_t handle = job.enqueue(0, operation, {memory}, {memory});
+  wait_until([] { return gpu_double::count(0, "cuMemcpyDtoHAsync") > 0; });
+  std::thread leaving([&] { job.job().engine(0).shut_down(); });
+  CHECK_EQ(job.job().handles(0).wait(handle, now_ns() + 100 * options.leave_timeout), HVL_IN_PROGRESS);
+  gpu_double::release(job.stream(0));
+  leaving.join();
+  CHECK_EQ(job.wait(0, handle).message(), "");
+  CHECK_EQ(data[kCount - 1], 3.0F);
+}
+
+// Nobody looks after the device any more. Who asks does not wait, so he has to find it out by asking often.
+TEST(a_device_that_fails_is_found_out_by_who_asks) {
+  GpuJob job(1);
+  std::vector<std::vector<float>> data(3, std::vector<float>(kCount, 1.0F));
+  std::vector<int64_t> handles;
+  for (std::vector<float>& each : data) {
+    char* memory = reinterpret_cast<char*>(each.data());
+    handles.push_back(job.enqueue(0, allreduce(), {memory}, {memory}));
+    job.job().wait_only(0, handles.back());
+  }
+  job.job().shut_down();
+  gpu_double::fail(0, "cuEventQuery", kIllegalAddress);
+  HandleTable& table = job.job().handles(0);
+  hvl_status state = HVL_IN_PROGRESS;
+  for (const uint64_t deadline = now_ns() + 10 * kSecond; state != HVL_OK && now_ns() < deadline;) {
+    state = wait_for_results(&table, handles.data(), handles.size(), now_ns());
+  }
+  CHECK_EQ(state, HVL_OK);
+  gpu_double::fail(0, "cuEventQuery", 0);
+  for (int64_t handle : handles) CHECK(contains(job.wait(0, handle).message(), "CUDA_ERROR_ILLEGAL_ADDRESS"));
+}
+
 }  // namespace
 }  // namespace hvl

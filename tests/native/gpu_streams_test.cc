@@ -239,5 +239,48 @@ TEST(an_empty_tensor_has_nothing_to_wait_for) {
   });
 }
 
+// By the engine's thread, which says that its memory is no part of the graph. The stream of the request is captured,
+// too, by the time that it is allocated.
+TEST(outputs_are_allocated_while_a_graph_is_captured) {
+  GpuJob job(2);
+  std::promise<void> captured;
+  job.job().on_all([&](int rank) {
+    Floats outputs(2 * kCount);
+    hvl_callbacks callbacks{};
+    callbacks.context = outputs.data();
+    callbacks.allocate = [](void* context, int32_t, const hvl_output*) -> void* {
+      return gpu_double::may_allocate() ? context : nullptr;
+    };
+    const Floats data(kCount, static_cast<float>(rank + 1));
+    if (rank == 1) captured.get_future().wait();
+    const int64_t handle = job.enqueue(rank, on_gpu(make("x", HVL_ALLGATHER, {{kCount}})),
+                                       {reinterpret_cast<const char*>(data.data())}, {}, callbacks);
+    if (rank == 0) {
+      gpu_double::capture(job.stream(0), true);
+      captured.set_value();
+    }
+    CHECK_EQ(job.wait(rank, handle).message(), "");
+    if (rank == 0) gpu_double::capture(job.stream(0), false);
+    CHECK_EQ(outputs[0], 1.0F);
+    CHECK_EQ(outputs[2 * kCount - 1], 2.0F);
+  });
+}
+
+TEST(adasum_pins_as_much_as_it_needs_and_lets_go_of_it) {
+  GpuJob job(2, on_double(GpuOperations::kAuto, 1024));
+  job.job().on_all([&](int rank) {
+    Floats data(kCount, 1.0F);
+    CHECK_EQ(job.run(rank, on_gpu(make("x", HVL_ALLREDUCE, {{kCount}}, HVL_ADASUM)), data.data()).message(), "");
+    CHECK_EQ(data[kCount - 1], 1.0F);
+  });
+  for (int gpu : {0, 1}) {
+    CHECK_EQ(gpu_double::count(gpu, "cuMemHostAlloc"), 1);
+    CHECK_EQ(gpu_double::count(gpu, "cuMemHostAlloc bytes=4096"), 1);
+  }
+  const uint64_t deadline = now_ns() + kPatience / 4;
+  while (gpu_double::num_pinned() > 0 && now_ns() < deadline) std::this_thread::yield();
+  CHECK_EQ(gpu_double::num_pinned(), 0);
+}
+
 }  // namespace
 }  // namespace hvl

@@ -11,30 +11,29 @@ namespace hvl {
 namespace {
 
 constexpr uint64_t kPollInterval = 20 * kMicrosecond;
-constexpr uint64_t kTimeToSayWhy = kSecond;
+constexpr uint64_t kTimeToSayWhy = 300 * kMillisecond;
 
 // Also if it failed. An error of the device is found by the engine, too, which breaks the job and tells everybody whose
 // it is. But not if there is no engine any more, or nothing in flight that it looks after: then this thread says it.
-bool is_there(GpuResult* result, uint64_t* failing_since) {
+bool is_there(GpuResult* result, bool has_engine) {
   bool done = false;
   const Status status = result->done().query(&done);
   if (!result->failure().ok() || (status.ok() && done)) return true;
   if (status.ok()) return false;
-  const uint64_t now = now_ns();
-  if (*failing_since == 0) *failing_since = now;
-  if (now - *failing_since < kTimeToSayWhy) return false;
+  const uint64_t since = result->done().failing_since();
+  if (has_engine && (since == 0 || now_ns() - since < kTimeToSayWhy)) return false;
   result->fail(Status(HVL_JOB_BROKEN, status.message()));
   return true;
 }
 
 }  // namespace
 
-hvl_status wait_for_results(HandleTable* table, const int64_t* handles, size_t count, uint64_t deadline) {
+hvl_status wait_for_results(HandleTable* table, const int64_t* handles, size_t count, uint64_t deadline,
+                            bool has_engine) {
   if (!table->has_results_on_gpu()) return HVL_OK;
   for (size_t left = count; left > 0; --left) {  // the last one first: the others are there before
     const GpuResultPtr result = table->result_on_gpu(handles[left - 1]);
-    uint64_t failing_since = 0;  // 0: it does not
-    while (result != nullptr && !is_there(result.get(), &failing_since)) {
+    while (result != nullptr && !is_there(result.get(), has_engine)) {
       if (now_ns() >= deadline) return HVL_IN_PROGRESS;
       const timespec pause{0, static_cast<long>(kPollInterval)};
       if (nanosleep(&pause, nullptr) == -1 && errno == EINTR) return HVL_IN_PROGRESS;

@@ -9,8 +9,10 @@
 namespace hvl {
 
 // Any thread. The handles are complete or unknown. Waits on the host until the GPU has done what they stand for, or has
-// failed, or the job is broken: HVL_OK. HVL_IN_PROGRESS: not until the deadline (now_ns() time) or a signal.
-hvl_status wait_for_results(HandleTable* table, const int64_t* handles, size_t count, uint64_t deadline);
+// failed, or the job is broken: HVL_OK. HVL_IN_PROGRESS: not until the deadline (now_ns() time) or a signal. If it has
+// failed, an engine gets some time to say it first.
+hvl_status wait_for_results(HandleTable* table, const int64_t* handles, size_t count, uint64_t deadline,
+                            bool has_engine = true);
 
 // The same, but has a stream wait for it in place of the host. HVL_INVALID_ARGUMENT: the stream is being captured.
 Status hold_up_for_results(HandleTable* table, const int64_t* handles, size_t count, CudaStream stream);

@@ -84,17 +84,22 @@ std::string Waiter::name_laggards(const std::function<bool(int)>& lags, const So
   return text;
 }
 
-void Waiter::check_stall(uint64_t patience, const std::function<std::string()>& who) {
-  const uint64_t now = now_ns();
-  const uint64_t waited = now - std::min(now, vain_.since + patience);
-  bool warn = options_.stall_warning > 0 && waited > to_ns(options_.stall_warning) && !vain_.warned;
-  bool end = options_.stall_shutdown > 0 && waited > to_ns(options_.stall_shutdown);
-  if (!warn && !end) return;
-  const std::string text = who() + " did not get on with a collective that has begun, for " +
-                           std::to_string(waited / kSecond) + " s: stopped, swapped out, or its processor is taken";
+Status Waiter::report_stall(uint64_t waited, bool* warned, const std::function<Stall()>& describe) const {
+  const bool warn = options_.stall_warning > 0 && waited > to_ns(options_.stall_warning) && !*warned;
+  const bool end = options_.stall_shutdown > 0 && waited > to_ns(options_.stall_shutdown);
+  if (!warn && !end) return Status();
+  const Stall stall = describe();
+  const std::string text = stall.who + " did not get on with " + stall.what + ", for " +
+                           std::to_string(waited / kSecond) + " s: " + stall.why;
   if (warn) log(LogLevel::kWarning, text);
-  vain_.warned |= warn;
-  if (end) memory_->break_job("stalled: " + text);
+  *warned |= warn;
+  return end ? Status(HVL_JOB_BROKEN, "stalled: " + text) : Status();
+}
+
+void Waiter::check_stall(uint64_t patience, const std::function<Stall()>& describe) {
+  const uint64_t now = now_ns();
+  const Status status = report_stall(now - std::min(now, vain_.since + patience), &vain_.warned, describe);
+  if (!status.ok()) memory_->break_job(status.message());
 }
 
 void Waiter::show_processor() {
@@ -117,7 +122,7 @@ void Waiter::check_leaving() {
   if (options_.leaving == nullptr || !options_.leaving->load()) return;
   uint64_t now = now_ns();
   if (vain_.leaving_since == 0) vain_.leaving_since = now;
-  if (now - vain_.leaving_since > kLeaveTimeout) {
+  if (now - vain_.leaving_since > options_.leave_timeout) {
     memory_->break_job(describe(options_.local_rank) + " shut down while others were stuck in a collective");
   }
 }
@@ -133,6 +138,17 @@ Status Waiter::sleep_until(const std::function<bool()>& condition, const std::fu
 }
 
 Status Waiter::wait_polling(const std::function<bool()>& condition, const std::function<std::string()>& who) {
+  return poll_until(condition, [&] {
+    check_leaving();
+    check_stall(0, [&] { return Stall{who()}; });
+  });
+}
+
+Status Waiter::wait_for_device(const std::function<bool()>& condition, const std::function<Stall()>& describe) {
+  return poll_until(condition, [&] { check_stall(0, describe); });
+}
+
+Status Waiter::poll_until(const std::function<bool()>& condition, const std::function<void()>& check) {
   const uint64_t start = now_ns();
   if (vain_.since == 0) vain_.since = start;
   uint64_t ignored = 0;
@@ -151,8 +167,7 @@ Status Waiter::wait_polling(const std::function<bool()>& condition, const std::f
       sleep_with([&](uint64_t limit) { return options_.poller->sleep_in_collective(nullptr, limit); }, kRingProgress,
                  [this] { return memory_->is_broken(); }, kPollInterval);
       check_peers();
-      check_leaving();
-      check_stall(0, who);
+      check();
     }
   }
   if (status.code() != HVL_IN_PROGRESS) vain_ = {};
@@ -173,7 +188,7 @@ Status Waiter::sleep_in_vain(const std::function<bool()>& condition, const std::
     check_leaving();
     // Who waits for a rank of his own host knows who it is, and is heard first: others wait for him.
     const uint64_t patience = sockets != nullptr && !somebody_lags(lags) ? kSecond : 0;
-    check_stall(patience, [&] { return name_laggards(lags, sockets); });
+    check_stall(patience, [&] { return Stall{name_laggards(lags, sockets)}; });
   }
   return status;
 }

@@ -26,17 +26,24 @@ constexpr uint64_t kLazySpin = 2 * kMicrosecond;
 
 struct WaiterOptions {
   int local_rank = 0;
-  std::vector<int> ranks;     // global rank, by local rank
-  std::vector<int> pids;      // by local rank; empty: ranks are threads of this process, not watched
-  int processors = 1;         // that all of them may use together
-  double stall_warning = 60;  // seconds; 0 never
-  double stall_shutdown = 0;  // seconds; 0 never
-  const std::atomic<bool>* leaving =
-      nullptr;  // set when this rank is to shut down: then it waits for some seconds only
+  std::vector<int> ranks;                      // global rank, by local rank
+  std::vector<int> pids;                       // by local rank; empty: ranks are threads of this process, not watched
+  int processors = 1;                          // that all of them may use together
+  double stall_warning = 60;                   // seconds; 0 never
+  double stall_shutdown = 0;                   // seconds; 0 never
+  const std::atomic<bool>* leaving = nullptr;  // set when this rank is to shut down: then it waits for this long only
+  uint64_t leave_timeout = kLeaveTimeout;
   std::function<void()> before_sleep = [] {};  // called before sleeping within a collective
   // Called now and then while a collective is under way: breaks the job if another host has.
   std::function<void()> check_other_hosts = [] {};
   Poller* poller = nullptr;  // of a job of several hosts: what it sleeps with
+};
+
+// That `who` did not get on with `what`, for so long, and why that may be.
+struct Stall {
+  std::string who;
+  std::string what = "a collective that has begun";
+  std::string why = "stopped, swapped out, or its processor is taken";
 };
 
 enum class Spin { kInVain, kNotNeeded, kWorthIt };
@@ -109,7 +116,13 @@ class Waiter {
   // those that are waited for. HVL_IN_PROGRESS as of wait(), and so never on the engine's own thread. Any other error
   // means that the job is broken.
   Status wait_polling(const std::function<bool()>& condition, const std::function<std::string()>& who);
-  // Nanoseconds that were spent in wait() and wait_polling() so far. Any thread.
+  // The same for what a device of this rank does, which may take as long as it needs, also if this rank is to shut
+  // down.
+  Status wait_for_device(const std::function<bool()>& condition, const std::function<Stall()>& describe);
+  // Warns of what has not got on for so long (nanoseconds), if it is time for that and `warned` does not say that it
+  // was done. HVL_JOB_BROKEN: it is time to break the job.
+  Status report_stall(uint64_t waited, bool* warned, const std::function<Stall()>& describe) const;
+  // Nanoseconds that were spent in wait(), wait_polling() and wait_for_device() so far. Any thread.
   uint64_t waited() const { return waited_.load(std::memory_order_relaxed); }
 
   // Waits for a moment only.
@@ -159,12 +172,13 @@ class Waiter {
                      const Sockets* sockets);
   Status sleep_in_vain(const std::function<bool()>& condition, const std::function<bool(int)>& lags,
                        const Sockets* sockets);
+  Status poll_until(const std::function<bool()>& condition, const std::function<void()>& check);
   void check_leaving();
   void show_processor();
   void adapt_spin_limit();
   bool somebody_lags(const std::function<bool(int)>& lags) const;
   std::string name_laggards(const std::function<bool(int)>& lags, const Sockets* sockets) const;
-  void check_stall(uint64_t patience, const std::function<std::string()>& who);
+  void check_stall(uint64_t patience, const std::function<Stall()>& describe);
 
   std::shared_ptr<HostMemory> memory_;
   WaiterOptions options_;

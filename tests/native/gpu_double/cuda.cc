@@ -109,6 +109,12 @@ Gpu* current_gpu(const char* function) {
   return nullptr;
 }
 
+bool may_allocate() {
+  Machine& machine = Machine::get();
+  const std::lock_guard<std::mutex> lock(machine.mutex);
+  return capture_mode == hvl::kCudaCaptureModeRelaxed || !is_capturing(machine);
+}
+
 extern "C" {
 
 int cuInit(unsigned) { return 0; }
@@ -291,13 +297,17 @@ int cuEventDestroy_v2(void* event) {
 }
 
 int cuMemHostAlloc(void** memory, size_t num_bytes, unsigned) {
-  return with_gpu("cuMemHostAlloc", [&](Machine& machine, Gpu*) {
-    auto* block = static_cast<char*>(std::aligned_alloc(64, (num_bytes + 127) / 64 * 64));
-    *reinterpret_cast<size_t*>(block) = num_bytes;
-    *memory = block + 64;
-    machine.pinned.insert(*memory);
-    return 0;
-  });
+  const std::string numbers = " bytes=" + std::to_string(num_bytes);
+  return with_gpu(
+      "cuMemHostAlloc",
+      [&](Machine& machine, Gpu*) {
+        auto* block = static_cast<char*>(std::aligned_alloc(64, (num_bytes + 127) / 64 * 64));
+        *reinterpret_cast<size_t*>(block) = num_bytes;
+        *memory = block + 64;
+        machine.pinned.insert(*memory);
+        return 0;
+      },
+      numbers.c_str());
 }
 
 int cuMemFreeHost(void* memory) {

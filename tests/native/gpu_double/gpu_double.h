@@ -28,6 +28,10 @@ void compute(void* stream, void* memory, size_t num_bytes, std::function<void()>
 void hold(void* stream);
 void release(void* stream);
 void capture(void* stream, bool captures);
+// The engines' streams of this GPU get on only if it does not hang.
+void hang(int gpu, bool hangs);
+// Whether the calling thread could have memory of a GPU now: not where that would become part of a graph.
+bool may_allocate();
 // Waits until the stream has done all it was given.
 void synchronize(void* stream);
 

@@ -170,6 +170,14 @@ void release(void* stream) {
   locked([&](Machine&) { stream_of(stream)->is_held = false; });
 }
 
+void hang(int gpu, bool hangs) {
+  locked([&](Machine& machine) {
+    for (Stream* stream : machine.streams) {
+      if (!stream->is_tests && stream->gpu == &gpu_of(machine, gpu)) stream->is_held = hangs;
+    }
+  });
+}
+
 void capture(void* stream, bool captures) {
   locked([&](Machine&) { stream_of(stream)->is_capturing = captures; });
 }

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "base/clock.h"
+
 namespace hvl {
 
 namespace {
@@ -25,6 +27,19 @@ Status GpuEvent::hold_up_callers(CudaStream stream) const {
 }
 
 Status GpuEvent::query(bool* done) const {
+  const Status status = ask(done);
+  uint64_t not_failing = 0;
+  if (!status.ok()) {
+    gpu_->failing_since_.compare_exchange_strong(not_failing, now_ns());
+  } else if (failing_since() != 0) {
+    gpu_->failing_since_.store(0);
+  }
+  return status;
+}
+
+uint64_t GpuEvent::failing_since() const { return gpu_->failing_since_.load(); }
+
+Status GpuEvent::ask(bool* done) const {
   const Gpu::Current current(*gpu_);
   if (!current.status().ok()) return current.status();
   const CudaResult result = gpu_->cuda_.cuEventQuery(event_);

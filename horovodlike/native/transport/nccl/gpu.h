@@ -30,8 +30,12 @@ class GpuEvent {
   Status hold_up_callers(CudaStream stream) const;
   // Whether the device has got there. An error is the device's own, from whatever has run on it.
   Status query(bool* done) const;
+  // Since when every query of an event of this GPU has failed (now_ns() time); 0: the last one did not.
+  uint64_t failing_since() const;
 
  private:
+  Status ask(bool* done) const;
+
   const std::shared_ptr<Gpu> gpu_;
   const CudaEvent event_;
 };
@@ -142,6 +146,7 @@ class Gpu : public std::enable_shared_from_this<Gpu> {
   CudaDevice handle_ = 0;
   CudaUuid uuid_{};
   CudaContext context_ = nullptr;
+  std::atomic<uint64_t> failing_since_{0};
   std::mutex mutex_;               // a leaf
   std::vector<CudaEvent> events_;  // that nobody uses; guarded by mutex_
 };

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/clock.h"
+
 namespace hvl {
 
 namespace {
@@ -22,7 +24,7 @@ NcclDataPlane::NcclDataPlane(const GpuOptions& options, std::shared_ptr<Gpu> gpu
 Status NcclDataPlane::open() {
   Status status = gpu_->make_stream(&stream_);
   if (!status.ok()) return broken(status);
-  staging_ = std::make_unique<Staging>(gpu_, stream_, options_.staging_bytes, cpu_, waiter_);
+  staging_ = std::make_unique<Staging>(who(), gpu_, stream_, options_.staging_bytes, cpu_, waiter_);
   if (options_.operations == GpuOperations::kStaging) return Status();
   NcclApi nccl{};
   status = NcclApi::load(options_.nccl_library, &nccl);
@@ -37,6 +39,7 @@ void NcclDataPlane::begin(TeamPtr team, uint64_t number) {
   members_ = nullptr;
   stage_ = Stage::kAgree;
   result_ = nullptr;
+  ready_.clear();
   if (!team_->is_whole) return;
   std::unique_ptr<Members>& members = all_members_[team_.get()];
   if (members == nullptr) members = std::make_unique<Members>();
@@ -47,12 +50,14 @@ void NcclDataPlane::begin(TeamPtr team, uint64_t number) {
 Status NcclDataPlane::hold_until_ready(const GpuRequest& request) {
   if (request.ready == last_ready_) return Status();
   last_ready_ = request.ready;
+  ready_.push_back(request.ready);
   return broken(request.ready->hold_up(stream_));
 }
 
 Status NcclDataPlane::hold_until_now(const GpuRequest& request) {
   GpuEventPtr now;
   Status status = gpu_->record_callers(request.stream, &now);
+  if (status.code() == HVL_INVALID_ARGUMENT) return Status();  // captured by now: no memory comes free on it
   return broken(status.ok() ? now->hold_up(stream_) : status);
 }
 
@@ -84,7 +89,8 @@ Status NcclDataPlane::note_result() {
   Status status = gpu_->record(stream_, &done);
   if (!status.ok()) return status;
   result_ = std::make_shared<GpuResult>(std::move(done));
-  in_flight_.push_back({result_, staging_->memory()});
+  if (in_flight_.empty()) progressed_at_ = now_ns();
+  in_flight_.push_back({result_, staging_->memory(), name_, ready_});
   return status;
 }
 
@@ -204,14 +210,19 @@ Status NcclDataPlane::prepare_on_host(const Batch& batch, Batch* host, std::func
 }
 
 Status NcclDataPlane::on_host() {
-  return run([] { return Status(); });
+  const Status status = run([] { return Status(); });
+  if (status.ok()) staging_->let_go_of_whole();  // what is in flight has it
+  return status;
 }
 
 // An error of the device or of NCCL breaks the job, and says whose it is.
 Status NcclDataPlane::broken(const Status& status) const {
   if (status.ok() || status.code() == HVL_IN_PROGRESS || status.code() == HVL_JOB_BROKEN) return status;
-  return Status(HVL_JOB_BROKEN,
-                waiter_->describe(local_rank_) + ", GPU " + std::to_string(gpu_->device()) + ": " + status.message());
+  return Status(HVL_JOB_BROKEN, who() + ": " + status.message());
+}
+
+std::string NcclDataPlane::who() const {
+  return waiter_->describe(local_rank_) + ", GPU " + std::to_string(gpu_->device());
 }
 
 }  // namespace hvl

@@ -34,6 +34,8 @@ class NcclDataPlane : public DataPlane {
   Status open();
 
   void begin(TeamPtr team, uint64_t number) override;
+  // What the collective is called where it does not get on: "the allreduce of 'x'".
+  void set_name(std::string name) { name_ = std::move(name); }
   // The device begins with what follows only after what the request's stream had been given at its enqueue, or until
   // now: that is for memory which has been allocated since.
   Status hold_until_ready(const GpuRequest& request);
@@ -54,10 +56,11 @@ class NcclDataPlane : public DataPlane {
 
   // Looks after what the device is doing: call it now and then while it is busy. An error breaks the job.
   bool is_busy() const { return !in_flight_.empty() || !retired_.empty(); }
+  bool is_working() const { return !in_flight_.empty(); }  // at collectives
   Status check();
   // No collective of this team comes any more.
   void forget(const TeamPtr& team);
-  // The job ends: waits for the device. Or it is broken: ends what the device is doing for it, whose results fail.
+  // The job ends, and the device works at nothing. Or it is broken: ends what the device is doing, whose results fail.
   void close();
   void abort(const Status& why);
 
@@ -77,6 +80,8 @@ class NcclDataPlane : public DataPlane {
   struct InFlight {
     GpuResultPtr result;
     std::shared_ptr<PinnedMemory> memory;  // what it may still copy from
+    std::string name;
+    std::vector<GpuEventPtr> ready;  // what it waits for of its callers' streams
   };
 
   Status run(const std::function<Status()>& start);
@@ -88,12 +93,15 @@ class NcclDataPlane : public DataPlane {
   Status launch(const std::vector<Reduction>& reductions, const std::function<void(NcclCommunicator*)>& calls);
   bool uses_nccl() const { return members_ != nullptr && members_->communicator != nullptr; }
   Status start_allreduce(const Batch& batch);
+  Status check_stall();
+  Stall describe_stall() const;
   void finish_retired();
   void retire_all();
   void abort_communicators();
   bool drain();
   std::string others() const;
   Status broken(const Status& status) const;
+  std::string who() const;  // this rank and its GPU
 
   const GpuOptions options_;
   const std::shared_ptr<Gpu> gpu_;
@@ -109,6 +117,8 @@ class NcclDataPlane : public DataPlane {
   std::map<const Team*, std::unique_ptr<Members>> all_members_;
   std::vector<std::unique_ptr<NcclCommunicator>> retired_;  // that nobody uses any more
   std::deque<InFlight> in_flight_;                          // in the order of the stream
+  uint64_t progressed_at_ = 0;                              // when the first of them became that
+  bool warned_ = false;                                     // that it does not get on
   bool is_stuck_ = false;                                   // a communicator could not be aborted in time
 
   // The collective under way.
@@ -117,6 +127,8 @@ class NcclDataPlane : public DataPlane {
   Stage stage_ = Stage::kAgree;
   bool has_launched_ = false;
   Batch staged_;  // that part of a batch which NCCL cannot reduce
+  std::string name_;
+  std::vector<GpuEventPtr> ready_;  // of its requests, unless the one before waits for it, too
   GpuEventPtr last_ready_;
   GpuResultPtr result_;
 };

@@ -2,6 +2,7 @@
 
 #include <time.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "base/clock.h"
@@ -47,14 +48,34 @@ Status NcclDataPlane::check() {
   bool done = true;
   while (status.ok() && done && !in_flight_.empty()) {
     status = in_flight_.front().result->done().query(&done);
-    if (status.ok() && done) in_flight_.pop_front();
+    if (!status.ok() || !done) break;
+    in_flight_.pop_front();
+    progressed_at_ = now_ns();
+    warned_ = false;
   }
   if (status.ok() && in_flight_.empty()) finish_retired();
   for (const auto& [team, members] : all_members_) {
     if (in_flight_.empty() || !status.ok()) break;
     if (members->communicator != nullptr) status = members->communicator->poll(&done);
   }
-  return broken(status);
+  return broken(status.ok() ? check_stall() : status);
+}
+
+// The ranks have agreed about what is in flight, and NCCL sees no error in most of what keeps a device from its end.
+Status NcclDataPlane::check_stall() {
+  if (in_flight_.empty()) return Status();
+  return waiter_->report_stall(now_ns() - progressed_at_, &warned_, [this] { return describe_stall(); });
+}
+
+Stall NcclDataPlane::describe_stall() const {
+  const InFlight& first = in_flight_.front();
+  const bool is_ready = std::all_of(first.ready.begin(), first.ready.end(), [](const GpuEventPtr& ready) {
+    bool done = false;
+    return ready->query(&done).ok() && done;
+  });
+  return {who(), first.name,
+          is_ready ? "it waits for the GPUs of other ranks, or NCCL hangs"
+                   : "the stream that makes the tensors is not done with what it was given before"};
 }
 
 void NcclDataPlane::forget(const TeamPtr& team) {
@@ -105,10 +126,6 @@ bool NcclDataPlane::drain() {
 }
 
 void NcclDataPlane::close() {
-  if (!drain()) {
-    return abort(Status(HVL_SHUT_DOWN, "the job was shut down while the GPU was busy with a collective"));
-  }
-  in_flight_.clear();
   retire_all();
   poll_until([&] {
     const Gpu::Current current(*gpu_);
@@ -119,9 +136,16 @@ void NcclDataPlane::close() {
 }
 
 void NcclDataPlane::abort(const Status& why) {
+  size_t num_failed = 0;
   for (const InFlight& each : in_flight_) {  // before the device can go on
     bool done = false;
-    if (!each.result->done().query(&done).ok() || !done) each.result->fail(why);
+    if (each.result->done().query(&done).ok() && done) continue;
+    each.result->fail(why);
+    ++num_failed;
+  }
+  if (num_failed > 0) {  // there may be nobody but streams that waits for them
+    log(LogLevel::kError, who() + " was not done with " + std::to_string(num_failed) +
+                              " batches when the job broke: the tensors of their results are not to be used");
   }
   abort_communicators();
   // What was under way may still write to its tensors.

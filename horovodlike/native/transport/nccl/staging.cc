@@ -40,12 +40,13 @@ uint64_t longest_of(const Blocks& blocks) {
 
 }  // namespace
 
-Status Staging::begin(uint64_t bytes_of_half) {
+Status Staging::begin(uint64_t bytes_of_half, uint64_t num_halves) {
   steps_.clear();
   num_begun_ = 0;
   num_done_ = 0;
-  if (memory_ != nullptr && memory_->num_bytes() >= 2 * bytes_of_half) return Status();
-  return gpu_->allocate_pinned(2 * up_to_alignment(std::max(bytes_of_half, kAlignment)), &memory_);
+  const uint64_t num_bytes = num_halves * bytes_of_half;
+  if (memory_ != nullptr && memory_->num_bytes() >= num_bytes) return Status();
+  return gpu_->allocate_pinned(2 * up_to_alignment(std::max((num_bytes + 1) / 2, kAlignment)), &memory_);
 }
 
 // The batch's stream of bytes, as much of it as a half holds with each step.
@@ -163,7 +164,7 @@ Status Staging::alltoall(const Exchange& exchange) {
 }
 
 Status Staging::whole(const Batch& batch, Batch* host, std::function<Status(DataPlane*)> work) {
-  Status status = begin(batch.num_bytes());
+  Status status = begin(batch.num_bytes(), 1);
   if (!status.ok()) return status;
   Step step;
   char* half = half_of(0);
@@ -176,6 +177,10 @@ Status Staging::whole(const Batch& batch, Batch* host, std::function<Status(Data
   step.work = std::move(work);
   steps_.push_back(std::move(step));
   return status;
+}
+
+void Staging::let_go_of_whole() {
+  if (memory_->num_bytes() > 2 * bytes_) memory_ = nullptr;
 }
 
 Status Staging::copy_in(size_t step) {
@@ -202,7 +207,9 @@ Status Staging::wait_for_copy(size_t step) {
     if (failure.ok()) failure = copied_[step % 2]->query(&done);
     return done || !failure.ok();
   };
-  Status status = waiter_->wait_polling(is_over, [] { return std::string("the GPU of this rank"); });
+  Status status = waiter_->wait_for_device(is_over, [this] {
+    return Stall{who_, "a copy to the host", "it is not done with what its streams were given before"};
+  });
   return failure.ok() ? status : failure;
 }
 

@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "transport/data_plane.h"
@@ -18,9 +20,9 @@ namespace hvl {
 // For who holds the baton.
 class Staging {
  public:
-  // `bytes`: of a half, the same on all ranks. Copies go through `stream`.
-  Staging(std::shared_ptr<Gpu> gpu, CudaStream stream, uint64_t bytes, DataPlane* cpu, Waiter* waiter)
-      : gpu_(std::move(gpu)), stream_(stream), bytes_(bytes), cpu_(cpu), waiter_(waiter) {}
+  // `who`: this rank and its GPU. `bytes`: of a half, the same on all ranks. Copies go through `stream`.
+  Staging(std::string who, std::shared_ptr<Gpu> gpu, CudaStream stream, uint64_t bytes, DataPlane* cpu, Waiter* waiter)
+      : who_(std::move(who)), gpu_(std::move(gpu)), stream_(stream), bytes_(bytes), cpu_(cpu), waiter_(waiter) {}
 
   // Each of these says what go_on() is to do; the arguments live until it is done. Places are those in the team.
   Status allreduce(const Batch& batch);
@@ -33,6 +35,8 @@ class Staging {
 
   // HVL_IN_PROGRESS: interrupted; the next call goes on. Done: the stream has been given all there is to it.
   Status go_on();
+  // After whole(), when what copies from the memory keeps it: lets go of so much as only that needs.
+  void let_go_of_whole();
   // What the stream copies from and to.
   const std::shared_ptr<PinnedMemory>& memory() const { return memory_; }
 
@@ -49,13 +53,14 @@ class Staging {
     std::function<Status(DataPlane*)> work;
   };
 
-  Status begin(uint64_t bytes_of_half);
+  Status begin(uint64_t bytes_of_half, uint64_t num_halves = 2);
   char* half_of(size_t step) const { return memory_->data() + (step % 2) * (memory_->num_bytes() / 2); }
   uint64_t step_through(uint64_t longest, size_t num_blocks) const;
   Status copy_in(size_t step);
   Status wait_for_copy(size_t step);
   Status copy_out(size_t step);
 
+  const std::string who_;
   const std::shared_ptr<Gpu> gpu_;
   const CudaStream stream_;
   const uint64_t bytes_;

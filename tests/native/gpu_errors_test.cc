@@ -227,6 +227,19 @@ TEST(without_nccl_the_memory_of_the_host_is_used_unless_that_is_forbidden) {
   check_broken(job, {"HOROVODLIKE_GPU_OPERATIONS=nccl cannot be followed", "/nowhere/libnccl.so.2 cannot be opened"});
 }
 
+TEST(an_nccl_that_makes_no_id) {
+  const auto prepare = [] { gpu_double::fail(0, "ncclGetUniqueId", kNcclSystemError); };
+  {
+    GpuJob job(3, on_double(), prepare);
+    check_sum(job);
+    check_sum(job);
+    for (int gpu : {0, 1, 2}) CHECK_EQ(gpu_double::count(gpu, "ncclComm"), 0);
+    CHECK_EQ(gpu_double::count(0, "ncclGetUniqueId"), 1);
+  }
+  GpuJob job(3, on_double(GpuOperations::kNccl), prepare);
+  check_broken(job, {"HOROVODLIKE_GPU_OPERATIONS=nccl cannot be followed: rank 0 cannot use NCCL", "as the test wants"});
+}
+
 TEST(an_nccl_that_is_too_old) {
   GpuJob job(2, on_double(GpuOperations::kNccl), [] { gpu_double::set_nccl_version(21304); });
   check_broken(job, {"21304", "NCCL 2.14 (21400) or newer is needed"});

@@ -66,12 +66,13 @@ class NcclDataPlane : public DataPlane {
 
   // Those who use NCCL together, or not.
   struct Members {
-    enum class State { kNew, kIntroducing, kConnecting, kReady };
+    enum class State { kNew, kIntroducing, kNaming, kConnecting, kReady };
 
     TeamPtr team;
     State state = State::kNew;
     std::vector<Introduction> introductions;  // mine, then all
     Gather exchange;
+    Batch naming;  // the first one's introduction, with the id
     std::unique_ptr<NcclCommunicator> communicator;  // null: they do not
   };
   struct InFlight {
@@ -83,6 +84,7 @@ class NcclDataPlane : public DataPlane {
   Status agree();
   void introduce(Members* members);
   Status choose(Members* members);
+  void name(Members* members);
   Status settle(NcclCommunicator* communicator);
   Status note_result();
   Status launch(const std::vector<Reduction>& reductions, const std::function<void(NcclCommunicator*)>& calls);

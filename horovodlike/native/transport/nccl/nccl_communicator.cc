@@ -161,11 +161,12 @@ bool abort_all(const std::shared_ptr<Gpu>& gpu, std::vector<std::unique_ptr<Nccl
   aborts->num_left = communicators.size();
   for (std::unique_ptr<NcclCommunicator>& communicator : communicators) {
     const std::shared_ptr<NcclCommunicator> taken = std::move(communicator);
-    const auto abort = [gpu, taken, aborts] {
+    auto abort = [gpu = gpu, taken, aborts]() mutable {
       {
         const Gpu::Current current(*gpu);
         taken->abort();
       }
+      gpu = nullptr;  // who is told that it has ended may count on that
       const std::lock_guard<std::mutex> lock(aborts->mutex);
       --aborts->num_left;
       aborts->ended.notify_all();

@@ -188,6 +188,7 @@ class Engine {
   // engine_gpu.cc: tensors on GPUs.
   DataPlane* plane() const { return is_on_gpu_ ? gpu_plane_.get() : data_plane_.get(); }
   Status begin_on_gpu();
+  std::string name_of_input(const char* input) const;  // null: the first tensor's
   Status hold_until_allocated(Status status);
   Status prepare_adasum_on_gpu(const Known& first);
   GpuResultPtr result_on_gpu(const Entry& entry, Status* status);

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from horovodlike import config
 from horovodlike._native import ffi, lib
+from horovodlike._requests import check
 
 __all__ = ["GpuLibraries", "find", "nccl_library"]
 
@@ -61,11 +62,12 @@ def find(counts_gpus: bool = True) -> GpuLibraries:
 
     Raises:
         ConfigError: A setting has a value that cannot be used.
+        MemoryError: There is no memory to look for them.
     """
     settings = config.load()
     file = nccl_library(settings.nccl_library)
     found = ffi.new("hvl_gpu_libraries *")
-    lib.hvl_find_gpu_libraries(os.fsencode(settings.cuda_library), os.fsencode(file), counts_gpus, found)
+    check(lib.hvl_find_gpu_libraries(os.fsencode(settings.cuda_library), os.fsencode(file), counts_gpus, found))
     return GpuLibraries(
         cuda_version=found.cuda_version,
         why_no_cuda=ffi.string(found.why_no_cuda).decode(errors="replace"),

@@ -294,10 +294,13 @@ int32_t hvl_cut_connections(void) {
   });
 }
 
-void hvl_find_gpu_libraries(const char* cuda_library, const char* nccl_library, int32_t counts_gpus,
-                            hvl_gpu_libraries* found) {
-  *found = hvl::find_gpu_libraries(cuda_library != nullptr ? cuda_library : "",
-                                   nccl_library != nullptr ? nccl_library : "", counts_gpus != 0);
+int32_t hvl_find_gpu_libraries(const char* cuda_library, const char* nccl_library, int32_t counts_gpus,
+                               hvl_gpu_libraries* found) {
+  return hvl::guarded([&] {
+    *found = hvl::find_gpu_libraries(cuda_library != nullptr ? cuda_library : "",
+                                     nccl_library != nullptr ? nccl_library : "", counts_gpus != 0);
+    return hvl::Status();
+  });
 }
 
 const char* hvl_version(void) { return HVL_VERSION; }

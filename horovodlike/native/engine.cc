@@ -130,8 +130,9 @@ void Engine::shut_down() {
 
 Status Engine::enqueue(std::unique_ptr<Entry> entry, int64_t* handle) {
   const bool with_handle = entry->callbacks.done == nullptr;
-  // Whoever is called back cannot show that he waits; and what a GPU computes needs none of the processors.
-  const bool is_urgent = !with_handle || entry->gpu != nullptr;
+  // Whoever is called back cannot show that he waits. And where requests are held back for want of processors, those on
+  // a GPU are not: it computes them.
+  const bool is_urgent = !with_handle || (entry->gpu != nullptr && !options_.overlap);
   entry->enqueued_at = now_ns();
   entry->handle = with_handle ? handles_->create() : 0;
   *handle = entry->handle;

@@ -192,6 +192,7 @@ class Engine {
   DataPlane* plane() const { return is_on_gpu_ ? gpu_plane_.get() : data_plane_.get(); }
   Status begin_on_gpu();
   std::string name_collective() const;
+  std::string name_of_input(const char* input) const;  // null: the first tensor's
   Status hold_until_allocated(Status status);
   void* allocate_by_caller(const hvl_callbacks& callbacks, int32_t index, const hvl_output& output) const;
   Status prepare_adasum_on_gpu(const Known& first);

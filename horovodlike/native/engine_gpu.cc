@@ -11,7 +11,7 @@ Status Engine::begin_on_gpu() {
   if (gpu_plane_ == nullptr) {
     auto plane = std::make_unique<NcclDataPlane>(options_.gpu, gpu_access_.gpu(), data_plane_.get(), &waiter_,
                                                  options_.local_rank, options_.size);
-    const Status status = plane->open();
+    const Status status = plane->open([this](const char* input) { return name_of_input(input); });
     if (!status.ok()) return status;
     gpu_plane_ = std::move(plane);
   }
@@ -37,6 +37,16 @@ void* Engine::allocate_by_caller(const hvl_callbacks& callbacks, int32_t index, 
   std::optional<Gpu::Current> current;
   if (gpu != nullptr) current.emplace(*gpu);
   return callbacks.allocate(callbacks.context, index, &output);
+}
+
+std::string Engine::name_of_input(const char* input) const {
+  for (const NamedTensor* tensor : tensors_) {
+    const Entry& entry = *tensor->entry;
+    for (size_t t = 0; t < entry.signature().tensors.size(); ++t) {
+      if (entry.memory_of(t).input == input) return entry.signature().name;
+    }
+  }
+  return tensors_.front()->entry->signature().name;
 }
 
 // The caller's allocator may have handed out memory that the caller's stream still works with.

@@ -7,13 +7,13 @@
  *  3. The caller owns what it passes. Names, shapes and arrays are copied before a call returns. Tensor memory is
  *     borrowed from hvl_enqueue() until the request completes: it may be neither freed nor written until then.
  *  4. Every accepted request completes exactly once: success, error, or shut-down.
- *  5. A handle is consumed by hvl_wait(), hvl_try_wait() or hvl_wait_all(). Outputs that the engine allocated are
- *     handed over there.
+ *  5. A handle is consumed by hvl_wait(), hvl_try_wait(), hvl_wait_all(), hvl_wait_on_stream() or
+ *     hvl_wait_all_on_stream(). Outputs that the engine allocated are handed over there.
  *  6. Sizes are in bytes and times in seconds unless the name says otherwise.
  *  7. Requests whose device is HVL_CUDA are enqueued with the stream on which their tensors are made. They complete
  *     when the GPU has been given all there is to do, and their results are there when it has done it: hvl_wait() and
  *     its like wait for that on the host, hvl_wait_on_stream() has a stream wait for it. Tensor memory is borrowed
- * until then. Each rank has one GPU.
+ *     until then. Each rank has one GPU.
  */
 #ifndef HVL_H
 #define HVL_H
@@ -82,7 +82,8 @@ typedef enum hvl_device { HVL_CPU = 0, HVL_CUDA = 1 } hvl_device;
 /* What moves the data of tensors on GPUs. */
 typedef enum hvl_gpu_operations {
   HVL_GPU_AUTO = 0,   /* NCCL if all ranks of a process set have it and a GPU of their own; else as HVL_GPU_STAGING */
-  HVL_GPU_NCCL = 1,   /* the same, but it breaks the job where NCCL cannot be used */
+  HVL_GPU_NCCL = 1,   /* the same, but it breaks the job where the ranks cannot use NCCL. What NCCL cannot reduce, and
+                       * what not all ranks of the process set take part in, is staged nevertheless */
   HVL_GPU_STAGING = 2 /* copied to the host, moved as tensors of the CPU are, and copied back */
 } hvl_gpu_operations;
 
@@ -354,9 +355,10 @@ int32_t hvl_arm_fault(int32_t point, int32_t fault, double amount);
 /* What HVL_FAULT_CLOSE does, at once; also without an engine. */
 int32_t hvl_cut_connections(void);
 /* Looks for the libraries of these files, as hvl_config has them; any time, also without an engine. If `counts_gpus` is
- * not 0 it initialises CUDA, which a process that is forked later cannot use then; else there are 0 GPUs. */
-void hvl_find_gpu_libraries(const char* cuda_library, const char* nccl_library, int32_t counts_gpus,
-                            hvl_gpu_libraries* found);
+ * not 0 it initialises CUDA, which a process that is forked later cannot use then; else there are 0 GPUs. What is not
+ * there is no error: `found` says why. */
+int32_t hvl_find_gpu_libraries(const char* cuda_library, const char* nccl_library, int32_t counts_gpus,
+                               hvl_gpu_libraries* found);
 const char* hvl_version(void);
 /* cffi:end */
 

@@ -198,6 +198,7 @@ def _mismatch() -> list[str]:
     from collectives import allreduce, enqueue
 
     from horovodlike import basics, ops
+    from horovodlike.errors import MismatchError
     from horovodlike.ops import Kind, ReduceOp
 
     rank = basics.rank()
@@ -215,7 +216,7 @@ def _mismatch() -> list[str]:
     for case in cases:
         try:
             ops.wait(case())
-        except ops.MismatchError as error:
+        except MismatchError as error:
             errors.append(str(error))
     assert allreduce("still.works", np.ones(2))[0] == basics.size()
     return errors

@@ -1,5 +1,9 @@
 // What goes wrong with GPUs and NCCL: who is told, that no device hangs, and that the process can begin anew.
 
+#include <unistd.h>
+
+#include <cstdio>
+
 #include "check.h"
 #include "gpu_job.h"
 
@@ -225,6 +229,94 @@ TEST(without_nccl_the_memory_of_the_host_is_used_unless_that_is_forbidden) {
   options.gpu.operations = GpuOperations::kNccl;
   GpuJob job(2, options);
   check_broken(job, {"HOROVODLIKE_GPU_OPERATIONS=nccl cannot be followed", "/nowhere/libnccl.so.2 cannot be opened"});
+}
+
+// What is written to standard error while `run` runs.
+std::string errors_of(const std::function<void()>& run) {
+  FILE* file = std::tmpfile();
+  REQUIRE(file != nullptr);
+  std::fflush(stderr);
+  const int before = dup(STDERR_FILENO);
+  dup2(fileno(file), STDERR_FILENO);
+  run();
+  std::fflush(stderr);
+  dup2(before, STDERR_FILENO);
+  close(before);
+  std::rewind(file);
+  std::string text;
+  for (int c = std::fgetc(file); c != EOF; c = std::fgetc(file)) text += static_cast<char>(c);
+  std::fclose(file);
+  std::fputs(text.c_str(), stderr);  // also what has failed
+  return text;
+}
+
+size_t count_of(const std::string& text, const std::string& part) {
+  size_t count = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
+  return count;
+}
+
+std::shared_ptr<Operation> of_integers(const std::string& name, Kind kind) {
+  auto operation = allreduce(name);
+  operation->signature.kind = kind;
+  operation->signature.tensors[0] = {HVL_INT16, {2 * kCount}};  // as many bytes
+  return operation;
+}
+
+TEST(what_nccl_cannot_do_is_warned_of_once) {
+  const auto run = [](GpuJob& job, int rank) {
+    std::vector<float> data(kCount);
+    std::vector<float> more(kCount);
+    char* memory[] = {reinterpret_cast<char*>(data.data()), reinterpret_cast<char*>(more.data())};
+    // NCCL does the first one of the batch.
+    auto mixed = on_gpu(make("mixed", HVL_ALLREDUCE, {{kCount}, {kCount}}));
+    mixed->signature.tensors[1] = {HVL_INT16, {2 * kCount}};
+    CHECK_EQ(job.run(rank, allreduce("fine"), data.data()).message(), "");
+    CHECK_EQ(job.wait(rank, job.enqueue(rank, mixed, {memory[0], memory[1]}, {memory[0], memory[1]})).message(), "");
+    CHECK_EQ(job.run(rank, of_integers("again", HVL_ALLREDUCE), data.data()).message(), "");
+    CHECK_EQ(job.run(rank, of_integers("scattered", HVL_REDUCESCATTER), data.data()).message(), "");
+    auto scaled = on_gpu(make("scaled", HVL_REDUCESCATTER, {{kCount}}, HVL_MAX));
+    scaled->signature.prescale = 2;
+    CHECK_EQ(job.run(rank, scaled, data.data()).message(), "");
+    for (const char* name : {"adapted", "adapted again"}) {
+      CHECK_EQ(job.run(rank, on_gpu(make(name, HVL_ALLREDUCE, {{kCount}}, HVL_ADASUM)), data.data()).message(), "");
+    }
+    if (rank != 2) CHECK_EQ(job.run(rank, allreduce("alone"), data.data()).message(), "");
+    CHECK_EQ(job.wait(rank, job.enqueue(rank, make("join", HVL_JOIN, {}), {}, {})).message(), "");
+  };
+  for (const GpuOperations operations : {GpuOperations::kAuto, GpuOperations::kNccl}) {
+    const std::string errors = errors_of([&] {
+      GpuJob job(3, on_double(operations));
+      job.job().on_all([&](int rank) { run(job, rank); });
+    });
+    CHECK_EQ(count_of(errors, "through the memory of the host"), 4);
+    for (const char* text :
+         {"'mixed' and its like go through the memory of the host: NCCL has no 16-bit integers\n",
+          "'scaled' and its like go through the memory of the host: NCCL scales sums only\n",
+          "'adapted' and its like go through the memory of the host: NCCL has no Adasum\n",
+          "'alone' and its like go through the memory of the host: some ranks of its process set have joined\n"}) {
+      CHECK_EQ(count_of(errors, text), 1);
+    }
+  }
+  const std::string told_to = errors_of([&] {
+    GpuJob job(3, on_double(GpuOperations::kStaging));
+    job.job().on_all([&](int rank) { run(job, rank); });
+  });
+  CHECK_EQ(told_to, "");
+}
+
+TEST(an_nccl_that_makes_no_id) {
+  const auto prepare = [] { gpu_double::fail(0, "ncclGetUniqueId", kNcclSystemError); };
+  {
+    GpuJob job(3, on_double(), prepare);
+    check_sum(job);
+    check_sum(job);
+    for (int gpu : {0, 1, 2}) CHECK_EQ(gpu_double::count(gpu, "ncclComm"), 0);
+    CHECK_EQ(gpu_double::count(0, "ncclGetUniqueId"), 1);
+  }
+  GpuJob job(3, on_double(GpuOperations::kNccl), prepare);
+  check_broken(job,
+               {"HOROVODLIKE_GPU_OPERATIONS=nccl cannot be followed: rank 0 cannot use NCCL", "as the test wants"});
 }
 
 TEST(an_nccl_that_is_too_old) {

@@ -30,6 +30,9 @@ TEST(sums_and_averages) {
   CHECK(does(reduction(HVL_FLOAT32, HVL_AVERAGE, 4, 0.25, 4.0), kNcclFloat32, kNcclAvg));
   CHECK(does_not(reduction(HVL_INT32, HVL_AVERAGE, 4)));
   CHECK(does(reduction(HVL_INT32, HVL_AVERAGE, 1), kNcclInt32, kNcclSum, 1.0, 1));
+  CHECK(does(reduction(HVL_FLOAT32, HVL_AVERAGE, 1), kNcclFloat32, kNcclSum, 1.0, 1));
+  CHECK(does(reduction(HVL_FLOAT16, HVL_AVERAGE, 1, 0.5, 2.0), kNcclFloat16, kNcclSum, 1.0, 1));
+  CHECK(does(reduction(HVL_FLOAT16, HVL_AVERAGE, 2), kNcclFloat16, kNcclAvg, 1.0, 2));
   // By another number than that of the team.
   CHECK(does(reduction(HVL_FLOAT64, HVL_AVERAGE, 5), kNcclFloat64, kNcclSum, 1.0 / 5));
 }
@@ -38,6 +41,10 @@ TEST(factors) {
   CHECK(does(reduction(HVL_FLOAT32, HVL_SUM, 1, 0.1), kNcclFloat32, kNcclSum, 0.1));
   CHECK(does(reduction(HVL_FLOAT32, HVL_AVERAGE, 4, 0.5, 3.0), kNcclFloat32, kNcclSum, 0.375));
   CHECK(does(reduction(HVL_FLOAT16, HVL_SUM, 1, 0.5), kNcclFloat16, kNcclSum, 0.5));
+  // 1 / 49 * 49 is not 1.
+  CHECK(does(reduction(HVL_FLOAT16, HVL_AVERAGE, 4, 1.0 / 49, 49.0), kNcclFloat16, kNcclAvg));
+  CHECK(does(reduction(HVL_BFLOAT16, HVL_SUM, 1, 1.0 / 49, 49.0), kNcclBfloat16, kNcclSum));
+  CHECK(does_not(reduction(HVL_FLOAT16, HVL_SUM, 1, 1.0 + 1e-12)));
   CHECK(does_not(reduction(HVL_FLOAT16, HVL_SUM, 1, 0.1)));
   CHECK(does_not(reduction(HVL_BFLOAT16, HVL_SUM, 1, 257.0)));
   CHECK(does_not(reduction(HVL_FLOAT16, HVL_SUM, 1, 1e9)));

@@ -231,6 +231,33 @@ TEST(outputs_are_not_written_before_the_stream_has_done_with_their_memory) {
   });
 }
 
+// What is enqueued before anybody waits is one batch.
+TEST(requests_wait_for_others_as_long_as_the_cycle_time_says) {
+  EngineOptions options = on_double();
+  options.cycle_time = 3600;
+  GpuJob job(2, options);
+  constexpr size_t kTensors = 300;
+  const auto num_batches = [&](int rank) { return job.job().engine(rank).counters().batches.load(); };
+  std::vector<std::vector<Floats>> data(2, std::vector<Floats>(kTensors, Floats(1, 1.0F)));
+  for (bool is_known : {false, true}) {  // then each rank names all of them with one message
+    std::vector<std::vector<int64_t>> handles(2);
+    const int64_t before = num_batches(0);
+    job.job().on_all([&](int rank) {
+      const auto mine = static_cast<size_t>(rank);
+      for (size_t t = 0; t < kTensors; ++t) {
+        char* memory = reinterpret_cast<char*>(data[mine][t].data());
+        const auto operation = on_gpu(make("x" + std::to_string(t), HVL_ALLREDUCE, {{1}}));
+        handles[mine].push_back(job.enqueue(rank, operation, {memory}, {memory}));
+      }
+    });
+    job.job().on_all([&](int rank) {
+      for (int64_t handle : handles[static_cast<size_t>(rank)]) CHECK_EQ(job.wait(rank, handle).message(), "");
+    });
+    if (is_known) CHECK_EQ(num_batches(0) - before, 1);
+  }
+  for (const Floats& tensor : data[1]) CHECK_EQ(tensor[0], 4.0F);
+}
+
 TEST(an_empty_tensor_has_nothing_to_wait_for) {
   GpuJob job(2);
   job.job().on_all([&](int rank) {

@@ -18,11 +18,13 @@ constexpr uint64_t kTimeToSayWhy = 300 * kMillisecond;
 bool is_there(GpuResult* result, bool has_engine) {
   bool done = false;
   const Status status = result->done().query(&done);
-  if (!result->failure().ok() || (status.ok() && done)) return true;
+  if (!result->failure().ok()) return result->is_over();  // until then the memory is in use
+  if (status.ok() && done) return true;
   if (status.ok()) return false;
   const uint64_t since = result->done().failing_since();
   if (has_engine && (since == 0 || now_ns() - since < kTimeToSayWhy)) return false;
   result->fail(Status(HVL_JOB_BROKEN, status.message()));
+  result->let_go();
   return true;
 }
 

@@ -40,6 +40,7 @@ void Machine::reset(int num_gpus) {
   events.clear();
   pinned.clear();
   violations.clear();
+  unused_ids.clear();
   polls = 0;
   nccl_version = 22703;
 }
@@ -221,7 +222,12 @@ size_t count(int gpu, const std::string& beginning) {
 }
 
 std::string violations() {
-  return locked([](Machine& machine) { return machine.violations; });
+  return locked([](Machine& machine) {
+    // NCCL has a thread for each that waits for the members for ever.
+    if (!machine.unused_ids.empty()) machine.violate("an id was made for a communicator that nobody joins");
+    machine.unused_ids.clear();
+    return machine.violations;
+  });
 }
 
 int num_streams() {

@@ -69,6 +69,7 @@ class Machine {
   std::set<Event*> events;
   std::set<void*> pinned;
   std::string violations;
+  std::set<uint64_t> unused_ids;  // of communicators that nobody has joined
   int polls = 0;
   int nccl_version = 22703;
 

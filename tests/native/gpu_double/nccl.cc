@@ -317,7 +317,7 @@ int ncclGetUniqueId(hvl::NcclUniqueId* id) {
   const int failure = gpu != nullptr ? machine.call(gpu, "ncclGetUniqueId") : 1;
   if (failure != 0) return failure;
   memset(id, 0, sizeof *id);
-  ++num_ids;
+  machine.unused_ids.insert(++num_ids);
   memcpy(id->internal, &num_ids, sizeof num_ids);
   return 0;
 }
@@ -342,6 +342,7 @@ int ncclCommInitRankConfig(void** made, int size, hvl::NcclUniqueId id, int rank
   }
   uint64_t number = 0;
   memcpy(&number, id.internal, sizeof number);
+  machine.unused_ids.erase(number);
   std::shared_ptr<Clique>& clique = cliques[number];
   if (clique == nullptr) clique = std::make_shared<Clique>();
   clique->members.resize(static_cast<size_t>(size));

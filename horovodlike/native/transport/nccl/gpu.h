@@ -59,12 +59,16 @@ class GpuResult {
   void fail(const Status& status);
   // Any thread.
   Status failure() const { return has_failed_.load() ? failure_ : Status(); }
+  // After fail(): the device does not use the tensors' memory any more, or is left behind.
+  void let_go() { is_over_.store(true); }
+  bool is_over() const { return is_over_.load(); }
 
  private:
   const GpuEventPtr done_;
   std::mutex mutex_;  // of who fails it; a leaf
   Status failure_;    // written once, before has_failed_
   std::atomic<bool> has_failed_{false};
+  std::atomic<bool> is_over_{false};
 };
 
 using GpuResultPtr = std::shared_ptr<GpuResult>;

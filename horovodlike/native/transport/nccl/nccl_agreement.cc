@@ -10,6 +10,15 @@
 
 namespace hvl {
 
+namespace {
+
+void refuse(const std::string& why_not, Introduction* introduction) {
+  introduction->nccl_version = 0;
+  memcpy(introduction->why_no_nccl, why_not.data(), std::min(why_not.size(), sizeof introduction->why_no_nccl));
+}
+
+}  // namespace
+
 // Before the members of a process set do something together for the first time.
 Status NcclDataPlane::agree() {
   if (members_ == nullptr || members_->state == Members::State::kReady) return Status();
@@ -17,6 +26,10 @@ Status NcclDataPlane::agree() {
   if (members_->state == Members::State::kNew) introduce(members_);
   if (members_->state == Members::State::kIntroducing) {
     status = cpu_->allgather(members_->exchange);
+    if (status.ok()) status = choose(members_);
+  }
+  if (status.ok() && members_->state == Members::State::kNaming) {
+    status = cpu_->broadcast(members_->naming, 0, [](uint64_t) {});
     if (status.ok()) status = choose(members_);
   }
   if (status.ok() && members_->state == Members::State::kConnecting) {
@@ -30,13 +43,11 @@ void NcclDataPlane::introduce(Members* members) {
   Introduction mine{};
   mine.gpu = gpu_->uuid();
   mine.operations = static_cast<int32_t>(options_.operations);
-  std::string why_not = why_no_nccl_;
-  if (nccl_.has_value() && team_->mine == 0) {
-    const NcclResult result = nccl_->ncclGetUniqueId(&mine.id);
-    if (result != kNcclSuccess) why_not = nccl_->describe(result, nullptr);
+  if (nccl_.has_value()) {
+    mine.nccl_version = nccl_->version();
+  } else {
+    refuse(why_no_nccl_, &mine);
   }
-  if (nccl_.has_value() && why_not.empty()) mine.nccl_version = nccl_->version();
-  memcpy(mine.why_no_nccl, why_not.data(), std::min(why_not.size(), sizeof mine.why_no_nccl));
   members->introductions.assign(1 + team_->size(), Introduction());
   members->introductions[0] = mine;
   char* next = reinterpret_cast<char*>(members->introductions.data());
@@ -47,10 +58,13 @@ void NcclDataPlane::introduce(Members* members) {
   members->state = Members::State::kIntroducing;
 }
 
+// After the introductions, and again when the first member has made the id of a communicator, or could not.
 Status NcclDataPlane::choose(Members* members) {
+  const bool is_named = members->state == Members::State::kNaming;
   const std::vector<Introduction> introductions(members->introductions.begin() + 1, members->introductions.end());
   const TransportChoice choice = choose_transport(introductions, team_->ranks);
-  if (team_->size() == static_cast<size_t>(size_)) {  // others may well leave GPUs to those who are not among them
+  if (!is_named &&
+      team_->size() == static_cast<size_t>(size_)) {  // others may well leave GPUs to those who are not among them
     const std::string advice = advise_on_placement(introductions, team_->ranks, team_->mine, gpu_->visible());
     if (!advice.empty()) log(LogLevel::kWarning, advice);
   }
@@ -63,10 +77,26 @@ Status NcclDataPlane::choose(Members* members) {
     members->state = Members::State::kReady;
     return Status();
   }
+  if (!is_named) {
+    name(members);
+    return Status();
+  }
   members->communicator = std::make_unique<NcclCommunicator>(*nccl_, stream_);
   members->state = Members::State::kConnecting;
   return members->communicator->start(introductions[0].id, static_cast<int>(team_->size()),
                                       static_cast<int>(team_->mine));
+}
+
+// NCCL listens for the members from the moment that it makes an id, so none is made that may not be used.
+void NcclDataPlane::name(Members* members) {
+  Introduction* first = &members->introductions[1];
+  if (team_->mine == 0) {
+    const NcclResult result = nccl_->ncclGetUniqueId(&first->id);
+    if (result != kNcclSuccess) refuse(nccl_->describe(result, nullptr), first);
+  }
+  char* memory = reinterpret_cast<char*>(first);
+  members->naming.add(memory, memory, sizeof *first, Reduction());
+  members->state = Members::State::kNaming;
 }
 
 // Until NCCL has given to the device what it was called for, for which it may need the other members.

@@ -48,7 +48,6 @@ Status NcclCommunicator::failed(const char* what, NcclResult result) const {
 }
 
 Status NcclCommunicator::start(const NcclUniqueId& id, int size, int place) {
-  size_ = static_cast<size_t>(size);
   NcclConfig config;
   const NcclResult result = nccl_.ncclCommInitRankConfig(&comm_, size, id, place, &config);
   return has_begun(result) ? Status() : failed("NCCL cannot make a communicator", result);
@@ -62,10 +61,10 @@ Status NcclCommunicator::poll(bool* done) {
   return has_begun(state) ? Status() : failed("a collective of NCCL has failed", state);
 }
 
-Status NcclCommunicator::launch(const std::vector<Reduction>& reductions, const std::function<void()>& calls) {
+Status NcclCommunicator::launch(const std::vector<NcclReduction>& reductions, const std::function<void()>& calls) {
   first_error_ = kNcclSuccess;
   if (scaled_.size() > kMostFactors) destroy_ops();
-  for (const Reduction& reduction : reductions) make_op(plan_reduction(reduction, size_));
+  for (const NcclReduction& reduction : reductions) make_op(reduction);
   note(nccl_.ncclGroupStart());
   calls();
   note(nccl_.ncclGroupEnd());
@@ -116,22 +115,17 @@ NcclRedOp NcclCommunicator::op_of(const NcclReduction& plan) const {
   return plan.factor == 1.0 || scaled == scaled_.end() ? plan.op : scaled->second;
 }
 
-void NcclCommunicator::all_reduce(const void* from, void* to, uint64_t num_bytes, const Reduction& reduction) {
-  const NcclReduction plan = plan_reduction(reduction, size_);
-  const size_t count = num_bytes / size_of(reduction.dtype);
-  note(nccl_.ncclAllReduce(from, to, count, plan.dtype, op_of(plan), comm_, stream_));
+void NcclCommunicator::all_reduce(const void* from, void* to, uint64_t count, const NcclReduction& reduction) {
+  note(nccl_.ncclAllReduce(from, to, count, reduction.dtype, op_of(reduction), comm_, stream_));
 }
 
-void NcclCommunicator::reduce(const void* from, void* to, uint64_t num_bytes, const Reduction& reduction, int root) {
-  const NcclReduction plan = plan_reduction(reduction, size_);
-  const size_t count = num_bytes / size_of(reduction.dtype);
-  note(nccl_.ncclReduce(from, to, count, plan.dtype, op_of(plan), root, comm_, stream_));
+void NcclCommunicator::reduce(const void* from, void* to, uint64_t count, const NcclReduction& reduction, int root) {
+  note(nccl_.ncclReduce(from, to, count, reduction.dtype, op_of(reduction), root, comm_, stream_));
 }
 
-void NcclCommunicator::reduce_scatter(const void* from, void* to, uint64_t bytes_received, const Reduction& reduction) {
-  const NcclReduction plan = plan_reduction(reduction, size_);
-  const size_t count = bytes_received / size_of(reduction.dtype);
-  note(nccl_.ncclReduceScatter(from, to, count, plan.dtype, op_of(plan), comm_, stream_));
+void NcclCommunicator::reduce_scatter(const void* from, void* to, uint64_t count_received,
+                                      const NcclReduction& reduction) {
+  note(nccl_.ncclReduceScatter(from, to, count_received, reduction.dtype, op_of(reduction), comm_, stream_));
 }
 
 void NcclCommunicator::broadcast(const void* from, void* to, uint64_t num_bytes, int root) {
@@ -161,11 +155,12 @@ bool abort_all(const std::shared_ptr<Gpu>& gpu, std::vector<std::unique_ptr<Nccl
   aborts->num_left = communicators.size();
   for (std::unique_ptr<NcclCommunicator>& communicator : communicators) {
     const std::shared_ptr<NcclCommunicator> taken = std::move(communicator);
-    const auto abort = [gpu, taken, aborts] {
+    auto abort = [gpu = gpu, taken, aborts]() mutable {
       {
         const Gpu::Current current(*gpu);
         taken->abort();
       }
+      gpu = nullptr;  // who is told that it has ended may count on that
       const std::lock_guard<std::mutex> lock(aborts->mutex);
       --aborts->num_left;
       aborts->ended.notify_all();

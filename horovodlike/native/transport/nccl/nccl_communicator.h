@@ -27,7 +27,7 @@ class NcclCommunicator {
 
   Status start(const NcclUniqueId& id, int size, int place);
   // Calls NCCL's functions as one group, so that they are one launch. `reductions`: those that the calls use.
-  Status launch(const std::vector<Reduction>& reductions, const std::function<void()>& calls);
+  Status launch(const std::vector<NcclReduction>& reductions, const std::function<void()>& calls);
   // Whether NCCL is done with what was called last. An error: it has failed, also in what the device does.
   Status poll(bool* done);
   // Ends what is under way on the device, however far the others are. Nothing can be called afterwards. Blocks.
@@ -35,10 +35,10 @@ class NcclCommunicator {
   // Gives it back where its work is done; until then, ask again. An error: it can only be aborted.
   Status finish(bool* done);
 
-  // Within launch():
-  void all_reduce(const void* from, void* to, uint64_t num_bytes, const Reduction& reduction);
-  void reduce(const void* from, void* to, uint64_t num_bytes, const Reduction& reduction, int root);
-  void reduce_scatter(const void* from, void* to, uint64_t bytes_received, const Reduction& reduction);
+  // Within launch(). Counts are those of elements.
+  void all_reduce(const void* from, void* to, uint64_t count, const NcclReduction& reduction);
+  void reduce(const void* from, void* to, uint64_t count, const NcclReduction& reduction, int root);
+  void reduce_scatter(const void* from, void* to, uint64_t count_received, const NcclReduction& reduction);
   void broadcast(const void* from, void* to, uint64_t num_bytes, int root);
   void all_gather(const void* from, void* to, uint64_t bytes_sent);
   void send(const void* from, uint64_t num_bytes, int peer);
@@ -54,7 +54,6 @@ class NcclCommunicator {
   const NcclApi nccl_;
   const CudaStream stream_;
   NcclComm comm_ = nullptr;
-  size_t size_ = 0;
   bool is_finalizing_ = false;
   NcclResult first_error_ = kNcclSuccess;  // of the launch
   // Sums that multiply, which are made for one communicator; by the factor's bits.

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "base/log.h"
 
 namespace hvl {
 
@@ -21,7 +22,8 @@ NcclDataPlane::NcclDataPlane(const GpuOptions& options, std::shared_ptr<Gpu> gpu
                              int local_rank, int size)
     : options_(options), gpu_(std::move(gpu)), cpu_(cpu), waiter_(waiter), local_rank_(local_rank), size_(size) {}
 
-Status NcclDataPlane::open() {
+Status NcclDataPlane::open(NameOf name_of) {
+  name_of_ = std::move(name_of);
   Status status = gpu_->make_stream(&stream_);
   if (!status.ok()) return broken(status);
   staging_ = std::make_unique<Staging>(who(), gpu_, stream_, options_.staging_bytes, cpu_, waiter_);
@@ -71,6 +73,7 @@ Status NcclDataPlane::run(const std::function<Status()>& start) {
   }
   if (status.ok() && stage_ == Stage::kStart) {
     has_launched_ = false;
+    if (!team_->is_whole && uses_nccl_otherwise()) warn_staged("some ranks of its process set have joined");
     status = start();
     if (status.ok()) stage_ = Stage::kSettle;
   }
@@ -84,6 +87,24 @@ Status NcclDataPlane::run(const std::function<Status()>& start) {
   return broken(status);
 }
 
+// Also warns if NCCL does not do it, although the members use it.
+NcclReduction NcclDataPlane::plan_for(const Reduction& reduction, const char* input) {
+  const NcclReduction plan = plan_reduction(reduction, team_->size());
+  if (uses_nccl() && plan.why_not != nullptr) warn_staged(plan.why_not, input);
+  return plan;
+}
+
+bool NcclDataPlane::uses_nccl_otherwise() const {
+  return std::any_of(all_members_.begin(), all_members_.end(),
+                     [](const auto& each) { return each.second->communicator != nullptr; });
+}
+
+// Once for each reason. input: that of the tensor; null: the first one of the collective.
+void NcclDataPlane::warn_staged(const char* why, const char* input) {
+  if (team_->mine != 0 || !staged_for_.insert(why).second) return;
+  log(LogLevel::kWarning, "'" + name_of_(input) + "' and its like go through the memory of the host: " + why);
+}
+
 Status NcclDataPlane::note_result() {
   GpuEventPtr done;
   Status status = gpu_->record(stream_, &done);
@@ -94,7 +115,7 @@ Status NcclDataPlane::note_result() {
   return status;
 }
 
-Status NcclDataPlane::launch(const std::vector<Reduction>& reductions,
+Status NcclDataPlane::launch(const std::vector<NcclReduction>& reductions,
                              const std::function<void(NcclCommunicator*)>& calls) {
   has_launched_ = true;
   NcclCommunicator* communicator = members_->communicator.get();
@@ -109,12 +130,13 @@ Status NcclDataPlane::allreduce(const Batch& batch, const FinalBytes& final_byte
 
 Status NcclDataPlane::start_allreduce(const Batch& batch) {
   std::vector<const Segment*> reduced;  // by NCCL
-  std::vector<Reduction> reductions;
+  std::vector<NcclReduction> reductions;
   staged_.clear();
   batch.for_each_piece(0, batch.num_bytes(), [&](const Segment& segment, uint64_t, uint64_t, uint64_t) {
-    if (uses_nccl() && plan_reduction(segment.reduction, team_->size()).why_not == nullptr) {
+    const NcclReduction plan = plan_for(segment.reduction, segment.input);
+    if (uses_nccl() && plan.why_not == nullptr) {
       reduced.push_back(&segment);
-      reductions.push_back(segment.reduction);
+      reductions.push_back(plan);
     } else {
       staged_.add(segment.input, segment.output, segment.num_bytes, segment.reduction);
     }
@@ -122,8 +144,10 @@ Status NcclDataPlane::start_allreduce(const Batch& batch) {
   Status status;
   if (!reduced.empty()) {
     status = launch(reductions, [&](NcclCommunicator* nccl) {
-      for (const Segment* segment : reduced) {
-        nccl->all_reduce(segment->input, segment->output, segment->num_bytes, segment->reduction);
+      for (size_t i = 0; i < reduced.size(); ++i) {
+        const Segment& segment = *reduced[i];
+        const uint64_t count = segment.num_bytes / size_of(segment.reduction.dtype);
+        nccl->all_reduce(segment.input, segment.output, count, reductions[i]);
       }
     });
   }
@@ -165,19 +189,20 @@ Status NcclDataPlane::allgather(const Gather& gather) {
 
 Status NcclDataPlane::reducescatter(const Scatter& scatter) {
   return run([&] {
-    const bool has = uses_nccl() && plan_reduction(scatter.reduction, team_->size()).why_not == nullptr;
-    if (!has) return staging_->reducescatter(scatter, team_->mine);
-    return launch({scatter.reduction}, [&](NcclCommunicator* nccl) {
-      const std::vector<Block<const char>>& blocks = scatter.blocks;
+    const std::vector<Block<const char>>& blocks = scatter.blocks;
+    const NcclReduction plan = plan_for(scatter.reduction, blocks[0].data);
+    if (!uses_nccl() || plan.why_not != nullptr) return staging_->reducescatter(scatter, team_->mine);
+    return launch({plan}, [&](NcclCommunicator* nccl) {
+      const size_t bytes_of_element = size_of(scatter.reduction.dtype);
       if (have_one_length(blocks)) {
         if (blocks[0].num_bytes == 0) return;
-        nccl->reduce_scatter(blocks[0].data, scatter.output, blocks[0].num_bytes, scatter.reduction);
+        nccl->reduce_scatter(blocks[0].data, scatter.output, blocks[0].num_bytes / bytes_of_element, plan);
         return;
       }
       for (size_t place = 0; place < blocks.size(); ++place) {
         if (blocks[place].num_bytes == 0) continue;
         char* to = place == team_->mine ? scatter.output : nullptr;
-        nccl->reduce(blocks[place].data, to, blocks[place].num_bytes, scatter.reduction, static_cast<int>(place));
+        nccl->reduce(blocks[place].data, to, blocks[place].num_bytes / bytes_of_element, plan, static_cast<int>(place));
       }
     });
   });
@@ -210,7 +235,10 @@ Status NcclDataPlane::prepare_on_host(const Batch& batch, Batch* host, std::func
 }
 
 Status NcclDataPlane::on_host() {
-  const Status status = run([] { return Status(); });
+  const Status status = run([this] {
+    if (uses_nccl()) warn_staged("NCCL has no Adasum");
+    return Status();
+  });
   if (status.ok()) staging_->let_go_of_whole();  // what is in flight has it
   return status;
 }

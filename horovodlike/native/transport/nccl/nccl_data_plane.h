@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -30,8 +31,10 @@ class NcclDataPlane : public DataPlane {
   ~NcclDataPlane() override;
   NcclDataPlane(const NcclDataPlane&) = delete;
   NcclDataPlane& operator=(const NcclDataPlane&) = delete;
+  // The name of the tensor with this input, in the collective under way; null: of the first one.
+  using NameOf = std::function<std::string(const char* input)>;
   // Before anything else.
-  Status open();
+  Status open(NameOf name_of);
 
   void begin(TeamPtr team, uint64_t number) override;
   // What the collective is called where it does not get on: "the allreduce of 'x'".
@@ -69,12 +72,13 @@ class NcclDataPlane : public DataPlane {
 
   // Those who use NCCL together, or not.
   struct Members {
-    enum class State { kNew, kIntroducing, kConnecting, kReady };
+    enum class State { kNew, kIntroducing, kNaming, kConnecting, kReady };
 
     TeamPtr team;
     State state = State::kNew;
     std::vector<Introduction> introductions;  // mine, then all
     Gather exchange;
+    Batch naming;                                    // the first one's introduction, with the id
     std::unique_ptr<NcclCommunicator> communicator;  // null: they do not
   };
   struct InFlight {
@@ -88,10 +92,14 @@ class NcclDataPlane : public DataPlane {
   Status agree();
   void introduce(Members* members);
   Status choose(Members* members);
+  void name(Members* members);
   Status settle(NcclCommunicator* communicator);
   Status note_result();
-  Status launch(const std::vector<Reduction>& reductions, const std::function<void(NcclCommunicator*)>& calls);
+  Status launch(const std::vector<NcclReduction>& reductions, const std::function<void(NcclCommunicator*)>& calls);
   bool uses_nccl() const { return members_ != nullptr && members_->communicator != nullptr; }
+  bool uses_nccl_otherwise() const;
+  NcclReduction plan_for(const Reduction& reduction, const char* input);
+  void warn_staged(const char* why, const char* input = nullptr);
   Status start_allreduce(const Batch& batch);
   Status check_stall();
   Stall describe_stall() const;
@@ -112,6 +120,8 @@ class NcclDataPlane : public DataPlane {
   CudaStream stream_ = nullptr;
   std::optional<NcclApi> nccl_;
   std::string why_no_nccl_;
+  NameOf name_of_;
+  std::set<std::string> staged_for_;  // the reasons that were warned of
   std::unique_ptr<Staging> staging_;
 
   std::map<const Team*, std::unique_ptr<Members>> all_members_;

@@ -149,7 +149,9 @@ void NcclDataPlane::abort(const Status& why) {
   }
   abort_communicators();
   // What was under way may still write to its tensors.
-  if (drain()) {
+  const bool has_ended = drain();
+  for (const InFlight& each : in_flight_) each.result->let_go();
+  if (has_ended) {
     in_flight_.clear();
   } else {
     log(LogLevel::kWarning, "the GPU does not get on with what it was given before the job broke");

@@ -1,7 +1,9 @@
 #include "transport/nccl/nccl_plan.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "base/half.h"
 #include "negotiate/rank_list.h"
@@ -39,6 +41,9 @@ NcclRedOp op_of(ReduceOp op, DataType dtype) {
 
 bool is_same(const CudaUuid& a, const CudaUuid& b) { return memcmp(&a, &b, sizeof a) == 0; }
 
+// Also 1 / f * f, which may be off by a rounding error that no sum shows.
+bool is_one(double factor) { return std::abs(factor - 1.0) <= 4 * std::numeric_limits<double>::epsilon(); }
+
 bool has_exactly(DataType dtype, double factor) {
   const float number = static_cast<float>(factor);
   if (dtype == HVL_FLOAT16) return float16_to_float(float_to_float16(number)) == factor;
@@ -55,12 +60,13 @@ NcclReduction plan_reduction(const Reduction& reduction, size_t size) {
     return plan;
   }
   plan.op = op_of(reduction.op, reduction.dtype);
-  const double scale = reduction.prescale * reduction.postscale;
+  const double product = reduction.prescale * reduction.postscale;
+  const double scale = is_one(product) ? 1.0 : product;
   const bool adds = reduction.op == HVL_SUM || reduction.op == HVL_AVERAGE;
   if (!adds) {
     const bool scaled = reduction.prescale != 1.0 || reduction.postscale != 1.0;
     if (scaled) plan.why_not = "NCCL scales sums only";
-  } else if (reduction.op == HVL_AVERAGE && scale == 1.0 && is_floating(reduction.dtype) &&
+  } else if (reduction.op == HVL_AVERAGE && scale == 1.0 && is_floating(reduction.dtype) && size > 1 &&
              static_cast<size_t>(reduction.divisor) == size) {
     plan.op = kNcclAvg;
   } else {

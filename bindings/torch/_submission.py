@@ -167,6 +167,7 @@ class Submission:
         works = [slot.work for slot in group.slots if slot.work is not None]
         if group.streams:
             _gpu.hold_up(group.streams)
+            self._streams |= group.streams  # the memory is given out again for any of them
             works = _on_one_device(works)
         described = [(_gpu.is_on_gpu(work), work.dtype, work.shape) for work in works]
         if group.request is None or group.described != described:

@@ -73,15 +73,15 @@ def test_equals_that_on_the_cpu(gpu_ranks, on_cpu, size):
 
 @contextlib.contextmanager
 def _enqueued():
-    """A list of what is enqueued on which stream: names, as many as are handed over at once."""
-    seen: list[tuple[int, list[str]]] = []
+    """A list of what is enqueued on which stream: names, as many as are handed over at once, and addresses."""
+    seen: list[tuple[int, list[str], list[int]]] = []
 
     def one(self, inputs, outputs, stream, allocation=None):
-        seen.append((stream.pointer, [self.name]))
+        seen.append((stream.pointer, [self.name], list(inputs)))
         return single(self, inputs, outputs, stream, allocation)
 
     def many(self, addresses, handles, stream):
-        seen.append((stream.pointer, [request.name for request in self._requests]))
+        seen.append((stream.pointer, [request.name for request in self._requests], list(addresses)))
         return together(self, addresses, handles, stream)
 
     single, together = Request.enqueue_on_stream, RequestList.enqueue_inplace_on_stream
@@ -103,7 +103,7 @@ def _one_call_for_a_batch() -> None:
                 model(_batch(step)).square().mean().backward()
                 optimizer.step()
         if hvd.size() > 1:
-            assert [len(names) for _, names in seen] == [4]
+            assert [len(names) for _, names, _ in seen] == [4]
             calls = gpu.double.calls()[before:]
             assert calls.count("cuEventRecord test") == 1
             assert 1 <= calls.count("cuStreamWaitEvent test") <= 4
@@ -139,23 +139,23 @@ def _gradients_of_several_streams(options: dict[str, object]) -> None:
                 continue
             if "groups" in options:
                 assert (main, other) in gpu.held_up or (other, main) in gpu.held_up
-                continue
-            for stream, names in seen:
-                assert {streams[name.removeprefix("allreduce.")] for name in names} == {stream}
-            assert {name for _, names in seen for name in names} == {f"allreduce.{name}" for name in streams}
+            else:
+                for stream, names, _ in seen:
+                    assert {streams[name.removeprefix("allreduce.")] for name in names} == {stream}
+                assert {name for _, names, _ in seen for name in names} == {f"allreduce.{name}" for name in streams}
             # The stream that has waited is not the one for which some of the memory is given out again.
-            grads = {param.grad.data_ptr() for param in model.second.parameters()}
-            copied = "compression" in options
-            assert copied or grads <= {address for stream, address in gpu.kept if stream == main}
-            assert gpu.kept
+            addresses = {address for _, _, each in seen for address in each}
+            assert addresses <= {address for stream, address in gpu.kept if stream == main}
+            assert len(addresses) == len(streams)
         for param, one in zip(model.parameters(), expected, strict=True):
             assert torch.allclose(param, one, rtol=1e-2, atol=1e-6)
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("options", [{}, {"groups": 1}, {"compression": hvd.Compression.fp16}], ids=str)
-def test_gradients_of_several_streams(gpu_ranks, options, size):
-    gpu_ranks(size).run(_gradients_of_several_streams, options)
+@pytest.mark.parametrize("compression", [{}, {"compression": hvd.Compression.fp16}], ids=["plain", "fp16"])
+@pytest.mark.parametrize("groups", [{}, {"groups": 1}], ids=["alone", "grouped"])
+def test_gradients_of_several_streams(gpu_ranks, groups, compression, size):
+    gpu_ranks(size).run(_gradients_of_several_streams, groups | compression)
 
 
 def _a_captured_step_is_refused() -> None:

@@ -8,9 +8,11 @@ from unittest import mock
 import pytest
 import torch
 from gpus import pretend
+from reducers import METHODS, backward_with, gradients_of, make_optimizer, make_parameters
 
 import horovodlike.torch as hvd
 from horovodlike.ops import Request, RequestList
+from horovodlike.torch import _gpu
 from horovodlike.torch.compression import Compressor
 
 SIZES = [1, 2, 3]
@@ -203,7 +205,43 @@ def _gradients_are_compressed_on_their_stream() -> None:
         assert sorted(_Spying.streams) == sorted([main, main, other, other] if hvd.size() > 1 else [])
 
 
-CASES = [_one_call_for_a_batch, _a_captured_step_is_refused, _gradients_are_compressed_on_their_stream]
+def _the_host_reads_nothing_that_was_gathered() -> None:
+    """Sizes, of int64, are compared by the host: it would wait for the GPU if they came from there."""
+    gathered, read = [], []
+
+    def allocator(like):
+        def allocate(shape, dtype):
+            gathered.append(torch.empty(shape, dtype=dtype))
+            return gathered[-1]
+
+        return allocate
+
+    def tolist(tensor):
+        read.append(tensor)
+        return original(tensor)
+
+    original = torch.Tensor.tolist
+    with (
+        pretend(on_cpu=(torch.int64,)),
+        mock.patch.object(_gpu, "allocator", allocator),
+        mock.patch.object(torch.Tensor, "tolist", tolist),
+    ):
+        parameters = make_parameters()
+        optimizer = make_optimizer(parameters, METHODS["topk"]())
+        backward_with(parameters, gradients_of(0, hvd.rank(), parameters))
+        optimizer.step()
+    # None is freed before this, so memory tells them apart.
+    memory = {tensor.untyped_storage().data_ptr() for tensor in gathered}
+    assert bool(memory) == bool(read) == (hvd.size() > 1)
+    assert memory.isdisjoint(tensor.untyped_storage().data_ptr() for tensor in read)
+
+
+CASES = [
+    _one_call_for_a_batch,
+    _a_captured_step_is_refused,
+    _gradients_are_compressed_on_their_stream,
+    _the_host_reads_nothing_that_was_gathered,
+]
 
 
 @pytest.mark.parametrize("size", SIZES)

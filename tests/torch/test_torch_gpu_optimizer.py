@@ -160,6 +160,43 @@ def test_gradients_of_several_streams(gpu_ranks, groups, compression, size):
     gpu_ranks(size).run(_gradients_of_several_streams, groups | compression)
 
 
+def _moved_after_it_was_wrapped(options: dict[str, object]) -> None:
+    expected = _trained(**options)
+    model = Mixed()
+    optimizer = _optimizer(model, **options)
+
+    def backward(step: int) -> None:
+        optimizer.zero_grad()
+        model(_batch(step)).square().mean().backward()
+
+    with pretend() as gpu:
+        main, other = gpu.stream, gpu.double.make_stream()
+        streams = {name: other if name.startswith("second") else main for name, _ in model.named_parameters()}
+        _Streams(gpu, model, streams)
+        for step in range(2):
+            with _enqueued() as seen:
+                backward(step)
+                # Nobody has said on which streams the first gradients are made; the caller's has waited for them.
+                assert bool(seen) == (step > 0 and hvd.size() > 1)
+                gpu.stream = main
+                optimizer.step()
+            assert len(seen) <= len(streams)
+            for stream, names, _ in seen if "groups" not in options else ():
+                ways = {streams[name.removeprefix("allreduce.")] for name in names} if step > 0 else {main}
+                assert ways == {stream}
+    for step in range(2, STEPS):  # and back
+        backward(step)
+        optimizer.step()
+    for param, one in zip(model.parameters(), expected, strict=True):
+        assert torch.allclose(param, one, rtol=1e-2, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("options", [{}, {"groups": 1}, {"compression": hvd.Compression.fp16}], ids=str)
+def test_a_model_that_is_moved_after_it_was_wrapped(gpu_ranks, options, size):
+    gpu_ranks(size).run(_moved_after_it_was_wrapped, options)
+
+
 def _a_captured_step_is_refused() -> None:
     with pretend() as gpu:
         model = Mixed()

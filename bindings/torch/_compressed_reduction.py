@@ -10,9 +10,9 @@ from horovodlike import basics
 from horovodlike.ops import GpuStream
 from horovodlike.process_set import ProcessSet
 from horovodlike.torch._gradient_reducer import GradientReducer
-from horovodlike.torch._reduction import CURRENT, Reduction
+from horovodlike.torch._reduction import Reduction
 from horovodlike.torch._slot import Slot
-from horovodlike.torch._submission import ReductionOptions
+from horovodlike.torch._submission import CURRENT, ReductionOptions
 from horovodlike.torch.mpi_ops import grouped_allgather, grouped_allreduce_
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -110,6 +109,11 @@ def computing_dtype(gradient: torch.Tensor) -> torch.dtype:
 def all_finite(tensors: Sequence[torch.Tensor]) -> bool:
     """Return whether no element is infinite or NaN, by sums: one pass without a temporary.
 
-    A sum that overflows counts as well, which takes gradients that no training survives.
+    A sum that overflows counts as well, which takes gradients that no training survives. The host waits once for each
+    device and dtype, not for each tensor.
     """
-    return all(math.isfinite(tensor.sum(dtype=computing_dtype(tensor)).item()) for tensor in tensors)
+    sums: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
+    for tensor in tensors:
+        dtype = computing_dtype(tensor)
+        sums.setdefault((tensor.device, dtype), []).append(tensor.sum(dtype=dtype))
+    return all(bool(torch.stack(alike).isfinite().all().item()) for alike in sums.values())

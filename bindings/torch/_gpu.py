@@ -59,9 +59,10 @@ def keep_for(stream: GpuStream, tensors: Iterable[torch.Tensor]) -> None:
 
     The stream has waited for the engine, so memory that is freed now is given out again when both are done with it.
     """
+    user = _of_torch(stream)
     for tensor in tensors:
         if is_on_gpu(tensor) and tensor.layout is torch.strided:  # operations hold the parts of sparse ones
-            tensor.record_stream(_of_torch(stream))
+            tensor.record_stream(user)
 
 
 def finish(tensors: Iterable[torch.Tensor]) -> bool:

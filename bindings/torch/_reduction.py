@@ -4,7 +4,8 @@ The hook of a parameter notes that its gradient is complete, and does nothing el
 first parameter, whose gradient is most often the last, also hands everything that has been noted to the engine. If the
 engine has a processor to work on while the framework computes, or a GPU, so do the hooks of some others, so many that
 there is about a mebibyte of gradients between them. What is noted still later is handed over when any thread waits for
-a result. On a GPU hooks note the stream, too.
+a result. On a GPU hooks note the stream, too. If a model is moved there after it was wrapped, the gradients of the
+first step are handed over at its end, and the hooks are made anew.
 
 A parameter may lack a gradient on some ranks. Each step therefore reduces, with Max, one byte for each parameter:
 whether this rank has its gradient. It costs one small request, sent with the last gradient if none is missing, and
@@ -29,11 +30,10 @@ from horovodlike.torch._gradient_reducer import GradientReducer
 from horovodlike.torch._presence import Presence
 from horovodlike.torch._slot import Group, Slot
 from horovodlike.torch._sparse import empty_sparse_like
-from horovodlike.torch._submission import ReductionOptions, Submission
+from horovodlike.torch._submission import CURRENT, ReductionOptions, Submission
 
 # Gradients are handed over when there are about so many bytes; each time costs the computing thread its caches.
 _WORTH_SENDING = 1 << 20
-CURRENT: Mapping[Slot, GpuStream] = {}  # after the backward pass, the caller's stream has waited for all others
 _NEUTRAL = {basics.Min: float("inf"), basics.Max: float("-inf"), basics.Product: 1.0}
 
 # Those that have parameters. Replaced, not changed: another thread may be going through them.
@@ -96,15 +96,23 @@ class Reduction:
         waiting = 0
         for slot in reversed(added):  # about the order of a backward pass
             waiting += slot.param.numel() * slot.param.element_size()
-            hands_over = waiting >= _WORTH_SENDING or slot is added[0]
-            waiting = 0 if hands_over else waiting
-            register = slot.param.register_post_accumulate_grad_hook
-            if _gpu.is_on_gpu(slot.param):
-                hook = self._hook_on_gpu(slot, hands_over)
-            else:
-                hook = self._handing_over_hook(slot is added[0]) if hands_over else self._noted.append
-            slot.registration = register(hook)  # type: ignore[no-untyped-call]
+            slot.is_last = slot is added[0]
+            slot.hands_over = waiting >= _WORTH_SENDING or slot.is_last
+            waiting = 0 if slot.hands_over else waiting
+            self._hook(slot)
         return added
+
+    def _hook(self, slot: Slot) -> None:
+        """Have the gradients of a parameter noted as is right for where it is now."""
+        if slot.registration is not None:
+            slot.registration.remove()
+        slot.notes_stream = _gpu.is_on_gpu(slot.param)
+        if slot.notes_stream:
+            hook = self._hook_on_gpu(slot)
+        else:
+            hook = self._handing_over_hook(slot.is_last) if slot.hands_over else self._noted.append
+        register = slot.param.register_post_accumulate_grad_hook
+        slot.registration = register(hook)  # type: ignore[no-untyped-call]
 
     def group(self, slots: list[Slot]) -> None:
         """Reduce the gradients of these parameters by one request."""
@@ -154,13 +162,14 @@ class Reduction:
         leave_alone(hook)  # `backward` may be called by a function that is compiled
         return hook
 
-    def _hook_on_gpu(self, slot: Slot, hands_over: bool) -> Callable[[torch.Tensor], None]:
+    def _hook_on_gpu(self, slot: Slot) -> Callable[[torch.Tensor], None]:
         # Autograd runs it with the stream on which the gradient has been made, which depends on the forward pass. Who
         # hands over later may have another one. A GPU reduces beside the backward pass, whatever the processors do.
         def hook(param: torch.Tensor) -> None:
-            self._streams[slot] = _gpu.current_stream(_gpu.device_of(param))
+            if _gpu.is_on_gpu(param):
+                self._streams[slot] = _gpu.current_stream(_gpu.device_of(param))
             self._noted.append(param)
-            if hands_over:
+            if slot.hands_over:
                 self.hand_over()
 
         leave_alone(hook)
@@ -238,6 +247,8 @@ class Reduction:
                 complete = self._complete.copy()
                 self._complete.clear()
                 self._submit(complete, self._streams)
+                if self._submission.moved:
+                    self._complete += [slot for slot in complete if slot.grad is None]
 
     def _announce_if_complete(self) -> None:
         if len(self._submission.borrowed) == len(self.slots) and not self._presence.handle:
@@ -276,6 +287,10 @@ class Reduction:
             self.abandon()
             raise
         self._end_step()
+        if self._submission.moved:
+            self._submission.moved = False
+            for slot in self.slots:
+                self._hook(slot)
         if self._frozen:
             self._take_in_unfrozen()
 

@@ -14,8 +14,8 @@ class Slot:
     """One parameter: its request, and how far its gradient is in this step."""
 
     __slots__ = (
-        "alike", "ctx", "dense", "dtype", "grad", "group", "index", "name", "numel", "on_gpu", "param", "passes",
-        "registration", "request", "shape", "sparse", "work",
+        "alike", "ctx", "dense", "dtype", "grad", "group", "hands_over", "index", "is_last", "name", "notes_stream",
+        "numel", "on_gpu", "param", "passes", "registration", "request", "shape", "sparse", "work",
     )  # fmt: skip
 
     def __init__(self, param: torch.nn.Parameter, name: str) -> None:
@@ -31,13 +31,21 @@ class Slot:
         self.passes = 0  # backward passes that have been counted
         self.alike = False  # the gradient is likely to be reduced in place, by the request of the step before
         self.sparse = False  # the gradient was sparse when it was last seen
+        # Its hook: what it does, and whether it is that of a parameter on a GPU.
         self.registration: RemovableHandle | None = None
+        self.hands_over = False
+        self.is_last = False  # most often the last of a backward pass
+        self.notes_stream = False
         self.group: Group | None = None
         self.ctx: object = None  # of the compression
         self.grad: torch.Tensor | None = None  # that has been handed over in this step
         # Of a member of a group, or of what a reducer gets: the gradient, and what is reduced in its place.
         self.dense: torch.Tensor | None = None
         self.work: torch.Tensor | None = None
+
+    def has_moved(self) -> bool:
+        """Whether the gradient is on a GPU and the hook that of a parameter on the CPU, or the other way round."""
+        return self.param.grad is not None and _gpu.is_on_gpu(self.param.grad) != self.notes_stream
 
     def dense_form_of(self, grad: torch.Tensor, sparse_as_dense: bool) -> torch.Tensor:
         """Return the gradient, or a dense copy of a sparse one; refuse what cannot be reduced."""

@@ -17,6 +17,8 @@ from horovodlike.torch._sparse import SparseGathering
 from horovodlike.torch._tensor import in_memory
 from horovodlike.torch.compression import Compressor, NoneCompressor
 
+CURRENT: Mapping[Slot, GpuStream] = {}  # after the backward pass, the caller's stream has waited for all others
+
 
 @dataclass(frozen=True)
 class ReductionOptions:
@@ -37,6 +39,7 @@ class Submission:
         """Start without gradients; `set_id` is that of the process set, which may be registered again."""
         self.options = options
         self.plain = options.compression is NoneCompressor  # and no groups
+        self.moved = False  # parameters are not where they were when their hooks were made; the reduction resets it
         self.borrowed: list[torch.Tensor] = []  # gradients
         self.sparse_dims: dict[int, int] = {}  # of the sparse ones, by the numbers of their slots
         self._set_id = set_id
@@ -56,9 +59,11 @@ class Submission:
     def submit(self, slots: list[Slot], streams: Mapping[Slot, GpuStream]) -> None:
         """Hand over the gradients of these parameters as they are now, where there are any.
 
+        Those on a GPU whose stream is not known, as their parameters have been moved there, are left for `CURRENT`.
+
         Args:
             slots: The parameters.
-            streams: Of gradients on a GPU, on which they were made; where that is not known, on the current one.
+            streams: Of gradients on a GPU, on which they were made. `CURRENT`: all on the current one.
         """
         alike = [slot for slot in slots if slot.alike]
         for part in self._parts(alike, streams) if self._uses_gpu else [alike]:
@@ -68,6 +73,10 @@ class Submission:
         for slot in slots:
             if slot.alike:
                 continue
+            if slot.has_moved():
+                self.moved = True
+                if streams is not CURRENT and not slot.notes_stream:
+                    continue
             stream = streams.get(slot)
             if stream is None:
                 self._submit_other(slot)
@@ -167,6 +176,7 @@ class Submission:
         works = [slot.work for slot in group.slots if slot.work is not None]
         if group.streams:
             _gpu.hold_up(group.streams)
+            self._streams |= group.streams  # the memory is given out again for any of them
             works = _on_one_device(works)
         described = [(_gpu.is_on_gpu(work), work.dtype, work.shape) for work in works]
         if group.request is None or group.described != described:

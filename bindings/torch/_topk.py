@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 
 from horovodlike.errors import MismatchError
+from horovodlike.torch import _gpu
 from horovodlike.torch._error_feedback import ErrorFeedbackReducer, State
 from horovodlike.torch._gradient_reducer import Collectives, NamedGradients
 
@@ -57,9 +59,7 @@ class TopK(ErrorFeedbackReducer):
             chosen.append(indices.to(_index_dtype(gradient)))
             values.append(total[indices].to(gradient.dtype))
             total[indices] -= values[-1]  # where it was rounded, the rest is sent later
-        sizes = torch.tensor([total.numel() for total in totals], device=totals[0].device)
-        *gathered, all_sizes = ranks.gather([*values, *chosen, sizes], "largest")
-        _check_sizes(all_sizes, gradients)
+        gathered = _gather_and_check([*values, *chosen], gradients, ranks)
         all_values, all_indices = gathered[: len(values)], gathered[len(values) :]
         for (_, gradient), total, from_ranks, places in zip(gradients, totals, all_values, all_indices, strict=True):
             gradient.copy_(_mean(from_ranks, places, torch.zeros_like(total)).view(gradient.shape))
@@ -69,6 +69,23 @@ class TopK(ErrorFeedbackReducer):
 
 def _index_dtype(gradient: torch.Tensor) -> torch.dtype:
     return torch.int32 if gradient.numel() <= _MAX_INT32 else torch.int64
+
+
+def _gather_and_check(
+    tensors: Sequence[torch.Tensor], gradients: NamedGradients, ranks: Collectives
+) -> Sequence[torch.Tensor]:
+    """Gather values and indices, and the sizes of the gradients that they are of, which have to be the same.
+
+    From a GPU the sizes are gathered apart and on the CPU, so that the host need not wait for the GPU to look at them.
+    """
+    sizes = torch.tensor([gradient.numel() for _, gradient in gradients])
+    if _gpu.is_on_gpu(tensors[0]):
+        gathered = ranks.gather(tensors, "largest")
+        (all_sizes,) = ranks.gather([sizes], "sizes")
+    else:
+        *gathered, all_sizes = ranks.gather([*tensors, sizes.to(tensors[0].device)], "largest")
+    _check_sizes(all_sizes, gradients)
+    return gathered
 
 
 def _check_sizes(sizes: torch.Tensor, gradients: NamedGradients) -> None:

@@ -8,9 +8,11 @@ from unittest import mock
 import pytest
 import torch
 from gpus import pretend
+from reducers import METHODS, backward_with, gradients_of, make_optimizer, make_parameters
 
 import horovodlike.torch as hvd
 from horovodlike.ops import Request, RequestList
+from horovodlike.torch import _gpu
 from horovodlike.torch.compression import Compressor
 
 SIZES = [1, 2, 3]
@@ -73,15 +75,15 @@ def test_equals_that_on_the_cpu(gpu_ranks, on_cpu, size):
 
 @contextlib.contextmanager
 def _enqueued():
-    """A list of what is enqueued on which stream: names, as many as are handed over at once."""
-    seen: list[tuple[int, list[str]]] = []
+    """A list of what is enqueued on which stream: names, as many as are handed over at once, and addresses."""
+    seen: list[tuple[int, list[str], list[int]]] = []
 
     def one(self, inputs, outputs, stream, allocation=None):
-        seen.append((stream.pointer, [self.name]))
+        seen.append((stream.pointer, [self.name], list(inputs)))
         return single(self, inputs, outputs, stream, allocation)
 
     def many(self, addresses, handles, stream):
-        seen.append((stream.pointer, [request.name for request in self._requests]))
+        seen.append((stream.pointer, [request.name for request in self._requests], list(addresses)))
         return together(self, addresses, handles, stream)
 
     single, together = Request.enqueue_on_stream, RequestList.enqueue_inplace_on_stream
@@ -103,7 +105,7 @@ def _one_call_for_a_batch() -> None:
                 model(_batch(step)).square().mean().backward()
                 optimizer.step()
         if hvd.size() > 1:
-            assert [len(names) for _, names in seen] == [4]
+            assert [len(names) for _, names, _ in seen] == [4]
             calls = gpu.double.calls()[before:]
             assert calls.count("cuEventRecord test") == 1
             assert 1 <= calls.count("cuStreamWaitEvent test") <= 4
@@ -139,23 +141,60 @@ def _gradients_of_several_streams(options: dict[str, object]) -> None:
                 continue
             if "groups" in options:
                 assert (main, other) in gpu.held_up or (other, main) in gpu.held_up
-                continue
-            for stream, names in seen:
-                assert {streams[name.removeprefix("allreduce.")] for name in names} == {stream}
-            assert {name for _, names in seen for name in names} == {f"allreduce.{name}" for name in streams}
+            else:
+                for stream, names, _ in seen:
+                    assert {streams[name.removeprefix("allreduce.")] for name in names} == {stream}
+                assert {name for _, names, _ in seen for name in names} == {f"allreduce.{name}" for name in streams}
             # The stream that has waited is not the one for which some of the memory is given out again.
-            grads = {param.grad.data_ptr() for param in model.second.parameters()}
-            copied = "compression" in options
-            assert copied or grads <= {address for stream, address in gpu.kept if stream == main}
-            assert gpu.kept
+            addresses = {address for _, _, each in seen for address in each}
+            assert addresses <= {address for stream, address in gpu.kept if stream == main}
+            assert len(addresses) == len(streams)
         for param, one in zip(model.parameters(), expected, strict=True):
             assert torch.allclose(param, one, rtol=1e-2, atol=1e-6)
 
 
 @pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("compression", [{}, {"compression": hvd.Compression.fp16}], ids=["plain", "fp16"])
+@pytest.mark.parametrize("groups", [{}, {"groups": 1}], ids=["alone", "grouped"])
+def test_gradients_of_several_streams(gpu_ranks, groups, compression, size):
+    gpu_ranks(size).run(_gradients_of_several_streams, groups | compression)
+
+
+def _moved_after_it_was_wrapped(options: dict[str, object]) -> None:
+    expected = _trained(**options)
+    model = Mixed()
+    optimizer = _optimizer(model, **options)
+
+    def backward(step: int) -> None:
+        optimizer.zero_grad()
+        model(_batch(step)).square().mean().backward()
+
+    with pretend() as gpu:
+        main, other = gpu.stream, gpu.double.make_stream()
+        streams = {name: other if name.startswith("second") else main for name, _ in model.named_parameters()}
+        _Streams(gpu, model, streams)
+        for step in range(2):
+            with _enqueued() as seen:
+                backward(step)
+                # Nobody has said on which streams the first gradients are made; the caller's has waited for them.
+                assert bool(seen) == (step > 0 and hvd.size() > 1)
+                gpu.stream = main
+                optimizer.step()
+            assert len(seen) <= len(streams)
+            for stream, names, _ in seen if "groups" not in options else ():
+                ways = {streams[name.removeprefix("allreduce.")] for name in names} if step > 0 else {main}
+                assert ways == {stream}
+    for step in range(2, STEPS):  # and back
+        backward(step)
+        optimizer.step()
+    for param, one in zip(model.parameters(), expected, strict=True):
+        assert torch.allclose(param, one, rtol=1e-2, atol=1e-6)
+
+
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("options", [{}, {"groups": 1}, {"compression": hvd.Compression.fp16}], ids=str)
-def test_gradients_of_several_streams(gpu_ranks, options, size):
-    gpu_ranks(size).run(_gradients_of_several_streams, options)
+def test_a_model_that_is_moved_after_it_was_wrapped(gpu_ranks, options, size):
+    gpu_ranks(size).run(_moved_after_it_was_wrapped, options)
 
 
 def _a_captured_step_is_refused() -> None:
@@ -203,7 +242,43 @@ def _gradients_are_compressed_on_their_stream() -> None:
         assert sorted(_Spying.streams) == sorted([main, main, other, other] if hvd.size() > 1 else [])
 
 
-CASES = [_one_call_for_a_batch, _a_captured_step_is_refused, _gradients_are_compressed_on_their_stream]
+def _the_host_reads_nothing_that_was_gathered() -> None:
+    """Sizes, of int64, are compared by the host: it would wait for the GPU if they came from there."""
+    gathered, read = [], []
+
+    def allocator(like):
+        def allocate(shape, dtype):
+            gathered.append(torch.empty(shape, dtype=dtype))
+            return gathered[-1]
+
+        return allocate
+
+    def tolist(tensor):
+        read.append(tensor)
+        return original(tensor)
+
+    original = torch.Tensor.tolist
+    with (
+        pretend(on_cpu=(torch.int64,)),
+        mock.patch.object(_gpu, "allocator", allocator),
+        mock.patch.object(torch.Tensor, "tolist", tolist),
+    ):
+        parameters = make_parameters()
+        optimizer = make_optimizer(parameters, METHODS["topk"]())
+        backward_with(parameters, gradients_of(0, hvd.rank(), parameters))
+        optimizer.step()
+    # None is freed before this, so memory tells them apart.
+    memory = {tensor.untyped_storage().data_ptr() for tensor in gathered}
+    assert bool(memory) == bool(read) == (hvd.size() > 1)
+    assert memory.isdisjoint(tensor.untyped_storage().data_ptr() for tensor in read)
+
+
+CASES = [
+    _one_call_for_a_batch,
+    _a_captured_step_is_refused,
+    _gradients_are_compressed_on_their_stream,
+    _the_host_reads_nothing_that_was_gathered,
+]
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -50,9 +50,9 @@ def cuda(monkeypatch):
 def test_tensors_are_kept_for_the_stream(cuda):
     tensors = [Tensor(), Tensor()]
     _gpu.keep_for(GpuStream(1, 64), [*tensors, torch.ones(1)])
-    for tensor in tensors:
-        (stream,) = tensor.used_by
-        assert (stream.pointer, stream.device) == (64, 1)
+    first, second = (stream for tensor in tensors for stream in tensor.used_by)
+    assert first is second
+    assert (first.pointer, first.device) == (64, 1)
 
 
 def test_the_default_stream_is_no_stream_of_the_pool(cuda):

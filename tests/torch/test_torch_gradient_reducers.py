@@ -15,6 +15,7 @@ from reducers import (
     make_parameters,
     same_everywhere,
 )
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import horovodlike.torch as hvd
 from horovodlike.torch.compression import Collectives
@@ -122,6 +123,28 @@ def _not_finite() -> None:
                         for kind in set(after) - {"steps"}:
                             assert before[kind].keys() == after[kind].keys()
                             assert all(torch.equal(before[kind][name], after[kind][name]) for name in after[kind])
+
+
+class _Reads(TorchDispatchMode):
+    """Counts how often the host looks at a value, for which it would wait for a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.count += function.name() == "aten::_local_scalar_dense"
+        return function(*args, **kwargs or {})
+
+
+def _the_host_looks_once() -> None:
+    for make in METHODS.values():
+        parameters = make_parameters()
+        optimizer = make_optimizer(parameters, make())
+        backward_with(parameters, gradients_of(0, hvd.rank(), parameters))
+        with _Reads() as reads:
+            optimizer.step()
+        assert reads.count == (hvd.size() > 1)
 
 
 def _strange_gradients() -> None:
@@ -234,6 +257,7 @@ CASES = (
     _passes_and_clipping,
     _state,
     _not_finite,
+    _the_host_looks_once,
     _strange_gradients,
     _sparse_gradients_are_refused,
     _own_reducer,

@@ -21,7 +21,8 @@ struct NcclReduction {
 
 // By a team of `size`. NCCL averages, and multiplies, in the dtype itself: with float16 and bfloat16 and a size that is
 // no power of two, the average has the rounding error of the factor. Other factors are used only where the dtype has
-// them exactly. Of one rank an average is a sum, which in place is no work for the device. Its minimum and maximum of a NaN and a number are the number.
+// them exactly. Of one rank an average is a sum, which in place is no work for the device. Its minimum and maximum of a
+// NaN and a number are the number.
 NcclReduction plan_reduction(const Reduction& reduction, size_t size);
 
 // What the members of a team tell each other before they use NCCL together.

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from horovodlike.keras._backend import Reduction, with_those_alone
 from horovodlike.process_set import ProcessSet
-from horovodlike.tensorflow import Compression, allreduce, grouped_allreduce, join, size_op
+from horovodlike.tensorflow import Compression, Max, allreduce, grouped_allreduce, join, size_op
 from horovodlike.tensorflow._calls import outermost
 from horovodlike.tensorflow._failures import translated
 
@@ -56,7 +56,14 @@ def _reduce_eagerly(
     gradients: Sequence[Any],
     like: Sequence[keras.Variable],
 ) -> list[Any]:
-    """Reduce in groups, zeros where there is no gradient; what no rank has stays None."""
+    """Reduce in groups, zeros where there is no gradient; what no rank has stays None.
+
+    With each group goes a tensor that says which gradients are real. For those on a GPU there is one for all groups, on
+    the CPU, so that the host does not wait for the GPU.
+    """
+    is_real = [gradient is not None for gradient in gradients]
+    first_variable = like[0] if isinstance(like[0], tf.Variable) else like[0].value
+    apart = "GPU" in first_variable.device
     reduced: list[Any] = [None] * len(names)
     sparse = {i for i, gradient in enumerate(gradients) if gradient is not None and is_sparse(gradient)}
     for group in with_those_alone([[i for i in group if i not in sparse] for group in groups], len(names)):
@@ -66,16 +73,22 @@ def _reduce_eagerly(
             continue
         own = [tf.zeros(like[i].shape, like[i].dtype) if gradients[i] is None else gradients[i] for i in group]
         compressed = [reduction.compression.compress(tensor) for tensor in own]
-        # Goes along to say which are real, and is not compressed.
-        present = tf.constant([float(gradients[i] is not None) for i in group])
+        tensors = [tensor for tensor, _ in compressed]
+        if not apart:
+            tensors.append(tf.constant([float(is_real[i]) for i in group]))  # which is not compressed
         options = {**_options(reduction), "compression": Compression.none}
-        *results, there = grouped_allreduce(
-            [*(tensor for tensor, _ in compressed), present], name=names[first], **options
-        )
-        for i, result, (_, context), count in zip(group, results, compressed, there.numpy(), strict=True):
-            if count > 0:
-                reduced[i] = reduction.compression.decompress(result, context)
-    return reduced
+        results = grouped_allreduce(tensors, name=names[first], **options)
+        if not apart:
+            for i, count in zip(group, results.pop().numpy(), strict=True):
+                is_real[i] = count > 0
+        for i, result, (_, context) in zip(group, results, compressed, strict=True):
+            reduced[i] = reduction.compression.decompress(result, context)
+    if apart:
+        with tf.device("CPU:0"):
+            there = tf.constant([int(real) for real in is_real], tf.uint8)
+            there = allreduce(there, name=f"{names[0]}.presence", op=Max, process_set=reduction.process_set)
+        is_real = there.numpy().tolist()
+    return [gradient if real else None for gradient, real in zip(reduced, is_real, strict=True)]
 
 
 def _reduce_sparse(reduction: Reduction, name: str, gradient: tf.IndexedSlices) -> tf.IndexedSlices:

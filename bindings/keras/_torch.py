@@ -11,9 +11,9 @@ import torch
 
 from horovodlike.keras._backend import Reduction, with_those_alone
 from horovodlike.process_set import ProcessSet
-from horovodlike.torch import Compression, join
+from horovodlike.torch import Compression, Max, _gpu, join
 from horovodlike.torch._compile import leave_alone
-from horovodlike.torch.mpi_ops import grouped_allreduce_async_, synchronize
+from horovodlike.torch.mpi_ops import allreduce_async_, grouped_allreduce_async_, synchronize
 
 __all__ = ["Compression", "densify", "divided_by_size", "is_sparse", "is_tracing", "join", "reduce", "translated"]
 
@@ -29,11 +29,14 @@ def reduce(
     """Reduce in groups; without any asked for, all in one, which costs one call of the engine.
 
     Which gradients there are may differ between ranks and steps. So all take part, zeros where there is none, and with
-    each group goes a tensor that says which are real: what no rank has stays None.
+    each group goes a tensor that says which are real: what no rank has stays None. For gradients on a GPU there is one
+    for all groups, on the CPU, so that the host does not wait for the GPU.
 
     The memory of a gradient is overwritten if it is the `.grad` of its variable, as that of the train step is.
     """
     chosen = with_those_alone(groups, len(names)) if groups else [list(range(len(names)))]
+    is_real = [gradient is not None for gradient in gradients]
+    apart = torch.tensor(is_real, dtype=torch.uint8) if _gpu.is_on_gpu(like[0].value) else None
     started = []
     for group in chosen:
         tensors, contexts = [], []
@@ -41,9 +44,11 @@ def reduce(
             tensor, context = reduction.compression.compress(_own(gradients[position], like[position].value))
             tensors.append(tensor)
             contexts.append(context)
-        present = torch.tensor([gradients[position] is not None for position in group], dtype=torch.float32)
+        if apart is None:
+            present = torch.tensor([is_real[position] for position in group], dtype=torch.float32)
+            tensors.append(present.to(tensors[0].device))
         handle = grouped_allreduce_async_(
-            [*tensors, present.to(tensors[0].device)],
+            tensors,
             name=names[group[0]],
             op=reduction.op,
             prescale_factor=reduction.prescale,
@@ -51,16 +56,23 @@ def reduce(
             process_set=reduction.process_set,
         )
         started.append((handle, contexts))
+    if apart is not None:
+        name = f"{names[0]}.presence"
+        handle_of_apart = allreduce_async_(apart, name=name, op=Max, process_set=reduction.process_set)
     reduced: list[Any] = [None] * len(names)
     for group, (handle, contexts) in zip(chosen, started, strict=True):
-        outcome = synchronize(handle)
-        assert isinstance(outcome, tuple)
-        *results, there = outcome
-        assert isinstance(there, torch.Tensor)
-        for position, result, context, count in zip(group, results, contexts, there.tolist(), strict=True):
-            if count > 0:
-                reduced[position] = reduction.compression.decompress(result, context)
-    return reduced
+        outcome: Any = synchronize(handle)
+        results = list(outcome)
+        if apart is None:
+            for position, count in zip(group, results.pop().tolist(), strict=True):
+                is_real[position] = count > 0
+        for position, result, context in zip(group, results, contexts, strict=True):
+            reduced[position] = reduction.compression.decompress(result, context)
+    if apart is not None:
+        # Last: a rank that has its gradients on the CPU does not take part, and the groups are told so.
+        synchronize(handle_of_apart)
+        is_real = apart.tolist()
+    return [gradient if real else None for gradient, real in zip(reduced, is_real, strict=True)]
 
 
 leave_alone(reduce)

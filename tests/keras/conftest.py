@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
+import gpus
 import pytest
 from ranks import RankPool
 
@@ -47,6 +49,22 @@ def keras_ranks(_keras_pools: dict[tuple[str, int], RankPool], backend: str) -> 
             pool = RankPool(size, modules=MODULES, before=_settings(backend))
             _keras_pools[backend, size] = pool
         return pool
+
+    return pool_of
+
+
+@pytest.fixture
+def keras_gpu_ranks(_keras_pools: dict[tuple[str, int], RankPool], gpu_double: Path) -> Callable[[int], RankPool]:
+    """As `keras_ranks`, with Keras on torch and a GPU each, of the double: see `gpus.py`."""
+
+    def pool_of(size: int) -> RankPool:
+        key = ("torch on GPUs", size)
+        if key not in _keras_pools or _keras_pools[key].broken:
+            if key in _keras_pools:
+                _keras_pools[key].close()
+            settings = gpus.settings(gpu_double)
+            _keras_pools[key] = RankPool(size, settings, modules=MODULES, before=_settings("torch"))
+        return _keras_pools[key]
 
     return pool_of
 

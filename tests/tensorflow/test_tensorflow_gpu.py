@@ -205,6 +205,37 @@ def test_keras_trains_on_gpus(on_gpus):
     assert all(np.greater(pool.run(_count, "cuStreamWaitEvent engine"), before))
 
 
+def _nobody_waits_for_what_keras_reduces():
+    import keras
+
+    from horovodlike.keras import _tensorflow
+    from horovodlike.keras._backend import Reduction
+
+    reduction = Reduction(hvd.Sum, 1.0, 1.0, hvd.Compression.none, hvd.global_process_set)
+    with tf.device(GPU):
+        variables = [keras.Variable([0.0, 0.0, 0.0]) for _ in range(3)]
+        tensor = tf.identity(tf.constant([1.0, 2.0, 3.0]))
+
+        def reduced(groups, second):
+            gradients = [tensorflow_gpus.add_one(tensor), second, tensor]
+            return _tensorflow.reduce(reduction, groups, ["first", "second", "third"], gradients, variables)
+
+        for groups in ([], [[0, 1]]):
+            assert [result is None for result in reduced(groups, None)] == [False, True, False]
+            with tensorflow_gpus.held():
+                results = reduced(groups, tensor)
+            assert all(result.backing_device.endswith(GPU) for result in results)
+            assert [result.numpy().tolist() for result in results] == [
+                [2.0, 3.0, 4.0],
+                [1.0, 2.0, 3.0],
+                [1.0, 2.0, 3.0],
+            ]
+
+
+def test_the_host_does_not_wait_for_gradients_of_keras(on_gpus):
+    on_gpus(1).run(_nobody_waits_for_what_keras_reduces)
+
+
 def _nobody_waits():
     with tf.device(GPU):
         tensor = tf.identity(tf.constant([1.0, 2.0, 3.0]))

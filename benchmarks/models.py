@@ -36,18 +36,12 @@ def mlp() -> nn.Module:
     return nn.Sequential(*layers[:-1])
 
 
-class ResidualBlock(nn.Module):
-    """Two 3x3 convolutions and a shortcut."""
+class Residual(nn.Module):
+    """Adds what `body` makes of its input to a shortcut."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+    def __init__(self, body: nn.Sequential, inputs: int, outputs: int, stride: int) -> None:
         super().__init__()
-        self.body = nn.Sequential(
-            nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False),
-            nn.BatchNorm2d(outputs),
-            nn.ReLU(),
-            nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False),
-            nn.BatchNorm2d(outputs),
-        )
+        self.body = body
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or inputs != outputs:
             self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
@@ -56,14 +50,27 @@ class ResidualBlock(nn.Module):
         return functional.relu(self.body(x) + self.shortcut(x))
 
 
+class ResidualBlock(Residual):
+    """Two 3x3 convolutions and a shortcut."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        body = nn.Sequential(
+            nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(outputs),
+            nn.ReLU(),
+            nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False),
+            nn.BatchNorm2d(outputs),
+        )
+        super().__init__(body, inputs, outputs, stride)
+
+
+def _first_layers() -> list[nn.Module]:
+    return [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(3, 2, 1)]
+
+
 def resnet18() -> nn.Module:
     """He et al. 2016, with the first layers as for large images: 62 gradients of all sizes."""
-    layers: list[nn.Module] = [
-        nn.Conv2d(3, 64, 7, 2, 3, bias=False),
-        nn.BatchNorm2d(64),
-        nn.ReLU(),
-        nn.MaxPool2d(3, 2, 1),
-    ]
+    layers = _first_layers()
     inputs = 64
     for outputs, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
         layers += [ResidualBlock(inputs, outputs, stride), ResidualBlock(outputs, outputs, 1)]
@@ -71,13 +78,12 @@ def resnet18() -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(512, 10))
 
 
-class Bottleneck(nn.Module):
+class Bottleneck(Residual):
     """Convolutions of 1x1, 3x3 and 1x1, of which the middle one is narrow, and a shortcut."""
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
-        super().__init__()
         outputs = 4 * width
-        self.body = nn.Sequential(
+        body = nn.Sequential(
             nn.Conv2d(inputs, width, 1, bias=False),
             nn.BatchNorm2d(width),
             nn.ReLU(),
@@ -87,22 +93,12 @@ class Bottleneck(nn.Module):
             nn.Conv2d(width, outputs, 1, bias=False),
             nn.BatchNorm2d(outputs),
         )
-        self.shortcut: nn.Module = nn.Identity()
-        if stride != 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return functional.relu(self.body(x) + self.shortcut(x))
+        super().__init__(body, inputs, outputs, stride)
 
 
 def resnet50() -> nn.Module:
     """He et al. 2016, with the stride in the 3x3 convolutions, for images of 1000 kinds: 161 gradients."""
-    layers: list[nn.Module] = [
-        nn.Conv2d(3, 64, 7, 2, 3, bias=False),
-        nn.BatchNorm2d(64),
-        nn.ReLU(),
-        nn.MaxPool2d(3, 2, 1),
-    ]
+    layers = _first_layers()
     inputs = 64
     for width, blocks, stride in ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2)):
         for number in range(blocks):

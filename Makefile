@@ -7,23 +7,28 @@ TORCH ?= torch==2.13.0
 TENSORFLOW ?= tensorflow-cpu==2.21.0
 # Further options of `pip install`, such as an index that holds small CPU-only builds of PyTorch.
 PIP_FLAGS ?=
-TEST_JOBS ?= 2
+# More than two cores can run at once: tests wait much, for what they have started or stopped.
+TEST_JOBS ?= 3
 TEST_FLAGS ?=
 BENCH_FLAGS ?=
 
 BIN := $(abspath $(VENV))/bin
 STAMPS := $(VENV)/stamps
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-compile $(PIP_FLAGS)
+PYTEST := $(BIN)/pytest -n $(TEST_JOBS) --dist loadgroup $(TEST_FLAGS)
 # Folders are listed too, so that removing a file counts as a change.
 SOURCES := pyproject.toml $(shell find horovodlike bindings launcher -name __pycache__ -prune -o -print)
 CXX_SOURCES = $(shell find horovodlike bindings launcher tests \( -name '*.h' -o -name '*.cc' -o -name '*.c' \) -print)
 
+# Without its files of bytecode each process that imports a framework would compile it anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-tf test tools bench gpu lint docs clean
+.PHONY: help demo demo-tf test test-all sanitize tools bench gpu lint docs clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(STAMPS)/package ## train on real data with 2 ranks and with 1, and compare
 	$(BIN)/python examples/demo.py
@@ -31,8 +36,14 @@ demo: $(STAMPS)/package ## train on real data with 2 ranks and with 1, and compa
 demo-tf: $(STAMPS)/package $(STAMPS)/tensorflow ## the same with TensorFlow, and with Keras on both backends
 	$(BIN)/python examples/demo.py tensorflow
 
-test: $(STAMPS)/dev ## run every test
-	$(BIN)/pytest -n $(TEST_JOBS) --dist loadgroup $(TEST_FLAGS)
+test: $(STAMPS)/dev ## run the tests; tests/selection.py says which are only for test-all
+	$(PYTEST)
+
+test-all: $(STAMPS)/dev ## run every test, with all combinations of parameters, and the core under sanitizers
+	$(PYTEST) --thorough
+
+sanitize: $(STAMPS)/dev ## run the tests of the core under ThreadSanitizer and AddressSanitizer
+	$(PYTEST) --thorough -m thorough tests/native
 
 tools: ## as root on Debian, install the servers that the tests of several hosts start
 	packages=$$($(PYTHON) tests/cluster/tools.py); test -z "$$packages" || { apt-get update -q && \

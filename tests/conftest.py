@@ -13,13 +13,22 @@ from pathlib import Path
 
 import gpus
 import pytest
+import selection
 from generations import Generation
 from ranks import RankPool
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    selection.add_option(parser)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    selection.select(config, items)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
-    """With `pytest -n 2 --dist loadgroup`, have each pool of ranks, cluster and build made by one worker only.
+    """With `pytest -n 3 --dist loadgroup`, have each pool of ranks made by one worker only.
 
     The mark `xdist_group` would say the same, but xdist 3.8 ignores it under pytest 9.2.
     """
@@ -31,14 +40,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
         def _split_scope(self, nodeid: str) -> str:
             if "tests/keras/" in nodeid:
                 return "keras on torch" if "[torch" in nodeid else "keras on tensorflow"
-            if "tests/cluster/" in nodeid:
-                return "several hosts"
-            native = re.search(r"tests/native/.*\[(\w+)", nodeid)  # the parameter `build`, which comes first
-            if native is not None:
-                return f"native, {native[1]}"
             framework = re.search(r"tests/(torch|tensorflow)/", nodeid)
             if framework is None:
-                return nodeid
+                return nodeid.partition("::")[0] if "tests/cluster/" in nodeid else nodeid
             size = re.search(r"[-[](\d)]$", nodeid)  # the parameter `size`, which comes last
             return f"{framework[1]} on {size[1] if size else 2} ranks"
 
@@ -129,7 +133,7 @@ def ranks(_pools: dict[tuple[int, tuple[str, ...]], RankPool], modules: tuple[st
 
 @pytest.fixture(scope="session")
 def gpu_double() -> Path:
-    """The file of the double of the CUDA driver and of NCCL."""
+    """The file of the double of the CUDA driver and of NCCL; GPU_DOUBLE_GPUS says how many GPUs it has."""
     return gpus.build()
 
 

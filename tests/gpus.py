@@ -9,35 +9,19 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import fcntl
 import functools
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-ROOT = Path(__file__).parents[1]
+import core_builds
 
 
 def build() -> Path:
-    """The file of the double; what has not changed since the last run is not compiled again."""
-    folder = ROOT / "build" / "native" / "gpu_double"
-    folder.mkdir(parents=True, exist_ok=True)
-    source = str(ROOT / "horovodlike" / "native")
-    options = ["-DHVL_PYTHON=OFF", "-DHVL_TESTS=ON", "-DCMAKE_BUILD_TYPE=Release"]
-    environ = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # several workers of pytest may come
-        for command in (
-            ["cmake", "-S", source, "-B", str(folder), "-G", "Ninja", *options],
-            ["cmake", "--build", str(folder), "--target", "gpu_double"],
-        ):
-            done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
-            assert done.returncode == 0, done.stdout + done.stderr
-    return folder / "tests" / "libgpu_double.so"
+    """The file of the double."""
+    return core_builds.build("release", "gpu_double") / "libgpu_double.so"
 
 
 def settings(library: Path) -> dict[str, str]:

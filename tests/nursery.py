@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import json
 import os
 import runpy
@@ -171,6 +172,7 @@ def _main() -> None:
     for module in sys.argv[2:]:
         import_module(module)
     assert len(os.listdir("/proc/self/task")) == 1, f"{sys.argv[2:]}: a module has started a thread"
+    gc.freeze()  # the children's collectors need not go through what has been imported, nor copy its memory by that
     todo = _serve(orders)
     if todo is None:
         return

@@ -90,6 +90,7 @@ def test_tables() -> None:
 
 
 @pytest.mark.timeout(600)
+@pytest.mark.thorough
 def test_the_program_runs_without_a_gpu() -> None:
     found = gpu.measure(sizes=(4, 4096), models=("tiny",), rounds=1, quick=True, device="cpu")
     assert [(row["np"], row["peer"]) for row in found["allreduce"][:2]] == [(1, "horovodlike"), (1, "gloo")]

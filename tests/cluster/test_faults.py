@@ -64,7 +64,7 @@ def test_sigkill_in_a_star(cluster: Callable[..., Cluster], tmp_path: Path) -> N
     job.check_gone()
 
 
-@pytest.mark.parametrize("parent", [0, 1])
+@pytest.mark.parametrize("parent", [0, pytest.param(1, marks=pytest.mark.thorough)])
 def test_a_child_that_outlives_its_rank(cluster: Callable[..., Cluster], tmp_path: Path, parent: int) -> None:
     """A forked child has copies of all descriptors, but must not keep connections open."""
     job = Job(cluster(3, ssh=True), tmp_path, [1, 1], "idle_with_child", parent)
@@ -81,7 +81,11 @@ def test_a_child_that_outlives_its_rank(cluster: Callable[..., Cluster], tmp_pat
 
 @pytest.mark.parametrize(
     ("victim", "length"),
-    [(0, 100), (1, BIG), (2, BIG), (2, 100), (3, BIG)],
+    [
+        (0, 100),
+        (1, BIG),
+        *(pytest.param(*which, marks=pytest.mark.thorough) for which in ((2, BIG), (2, 100), (3, BIG))),
+    ],
     ids=["root", "inner-leader", "no-leader", "no-leader-of-a-small-one", "last-leader"],
 )
 def test_sigstop_until_the_stall_limit(
@@ -108,6 +112,7 @@ def test_sigstop_until_the_stall_limit(
     job.check_gone()
 
 
+@pytest.mark.thorough
 def test_a_long_sigstop_without_a_stall_limit(cluster: Callable[..., Cluster], tmp_path: Path) -> None:
     """The host of a stopped rank still answers, though it has no room for more: that is no silence of the network."""
     network_timeout = 1.0

@@ -24,7 +24,7 @@ BIG = 32 << 20  # elements
 
 @pytest.mark.parametrize(
     ("number", "fan_out", "network_timeout"),
-    [(0, 1, 3), (1, 1, 3), (2, 16, 9)],
+    [pytest.param(0, 1, 3, marks=pytest.mark.thorough), (1, 1, 3), pytest.param(2, 16, 9, marks=pytest.mark.thorough)],
     ids=["root-of-a-chain", "inner-host", "leaf-and-a-longer-time"],
 )
 def test_a_pulled_cable(
@@ -86,6 +86,7 @@ def test_lost_packets(fresh_cluster: Callable[..., Cluster], tmp_path: Path) -> 
     job.check_gone()
 
 
+@pytest.mark.thorough
 def test_a_slow_link(fresh_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
     """A collective takes longer than the network may be silent, and the queue before the link two seconds each way."""
     network_timeout = 8

@@ -22,6 +22,7 @@ def check(done, size):
     assert done.stdout.count("no error") == size
 
 
+@pytest.mark.thorough
 def test_on_one_host(tmp_path):
     command = [HVDRUN, "-np", "4", sys.executable, GRID, "--layout", "4"]
     done = subprocess.run(
@@ -67,6 +68,7 @@ def test_where_hosts_have_addresses_of_one_family(cluster, family, tmp_path):
     run_over(cluster(2, ssh=True, **{other: False}), [1, 1], tmp_path, program)
 
 
+@pytest.mark.thorough
 @pytest.mark.cluster("sshd", "ssh")
 def test_soak_over_ssh(cluster, tmp_path):
     run_over(cluster(2, ssh=True), [2, 2], tmp_path, [SOAK, "--seconds", "8", "--seed", "20261122"])

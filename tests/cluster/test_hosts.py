@@ -103,6 +103,7 @@ def test_counters_count_the_bytes_that_were_sent(cluster):
     assert 0 < sent.received_bytes < 0.06 * size
 
 
+@pytest.mark.thorough
 @pytest.mark.cluster("iperf3")
 @pytest.mark.parametrize("direct", [False, True])
 def test_a_rate_is_kept_in_both_directions(cluster, direct):
@@ -116,6 +117,7 @@ def test_a_rate_is_kept_in_both_directions(cluster, direct):
     assert iperf.measure(first, second, seconds=1).forward > 1.1e9
 
 
+@pytest.mark.thorough
 @pytest.mark.cluster("loss")
 def test_loss_in_both_directions(cluster):
     hosts = cluster(2)
@@ -145,6 +147,7 @@ def round_trip_ms(host, name):
     return float(done.stdout.rpartition("= ")[2].split("/")[0])  # the shortest
 
 
+@pytest.mark.thorough
 @pytest.mark.cluster("iperf3")
 def test_delay_is_that_of_one_way_and_goes_with_a_rate(cluster):
     hosts = cluster(2)
@@ -161,6 +164,7 @@ def test_delay_is_that_of_one_way_and_goes_with_a_rate(cluster):
     assert round_trip_ms(first, "h1") < 5
 
 
+@pytest.mark.thorough
 @pytest.mark.cluster("loss")
 def test_delay_goes_with_loss_and_a_pulled_cable(fresh_cluster):
     hosts = fresh_cluster(2)

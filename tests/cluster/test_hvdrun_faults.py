@@ -22,17 +22,21 @@ NETWORK_TIMEOUT_S = 4
 GRACE_S = 5.0
 SETTLE_S = 2.0
 SLACK_S = 20.0
-TRAIN = """
+TRAIN = f"""
 import sys
-import torch
-import horovodlike.torch as hvd
+sys.path.append({str(Path(__file__).resolve().parents[1])!r})
+import numpy as np
+from collectives import allreduce
+from horovodlike import basics
+from horovodlike.errors import HorovodInternalError
+from horovodlike.ops import ReduceOp
 
-hvd.init()
-data = torch.ones(1 << 20)
+basics.init()
+data = np.ones(1 << 20, np.float32)
 for step in range(10**9):
     try:
-        hvd.allreduce(data, name="data")
-    except hvd.HorovodInternalError as error:
+        allreduce("data", data, ReduceOp.MAX)
+    except HorovodInternalError as error:
         print("lost:", error, flush=True)
         raise
     if step == 3:

@@ -13,12 +13,15 @@ from cluster.hosts import Cluster, environment
 from horovodlike.launcher.backends.mpirun import Flavor, Mpirun, make_ssh_variables
 from horovodlike.launcher.spec import RemoteStart
 
-PROGRAM = """
-import torch
-import horovodlike.torch as hvd
-hvd.init()
-total = hvd.allreduce(torch.full((1000,), float(hvd.rank() + 1)), op=hvd.Sum)
-print("sum", total.unique().tolist(), hvd.cross_size(), flush=True)
+PROGRAM = f"""
+import sys
+sys.path.append({str(Path(__file__).resolve().parents[1])!r})
+import numpy as np
+from collectives import allreduce
+from horovodlike import basics
+basics.init()
+total = allreduce("total", np.full(1000, basics.rank() + 1.0))
+print("sum", np.unique(total).tolist(), basics.cross_size(), flush=True)
 """
 PORT = 2222
 HVDRUN = (sys.executable, "-m", "horovodlike.launcher")

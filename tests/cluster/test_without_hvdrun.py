@@ -13,17 +13,20 @@ import pytest
 from cluster import mpirun, slurm
 from cluster.hosts import Cluster, Host, environment
 
-PROGRAM = """
+TESTS = Path(__file__).resolve().parents[1]
+PROGRAM = f"""
 import os, sys
-import torch
-import horovodlike.torch as hvd
+sys.path.append({str(TESTS)!r})
+import numpy as np
+from collectives import allreduce
+from horovodlike import basics
 for _ in range(2):
-    hvd.init()
-    total = hvd.allreduce(torch.full((1000,), float(hvd.rank() + 1)), op=hvd.Sum, name="total")
-    places = hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()
-    rank, size = hvd.rank(), hvd.size()
-    hvd.shutdown()
-os.write(1, f"{rank} {size} {places} {total.unique().tolist()} {'mpi4py.MPI' in sys.modules}\\n".encode())
+    basics.init()
+    total = allreduce("total", np.full(1000, basics.rank() + 1.0))
+    places = basics.local_rank(), basics.local_size(), basics.cross_rank(), basics.cross_size()
+    rank, size = basics.rank(), basics.size()
+    basics.shutdown()
+os.write(1, f"{{rank}} {{size}} {{places}} {{np.unique(total).tolist()}} {{'mpi4py.MPI' in sys.modules}}\\n".encode())
 """
 PLACES = [
     "0 3 (0, 2, 0, 2) [6.0]",

@@ -30,7 +30,11 @@ print("rank", hvd.rank(), "of", hvd.size(), "by", hvd.__name__)
 """
 
 
-@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [path if path.stem == "plain" else pytest.param(path, marks=pytest.mark.thorough) for path in SCRIPTS],
+    ids=lambda path: path.stem,
+)
 def test_a_script_written_for_horovod_learns(run: Run, path: Path) -> None:
     text = path.read_text()
     assert "import horovod.torch as hvd" in text and "horovodlike" not in text.lower()
@@ -46,7 +50,9 @@ def test_there_are_three_scripts() -> None:
 
 
 @pytest.mark.parametrize(
-    "command", [["train.py"], ["python", "-u", "train.py"], ["python", "-m", "train"]], ids=" ".join
+    "command",
+    [["train.py"], pytest.param(["python", "-u", "train.py"], marks=pytest.mark.thorough), ["python", "-m", "train"]],
+    ids=" ".join,
 )
 def test_the_forms_of_a_command(run: Run, tmp_path: Path, command: list[str]) -> None:
     (tmp_path / "train.py").write_text(PLACE)

@@ -173,7 +173,7 @@ def test_make_help_lists_every_target() -> None:
     make = shutil.which("make")
     assert make is not None
     shown = subprocess.run([make, "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    for target in ("demo", "test", "bench", "lint", "docs", "clean"):
+    for target in ("demo", "test", "test-all", "sanitize", "bench", "lint", "docs", "clean"):
         assert f"make {target} " in shown
 
 

@@ -6,9 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SOAK = Path(__file__).with_name("soak.py")
 
 
+@pytest.mark.thorough
 def test_soak() -> None:
     options = ["--seconds", "15", "--every", "2.5", "--target", "0.95", "--seed", "1"]
     soak = subprocess.Popen(

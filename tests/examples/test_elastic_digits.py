@@ -14,7 +14,9 @@ FOLDER = Path(__file__).resolve().parents[2] / "examples" / "elastic"
 HVDRUN = Path(sys.executable).parent / "hvdrun"
 
 
-@pytest.mark.parametrize(("script", "backend"), [("torch", ""), ("keras", "tensorflow")])
+@pytest.mark.parametrize(
+    ("script", "backend"), [("torch", ""), pytest.param("keras", "tensorflow", marks=pytest.mark.thorough)]
+)
 def test_it_learns_although_a_rank_is_killed(tmp_path: Path, script: str, backend: str) -> None:
     plan = tmp_path / "plan.yaml"
     plan.write_text("- {rank: 1, step: 30, point: commit, action: SIGKILL, generation: 1}\n")
@@ -26,7 +28,10 @@ def test_it_learns_although_a_rank_is_killed(tmp_path: Path, script: str, backen
     assert done.stdout.count("test accuracy:") == 1, "only rank 0 prints"
 
 
-@pytest.mark.parametrize(("script", "backend", "options"), [("torch", "", ()), ("keras", "torch", ("-np", "2"))])
+@pytest.mark.parametrize(
+    ("script", "backend", "options"),
+    [("torch", "", ()), pytest.param("keras", "torch", ("-np", "2"), marks=pytest.mark.thorough)],
+)
 def test_it_runs_without_a_driver(tmp_path: Path, script: str, backend: str, options: tuple[str, ...]) -> None:
     done, result = _run(tmp_path, script, backend, *options, epochs=2)
     assert result["size"] == (2 if options else 1) and len(set(result["hashes"])) == 1

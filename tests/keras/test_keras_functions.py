@@ -318,6 +318,7 @@ def test_the_module_under_horovods_name(keras_ranks):
     keras_ranks(2).run(_horovods_module)
 
 
+@pytest.mark.thorough
 def test_horovods_name_is_for_tensorflow():
     # Keras first: it imports Triton, where PyTorch has that, which crashes after TensorFlow.
     done = _python("torch", "-c", "import keras, horovodlike.tensorflow.keras")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -46,17 +44,6 @@ def script(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return write
-
-
-@pytest.fixture(scope="session")
-def gpu_double(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The library that stands in for the CUDA driver and for NCCL; GPU_DOUBLE_GPUS says how many GPUs it has."""
-    root = Path(__file__).parents[2]
-    library = tmp_path_factory.mktemp("gpu_double") / "libgpu_double.so"
-    sources = sorted((root / "tests" / "native" / "gpu_double").glob("*.cc"))
-    words = ["-std=c++17", "-shared", "-fPIC", "-pthread", f"-I{root / 'horovodlike' / 'native'}", "-o", library]
-    subprocess.run([os.environ.get("CXX", "c++"), *words, *sources], check=True)
-    return library
 
 
 @pytest.fixture

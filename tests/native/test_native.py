@@ -3,18 +3,16 @@
 import hashlib
 import hmac
 import json
-import os
 import random
 import re
 import subprocess
-import sys
 from pathlib import Path
 
+import core_builds
 import pytest
+from core_builds import SANITIZERS
 
-ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
-BUILDS = {"release": "", "thread": "thread", "address": "address,undefined"}
 INCLUDE = re.compile(r'^#include [<"](.+)[>"]$', re.MULTILINE)
 
 
@@ -29,41 +27,26 @@ def names_of(build):
     return [path.stem for path in sorted(HERE.glob("*_test.cc")) if build != "thread" or starts_threads(path)]
 
 
-without_threads = pytest.mark.parametrize("build", ["release", "address"], indirect=True)
+def of_build(build, *more):
+    """Parameters of a test; `make sanitize` runs those of builds with sanitizers."""
+    return pytest.param(build, *more, marks=[pytest.mark.thorough] if SANITIZERS[build] else [])
 
 
-@pytest.fixture(scope="module")
+without_threads = pytest.mark.parametrize("build", [of_build(each) for each in ("release", "address")], indirect=True)
+
+
+@pytest.fixture
 def build(request):
-    """The folder of one build; kept between runs, so that only what changed is compiled again."""
-    folder = ROOT / "build" / "native" / request.param
-    configure = [
-        "cmake",
-        "-S",
-        str(ROOT / "horovodlike" / "native"),
-        "-B",
-        str(folder),
-        "-G",
-        "Ninja",
-        "-DHVL_PYTHON=OFF",
-        "-DHVL_TESTS=ON",
-        f"-DHVL_SANITIZE={BUILDS[request.param]}",
-        f"-DCMAKE_BUILD_TYPE={'Release' if request.param == 'release' else 'None'}",
-        f"-DCMAKE_CXX_FLAGS={'' if request.param == 'release' else '-O0'}",
-    ]
-    environ = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
-    targets = names_of("thread") if request.param == "thread" else ["all"]
-    for command in (configure, ["cmake", "--build", str(folder), "--target", *targets]):
-        done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-    return folder
+    """The folder with the programs of a build."""
+    return core_builds.build(request.param, *(names_of("thread") if request.param == "thread" else ["all"]))
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("build", "name"), [(each, name) for each in BUILDS for name in names_of(each)], indirect=["build"]
+    ("build", "name"), [of_build(each, name) for each in SANITIZERS for name in names_of(each)], indirect=["build"]
 )
 def test_core(build, name):
-    done = subprocess.run([build / "tests" / name], capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run([build / name], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
 
 
@@ -71,7 +54,7 @@ def test_core(build, name):
 @pytest.mark.parametrize("target", ["fuzz_message", "fuzz_frames"])
 @without_threads
 def test_decoders_survive_mutated_input(build, target):
-    done = subprocess.run([build / "tests" / target, "3"], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([build / target, "3"], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -79,9 +62,7 @@ def test_decoders_survive_mutated_input(build, target):
 @without_threads
 def test_macs_are_those_of_pythons_hmac(build):
     seed = random.randrange(1 << 32)
-    done = subprocess.run(
-        [build / "tests" / "print_macs", str(seed)], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = subprocess.run([build / "print_macs", str(seed)], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     lines = done.stdout.splitlines()
     assert len(lines) == 400
@@ -93,7 +74,7 @@ def test_macs_are_those_of_pythons_hmac(build):
 @pytest.mark.timeout(900)
 @without_threads
 def test_no_process_gets_more_messages_than_its_fan_out_and_its_own_ranks(build):
-    command = [build / "tests" / "negotiation_cost", "512", "4", "20", "2"]
+    command = [build / "negotiation_cost", "512", "4", "20", "2"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads(done.stdout)["messages"] <= 4 + 8

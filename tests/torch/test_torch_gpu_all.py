@@ -75,6 +75,7 @@ OTHERS = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("call", OTHERS, ids=lambda call: "-".join(map(str, (call[0].__name__.strip("_"), *call[2:]))))
 def test_two_ranks_as_on_the_cpu(gpu_ranks, call):
     case, *arguments = call

@@ -26,9 +26,7 @@ def _input(dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
 
 def _rows(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's share, reckoned in another way than the product does: rows are dealt out one by one."""
-    counts = [0] * hvd.size()
-    for row in range(tensor.shape[0]):
-        counts[row % hvd.size()] += 1
+    counts = torch.bincount(torch.arange(tensor.shape[0]) % hvd.size(), minlength=hvd.size()).tolist()
     return tensor.split(counts)[hvd.rank()]
 
 

@@ -225,6 +225,7 @@ def test_compiled_train_functions_go_on_in_jobs_of_other_sizes(fresh_keras_ranks
         assert first.value[1] == third.value[1] == 0, "traced in the first job only"
 
 
+@pytest.mark.thorough
 def test_a_function_that_was_compiled_alone_communicates_when_there_are_others(fresh_keras_ranks, generations):
     jobs = generations(1, 2, 1)
     places = [0, 0, 0], [None, 1, None]

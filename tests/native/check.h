@@ -17,11 +17,11 @@
 
 namespace check {
 
-// Under ThreadSanitizer some of many cases are enough: it is slow, and looks at other things than at values.
-#ifdef __SANITIZE_THREAD__
-constexpr bool kIsForThreads = true;
+// Under sanitizers some of many cases are enough: they are slow, and look at other things than at values.
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr bool kIsSanitized = true;
 #else
-constexpr bool kIsForThreads = false;
+constexpr bool kIsSanitized = false;
 #endif
 
 struct Test {

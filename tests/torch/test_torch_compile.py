@@ -242,7 +242,7 @@ def _keeps_order(backend: str) -> None:
             assert names[4:] == names[3::-1]
 
 
-@pytest.mark.parametrize("backend", (*BACKENDS, "inductor"))
+@pytest.mark.parametrize("backend", (*BACKENDS, pytest.param("inductor", marks=pytest.mark.thorough)))
 def test_order(ranks, backend):
     ranks(2).run(_keeps_order, backend, timeout=INDUCTOR_SECONDS)
 
@@ -262,7 +262,7 @@ def _nothing_is_left_out(backend: str) -> None:
             assert counters()["requests"] - before == 7
 
 
-@pytest.mark.parametrize("backend", (*BACKENDS, "inductor"))
+@pytest.mark.parametrize("backend", (*BACKENDS, pytest.param("inductor", marks=pytest.mark.thorough)))
 def test_nothing_is_left_out(ranks, backend):
     ranks(2).run(_nothing_is_left_out, backend, timeout=INDUCTOR_SECONDS)
 

@@ -45,14 +45,14 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("size", [1, 2, pytest.param(3, marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("what", CASES)
 def test_as_on_the_cpu(gpu_ranks, what, size):
     for case in CASES[what]:
         gpu_ranks(size).run(on_gpu(case))
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("size", [1, 2, pytest.param(3, marks=pytest.mark.thorough)])
 def test_the_optimizer_equals_one_rank_with_the_whole_batch(gpu_ranks, size):
     for report in gpu_ranks(size).run(on_gpu(test_torch_optimizer._equals_one_rank)):
         for variant, difference, same_on_all_ranks in report:

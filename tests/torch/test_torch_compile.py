@@ -165,7 +165,7 @@ def _is_as_without(function: Function, backend: str) -> None:
                 torch.testing.assert_close(mine, theirs)
 
 
-@pytest.mark.parametrize("size", (1, 2))
+@pytest.mark.parametrize("size", (1, 2, pytest.param(3, marks=pytest.mark.thorough)))
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__.strip("_"))
 def test_is_as_without_compiler(ranks, case, backend, size):

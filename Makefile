@@ -85,7 +85,7 @@ $(STAMPS)/tensorflow: $(STAMPS)/torch
 	$(PIP_INSTALL) $(TENSORFLOW)
 	touch $@
 
-# Holds all that the demo needs as well.
-$(STAMPS)/dev: $(STAMPS)/torch $(SOURCES)
-	$(PIP_INSTALL) '.[torch,tensorflow,keras,dev]'
+# Holds all that the demo needs as well. The tests of the core are made of its objects, so they are built with it.
+$(STAMPS)/dev: $(STAMPS)/torch $(SOURCES) $(shell find tests/native -print)
+	$(PIP_INSTALL) --config-settings=cmake.define.HVL_TESTS=ON '.[torch,tensorflow,keras,dev]'
 	touch $(STAMPS)/package $(STAMPS)/tensorflow $@

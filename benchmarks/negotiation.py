@@ -10,6 +10,7 @@ import argparse
 import json
 import statistics
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -33,23 +34,21 @@ BEGIN, END = "<!-- written by python -m benchmarks.negotiation -->\n", "<!-- end
 Row = dict[str, Any]
 
 
-def build() -> Path:
-    """Returns the program, built as the tests of the core are."""
-    folder = ROOT / "build" / "native" / "release"
-    source = ROOT / "horovodlike" / "native"
-    options = ["-DHVL_PYTHON=OFF", "-DHVL_TESTS=ON", "-DCMAKE_BUILD_TYPE=Release"]
-    subprocess.run(["cmake", "-S", source, "-B", folder, "-G", "Ninja", *options], check=True)
-    subprocess.run(["cmake", "--build", folder, "--target", "negotiation_cost"], check=True)
-    return folder / "tests" / "negotiation_cost"
+def program() -> Path:
+    """Returns the program, which is built with the package if its tests are."""
+    built = ROOT / "build" / "release" / "tests" / "negotiation_cost"
+    if not built.exists():
+        sys.exit(f"{built} is not there: `make bench` and `make test` build it")
+    return built
 
 
-def measure(program: Path, *, rounds: int) -> list[Row]:
+def measure(measured: Path, *, rounds: int) -> list[Row]:
     """Returns one row for each number of ranks and fan-out."""
     runs: dict[tuple[int, int], list[Row]] = {}
     for _ in range(rounds):
         for ranks in RANKS:
             for fan_out in FAN_OUTS:
-                done = subprocess.run([program, str(ranks), str(fan_out)], check=True, capture_output=True, text=True)
+                done = subprocess.run([measured, str(ranks), str(fan_out)], check=True, capture_output=True, text=True)
                 runs.setdefault((ranks, fan_out), []).append(json.loads(done.stdout))
     return [_median(rows) for rows in runs.values()]
 
@@ -109,7 +108,7 @@ def main() -> None:
     """Measures, and writes picture and table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.negotiation", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    rows = measure(build(), rounds=parser.parse_args().rounds)
+    rows = measure(program(), rounds=parser.parse_args().rounds)
     draw(rows, ROOT / "docs" / "negotiation.png")
     page = ROOT / "docs" / "negotiation.md"
     before, rest = page.read_text().split(BEGIN)

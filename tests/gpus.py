@@ -21,7 +21,7 @@ import core_builds
 
 def build() -> Path:
     """The file of the double."""
-    return core_builds.build("release", "gpu_double") / "libgpu_double.so"
+    return core_builds.released() / "libgpu_double.so"
 
 
 def settings(library: Path) -> dict[str, str]:

@@ -1,8 +1,8 @@
 """All collectives on all ranks of a job, checked against NumPy: `hvdrun -np 4 python tests/cluster/grid.py`.
 
-First what the tests of the binding check on one host, for the tests start no ranks on others. Then every operation over
-dtypes and sizes from nothing to 1.25 MiB, more than all slots of shared memory hold; results that all ranks get must
-have the same bits on all of them.
+Every operation over dtypes and sizes from nothing to 1.25 MiB, more than all slots of shared memory hold; results that
+all ranks get must have the same bits on all of them. Then what the tests of the binding check on one host, since those
+tests start no ranks on others. `--brief` leaves this out, and most of the dtypes.
 `--layout 2,1` checks that there are two hosts with so many ranks. Each rank ends with a line that says `no error`.
 """
 
@@ -26,16 +26,10 @@ TESTS = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(TESTS), str(TESTS / "torch")]
 
 import soak  # noqa: E402
-import test_torch_adasum  # noqa: E402
-import test_torch_alltoall  # noqa: E402
-import test_torch_functions  # noqa: E402
-import test_torch_ops  # noqa: E402
-import test_torch_process_sets  # noqa: E402
-import test_torch_reducescatter  # noqa: E402
-import test_torch_sparse  # noqa: E402
 
-FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+BRIEF = "--brief" in sys.argv[1:]
+FLOATS = (torch.bfloat16, torch.float32) if BRIEF else (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+INTEGERS = (torch.int32,) if BRIEF else (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 DTYPES = (*FLOATS, *INTEGERS, torch.bool)
 REDUCTIONS = {
     hvd.Sum: np.add,
@@ -257,39 +251,46 @@ def join() -> None:
         soak._uneven(random.Random(number), number)
 
 
-def process_sets_of_the_binding() -> None:
-    sets = test_torch_process_sets.SETS.get(hvd.size())
-    if sets is not None:
-        test_torch_process_sets._on_sets(sets)
-    if hvd.size() == 4:
-        test_torch_process_sets._at_once()
-
-
 CASES: dict[str, Callable[[], None]] = {
-    **{f"ops{case.__name__}": case for case in test_torch_ops.CASES if case.__name__ != "_place"},
-    "alltoall_grid": test_torch_alltoall._grid,
-    "alltoall_even": test_torch_alltoall._even,
-    "alltoall_grouped": test_torch_alltoall._grouped,
-    "alltoall_grouped_of_different_splits": test_torch_alltoall._grouped_of_different_splits,
-    "reducescatter_grid": test_torch_reducescatter._grid,
-    "reducescatter_large": test_torch_reducescatter._large,
-    "reducescatter_grouped": test_torch_reducescatter._grouped_and_strided,
-    "process_sets_of_the_binding": process_sets_of_the_binding,
-    "uneven_data": test_torch_process_sets._uneven_data,
-    "adasum_definition": test_torch_adasum._definition,
-    "sparse": test_torch_sparse._allreduce,
-    "objects_of_the_binding": test_torch_functions._objects,
-    "allreduce": allreduce,
-    "allgather": allgather,
-    "broadcast": broadcast,
-    "reducescatter": reducescatter,
-    "alltoall": alltoall,
-    "barrier": barrier,
-    "adasum": adasum,
-    "objects": objects,
-    "process_sets": process_sets,
-    "join": join,
-}
+    case.__name__: case
+    for case in (
+        allreduce, allgather, broadcast, reducescatter, alltoall, barrier, adasum, objects, process_sets, join,
+    )
+}  # fmt: skip
+
+
+def cases_of_the_binding() -> dict[str, Callable[[], None]]:
+    """What its tests run on the ranks of one host."""
+    import test_torch_adasum
+    import test_torch_alltoall
+    import test_torch_functions
+    import test_torch_ops
+    import test_torch_process_sets
+    import test_torch_reducescatter
+    import test_torch_sparse
+
+    def process_sets() -> None:
+        sets = test_torch_process_sets.SETS.get(hvd.size())
+        if sets is not None:
+            test_torch_process_sets._on_sets(sets)
+        if hvd.size() == 4:
+            test_torch_process_sets._at_once()
+
+    return {
+        **{f"ops{case.__name__}": case for case in test_torch_ops.CASES if case.__name__ != "_place"},
+        "alltoall_grid": test_torch_alltoall._grid,
+        "alltoall_even": test_torch_alltoall._even,
+        "alltoall_grouped": test_torch_alltoall._grouped,
+        "alltoall_grouped_of_different_splits": test_torch_alltoall._grouped_of_different_splits,
+        "reducescatter_grid": test_torch_reducescatter._grid,
+        "reducescatter_large": test_torch_reducescatter._large,
+        "reducescatter_grouped": test_torch_reducescatter._grouped_and_strided,
+        "process_sets_of_the_binding": process_sets,
+        "uneven_data": test_torch_process_sets._uneven_data,
+        "adasum_definition": test_torch_adasum._definition,
+        "sparse": test_torch_sparse._allreduce,
+        "objects_of_the_binding": test_torch_functions._objects,
+    }
 
 
 def check_layout(layout: list[int]) -> None:
@@ -302,6 +303,7 @@ def check_layout(layout: list[int]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cases", nargs="*", metavar="CASE", help="one of: " + ", ".join(CASES))
+    parser.add_argument("--brief", action="store_true", help="few dtypes, and not what the tests of the binding check")
     parser.add_argument("--layout", type=lambda text: [int(count) for count in text.split(",")])
     parser.add_argument("--mpi", action="store_true", help="check that the data goes through MPI")
     arguments = parser.parse_args()
@@ -310,9 +312,10 @@ def main() -> None:
     assert hvd.mpi_enabled() == arguments.mpi, f"MPI is {'not ' * arguments.mpi}what carries the data"
     if arguments.layout:
         check_layout(arguments.layout)
-    for name in arguments.cases or CASES:
+    cases = CASES if arguments.brief or arguments.cases else CASES | cases_of_the_binding()
+    for name in arguments.cases or cases:
         begin = time.monotonic()
-        CASES[name]()
+        cases[name]()
         hvd.barrier()
         if hvd.rank() == 0:
             print(f"{name}: {time.monotonic() - begin:.2f} s", flush=True)

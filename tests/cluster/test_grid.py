@@ -52,19 +52,21 @@ def servers_only(hosts):
 
 
 LAYOUTS = ([2, 2], [1, 1, 1, 1], [2, 1, 1])
+extents = pytest.mark.parametrize("extent", [["--brief"], pytest.param([], marks=pytest.mark.thorough)], ids=str)
 
 
 @pytest.mark.cluster("sshd", "ssh")
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_over_ssh(cluster, layout, tmp_path):
-    run_over(cluster(len(layout), ssh=True), layout, tmp_path, grid_of(layout))
+@extents
+def test_over_ssh(cluster, layout, extent, tmp_path):
+    run_over(cluster(len(layout), ssh=True), layout, tmp_path, [*grid_of(layout), *extent])
 
 
 @pytest.mark.cluster("sshd", "ssh")
 @pytest.mark.parametrize("family", ["ipv4", "ipv6"])
 def test_where_hosts_have_addresses_of_one_family(cluster, family, tmp_path):
     other = {"ipv4": "ipv6", "ipv6": "ipv4"}[family]
-    program = [*grid_of([1, 1]), "allreduce", "alltoall", "process_sets", "join"]
+    program = [*grid_of([1, 1]), "--brief", "allreduce", "alltoall", "process_sets", "join"]
     run_over(cluster(2, ssh=True, **{other: False}), [1, 1], tmp_path, program)
 
 
@@ -76,5 +78,6 @@ def test_soak_over_ssh(cluster, tmp_path):
 
 @pytest.mark.cluster("sshd", "ssh", "mpirun")
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-def test_over_mpi(cluster, layout, tmp_path):
-    run_over(cluster(len(layout), ssh=True), layout, tmp_path, [*grid_of(layout), "--mpi"], "--mpi")
+@extents
+def test_over_mpi(cluster, layout, extent, tmp_path):
+    run_over(cluster(len(layout), ssh=True), layout, tmp_path, [*grid_of(layout), *extent, "--mpi"], "--mpi")

@@ -137,7 +137,8 @@ def test_pytorch_goes_on_without_a_worker_and_with_a_new_one():
     _check(_with_torch, 1e-12, modules=["horovodlike.torch"])
 
 
-@pytest.mark.parametrize("backend", ("tensorflow", pytest.param("torch", marks=pytest.mark.thorough)))
+@pytest.mark.thorough
+@pytest.mark.parametrize("backend", ("tensorflow", "torch"))
 def test_keras_goes_on_without_a_worker_and_with_a_new_one(backend):
     before = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
     _check(_with_keras, 1e-4, modules=["horovodlike.keras"], before=before)

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "examples" / "torch" / "digits.py"
 HVDRUN = Path(sys.executable).parent / "hvdrun"
@@ -51,6 +53,7 @@ def test_runs_without_a_launcher(tmp_path: Path) -> None:
     assert json.loads(report.read_text())["size"] == 1
 
 
+@pytest.mark.thorough
 def test_different_parameters_are_a_failure(tmp_path: Path) -> None:
     script = tmp_path / "disagreeing.py"
     script.write_text(DISAGREEING)

@@ -14,9 +14,8 @@ FOLDER = Path(__file__).resolve().parents[2] / "examples" / "elastic"
 HVDRUN = Path(sys.executable).parent / "hvdrun"
 
 
-@pytest.mark.parametrize(
-    ("script", "backend"), [("torch", ""), pytest.param("keras", "tensorflow", marks=pytest.mark.thorough)]
-)
+@pytest.mark.thorough
+@pytest.mark.parametrize(("script", "backend"), [("torch", ""), ("keras", "tensorflow")])
 def test_it_learns_although_a_rank_is_killed(tmp_path: Path, script: str, backend: str) -> None:
     plan = tmp_path / "plan.yaml"
     plan.write_text("- {rank: 1, step: 30, point: commit, action: SIGKILL, generation: 1}\n")

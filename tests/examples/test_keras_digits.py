@@ -14,7 +14,8 @@ SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "keras" / "digits_fi
 HVDRUN = Path(sys.executable).parent / "hvdrun"
 
 
-@pytest.mark.parametrize("backend", ("tensorflow", pytest.param("torch", marks=pytest.mark.thorough)))
+@pytest.mark.thorough
+@pytest.mark.parametrize("backend", ("tensorflow", "torch"))
 def test_two_ranks_learn_and_hold_the_same_weights(tmp_path: Path, backend: str) -> None:
     report = tmp_path / "report.json"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD")}

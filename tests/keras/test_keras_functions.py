@@ -15,6 +15,11 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.fixture(params=("tensorflow", pytest.param("torch", marks=pytest.mark.thorough)))
+def backend(request):
+    return request.param
+
+
 def _values():
     import keras
 

@@ -32,6 +32,7 @@ def _train() -> list[str]:
     return [hashlib.sha256(result.numpy().tobytes()).hexdigest() for result in results]
 
 
+@pytest.mark.thorough
 def test_training_ends_with_the_same_bits(mpi, fresh_ranks):
     """Two ranks: their sum has one order only."""
     first, second = mpi.run(2, _train)

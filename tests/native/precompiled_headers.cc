@@ -1,0 +1,1 @@
+// What the headers are compiled with that the tests share.

@@ -127,7 +127,7 @@ def measure(args: argparse.Namespace, results: dict[str, Any]) -> None:
     if "training" in parts:
         peers = available(training.launchers(), args.without)
         say(f"training steps, 2 ranks: {', '.join(peer.name for peer in peers)}")
-        budget = 0.1 if args.quick else 1.5
+        budget = 0.1 if args.quick else 0.5
         results["training"] = training.measure(peers, 2, models=args.models, rounds=args.rounds, budget=budget)
     if "memory" in parts:
         say("memory")

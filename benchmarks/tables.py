@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from benchmarks.targets import MPI, Verdict
+from benchmarks.targets import MPI, Verdict, step_ratio
 
 KIB, MIB = 1 << 10, 1 << 20
 PEERS = {
@@ -107,17 +107,18 @@ def many(rows: Sequence[dict[str, Any]]) -> str:
 
 def training(rows: Sequence[dict[str, Any]]) -> str:
     """One line per model."""
-    by_place = {(row["model"], row["np"], row["peer"]): row["seconds"] for row in rows}
+    by_place = {(row["model"], row["np"], row["peer"]): row for row in rows}
     head = ["model", "ranks", "no communication", "horovodlike", "DDP, Gloo", "x limit", "DDP's x limit", "x DDP"]
     lines = []
     for model, size in dict.fromkeys((row["model"], row["np"]) for row in rows):
         limit, ours, ddp = (by_place.get((model, size, peer)) for peer in ("alone", "horovodlike", "gloo"))
+        ratios = [step_ratio(*pair) for pair in ((ours, limit), (ddp, limit), (ddp, ours))]
         lines.append(
             [
                 MODELS[model],
                 str(size),
-                *(_optional_time(seconds) for seconds in (limit, ours, ddp)),
-                *(f"{a / b:.2f}" if a and b else "" for a, b in ((ours, limit), (ddp, limit), (ddp, ours))),
+                *(_optional_time(row and row["seconds"]) for row in (limit, ours, ddp)),
+                *("" if ratio is None else f"{ratio:.2f}" for ratio in ratios),
             ]
         )
     return table(head, lines)

@@ -11,6 +11,8 @@ from benchmarks.protocol import Message
 
 # Kept here as well as in benchmarks.models, which imports PyTorch: the driver does not.
 MODELS = ("mlp", "resnet18", "gpt", "tiny")
+TURNS = 3
+"""Measurements of a model by one set of processes, of which each computes at a speed of its own."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +42,15 @@ def launchers() -> list[launch.Launcher]:
 def measure(
     peers: Sequence[launch.Launcher], size: int, *, models: Sequence[str] = MODELS, rounds: int, budget: float
 ) -> list[dict[str, Any]]:
-    """Returns the rows of the results for `size` ranks."""
-    with driver.started(peers, size) as groups:
-        samples = driver.interleave(groups, [TrainingCase(model) for model in models], rounds, budget, fewest=5)
+    """Returns the rows of the results for `size` ranks. Each round is one of new processes."""
+    cases = [TrainingCase(model) for model in models]
+    samples: dict[tuple[str, driver.Case], list[float]] = {}
+    for _ in range(rounds):
+        with driver.started(peers, size) as groups:
+            for key, seconds in driver.interleave(groups, cases, TURNS, budget, fewest=5).items():
+                samples.setdefault(key, []).extend(seconds)
     return [
-        {"peer": peer, "np": size, "model": case.model, **driver.summary(seconds)}
+        {"peer": peer, "np": size, "model": case.model, **driver.summary(seconds), "samples": seconds}
         for (peer, case), seconds in samples.items()
         if isinstance(case, TrainingCase)
     ]

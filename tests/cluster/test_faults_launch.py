@@ -47,7 +47,9 @@ VICTIMS: dict[str, Callable[[Cluster], list[int]]] = {
 
 
 @pytest.mark.cluster("sshd", "ssh")
-@pytest.mark.parametrize("victim", VICTIMS)
+@pytest.mark.parametrize(
+    "victim", [pytest.param(name, marks=[pytest.mark.thorough] if "-" in name else []) for name in VICTIMS]
+)
 def test_what_holds_a_host_is_killed(cluster: Callable[..., Cluster], tmp_path: Path, victim: str) -> None:
     hosts = cluster(2, ssh=True)
     job = Job(hosts, tmp_path, [1, 2], "reduce", BIG)

@@ -13,7 +13,6 @@ import gpus
 import pytest
 from ranks import RankPool
 
-BACKENDS = ("tensorflow", "torch")
 MODULES = ("horovodlike.keras",)
 
 
@@ -31,7 +30,7 @@ def _keras_pools() -> Iterator[dict[tuple[str, int], RankPool]]:
         pool.close()
 
 
-@pytest.fixture(params=BACKENDS)
+@pytest.fixture(params=("tensorflow", pytest.param("torch", marks=pytest.mark.thorough)))
 def backend(request: pytest.FixtureRequest) -> str:
     """The name of each backend."""
     return request.param

@@ -9,11 +9,6 @@ import numpy as np
 import pytest
 
 
-@pytest.fixture(params=("tensorflow", pytest.param("torch", marks=pytest.mark.thorough)))
-def backend(request):
-    return request.param
-
-
 def _model(seed=1, steps=1, **options):
     import keras
 

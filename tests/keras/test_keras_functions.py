@@ -15,11 +15,6 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture(params=("tensorflow", pytest.param("torch", marks=pytest.mark.thorough)))
-def backend(request):
-    return request.param
-
-
 def _values():
     import keras
 
@@ -193,6 +188,7 @@ hvd.DistributedOptimizer(keras.optimizers.SGD()).apply([keras.ops.ones(())], [va
 """
 
 
+@pytest.mark.thorough
 def test_init_has_to_be_called(backend):
     done = _python(backend, "-c", TOO_EARLY)
     assert done.returncode != 0 and "use hvd.init()" in done.stderr

@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <sstream>
@@ -17,11 +18,12 @@
 
 namespace check {
 
-// Under sanitizers some of many cases are enough: they are slow, and look at other things than at values.
+// Whether some of many cases are enough: if the environment says so, and under sanitizers, which are slow, and look at
+// other things than at values.
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr bool kIsSanitized = true;
+inline const bool is_brief = true;
 #else
-constexpr bool kIsSanitized = false;
+inline const bool is_brief = std::getenv("CHECK_BRIEFLY") != nullptr;
 #endif
 
 struct Test {

@@ -10,10 +10,10 @@ namespace hvl {
 namespace {
 
 // Types and sizes take the same ways through the engine's threads.
-std::vector<int> sizes(const std::vector<int>& all) { return check::kIsSanitized ? std::vector<int>{3} : all; }
+std::vector<int> sizes(const std::vector<int>& all) { return check::is_brief ? std::vector<int>{3} : all; }
 
 const std::vector<DataType> kTypes =
-    check::kIsSanitized ? std::vector<DataType>{HVL_FLOAT32, HVL_INT16, HVL_FLOAT16} : kAllTypes;
+    check::is_brief ? std::vector<DataType>{HVL_FLOAT32, HVL_INT16, HVL_FLOAT16} : kAllTypes;
 
 // Runs it with tensors of other memory than its results, and appends these.
 void run(GpuJob& job, int rank, const std::shared_ptr<Operation>& operation, Bytes* results) {
@@ -73,7 +73,7 @@ void reduce_every_type(GpuJob& job, int rank, bool gpu, Bytes* results) {
     for (ReduceOp op : {HVL_SUM, HVL_AVERAGE, HVL_MIN, HVL_MAX, HVL_PRODUCT}) {
       for (DataType dtype : kTypes) {
         if (why_not_reducible(dtype, op) != nullptr) continue;
-        if (check::kIsSanitized && (op == HVL_MIN || op == HVL_PRODUCT)) continue;
+        if (check::is_brief && (op == HVL_MIN || op == HVL_PRODUCT)) continue;
         run(job, rank, placed(operation_of(kind, {dtype}, op), gpu), results);
         auto scaled = operation_of(kind, {dtype}, op);
         scaled->signature.prescale = 0.5;

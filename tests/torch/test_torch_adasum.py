@@ -146,6 +146,6 @@ def _steps(options: dict[str, float], count: int, with_closure: bool) -> None:
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-@pytest.mark.parametrize("with_closure", [False, True])
+@pytest.mark.parametrize("with_closure", [pytest.param(False, marks=pytest.mark.thorough), True])
 def test_optimizer_that_adds_up_steps(ranks, size, with_closure):
     ranks(size).run(_steps, {"lr": 0.1, "momentum": 0.9}, 4, with_closure)

@@ -102,7 +102,6 @@ def _same_parameters(backend: str, what: str, talks: bool) -> None:
 
 TALKING = pytest.param(True, marks=pytest.mark.skipif(not _library.IS_AVAILABLE, reason="torch is too old"))
 TALKS = (False, TALKING)
-MOSTLY_TALKS = (pytest.param(False, marks=pytest.mark.thorough), TALKING)
 
 
 @pytest.mark.parametrize("talks", TALKS)
@@ -112,7 +111,8 @@ def test_compiled(ranks, backend, what, talks):
     ranks(2).run(_same_parameters, backend, what, talks)
 
 
-@pytest.mark.parametrize("talks", MOSTLY_TALKS)
+@pytest.mark.thorough
+@pytest.mark.parametrize("talks", TALKS)
 def test_compiled_by_inductor(ranks, talks):
     ranks(2).run(_same_parameters, "inductor", "loss", talks, timeout=INDUCTOR_SECONDS)
 
@@ -126,7 +126,7 @@ def _compiled_autograd(talks: bool) -> None:
     assert counters["compiled_autograd"]["captures"] > 0
 
 
-@pytest.mark.parametrize("talks", MOSTLY_TALKS)
+@pytest.mark.parametrize("talks", (pytest.param(False, marks=pytest.mark.thorough), TALKING))
 def test_compiled_autograd(ranks, talks):
     ranks(2).run(_compiled_autograd, talks)
 

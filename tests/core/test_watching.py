@@ -41,18 +41,20 @@ def _reduce_late(rounds: int, late_rank: int, seconds: float) -> horovodlike.wat
 
 
 def test_metrics_count_and_name_the_straggler(ranks: Callable[[int], RankPool]) -> None:
+    rounds, seconds = 5, 0.02
+    at_least = rounds * seconds / 2  # the others come at once, or, where processors are busy, somewhat later
     for late_rank in (0, 1, 2):
-        results = ranks(3).run(_reduce_late, 5, late_rank, 0.02)
+        results = ranks(3).run(_reduce_late, rounds, late_rank, seconds)
         for rank, metrics in enumerate(results):
             assert (metrics["requests"], metrics["executed"], metrics["bytes"]) == (11, 11, 44000)
             assert metrics["batches"] == 11
             assert metrics["execution_seconds"] > 0
             late = metrics["stragglers"][late_rank]
-            assert late["times_late"] >= 5
-            assert late["seconds_waited_for"] >= 0.1
+            assert late["times_late"] >= rounds
+            assert late["seconds_waited_for"] >= at_least
             assert late["seconds_waited_for"] == max(each["seconds_waited_for"] for each in metrics["stragglers"])
             if rank != late_rank:
-                assert metrics["negotiation_seconds"] >= 0.1
+                assert metrics["negotiation_seconds"] >= at_least
 
 
 def test_metrics_without_an_engine_are_zeros() -> None:

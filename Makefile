@@ -86,6 +86,6 @@ $(STAMPS)/tensorflow: $(STAMPS)/torch
 	touch $@
 
 # Holds all that the demo needs as well. The tests of the core are made of its objects, so they are built with it.
-$(STAMPS)/dev: $(STAMPS)/torch $(SOURCES) $(shell find tests/native -print)
+$(STAMPS)/dev: $(STAMPS)/torch $(SOURCES) $(shell find tests/native -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt)
 	$(PIP_INSTALL) --config-settings=cmake.define.HVL_TESTS=ON '.[torch,tensorflow,keras,dev]'
 	touch $(STAMPS)/package $(STAMPS)/tensorflow $@

@@ -1,6 +1,7 @@
 """What negotiation costs by the number of ranks, in simulated jobs: `python -m benchmarks.negotiation`.
 
-Builds and runs tests/native/negotiation_cost.cc, and writes docs/negotiation.png and the table in docs/negotiation.md.
+Runs tests/native/negotiation_cost.cc, which `make bench` builds, and writes docs/negotiation.png and the table in
+docs/negotiation.md.
 Configurations take turns; what is reported is the median of the rounds.
 """
 
@@ -34,7 +35,7 @@ BEGIN, END = "<!-- written by python -m benchmarks.negotiation -->\n", "<!-- end
 Row = dict[str, Any]
 
 
-def program() -> Path:
+def built_program() -> Path:
     """Returns the program, which is built with the package if its tests are."""
     built = ROOT / "build" / "release" / "tests" / "negotiation_cost"
     if not built.exists():
@@ -42,13 +43,13 @@ def program() -> Path:
     return built
 
 
-def measure(measured: Path, *, rounds: int) -> list[Row]:
+def measure(program: Path, *, rounds: int) -> list[Row]:
     """Returns one row for each number of ranks and fan-out."""
     runs: dict[tuple[int, int], list[Row]] = {}
     for _ in range(rounds):
         for ranks in RANKS:
             for fan_out in FAN_OUTS:
-                done = subprocess.run([measured, str(ranks), str(fan_out)], check=True, capture_output=True, text=True)
+                done = subprocess.run([program, str(ranks), str(fan_out)], check=True, capture_output=True, text=True)
                 runs.setdefault((ranks, fan_out), []).append(json.loads(done.stdout))
     return [_median(rows) for rows in runs.values()]
 
@@ -108,7 +109,7 @@ def main() -> None:
     """Measures, and writes picture and table."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.negotiation", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    rows = measure(program(), rounds=parser.parse_args().rounds)
+    rows = measure(built_program(), rounds=parser.parse_args().rounds)
     draw(rows, ROOT / "docs" / "negotiation.png")
     page = ROOT / "docs" / "negotiation.md"
     before, rest = page.read_text().split(BEGIN)

@@ -13,6 +13,7 @@ import matplotlib.pyplot as plt  # noqa: E402
 from matplotlib.axes import Axes  # noqa: E402
 
 from benchmarks.tables import MODELS, PEERS, human_bytes  # noqa: E402
+from benchmarks.targets import step_ratio  # noqa: E402
 
 COLOURS = {
     "horovodlike": "#d1495b",
@@ -68,10 +69,10 @@ def _bandwidths(axis: Axes, rows: list[dict[str, Any]]) -> None:
 def _steps(axis: Axes, rows: list[dict[str, Any]]) -> None:
     """Bars relative to no communication: the models differ by a factor of ten."""
     fewest = min(row["np"] for row in rows)
-    steps = {(row["model"], row["peer"]): row["seconds"] for row in rows if row["np"] == fewest}
+    steps = {(row["model"], row["peer"]): row for row in rows if row["np"] == fewest}
     models = [model for model in MODELS if (model, "alone") in steps]
     for place, peer in enumerate(("alone", "horovodlike", "gloo")):
-        heights = [steps.get((model, peer), 0.0) / steps[model, "alone"] for model in models]
+        heights = [step_ratio(steps.get((model, peer)), steps[model, "alone"]) or 0.0 for model in models]
         title = "DDP, Gloo" if peer == "gloo" else PEERS[peer]
         axis.bar([x + 0.27 * (place - 1) for x in range(len(models))], heights, 0.25, label=title, color=COLOURS[peer])
     axis.set_xticks(range(len(models)), [MODELS[model] for model in models], rotation=15, fontsize=8)

@@ -73,7 +73,7 @@ def allreduce_seconds(results: dict[str, Any], peer: str, size: int, dtype: str,
 
 
 def step_ratio(numerator: dict[str, Any] | None, denominator: dict[str, Any] | None) -> float | None:
-    """Returns the ratio of two rows of training steps, of the times that were measured one after the other if known."""
+    """Returns the ratio of two rows of training steps: the median of those of single turns, where a row has them."""
     if numerator is None or denominator is None:
         return None
     above, below = (row.get("samples", [row["seconds"]]) for row in (numerator, denominator))

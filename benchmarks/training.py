@@ -50,7 +50,7 @@ def measure(
             for key, seconds in driver.interleave(groups, cases, TURNS, budget, fewest=5).items():
                 samples.setdefault(key, []).extend(seconds)
     return [
-        {"peer": peer, "np": size, "model": case.model, **driver.summary(seconds), "samples": seconds}
+        {"peer": peer, "np": size, "model": case.model, **driver.summary(seconds), "samples": seconds, "rounds": rounds}
         for (peer, case), seconds in samples.items()
         if isinstance(case, TrainingCase)
     ]

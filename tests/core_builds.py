@@ -13,13 +13,21 @@ BUILDS = Path(__file__).parents[1] / "build"
 SANITIZERS = {"thread": "thread", "address": "address,undefined"}
 
 
+@functools.cache
 def released() -> Path:
-    """The folder of the tests of the core as released: they were built with the package that is installed."""
+    """The folder of the tests of the core as released: they are built with the package.
+
+    Raises:
+        RuntimeError: They are not those of these sources.
+    """
     folder = BUILDS / "release" / "tests"
-    assert (folder / "engine_test").exists(), (
-        f"{folder} has no tests: build them as `make test` does, by "
-        "`pip install --config-settings=cmake.define.HVL_TESTS=ON .`"
-    )
+    built = max((path.stat().st_mtime for path in folder.glob("*_test")), default=0.0)
+    for source in (path for part in ("horovodlike", "tests") for path in (BUILDS.parent / part / "native").rglob("*")):
+        if source.suffix in (".cc", ".h") and source.stat().st_mtime > built:
+            raise RuntimeError(
+                f"{source} is newer than the tests in {folder}: build them as `make test` does, by "
+                "`pip install --config-settings=cmake.define.HVL_TESTS=ON .`"
+            )
     return folder
 
 

@@ -312,7 +312,7 @@ def main() -> None:
     assert hvd.mpi_enabled() == arguments.mpi, f"MPI is {'not ' * arguments.mpi}what carries the data"
     if arguments.layout:
         check_layout(arguments.layout)
-    cases = CASES if arguments.brief or arguments.cases else CASES | cases_of_the_binding()
+    cases = CASES if arguments.brief else CASES | cases_of_the_binding()
     for name in arguments.cases or cases:
         begin = time.monotonic()
         cases[name]()

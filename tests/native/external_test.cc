@@ -76,7 +76,7 @@ TEST(reductions_of_every_type) {
         for (ReduceOp op : {HVL_SUM, HVL_AVERAGE, HVL_MIN, HVL_MAX, HVL_PRODUCT}) {
           for (DataType dtype : kAllTypes) {
             if (why_not_reducible(dtype, op) != nullptr) continue;
-            if (check::is_brief && (dtype + op) % 5 != 0) continue;
+            if (is_left_out(dtype, op)) continue;
             auto operation = operation_of(kind, {dtype}, op);
             run(job, rank, operation, results);
             auto scaled = operation_of(kind, {dtype}, op);

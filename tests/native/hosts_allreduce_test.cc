@@ -32,7 +32,7 @@ std::vector<Case> all_cases(int size) {
   for (int dtype = 0; dtype < kNumDataTypes; ++dtype) {
     for (ReduceOp op : {HVL_AVERAGE, HVL_SUM, HVL_MIN, HVL_MAX, HVL_PRODUCT}) {
       if (why_not_reducible(static_cast<DataType>(dtype), op) != nullptr) continue;
-      if (check::is_brief && (dtype + op) % 5 != 0) continue;
+      if (is_left_out(dtype, op)) continue;
       for (const Scales& scales : kScales) {
         const bool is_scaled = scales.prescale != 1.0 || scales.postscale != 1.0;
         if (is_scaled && (dtype == HVL_BOOL || (op != HVL_SUM && op != HVL_AVERAGE))) continue;

@@ -15,12 +15,14 @@ from core_builds import SANITIZERS
 
 HERE = Path(__file__).parent
 INCLUDE = re.compile(r'^#include [<"](.+)[>"]$', re.MULTILINE)
+STARTS_THREADS = re.compile(r"\bstd::(thread|async)\b")
 
 
 def starts_threads(source):
     """Whether a test, or a header of the tests that it includes, starts threads of its own."""
-    included = INCLUDE.findall(source.read_text())
-    return "thread" in included or any(starts_threads(HERE / name) for name in included if (HERE / name).exists())
+    text = source.read_text()
+    headers = [HERE / name for name in INCLUDE.findall(text) if (HERE / name).exists()]
+    return STARTS_THREADS.search(text) is not None or any(map(starts_threads, headers))
 
 
 def names_of(build):

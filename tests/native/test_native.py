@@ -15,7 +15,7 @@ from core_builds import SANITIZERS
 
 HERE = Path(__file__).parent
 INCLUDE = re.compile(r'^#include [<"](.+)[>"]$', re.MULTILINE)
-STARTS_THREADS = re.compile(r"\bstd::(thread|async)\b")
+STARTS_THREADS = re.compile(r"\bstd::(thread|this_thread|async)\b")
 
 
 def starts_threads(source):

@@ -99,14 +99,16 @@ def test_sigstop_until_the_stall_limit(
     assert job.finish(STALL_S + SETTLE_S) == 1
     failures = {rank: job.failure(rank) for rank in others(job, victim) if job.events(rank, "failed")}
     # Those that are reached through the stopped rank only may be ended by hvdrun before they have seen enough, or see
-    # that hvdrun has ended the stopped rank.
+    # that hvdrun has ended the stopped rank, or that one has left which has seen it.
     behind = {2, 3} if victim == 1 else set()
     assert failures.keys() >= set(others(job, victim)) - behind
     for rank, failure in failures.items():
         if rank in behind and "has ended or was killed" in failure.error:
             assert victim in failure.named, failure
             continue
-        assert "stalled" in failure.error
+        if rank in behind and "the connection to rank" in failure.error:
+            continue
+        assert "stalled" in failure.error, failures
         assert victim in failure.named or f"missing on ranks [{victim}]" in failure.error, failure
         assert limit - 0.5 < failure.at - stopped < limit + STALL_S, failure.at - stopped
     job.check_gone()

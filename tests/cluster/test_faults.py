@@ -99,16 +99,18 @@ def test_sigstop_until_the_stall_limit(
     assert job.finish(STALL_S + SETTLE_S) == 1
     failures = {rank: job.failure(rank) for rank in others(job, victim) if job.events(rank, "failed")}
     # Those that are reached through the stopped rank only may be ended by hvdrun before they have seen enough, or see
-    # that hvdrun has ended the stopped rank, or that one has left which has seen it.
+    # that hvdrun has ended the stopped rank. Others may lose one that has seen it a moment before, and has left.
     behind = {2, 3} if victim == 1 else set()
     assert failures.keys() >= set(others(job, victim)) - behind
+    have_seen = {rank for rank, failure in failures.items() if "stalled" in failure.error}
+    assert have_seen, failures
     for rank, failure in failures.items():
         if rank in behind and "has ended or was killed" in failure.error:
             assert victim in failure.named, failure
             continue
-        if rank in behind and "the connection to rank" in failure.error:
+        if rank not in have_seen:
+            assert any(f"the connection to rank {other} " in failure.error for other in have_seen), failures
             continue
-        assert "stalled" in failure.error, failures
         assert victim in failure.named or f"missing on ranks [{victim}]" in failure.error, failure
         assert limit - 0.5 < failure.at - stopped < limit + STALL_S, failure.at - stopped
     job.check_gone()

@@ -21,7 +21,8 @@ def released() -> Path:
         RuntimeError: They are not those of these sources.
     """
     folder = BUILDS / "release" / "tests"
-    built = max((path.stat().st_mtime for path in folder.glob("*_test")), default=0.0)
+    programs = [path for path in folder.glob("*") if path.is_file() and path.suffix in ("", ".so")]
+    built = max((path.stat().st_mtime for path in programs), default=0.0)
     for source in (path for part in ("horovodlike", "tests") for path in (BUILDS.parent / part / "native").rglob("*")):
         if source.suffix in (".cc", ".h") and source.stat().st_mtime > built:
             raise RuntimeError(

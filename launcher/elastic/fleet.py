@@ -22,7 +22,7 @@ from horovodlike.launcher.gather import (
 from horovodlike.launcher.gpus import gpu_variables
 from horovodlike.launcher.job import GRACE_S
 from horovodlike.launcher.link import AgentLink, Link
-from horovodlike.launcher.plan import JobIdentity, RankPlan, bind, common_variables, thread_variables
+from horovodlike.launcher.plan import JobIdentity, RankPlan, bind, common_variables, tuning_variables
 from horovodlike.launcher.run_job import start_message
 from horovodlike.launcher.spec import JobSpec
 from horovodlike.launcher.topology import Host
@@ -261,14 +261,14 @@ class Fleet:
             station.trouble = str(error)
             self.release(station.name)
             return
-        threads, said = thread_variables(self._environ, host.usable_cpus, slots)
+        tuning, said = tuning_variables(self._environ, host.usable_cpus, slots)
         for line in said:
             if line not in self._said:
                 self._said.add(line)
                 self._say(line)
         environ = {
             **common_variables(self._spec, station.name, self._identity),
-            **threads,
+            **tuning,
             **gpus[slot],
             "HOROVODLIKE_ELASTIC": "1",
             "HOROVOD_ELASTIC": "1",

@@ -102,6 +102,8 @@ def test_variables():
         "OMP_NUM_THREADS": "1",
         "TF_NUM_INTRAOP_THREADS": "1",
         "TF_NUM_INTEROP_THREADS": "1",
+        "GLIBC_TUNABLES": "glibc.malloc.trim_threshold=4294967296:glibc.malloc.mmap_threshold=33554432"
+        ":glibc.malloc.hugetlb=1",
     }
     assert said == ["OMP_NUM_THREADS=1 for each of 2 ranks (1 core); set it yourself to change that"]
 

@@ -56,6 +56,8 @@ def test_the_environment_of_ranks() -> None:
         "OMP_NUM_THREADS": "2",
         "TF_NUM_INTRAOP_THREADS": "2",
         "TF_NUM_INTEROP_THREADS": "2",
+        "GLIBC_TUNABLES": "glibc.malloc.trim_threshold=4294967296:glibc.malloc.mmap_threshold=33554432"
+        ":glibc.malloc.hugetlb=1",
     }
     assert said == ["OMP_NUM_THREADS=2 for each of 3 ranks (8 cores); set it yourself to change that"]
 
@@ -94,6 +96,13 @@ def test_threads_are_left_alone_when_set() -> None:
     plans, _ = plan(JobSpec(2, ("x",)), ("x",), {"TF_NUM_INTEROP_THREADS": "7"})
     assert plans[0].environ["OMP_NUM_THREADS"] == plans[0].environ["TF_NUM_INTRAOP_THREADS"] == "4"
     assert "TF_NUM_INTEROP_THREADS" not in plans[0].environ
+
+
+@pytest.mark.parametrize("name", ["GLIBC_TUNABLES", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"])
+@pytest.mark.parametrize("value", ["", "glibc.malloc.arena_max=1", "1048576"])
+def test_malloc_is_left_alone_when_set(name: str, value: str) -> None:
+    plans, _ = plan(JobSpec(2, ("x",)), ("x",), {name: value})
+    assert plans[0].environ.keys().isdisjoint({"GLIBC_TUNABLES", name})
 
 
 @pytest.mark.parametrize(

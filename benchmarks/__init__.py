@@ -11,8 +11,8 @@ How a measurement is made, so that its figures mean something:
   loop of iterations. The time of one rank is the loop's time divided by the iterations, the time of the measurement is
   that of the slowest rank.
 - One thread per rank: OMP_NUM_THREADS=1 for all. No rank is bound to a core.
-- Buffers are ordinary 4 KiB pages aligned to 64 bytes, as PyTorch's own are, and hold zeros while timed, which no
-  number of sums turns into an overflow. Reductions are in place.
+- Buffers are ordinary 4 KiB pages aligned to 64 bytes, as PyTorch's own are by default, and hold zeros while timed,
+  which no number of sums turns into an overflow. Reductions are in place.
 - Bandwidth as in nccl-tests: algbw = bytes / time, busbw = algbw x 2(n-1)/n. For memcpy, in which each of n processes
   copies from one buffer of its own to another, algbw is what one process copies: an in-place allreduce must at least
   read and write the tensor once in every process, so this is its limit once the tensors are larger than the caches.

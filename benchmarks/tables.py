@@ -109,16 +109,22 @@ def training(rows: Sequence[dict[str, Any]]) -> str:
     """One line per model."""
     by_place = {(row["model"], row["np"], row["peer"]): row for row in rows}
     head = ["model", "ranks", "no communication", "horovodlike", "DDP, Gloo", "x limit", "DDP's x limit", "x DDP"]
+    peers = ["alone", "horovodlike", "gloo"]
+    if any(row["peer"] == "python" for row in rows):
+        head += ["no communication, malloc's defaults", "x that"]
+        peers.append("python")
     lines = []
     for model, size in dict.fromkeys((row["model"], row["np"]) for row in rows):
-        limit, ours, ddp = (by_place.get((model, size, peer)) for peer in ("alone", "horovodlike", "gloo"))
+        limit, ours, ddp, *plain = (by_place.get((model, size, peer)) for peer in peers)
         ratios = [step_ratio(*pair) for pair in ((ours, limit), (ddp, limit), (ddp, ours))]
         lines.append(
             [
                 MODELS[model],
                 str(size),
                 *(_optional_time(row and row["seconds"]) for row in (limit, ours, ddp)),
-                *("" if ratio is None else f"{ratio:.2f}" for ratio in ratios),
+                *(_optional_ratio(ratio) for ratio in ratios),
+                *(_optional_time(row and row["seconds"]) for row in plain),
+                *(_optional_ratio(step_ratio(ours, row)) for row in plain),
             ]
         )
     return table(head, lines)
@@ -329,6 +335,10 @@ def _bandwidth(value: float) -> str:
 
 def _optional_time(seconds: float | None) -> str:
     return "" if seconds is None else human_time(seconds)
+
+
+def _optional_ratio(ratio: float | None) -> str:
+    return "" if ratio is None else f"{ratio:.2f}"
 
 
 def _speed(row: dict[str, Any] | None) -> str:

@@ -1,9 +1,13 @@
-"""Whole training steps: horovodlike, DistributedDataParallel, and processes that do not communicate."""
+"""Whole training steps: horovodlike, DistributedDataParallel, and processes that do not communicate.
+
+The memory of all of them is allocated as hvdrun has it, but for that of the peer `python`: processes that do not
+communicate either, and are as `python train.py` starts them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks import driver, launch
@@ -23,7 +27,7 @@ class TrainingCase:
 
     def supports(self, peer: str) -> bool:
         """See driver.Case."""
-        return peer in ("horovodlike", "gloo", "alone")
+        return peer in ("horovodlike", "gloo", "alone", "python")
 
     def command(self, iterations: int) -> Message:
         """See driver.Case."""
@@ -36,7 +40,9 @@ class TrainingCase:
 
 def launchers() -> list[launch.Launcher]:
     """The peers."""
-    return [launch.horovodlike(), launch.gloo(), launch.independent("alone")]
+    alone = launch.independent("alone")
+    alike = [launch.with_malloc_of_hvdrun(each) for each in (launch.horovodlike(), launch.gloo(), alone)]
+    return [*alike, replace(alone, name="python")]
 
 
 def measure(

@@ -10,6 +10,7 @@ from horovodlike.launcher.spec import Binding, JobSpec
 from horovodlike.launcher.topology import Host
 
 __all__ = [
+    "MALLOC_TUNABLES",
     "JobIdentity",
     "RankPlan",
     "bind",
@@ -28,7 +29,7 @@ _TENSORFLOW_THREADS = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
 # glibc's malloc gives the memory of gradients back to the kernel when they are freed, and the next step gets it again
 # page by page, each filled with zeros: a quarter of the time of a training step. So it is to keep up to 4 GiB of what
 # is free, to have no mappings of their own for what is less than 32 MiB, its maximum, and to ask for huge pages.
-_MALLOC = "glibc.malloc.trim_threshold=4294967296:glibc.malloc.mmap_threshold=33554432:glibc.malloc.hugetlb=1"
+MALLOC_TUNABLES = "glibc.malloc.trim_threshold=4294967296:glibc.malloc.mmap_threshold=33554432:glibc.malloc.hugetlb=1"
 # Who has one of these, even if it is empty, has decided on his own.
 _MALLOC_VARIABLES = ("GLIBC_TUNABLES", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_")
 
@@ -185,7 +186,7 @@ def tuning_variables(environ: Mapping[str, str], cpus: int, ranks: int) -> tuple
     if number.isdigit():  # OpenMP has lists as well
         variables = {name: number for name in ("OMP_NUM_THREADS", *_TENSORFLOW_THREADS) if not environ.get(name)}
     if environ.keys().isdisjoint(_MALLOC_VARIABLES):
-        variables["GLIBC_TUNABLES"] = _MALLOC
+        variables["GLIBC_TUNABLES"] = MALLOC_TUNABLES
     return variables, [] if threads is None else [reason]
 
 

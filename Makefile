@@ -77,15 +77,26 @@ $(STAMPS)/torch:
 	mkdir -p $(STAMPS)
 	touch $@
 
-$(STAMPS)/package: $(STAMPS)/torch $(SOURCES)
-	$(PIP_INSTALL) '.[torch,examples]'
+# What `pip` would install anew for each build, into a folder with which the build before could not be gone on with.
+$(STAMPS)/build: $(STAMPS)/torch
+	$(PIP_INSTALL) 'scikit-build-core>=0.11' 'cffi>=2.1' 'cmake>=3.25' 'ninja>=1.11'
+	touch $@
+
+$(STAMPS)/package: $(STAMPS)/build $(SOURCES)
+	PATH="$(BIN):$$PATH" $(PIP_INSTALL) --no-build-isolation --config-settings=cmake.define.HVL_TESTS=OFF '.[torch,examples]'
 	touch $@
 
 $(STAMPS)/tensorflow: $(STAMPS)/torch
 	$(PIP_INSTALL) $(TENSORFLOW)
 	touch $@
 
-# Holds all that the demo needs as well. The tests of the core are made of its objects, so they are built with it.
-$(STAMPS)/dev: $(STAMPS)/torch $(SOURCES) $(shell find tests/native -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt)
-	$(PIP_INSTALL) --config-settings=cmake.define.HVL_TESTS=ON '.[torch,tensorflow,keras,dev]'
+# Holds all that the demo needs as well. The tests of the core are made of its objects, so they are built with it; what
+# is large is installed meanwhile.
+$(STAMPS)/dev: $(STAMPS)/build $(SOURCES) $(shell find tests/native -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt)
+	rm -rf build/wheels
+	PATH="$(BIN):$$PATH" $(BIN)/python -m pip wheel --disable-pip-version-check --quiet $(PIP_FLAGS) --no-deps \
+	  --no-build-isolation --config-settings=cmake.define.HVL_TESTS=ON --wheel-dir build/wheels . & building=$$!; \
+	$(PIP_INSTALL) $(TENSORFLOW) && wait $$building
+	wheel=$$(echo build/wheels/*.whl) && $(PIP_INSTALL) --force-reinstall --no-deps "$$wheel" && \
+	$(PIP_INSTALL) "$$wheel[torch,tensorflow,keras,dev]"
 	touch $(STAMPS)/package $(STAMPS)/tensorflow $@

@@ -63,7 +63,7 @@ def test_over_ssh(cluster, layout, extent, tmp_path):
 
 
 @pytest.mark.cluster("sshd", "ssh")
-@pytest.mark.parametrize("family", ["ipv4", "ipv6"])
+@pytest.mark.parametrize("family", [pytest.param("ipv4", marks=pytest.mark.thorough), "ipv6"])
 def test_where_hosts_have_addresses_of_one_family(cluster, family, tmp_path):
     other = {"ipv4": "ipv6", "ipv6": "ipv4"}[family]
     program = [*grid_of([1, 1]), "--brief", "allreduce", "alltoall", "process_sets", "join"]
@@ -77,7 +77,11 @@ def test_soak_over_ssh(cluster, tmp_path):
 
 
 @pytest.mark.cluster("sshd", "ssh", "mpirun")
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@pytest.mark.parametrize(
+    "layout",
+    [layout if layout == [2, 1, 1] else pytest.param(layout, marks=pytest.mark.thorough) for layout in LAYOUTS],
+    ids=str,
+)
 @extents
 def test_over_mpi(cluster, layout, extent, tmp_path):
     run_over(cluster(len(layout), ssh=True), layout, tmp_path, [*grid_of(layout), *extent, "--mpi"], "--mpi")

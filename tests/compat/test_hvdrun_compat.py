@@ -51,7 +51,11 @@ def test_there_are_three_scripts() -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [["train.py"], pytest.param(["python", "-u", "train.py"], marks=pytest.mark.thorough), ["python", "-m", "train"]],
+    [
+        ["train.py"],
+        pytest.param(["python", "-u", "train.py"], marks=pytest.mark.thorough),
+        pytest.param(["python", "-m", "train"], marks=pytest.mark.thorough),
+    ],
     ids=" ".join,
 )
 def test_the_forms_of_a_command(run: Run, tmp_path: Path, command: list[str]) -> None:

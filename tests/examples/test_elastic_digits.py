@@ -27,10 +27,8 @@ def test_it_learns_although_a_rank_is_killed(tmp_path: Path, script: str, backen
     assert done.stdout.count("test accuracy:") == 1, "only rank 0 prints"
 
 
-@pytest.mark.parametrize(
-    ("script", "backend", "options"),
-    [("torch", "", ()), pytest.param("keras", "torch", ("-np", "2"), marks=pytest.mark.thorough)],
-)
+@pytest.mark.parametrize(("script", "backend", "options"), [("torch", "", ()), ("keras", "torch", ("-np", "2"))])
+@pytest.mark.thorough
 def test_it_runs_without_a_driver(tmp_path: Path, script: str, backend: str, options: tuple[str, ...]) -> None:
     done, result = _run(tmp_path, script, backend, *options, epochs=2)
     assert result["size"] == (2 if options else 1) and len(set(result["hashes"])) == 1

@@ -214,6 +214,7 @@ def _lives(victim, jobs, ranks_in):
     return seen, len(traced) - traces
 
 
+@pytest.mark.thorough
 def test_compiled_train_functions_go_on_in_jobs_of_other_sizes(fresh_keras_ranks, generations, backend):
     pool = fresh_keras_ranks(3)
     jobs = generations(2, 1, 2)

@@ -170,6 +170,7 @@ def _python(backend, *argv):
     )
 
 
+@pytest.mark.thorough
 def test_saved_models(keras_ranks, backend, tmp_path):
     path, state = keras_ranks(2).run(_saved, str(tmp_path))[0]
     done = _python(backend, "-c", WITHOUT, path)

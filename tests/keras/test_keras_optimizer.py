@@ -107,7 +107,7 @@ def _equals_one_rank(chosen=None):
 @pytest.mark.parametrize(
     ("size", "chosen"), ((2, None), (3, ["plain", "Sum", "predivide and groups", "averaged passes"]))
 )
-@pytest.mark.parametrize("backend", ("tensorflow", "torch"), indirect=True)
+@pytest.mark.parametrize("backend", ("tensorflow", pytest.param("torch", marks=pytest.mark.thorough)), indirect=True)
 def test_equals_one_rank_with_the_whole_batch(keras_ranks, size, chosen):
     for report in keras_ranks(size).run(_equals_one_rank, chosen, timeout=240):
         for variant, (difference, same_on_all_ranks, steps) in report.items():

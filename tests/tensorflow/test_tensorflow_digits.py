@@ -8,10 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "tensorflow" / "digits_tape.py"
 HVDRUN = Path(sys.executable).parent / "hvdrun"
 
 
+@pytest.mark.thorough
 def test_two_ranks_learn_and_hold_the_same_parameters(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HOROVOD")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import tensorflow as tf
 import torch
 
@@ -62,6 +63,7 @@ def _import_triton_first() -> None:
     import torch._dynamo  # noqa: F401  # which imports Triton if there is one; after TensorFlow that crashes
 
 
+@pytest.mark.thorough
 def test_torch_and_tensorflow_interleaved(fresh_ranks):
     ranks = fresh_ranks(2)
     ranks.run(_import_triton_first, timeout=240)

@@ -95,6 +95,7 @@ def _mean_of_a_host() -> None:
     _check_mean([0, 1, 2])
 
 
+@pytest.mark.thorough
 def test_the_average_of_one_host(fresh_ranks):
     fresh_ranks(3, {"HOROVODLIKE_HIERARCHICAL_ADASUM": "1"}).run(_mean_of_a_host)
 

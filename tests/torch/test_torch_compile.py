@@ -341,6 +341,7 @@ def _process_sets() -> None:
             assert torch.equal(result, of_eager)
 
 
+@pytest.mark.thorough
 def test_process_sets(fresh_ranks):
     fresh_ranks(3).run(_process_sets)
 

@@ -94,7 +94,8 @@ def test_optimizer(ranks, case, size):
     ranks(size).run(case)
 
 
-@pytest.mark.parametrize("overlap", (pytest.param("always", marks=pytest.mark.thorough), "never"))
+@pytest.mark.thorough
+@pytest.mark.parametrize("overlap", ("always", "never"))
 def test_all_whether_the_engine_overlaps_or_not(fresh_ranks, overlap):
     pool = fresh_ranks(2, {"HOROVODLIKE_OVERLAP": overlap})
     for case in CASES:

@@ -6,7 +6,8 @@ How a measurement is made, so that its figures mean something:
   others are asleep in a read from a socket. The peers take turns, in another order each round, and what is reported is
   the median over the rounds: a disturbance of the machine hits all peers alike, and ratios are of the same minutes.
 - For the part `training` each round has new processes, since each process computes at a speed of its own, and they take
-  three turns. A ratio is the median of the ratios of all turns, and not that of the two medians in the table.
+  three turns. A ratio is the median of the ratios of all turns, and not that of the two medians in the table. The memory
+  of these processes is allocated as hvdrun has it, that of all others as glibc's malloc does by itself.
 - One measurement: allocate and touch the buffers, check one result, warm up, barrier by the peer's own means, time a
   loop of iterations. The time of one rank is the loop's time divided by the iterations, the time of the measurement is
   that of the slowest rank.
@@ -14,8 +15,8 @@ How a measurement is made, so that its figures mean something:
 - Buffers are ordinary 4 KiB pages aligned to 64 bytes, as PyTorch's own are by default, and hold zeros while timed,
   which no number of sums turns into an overflow. Reductions are in place.
 - Bandwidth as in nccl-tests: algbw = bytes / time, busbw = algbw x 2(n-1)/n. For memcpy, in which each of n processes
-  copies from one buffer of its own to another, algbw is what one process copies: an in-place allreduce must at least
-  read and write the tensor once in every process, so this is its limit once the tensors are larger than the caches.
+  copies from one buffer of its own to another, algbw is what one process copies. An in-place allreduce reads and writes
+  the tensor once in every process too, but in one buffer, where no cache line has to come only to be overwritten.
 - Over hosts (part `hosts`) the limit is the rate that iperf3 measures on the same link: in one direction where the link
   is shaped, and per direction of `--bidir`, the mean of both, where the processors are the limit. It takes its turns
   like a peer. The rate of an allreduce is its busbw, of n hosts, in bits of the tensor per second. Latency is measured

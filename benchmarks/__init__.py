@@ -6,8 +6,8 @@ How a measurement is made, so that its figures mean something:
   others are asleep in a read from a socket. The peers take turns, in another order each round, and what is reported is
   the median over the rounds: a disturbance of the machine hits all peers alike, and ratios are of the same minutes.
 - For the part `training` each round has new processes, since each process computes at a speed of its own, and they take
-  three turns. A ratio is the median of the ratios of all turns, and not that of the two medians in the table. The memory
-  of these processes is allocated as hvdrun has it, that of all others as glibc's malloc does by itself.
+  three turns. A ratio is the median of the ratios of all turns, and not that of the two medians in the table. Their
+  memory is allocated as hvdrun has it, that of all other processes as glibc's malloc does by itself.
 - One measurement: allocate and touch the buffers, check one result, warm up, barrier by the peer's own means, time a
   loop of iterations. The time of one rank is the loop's time divided by the iterations, the time of the measurement is
   that of the slowest rank.

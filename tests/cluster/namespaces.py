@@ -6,6 +6,7 @@ All that belongs to a cluster has the cluster's name at the front, which says wh
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import itertools
 import os
 import re
@@ -21,6 +22,7 @@ from cluster.tools import find
 PREFIX = "nscluster"
 NAME = re.compile(PREFIX + r"-(\d+)-(\d+)-\d+")  # process id, its start time, number
 NETNS = Path("/run/netns")
+LOCK = Path("/run/nscluster.lock")
 ETC = Path("/etc/netns")  # `ip netns exec` binds what is in ETC/NAME over /etc
 RUN = Path("/run")
 SHM = Path("/dev/shm")
@@ -140,13 +142,15 @@ def remove(name: str) -> None:
 def sweep() -> list[str]:
     """Remove the clusters of processes that are dead; their names."""
     swept = []
-    for name in _traces(f"{PREFIX}-"):
-        owner = NAME.match(name)
-        assert owner is not None
-        if _start_time(owner[1]) != owner[2]:
-            kill_processes(name)
-            remove(name)
-            swept.append(name)
+    with LOCK.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # others may be about the same
+        for name in _traces(f"{PREFIX}-"):
+            owner = NAME.match(name)
+            assert owner is not None
+            if _start_time(owner[1]) != owner[2]:
+                kill_processes(name)
+                remove(name)
+                swept.append(name)
     return swept
 
 

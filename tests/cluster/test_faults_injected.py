@@ -27,7 +27,7 @@ def start(hosts: Cluster, folder: Path, fault: Fault, length: int) -> Job:
 
 @pytest.mark.parametrize("length", [SMALL, BIG])
 @pytest.mark.parametrize("point", ["data", "negotiation"])
-@pytest.mark.parametrize("victim", [0, 2, 3])
+@pytest.mark.parametrize("victim", [0, pytest.param(2, marks=pytest.mark.thorough), 3])
 def test_a_rank_that_is_killed(
     cluster: Callable[..., Cluster], tmp_path: Path, victim: int, point: str, length: int
 ) -> None:
@@ -44,7 +44,7 @@ def test_a_rank_that_is_killed(
 
 
 @pytest.mark.parametrize("length", [SMALL, BIG])
-@pytest.mark.parametrize("victim", [0, 1, 3])
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.thorough), 3])
 def test_a_rank_whose_connections_are_cut(
     cluster: Callable[..., Cluster], tmp_path: Path, victim: int, length: int
 ) -> None:

@@ -52,11 +52,19 @@ def servers_only(hosts):
 
 
 LAYOUTS = ([2, 2], [1, 1, 1, 1], [2, 1, 1])
+
+
+def layouts(*usual):
+    """All layouts; those that are not usual only with --thorough."""
+    others = [pytest.param(layout, marks=pytest.mark.thorough) for layout in LAYOUTS if layout not in usual]
+    return pytest.mark.parametrize("layout", [*usual, *others], ids=str)
+
+
 extents = pytest.mark.parametrize("extent", [["--brief"], pytest.param([], marks=pytest.mark.thorough)], ids=str)
 
 
 @pytest.mark.cluster("sshd", "ssh")
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+@layouts([2, 2], [2, 1, 1])
 @extents
 def test_over_ssh(cluster, layout, extent, tmp_path):
     run_over(cluster(len(layout), ssh=True), layout, tmp_path, [*grid_of(layout), *extent])
@@ -77,11 +85,7 @@ def test_soak_over_ssh(cluster, tmp_path):
 
 
 @pytest.mark.cluster("sshd", "ssh", "mpirun")
-@pytest.mark.parametrize(
-    "layout",
-    [layout if layout == [2, 1, 1] else pytest.param(layout, marks=pytest.mark.thorough) for layout in LAYOUTS],
-    ids=str,
-)
+@layouts([2, 1, 1])
 @extents
 def test_over_mpi(cluster, layout, extent, tmp_path):
     run_over(cluster(len(layout), ssh=True), layout, tmp_path, [*grid_of(layout), *extent, "--mpi"], "--mpi")

@@ -46,6 +46,7 @@ def test_two_ranks_learn_and_hold_the_same_parameters(tmp_path: Path) -> None:
     assert done.stdout.count("test accuracy:") == 1, "only rank 0 prints"
 
 
+@pytest.mark.thorough
 def test_runs_without_a_launcher(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     done = run(sys.executable, SCRIPT, "--epochs", 1, "--report", report)

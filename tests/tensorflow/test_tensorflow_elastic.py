@@ -206,7 +206,8 @@ def _size() -> int:
     return hvd.size()
 
 
-@pytest.mark.parametrize("in_graph", [True, pytest.param(False, marks=pytest.mark.thorough)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("in_graph", [True, False])
 def test_after_a_broken_job_functions_go_on_in_jobs_of_other_sizes(fresh_ranks, generations, in_graph):
     pool = fresh_ranks(3)
     pool.run(_size, timeout=120)  # imports TensorFlow

@@ -93,7 +93,8 @@ def _lose_a_rank(victim: int, after: Generation) -> dict[str, torch.Tensor]:
     return {form: flat_parameters(training.model) for form, training in trainings.items()}
 
 
-@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.thorough), 2])
+@pytest.mark.thorough
+@pytest.mark.parametrize("victim", [0, 2])
 def test_all_forms_of_the_optimizer_survive_a_lost_rank(fresh_ranks, generations, victim):
     pool = fresh_ranks(3)
     (after,) = generations(2)

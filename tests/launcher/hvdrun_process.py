@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import select
 import signal
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,15 +81,29 @@ class Launch:
 
     def expect(self, text: bytes, times: int = 1) -> bytes:
         """Reads output until the text has come so many times; returns all output so far."""
+        self._read_until(lambda: self._out.count(text) >= times, f"{text!r} {times} times")
+        return self._out
+
+    def expect_match(self, pattern: bytes, accept: Callable[[re.Match[bytes]], bool]) -> re.Match[bytes]:
+        """Reads output until the pattern has matched somewhere in a way that is accepted; returns the first such."""
+        found: list[re.Match[bytes]] = []
+
+        def seen() -> bool:
+            found[:] = filter(accept, re.finditer(pattern, self._out))
+            return bool(found)
+
+        self._read_until(seen, f"{pattern!r}")
+        return found[0]
+
+    def _read_until(self, seen: Callable[[], bool], what: str) -> None:
         assert self.process.stdout is not None
         deadline = time.monotonic() + LIMIT_S
-        while self._out.count(text) < times:
+        while not seen():
             ready, _, _ = select.select([self.process.stdout], [], [], max(0.0, deadline - time.monotonic()))
-            assert ready, f"{text!r} did not come {times} times; output: {self._out!r}; {self._errors()}"
+            assert ready, f"{what} did not come; output: {self._out!r}; {self._errors()}"
             data = self.process.stdout.read(65536)
-            assert data, f"the output ended without {text!r}: {self._out!r}; {self._errors()}"
+            assert data, f"the output ended without {what}: {self._out!r}; {self._errors()}"
             self._out += data
-        return self._out
 
     def signal(self, signum: int) -> None:
         self.process.send_signal(signum)

@@ -70,33 +70,36 @@ clean: ## remove all that make made, except benchmarks/results
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# PyTorch goes in first and pinned: left to the package's own `torch>=2.1`, pip would take the newest there is.
-$(STAMPS)/torch:
+$(STAMPS)/venv:
 	$(PYTHON) -m venv $(VENV)
-	$(PIP_INSTALL) $(TORCH)
 	mkdir -p $(STAMPS)
 	touch $@
 
 # What `pip` would install anew for each build, into a folder with which the build before could not be gone on with.
-$(STAMPS)/build: $(STAMPS)/torch
+$(STAMPS)/build: $(STAMPS)/venv
 	$(PIP_INSTALL) 'scikit-build-core>=0.11' 'cffi>=2.1' 'cmake>=3.25' 'ninja>=1.11'
 	touch $@
 
-$(STAMPS)/package: $(STAMPS)/build $(SOURCES)
-	PATH="$(BIN):$$PATH" $(PIP_INSTALL) --no-build-isolation --config-settings=cmake.define.HVL_TESTS=OFF '.[torch,examples]'
+# Before the package, and pinned: left to its own `torch>=2.1`, pip would take the newest there is.
+$(STAMPS)/torch: $(STAMPS)/venv
+	$(PIP_INSTALL) $(TORCH)
 	touch $@
 
-$(STAMPS)/tensorflow: $(STAMPS)/torch
+$(STAMPS)/tensorflow: $(STAMPS)/venv
 	$(PIP_INSTALL) $(TENSORFLOW)
 	touch $@
 
-# Holds all that the demo needs as well. The tests of the core are made of its objects, so they are built with it; what
-# is large is installed meanwhile.
+$(STAMPS)/package: $(STAMPS)/build $(STAMPS)/torch $(SOURCES)
+	PATH="$(BIN):$$PATH" $(PIP_INSTALL) --no-build-isolation --config-settings=cmake.define.HVL_TESTS=OFF '.[torch,examples]'
+	touch $@
+
+# Holds all that the demo needs as well. The tests of the core are made of its objects, so they are built with it; the
+# frameworks are installed meanwhile.
 $(STAMPS)/dev: $(STAMPS)/build $(SOURCES) $(shell find tests/native -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt)
 	rm -rf build/wheels
 	PATH="$(BIN):$$PATH" $(BIN)/python -m pip wheel --disable-pip-version-check --quiet $(PIP_FLAGS) --no-deps \
 	  --no-build-isolation --config-settings=cmake.define.HVL_TESTS=ON --wheel-dir build/wheels . & building=$$!; \
-	$(PIP_INSTALL) $(TENSORFLOW) && wait $$building
+	$(MAKE) --no-print-directory $(STAMPS)/torch $(STAMPS)/tensorflow && wait $$building
 	wheel=$$(echo build/wheels/*.whl) && $(PIP_INSTALL) --force-reinstall --no-deps "$$wheel" && \
 	$(PIP_INSTALL) "$$wheel[torch,tensorflow,keras,dev]"
-	touch $(STAMPS)/package $(STAMPS)/tensorflow $@
+	touch $(STAMPS)/package $@

@@ -1,9 +1,9 @@
-// A small test framework. Include it in exactly one file of a test executable: it defines main().
+// A small test framework; check_main.cc has the main() of its programs.
 //
 //   TEST(name) { CHECK(condition); CHECK_EQ(a, b); REQUIRE(condition); }
 //
 // A failed CHECK is reported and the test goes on (any thread may check); a failed REQUIRE also ends the test (the
-// test's own thread only). Run with an argument, only the tests whose name contains it are run.
+// test's own thread only).
 #pragma once
 
 #include <atomic>
@@ -27,6 +27,7 @@ inline const bool is_brief = std::getenv("CHECK_BRIEFLY") != nullptr;
 #endif
 
 struct Test {
+  const char* file;
   const char* name;
   void (*run)();
 };
@@ -39,7 +40,7 @@ inline std::vector<Test>& tests() {
 inline std::atomic<int> num_failures{0};
 
 struct Registration {
-  Registration(const char* name, void (*run)()) { tests().push_back({name, run}); }
+  Registration(const char* file, const char* name, void (*run)()) { tests().push_back({file, name, run}); }
 };
 
 struct RequirementFailed {};
@@ -80,26 +81,15 @@ bool report_equal(const A& a, const B& b, const char* file, int line, const char
 }
 #pragma GCC diagnostic pop
 
-inline bool run_one(const Test& test) {
-  const int before = num_failures;
-  try {
-    test.run();
-  } catch (const RequirementFailed&) {  // already reported
-  } catch (const std::exception& error) {
-    report(false, test.name, 0, error.what());
-  }
-  const bool passed = num_failures == before;
-  std::printf("%s %s\n", passed ? "ok  " : "FAIL", test.name);
-  std::fflush(stdout);
-  return passed;
-}
-
 }  // namespace check
 
-#define TEST(name)                                                          \
-  static void test_##name();                                                \
-  static const check::Registration registration_##name(#name, test_##name); \
-  static void test_##name()
+// Files of a folder are compiled as one, and some of them have tests of the same name: hence the number.
+#define TEST(name) CHECK_TEST_NUMBER(name, __COUNTER__)
+#define CHECK_TEST_NUMBER(name, number) CHECK_TEST_FUNCTION(name, number)
+#define CHECK_TEST_FUNCTION(name, number)                                                                    \
+  static void test_##number##_##name();                                                                      \
+  static const check::Registration registration_##number##_##name(__FILE__, #name, test_##number##_##name); \
+  static void test_##number##_##name()
 
 #define CHECK(condition) check::report(static_cast<bool>(condition), __FILE__, __LINE__, #condition)
 #define CHECK_EQ(a, b) check::report_equal((a), (b), __FILE__, __LINE__, #a " == " #b)
@@ -107,15 +97,3 @@ inline bool run_one(const Test& test) {
   do {                                                       \
     if (!CHECK(condition)) throw check::RequirementFailed(); \
   } while (false)
-
-int main(int argc, char** argv) {
-  int run = 0;
-  int failed = 0;
-  for (const check::Test& test : check::tests()) {
-    if (argc > 1 && std::strstr(test.name, argv[1]) == nullptr) continue;
-    ++run;
-    failed += check::run_one(test) ? 0 : 1;
-  }
-  std::printf("%d of %d tests passed\n", run - failed, run);
-  return failed == 0 && run > 0 ? 0 : 1;
-}

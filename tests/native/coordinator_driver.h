@@ -34,6 +34,25 @@ inline hvl::Signature barrier_of(const std::string& name) {
   return signature;
 }
 
+inline hvl::Signature join_of(int32_t process_set = 0, const std::string& name = "join") {
+  hvl::Signature signature = barrier_of(name);
+  signature.kind = HVL_JOIN;
+  signature.process_set = process_set;
+  return signature;
+}
+
+inline hvl::Signature add_of(const std::vector<int64_t>& ranks) {
+  hvl::Signature signature = barrier_of("add");
+  signature.kind = HVL_ADD_PROCESS_SET;
+  signature.arguments = ranks;
+  return signature;
+}
+
+inline hvl::Signature of_set(int32_t process_set, hvl::Signature signature) {
+  signature.process_set = process_set;
+  return signature;
+}
+
 inline hvl::CoordinatorOptions options_of(int size) {
   hvl::CoordinatorOptions options;
   options.size = size;

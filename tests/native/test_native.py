@@ -25,9 +25,14 @@ def starts_threads(source):
     return STARTS_THREADS.search(text) is not None or any(map(starts_threads, headers))
 
 
-def names_of(build):
-    """All tests as released and under AddressSanitizer; without threads there is nothing to see for ThreadSanitizer."""
-    return [path.stem for path in sorted(HERE.glob("*_test.cc")) if build != "thread" or starts_threads(path)]
+def files_of(build):
+    """All files as released and under AddressSanitizer; without threads there is nothing to see for ThreadSanitizer."""
+    return [path for path in sorted(HERE.glob("*/*_test.cc")) if build != "thread" or starts_threads(path)]
+
+
+def program_of(test):
+    """Its folder's; with the name of the file it runs the tests of that file only."""
+    return f"{test.parent.name}_tests"
 
 
 def of_build(build, *more):
@@ -43,18 +48,20 @@ def build(request):
     """The folder with the programs of a build."""
     if request.param not in SANITIZERS:
         return core_builds.released()
-    return core_builds.sanitized(request.param, *(names_of("thread") if request.param == "thread" else ["all"]))
+    programs = {program_of(test) for test in files_of("thread")} if request.param == "thread" else {"all"}
+    return core_builds.sanitized(request.param, *programs)
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("build", "name"),
-    [of_build(each, name) for each in ("release", *SANITIZERS) for name in names_of(each)],
+    ("build", "test"),
+    [of_build(each, test) for each in ("release", *SANITIZERS) for test in files_of(each)],
     indirect=["build"],
+    ids=lambda value: value.stem if isinstance(value, Path) else None,
 )
-def test_core(build, name, pytestconfig):
+def test_core(build, test, pytestconfig):
     env = os.environ if pytestconfig.getoption("thorough") else os.environ | {"CHECK_BRIEFLY": "1"}
-    done = subprocess.run([build / name], env=env, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run([build / program_of(test), test.stem], env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
 
 

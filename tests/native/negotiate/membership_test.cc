@@ -14,19 +14,6 @@ Signature change_of(Kind kind, const std::vector<int64_t>& arguments) {
   return signature;
 }
 
-Signature of_set(int32_t process_set, Signature signature) {
-  signature.process_set = process_set;
-  return signature;
-}
-
-Signature join_of(int32_t process_set = 0, const std::string& name = "join") {
-  Signature signature;
-  signature.name = name;
-  signature.kind = HVL_JOIN;
-  signature.process_set = process_set;
-  return signature;
-}
-
 TEST(only_members_are_needed) {
   CoordinatorDriver driver(3);
   driver.request_all(change_of(HVL_ADD_PROCESS_SET, {0, 2}));

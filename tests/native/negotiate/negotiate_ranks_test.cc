@@ -26,20 +26,6 @@ Message request_of(const std::vector<int>& ranks, const Signature& signature, st
   return message;
 }
 
-Signature join_of(int32_t process_set, const std::string& name) {
-  Signature signature = barrier_of(name);
-  signature.kind = HVL_JOIN;
-  signature.process_set = process_set;
-  return signature;
-}
-
-Signature add_of(const std::vector<int64_t>& ranks) {
-  Signature signature = barrier_of("add");
-  signature.kind = HVL_ADD_PROCESS_SET;
-  signature.arguments = ranks;
-  return signature;
-}
-
 std::vector<int> up_to(int last, int first = 0) {
   std::vector<int> ranks;
   for (int rank = first; rank <= last; ++rank) ranks.push_back(rank);

@@ -10,7 +10,6 @@ using namespace hvl;
 
 namespace {
 
-constexpr uint64_t kPatience = 100 * kMillisecond;
 constexpr uint64_t kForEver = uint64_t{1} << 62;
 constexpr int kNumNames = 12;
 
@@ -128,7 +127,7 @@ class TreeWiring : public Wiring {
 
 const Tree kTrees[] = {{{1, 1}, 1},          {{1, 2}, 1},    {{2, 1, 1}, 1},
                        {{1, 2, 3, 1, 2}, 2}, {{1, 4, 4}, 2}, {{1, 1, 1, 1, 1, 1, 1}, 2}};
-const uint64_t kPatiences[] = {0, kPatience, kForEver};
+const uint64_t kPatiences[] = {0, 100 * kMillisecond, kForEver};
 
 CoordinatorOptions with_capacity(const Tree& tree, int capacity) {
   CoordinatorOptions options = options_of(tree.size());

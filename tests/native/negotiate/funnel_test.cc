@@ -18,18 +18,6 @@ Signature change_of(Kind kind, const std::vector<int64_t>& arguments) {
   return signature;
 }
 
-Signature join_of(int32_t process_set = 0) {
-  Signature signature = barrier_of("join");
-  signature.kind = HVL_JOIN;
-  signature.process_set = process_set;
-  return signature;
-}
-
-Signature of_set(int32_t process_set, Signature signature) {
-  signature.process_set = process_set;
-  return signature;
-}
-
 // Of a host with ranks 2 and 3; the host below it has ranks 4 and 5.
 class FunnelDriver {
  public:

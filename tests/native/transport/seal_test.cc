@@ -27,7 +27,7 @@ namespace {
 
 constexpr ChannelKey kKey = {1, 2, 3};
 constexpr ChannelKey kOtherKey = {1, 2, 4};
-const char* const kPeer = "rank 2 (host b, 10.0.0.3)";
+const char* const kFrom = "rank 2 (host b, 10.0.0.3)";
 const std::vector<std::string> kPayloads = {"first", "", "the third is longer", std::string(100, 'x')};
 
 std::string sealed(const std::vector<std::string>& payloads, bool with_end, const ChannelKey& key = kKey) {
@@ -63,7 +63,7 @@ std::vector<std::string> received(Opener* opener) {
 
 // What is wrong with the stream.
 std::string flaw_of(const std::string& stream, const ChannelKey& key = kKey) {
-  Opener opener(key, kPeer);
+  Opener opener(key, kFrom);
   const Status fed = opener.feed(stream.data(), stream.size());
   if (!fed.ok()) CHECK(!opener.has_frame());
   const Status status = fed.ok() ? opener.close() : fed;
@@ -89,7 +89,7 @@ TEST(the_wire_is_what_it_always_was) {
 TEST(any_cut_of_the_stream_gives_the_same_frames) {
   const std::string stream = sealed(kPayloads, true);
   for (size_t cut = 0; cut <= stream.size(); ++cut) {
-    Opener opener(kKey, kPeer);
+    Opener opener(kKey, kFrom);
     CHECK(opener.feed(stream.data(), cut).ok());
     std::vector<std::string> payloads = received(&opener);
     CHECK_EQ(opener.is_at_end(), cut == stream.size());
@@ -102,7 +102,7 @@ TEST(any_cut_of_the_stream_gives_the_same_frames) {
 }
 
 TEST(byte_by_byte) {
-  Opener opener(kKey, kPeer);
+  Opener opener(kKey, kFrom);
   std::vector<std::string> payloads;
   for (char byte : sealed(kPayloads, true)) {
     CHECK(opener.feed(&byte, 1).ok());
@@ -114,7 +114,7 @@ TEST(byte_by_byte) {
 
 TEST(a_frame_is_handed_out_while_others_wait) {
   const std::string stream = sealed(std::vector<std::string>(2000, "some payload"), false);
-  Opener opener(kKey, kPeer);
+  Opener opener(kKey, kFrom);
   std::string payload;
   size_t fed = 0;
   for (int count = 0; count < 2000; ++count) {
@@ -132,7 +132,7 @@ TEST(every_bit_counts) {
   for (size_t bit = 0; bit < 8 * stream.size(); ++bit) {
     std::string changed = stream;
     changed[bit / 8] ^= static_cast<char>(1 << (bit % 8));
-    Opener opener(kKey, kPeer);
+    Opener opener(kKey, kFrom);
     const Status fed = opener.feed(changed.data(), changed.size());
     // A length that has grown waits for bytes that do not come.
     CHECK(!fed.ok() || !opener.close().ok());
@@ -145,7 +145,7 @@ TEST(every_bit_counts) {
 
 TEST(errors_say_what_has_happened) {
   const std::vector<std::string> frames = frames_of({"a", "b", "c", "d"});
-  const std::string from = std::string(" from ") + kPeer;
+  const std::string from = std::string(" from ") + kFrom;
   CHECK_EQ(flaw_of(frames[0] + frames[1] + frames[0]),
            "frame 1" + from + " came in place of frame 3: it was replayed on the way");
   CHECK_EQ(flaw_of(frames[0] + frames[2] + frames[1]),
@@ -157,10 +157,10 @@ TEST(errors_say_what_has_happened) {
   CHECK_EQ(flaw_of(changed), wrong);
   CHECK(flaw_of(sealed({"a"}, false), kOtherKey).find("the MAC of frame 1") == 0);
   CHECK_EQ(flaw_of(frames[0] + frames[1].substr(0, 3)),
-           std::string(kPeer) + " has closed its connection in the middle of frame 2");
+           std::string(kFrom) + " has closed its connection in the middle of frame 2");
   CHECK_EQ(flaw_of(frames[0] + frames[1]),
-           std::string(kPeer) + " has closed its connection without a word: its process has ended or was killed");
-  CHECK_EQ(flaw_of(sealed({"a"}, true) + "x"), std::string(kPeer) + " has sent something after the end of its frames");
+           std::string(kFrom) + " has closed its connection without a word: its process has ended or was killed");
+  CHECK_EQ(flaw_of(sealed({"a"}, true) + "x"), std::string(kFrom) + " has sent something after the end of its frames");
 }
 
 TEST(a_frame_far_away_is_wrong_all_the_same) {
@@ -182,7 +182,7 @@ TEST(every_truncation_is_noticed) {
 
 TEST(no_frames_after_an_error) {
   const std::vector<std::string> frames = frames_of({"a", "b", "c"});
-  Opener opener(kKey, kPeer);
+  Opener opener(kKey, kFrom);
   CHECK(opener.feed(frames[0].data(), frames[0].size()).ok());
   const Status first = opener.feed(frames[0].data(), frames[0].size());
   CHECK(!first.ok());
@@ -198,7 +198,7 @@ TEST(a_length_alone_takes_no_memory) {
     largest_allocation = 0;
     const std::string flaw = flaw_of(std::string(reinterpret_cast<const char*>(&length), sizeof length));
     CHECK_EQ(flaw,
-             "a frame of " + std::to_string(length) + " bytes from " + kPeer + " is over the limit of 16777216 bytes");
+             "a frame of " + std::to_string(length) + " bytes from " + kFrom + " is over the limit of 16777216 bytes");
     CHECK(largest_allocation < 1000);
   }
   largest_allocation = 0;
@@ -211,7 +211,7 @@ TEST(a_length_alone_takes_no_memory) {
 TEST(memory_grows_with_what_arrives) {
   const std::string stream = sealed({std::string(kFrameLimit, 'x'), "next"}, true);
   largest_allocation = 0;
-  Opener opener(kKey, kPeer);
+  Opener opener(kKey, kFrom);
   const size_t piece = 10000;
   for (size_t fed = 0; fed < stream.size(); fed += piece) {
     REQUIRE(opener.feed(stream.data() + fed, std::min(piece, stream.size() - fed)).ok());
@@ -222,7 +222,7 @@ TEST(memory_grows_with_what_arrives) {
 }
 
 TEST(a_stream_does_not_grow_because_it_is_never_empty) {
-  Opener opener(kKey, kPeer);
+  Opener opener(kKey, kFrom);
   const std::string payload(1000, 'x');
   Sealer sealer(kKey);
   ByteQueue wire;

@@ -14,8 +14,8 @@
 namespace hvl {
 namespace {
 
-constexpr ChannelKey kDown = {1};
-constexpr ChannelKey kUp = {2};
+constexpr ChannelKey kToChild = {1};
+constexpr ChannelKey kToRoot = {2};
 
 // The root of a job of one rank on each host, and the channels of its children to it.
 struct Tree {
@@ -30,8 +30,8 @@ struct Tree {
       int ends[2];
       REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0);
       REQUIRE(poller.watch(ends[0]).ok());
-      to_children.push_back(std::make_unique<Channel>(ends[0], kDown, kUp, "rank " + std::to_string(child)));
-      children.push_back(std::make_unique<Channel>(ends[1], kUp, kDown, "rank 0"));
+      to_children.push_back(std::make_unique<Channel>(ends[0], kToChild, kToRoot, "rank " + std::to_string(child)));
+      children.push_back(std::make_unique<Channel>(ends[1], kToRoot, kToChild, "rank 0"));
     }
     SeatOptions options;
     options.coordinator.size = 1 + num_children;

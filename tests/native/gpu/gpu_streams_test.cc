@@ -9,8 +9,8 @@
 namespace hvl {
 namespace {
 
-constexpr size_t kCount = 1000;
-constexpr size_t kBytes = kCount * sizeof(float);
+constexpr size_t kLength = 1000;
+constexpr size_t kBytes = kLength * sizeof(float);
 
 using Floats = std::vector<float>;
 
@@ -23,7 +23,7 @@ void make_later(GpuJob& job, int rank, Floats* data) {
 int64_t begin_allreduce(GpuJob& job, int rank, const std::string& name, Floats* data,
                         const hvl_callbacks& callbacks = {}) {
   char* memory = reinterpret_cast<char*>(data->data());
-  return job.enqueue(rank, on_gpu(make(name, HVL_ALLREDUCE, {{kCount}})), {memory}, {memory}, callbacks);
+  return job.enqueue(rank, on_gpu(make(name, HVL_ALLREDUCE, {{kLength}})), {memory}, {memory}, callbacks);
 }
 
 void consume(GpuJob& job, int rank, int64_t handle) {
@@ -40,7 +40,7 @@ size_t find(const std::vector<std::string>& calls, const std::string& beginning,
 
 TEST(a_request_is_complete_before_the_gpu_has_its_tensor) {
   GpuJob job(3);
-  std::vector<Floats> data(3, Floats(kCount));
+  std::vector<Floats> data(3, Floats(kLength));
   for (int rank = 0; rank < 3; ++rank) gpu_double::hold(job.stream(rank));
   job.job().on_all([&](int rank) {
     Floats* mine = &data[static_cast<size_t>(rank)];
@@ -59,13 +59,13 @@ TEST(a_request_is_complete_before_the_gpu_has_its_tensor) {
     gpu_double::release(job.stream(rank));
     gpu_double::synchronize(job.stream(rank));
     CHECK_EQ((*mine)[0], 60.0F);
-    CHECK_EQ((*mine)[kCount - 1], 60.0F);
+    CHECK_EQ((*mine)[kLength - 1], 60.0F);
   });
 }
 
 TEST(staging_waits_for_the_tensor_and_for_no_more) {
   GpuJob job(2, on_double(GpuOperations::kStaging, 1024));
-  std::vector<Floats> data(2, Floats(kCount));
+  std::vector<Floats> data(2, Floats(kLength));
   job.job().on_all([&](int rank) {
     Floats* mine = &data[static_cast<size_t>(rank)];
     gpu_double::hold(job.stream(rank));
@@ -74,7 +74,7 @@ TEST(staging_waits_for_the_tensor_and_for_no_more) {
     CHECK_EQ(job.job().engine(rank).wait(&handle, 1, now_ns() + 20 * kMillisecond), HVL_IN_PROGRESS);
     gpu_double::release(job.stream(rank));
     CHECK_EQ(job.wait(rank, handle).message(), "");
-    CHECK_EQ((*mine)[kCount - 1], 3.0F);
+    CHECK_EQ((*mine)[kLength - 1], 3.0F);
   });
   for (int gpu : {0, 1}) CHECK_EQ(gpu_double::count(gpu, "nccl"), 0);
 }
@@ -85,7 +85,7 @@ TEST(a_graph_is_captured_while_collectives_are_under_way) {
     GpuJob job(2, on_double(operations));
     job.job().on_all([&](int rank) {
       void* captured = gpu_double::make_stream(rank);
-      Floats data(kCount, 1.0F);
+      Floats data(kLength, 1.0F);
       gpu_double::capture(captured, true);
       for (int step = 0; step < 3; ++step) {
         CHECK_EQ(job.wait(rank, begin_allreduce(job, rank, "x", &data)).message(), "");
@@ -99,7 +99,7 @@ TEST(a_graph_is_captured_while_collectives_are_under_way) {
 // While the ranks reduce what is in one half, the other one is copied.
 TEST(staging_copies_ahead) {
   GpuJob job(2, on_double(GpuOperations::kStaging, 1024));
-  std::vector<Floats> data(2, Floats(kCount, 1.0F));
+  std::vector<Floats> data(2, Floats(kLength, 1.0F));
   job.job().on_all([&](int rank) {
     CHECK_EQ(job.wait(rank, begin_allreduce(job, rank, "x", &data[static_cast<size_t>(rank)])).message(), "");
   });
@@ -116,10 +116,10 @@ TEST(staging_copies_ahead) {
 TEST(a_batch_is_one_group_between_its_events) {
   GpuJob job(2);
   job.job().on_all([&](int rank) {
-    Floats first(kCount, 1.0F);
-    Floats second(kCount, 2.0F);
+    Floats first(kLength, 1.0F);
+    Floats second(kLength, 2.0F);
     char* memory[] = {reinterpret_cast<char*>(first.data()), reinterpret_cast<char*>(second.data())};
-    auto group = on_gpu(make("group", HVL_ALLREDUCE, {{kCount}, {kCount}}, HVL_AVERAGE));
+    auto group = on_gpu(make("group", HVL_ALLREDUCE, {{kLength}, {kLength}}, HVL_AVERAGE));
     for (int step = 0; step < 2; ++step) {
       CHECK_EQ(job.wait(rank, job.enqueue(rank, group, {memory[0], memory[1]}, {memory[0], memory[1]})).message(), "");
     }
@@ -148,7 +148,7 @@ TEST(a_batch_is_one_group_between_its_events) {
 TEST(ranks_that_enqueue_in_different_orders_call_nccl_in_one) {
   GpuJob job(4);
   job.job().on_all([&](int rank) {
-    std::vector<Floats> data(6, Floats(kCount, 1.0F));
+    std::vector<Floats> data(6, Floats(kLength, 1.0F));
     for (int round = 0; round < 5; ++round) {
       std::vector<int64_t> handles;
       for (int i = 0; i < 6; ++i) {
@@ -157,15 +157,15 @@ TEST(ranks_that_enqueue_in_different_orders_call_nccl_in_one) {
       }
       for (int64_t handle : handles) CHECK_EQ(job.wait(rank, handle).message(), "");
     }
-    for (const Floats& tensor : data) CHECK_EQ(tensor[kCount - 1], 1024.0F);
+    for (const Floats& tensor : data) CHECK_EQ(tensor[kLength - 1], 1024.0F);
   });
 }
 
 TEST(scales_are_factors_of_the_sums) {
   GpuJob job(2);
   job.job().on_all([&](int rank) {
-    Floats data(kCount, 4.0F);
-    auto operation = on_gpu(make("x", HVL_ALLREDUCE, {{kCount}}));
+    Floats data(kLength, 4.0F);
+    auto operation = on_gpu(make("x", HVL_ALLREDUCE, {{kLength}}));
     operation->signature.prescale = 0.5;
     for (int step = 0; step < 3; ++step) CHECK_EQ(job.run(rank, operation, data.data()).message(), "");
     CHECK_EQ(data[0], 4.0F);
@@ -182,7 +182,7 @@ TEST(scales_are_factors_of_the_sums) {
 TEST(who_is_called_back_finds_the_result_on_his_stream) {
   GpuJob job(2);
   job.job().on_all([&](int rank) {
-    Floats data(kCount);
+    Floats data(kLength);
     gpu_double::hold(job.stream(rank));
     make_later(job, rank, &data);
     std::promise<int> told;
@@ -208,7 +208,7 @@ TEST(outputs_are_not_written_before_the_stream_has_done_with_their_memory) {
     struct Reused {
       GpuJob* job;
       int rank;
-      Floats memory = Floats(2 * kCount);
+      Floats memory = Floats(2 * kLength);
     } reused{&job, rank};
     hvl_callbacks callbacks{};
     callbacks.context = &reused;
@@ -220,14 +220,14 @@ TEST(outputs_are_not_written_before_the_stream_has_done_with_their_memory) {
                           [=] { std::fill(made->memory.begin(), made->memory.end(), -1.0F); });
       return made->memory.data();
     };
-    const Floats data(kCount, static_cast<float>(rank));
-    const int64_t handle = job.enqueue(rank, on_gpu(make("x", HVL_ALLGATHER, {{kCount}})),
+    const Floats data(kLength, static_cast<float>(rank));
+    const int64_t handle = job.enqueue(rank, on_gpu(make("x", HVL_ALLGATHER, {{kLength}})),
                                        {reinterpret_cast<const char*>(data.data())}, {}, callbacks);
     job.job().wait_only(rank, handle);
     gpu_double::release(job.stream(rank));
     CHECK_EQ(job.wait(rank, handle).message(), "");
     CHECK_EQ(reused.memory[0], 0.0F);
-    CHECK_EQ(reused.memory[2 * kCount - 1], 1.0F);
+    CHECK_EQ(reused.memory[2 * kLength - 1], 1.0F);
   });
 }
 
@@ -272,15 +272,15 @@ TEST(outputs_are_allocated_while_a_graph_is_captured) {
   GpuJob job(2);
   std::promise<void> captured;
   job.job().on_all([&](int rank) {
-    Floats outputs(2 * kCount);
+    Floats outputs(2 * kLength);
     hvl_callbacks callbacks{};
     callbacks.context = outputs.data();
     callbacks.allocate = [](void* context, int32_t, const hvl_output*) -> void* {
       return gpu_double::may_allocate() ? context : nullptr;
     };
-    const Floats data(kCount, static_cast<float>(rank + 1));
+    const Floats data(kLength, static_cast<float>(rank + 1));
     if (rank == 1) captured.get_future().wait();
-    const int64_t handle = job.enqueue(rank, on_gpu(make("x", HVL_ALLGATHER, {{kCount}})),
+    const int64_t handle = job.enqueue(rank, on_gpu(make("x", HVL_ALLGATHER, {{kLength}})),
                                        {reinterpret_cast<const char*>(data.data())}, {}, callbacks);
     if (rank == 0) {
       gpu_double::capture(job.stream(0), true);
@@ -289,16 +289,16 @@ TEST(outputs_are_allocated_while_a_graph_is_captured) {
     CHECK_EQ(job.wait(rank, handle).message(), "");
     if (rank == 0) gpu_double::capture(job.stream(0), false);
     CHECK_EQ(outputs[0], 1.0F);
-    CHECK_EQ(outputs[2 * kCount - 1], 2.0F);
+    CHECK_EQ(outputs[2 * kLength - 1], 2.0F);
   });
 }
 
 TEST(adasum_pins_as_much_as_it_needs_and_lets_go_of_it) {
   GpuJob job(2, on_double(GpuOperations::kAuto, 1024));
   job.job().on_all([&](int rank) {
-    Floats data(kCount, 1.0F);
-    CHECK_EQ(job.run(rank, on_gpu(make("x", HVL_ALLREDUCE, {{kCount}}, HVL_ADASUM)), data.data()).message(), "");
-    CHECK_EQ(data[kCount - 1], 1.0F);
+    Floats data(kLength, 1.0F);
+    CHECK_EQ(job.run(rank, on_gpu(make("x", HVL_ALLREDUCE, {{kLength}}, HVL_ADASUM)), data.data()).message(), "");
+    CHECK_EQ(data[kLength - 1], 1.0F);
   });
   for (int gpu : {0, 1}) {
     CHECK_EQ(gpu_double::count(gpu, "cuMemHostAlloc"), 1);

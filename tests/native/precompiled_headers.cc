@@ -1,1 +1,0 @@
-// What the headers are compiled with that the tests share.

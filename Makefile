@@ -94,12 +94,14 @@ $(STAMPS)/package: $(STAMPS)/build $(STAMPS)/torch $(SOURCES)
 	touch $@
 
 # Holds all that the demo needs as well. The tests of the core are made of its objects, so they are built with it; the
-# frameworks are installed meanwhile.
+# frameworks are installed meanwhile, and imported once: each of the test processes, which begin together, would compile
+# them to bytecode.
 $(STAMPS)/dev: $(STAMPS)/build $(SOURCES) $(shell find tests/native -name '*.cc' -o -name '*.h' -o -name CMakeLists.txt)
 	rm -rf build/wheels
 	PATH="$(BIN):$$PATH" $(BIN)/python -m pip wheel --disable-pip-version-check --quiet $(PIP_FLAGS) --no-deps \
 	  --no-build-isolation --config-settings=cmake.define.HVL_TESTS=ON --wheel-dir build/wheels . & building=$$!; \
-	$(MAKE) --no-print-directory $(STAMPS)/torch $(STAMPS)/tensorflow && wait $$building
+	$(MAKE) --no-print-directory $(STAMPS)/torch $(STAMPS)/tensorflow && \
+	TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/python -c 'import keras, tensorflow, torch._dynamo' && wait $$building
 	wheel=$$(echo build/wheels/*.whl) && $(PIP_INSTALL) --force-reinstall --no-deps "$$wheel" && \
 	$(PIP_INSTALL) "$$wheel[torch,tensorflow,keras,dev]"
 	touch $(STAMPS)/package $@

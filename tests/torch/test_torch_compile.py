@@ -276,7 +276,8 @@ def _one_rank_compiles(backend: str, fullgraph: bool) -> None:
                 torch.testing.assert_close(mine, theirs)
 
 
-@pytest.mark.parametrize("fullgraph", (True, False))  # without, a graph ends where a size is to be found out
+# Without, a graph ends where a size is to be found out.
+@pytest.mark.parametrize("fullgraph", (True, pytest.param(False, marks=pytest.mark.thorough)))
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_one_rank_compiles_and_the_other_does_not(ranks, backend, fullgraph):
     ranks(2).run(_one_rank_compiles, backend, fullgraph)

@@ -14,7 +14,7 @@ from horovodlike.torch import _engine
 from horovodlike.torch._sparse import SparseGathering
 from horovodlike.torch.compression import NoneCompressor
 
-OVERLAP = ("always", "never")
+OVERLAP = ("always", pytest.param("never", marks=pytest.mark.thorough))
 
 
 def _optimizer(model: torch.nn.Module, **options: object) -> torch.optim.Optimizer:

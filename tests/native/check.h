@@ -86,8 +86,8 @@ bool report_equal(const A& a, const B& b, const char* file, int line, const char
 // Files of a folder are compiled as one, and some of them have tests of the same name: hence the number.
 #define TEST(name) CHECK_TEST_NUMBER(name, __COUNTER__)
 #define CHECK_TEST_NUMBER(name, number) CHECK_TEST_FUNCTION(name, number)
-#define CHECK_TEST_FUNCTION(name, number)                                                                    \
-  static void test_##number##_##name();                                                                      \
+#define CHECK_TEST_FUNCTION(name, number)                                                                   \
+  static void test_##number##_##name();                                                                     \
   static const check::Registration registration_##number##_##name(__FILE__, #name, test_##number##_##name); \
   static void test_##number##_##name()
 

@@ -61,7 +61,9 @@ def build(request):
 )
 def test_core(build, test, pytestconfig):
     env = os.environ if pytestconfig.getoption("thorough") else os.environ | {"CHECK_BRIEFLY": "1"}
-    done = subprocess.run([build / program_of(test), test.stem], env=env, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        [build / program_of(test), test.stem], env=env, capture_output=True, text=True, timeout=300, check=False
+    )
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
 
 

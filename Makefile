@@ -25,7 +25,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-tf test test-all sanitize tools bench gpu lint docs clean
+.PHONY: help demo demo-tf test test-slow test-all sanitize tools bench gpu lint docs clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -37,7 +37,10 @@ demo-tf: $(STAMPS)/package $(STAMPS)/tensorflow ## the same with TensorFlow, and
 	$(BIN)/python examples/demo.py tensorflow
 
 test: $(STAMPS)/dev ## run the tests; tests/selection.py says which are only for test-all
-	$(PYTEST)
+	$(PYTEST) -m 'not slow'
+
+test-slow: $(STAMPS)/dev ## the rest of what has to pass before a change lands
+	$(PYTEST) -m slow
 
 test-all: $(STAMPS)/dev ## run every test, with all combinations of parameters, and the core under sanitizers
 	$(PYTEST) --thorough

@@ -1,7 +1,8 @@
 """Which tests `make test` runs: all but those that check more of what others check, or take long for what they find.
 
+`make test-slow` runs those with the mark `slow`: the rest of what has to pass before a change lands.
 `pytest --thorough` runs every test, and so does one that is named (`FILE::TEST`). Otherwise left out are
-- those with the mark `thorough`, among them most of the examples, of Keras on torch and of MPI between hosts;
+- those with the mark `thorough`, among them most of the examples, of Keras on torch and of faults in all places;
 - in the folders whose tests start processes, other numbers of ranks than 3 where a test comes on several;
 - there as well, combinations of parameters: each value of each parameter comes once, but not with all of the others;
 - within tests of the core that go through very many cases, a part of these (`check::is_brief`).

@@ -54,17 +54,16 @@ def servers_only(hosts):
 LAYOUTS = ([2, 2], [1, 1, 1, 1], [2, 1, 1])
 
 
-def layouts(*usual):
-    """All layouts; those that are not usual only with --thorough."""
-    others = [pytest.param(layout, marks=pytest.mark.thorough) for layout in LAYOUTS if layout not in usual]
-    return pytest.mark.parametrize("layout", [*usual, *others], ids=str)
-
-
+layouts = pytest.mark.parametrize(
+    "layout",
+    [pytest.param(layout, marks=[] if layout == [2, 1, 1] else pytest.mark.slow) for layout in LAYOUTS],
+    ids=str,
+)
 extents = pytest.mark.parametrize("extent", [["--brief"], pytest.param([], marks=pytest.mark.thorough)], ids=str)
 
 
 @pytest.mark.cluster("sshd", "ssh")
-@layouts([2, 2], [2, 1, 1])
+@layouts
 @extents
 def test_over_ssh(cluster, layout, extent, tmp_path):
     run_over(cluster(len(layout), ssh=True), layout, tmp_path, [*grid_of(layout), *extent])
@@ -85,7 +84,7 @@ def test_soak_over_ssh(cluster, tmp_path):
 
 
 @pytest.mark.cluster("sshd", "ssh", "mpirun")
-@layouts([2, 1, 1])
+@layouts
 @extents
 def test_over_mpi(cluster, layout, extent, tmp_path):
     run_over(cluster(len(layout), ssh=True), layout, tmp_path, [*grid_of(layout), *extent, "--mpi"], "--mpi")

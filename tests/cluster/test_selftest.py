@@ -15,6 +15,7 @@ from cluster.hosts import Cluster, environment
 pytestmark = pytest.mark.cluster("sshd", "ssh")
 
 
+@pytest.mark.slow
 def test_every_link_is_measured(fresh_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
     hosts = fresh_cluster(3, ssh=True)
     hosts.shape(hosts.hosts[2], rate=1e8)

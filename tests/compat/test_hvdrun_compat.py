@@ -32,7 +32,7 @@ print("rank", hvd.rank(), "of", hvd.size(), "by", hvd.__name__)
 
 @pytest.mark.parametrize(
     "path",
-    [path if path.stem == "plain" else pytest.param(path, marks=pytest.mark.thorough) for path in SCRIPTS],
+    [pytest.param(path, marks=pytest.mark.slow if path.stem == "plain" else pytest.mark.thorough) for path in SCRIPTS],
     ids=lambda path: path.stem,
 )
 def test_a_script_written_for_horovod_learns(run: Run, path: Path) -> None:
@@ -74,6 +74,7 @@ def test_without_compat_there_is_no_horovod(run: Run, tmp_path: Path) -> None:
     assert "ModuleNotFoundError: No module named 'horovod'" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_function_that_imports_horovod(run: Run, tmp_path: Path) -> None:
     (tmp_path / "beside.py").write_text(
         "import horovod.torch as hvd\ndef place():\n    return hvd.rank(), hvd.size()\n"

@@ -173,7 +173,7 @@ def test_children_of_a_script_that_installs_the_names_itself(run: Run, program: 
     assert done.stdout.count("('0.28.1', 'hello'") == 3
 
 
-@pytest.mark.thorough
+@pytest.mark.slow
 def test_workers_of_a_data_loader_have_the_names(run: Run, program: Callable[..., None]) -> None:
     program(
         """

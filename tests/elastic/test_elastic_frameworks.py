@@ -133,6 +133,7 @@ def _check(train, tolerance: float, **imports: Any) -> None:
 
 
 # horovod#2652: a new worker, whose Adam had no state yet, hung before its first step.
+@pytest.mark.slow
 def test_pytorch_goes_on_without_a_worker_and_with_a_new_one():
     _check(_with_torch, 1e-12, modules=["horovodlike.torch"])
 

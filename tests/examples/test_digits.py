@@ -33,6 +33,7 @@ def run(*argv: object) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_two_ranks_learn_and_hold_the_same_parameters(tmp_path: Path) -> None:
     report = tmp_path / "report.json"
     done = run(HVDRUN, "-np", 2, sys.executable, SCRIPT, "--report", report)

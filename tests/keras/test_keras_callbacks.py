@@ -83,6 +83,7 @@ def _broadcast():
     assert _on_all_ranks_equal(v.numpy() for v in slots) == ["mine_too" in v.name for v in slots]
 
 
+@pytest.mark.slow
 def test_broadcast(keras_ranks):
     keras_ranks(2).run(_broadcast)
 
@@ -205,6 +206,7 @@ def _momenta():
         callback.on_epoch_begin(1)
 
 
+@pytest.mark.slow
 def test_learning_rates(keras_ranks):
     pool = keras_ranks(2)
     pool.run(_schedule)

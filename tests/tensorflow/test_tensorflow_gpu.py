@@ -17,6 +17,8 @@ import horovodlike.tensorflow as hvd
 from horovodlike import ops
 from horovodlike.errors import HorovodInternalError
 
+pytestmark = pytest.mark.slow
+
 SIZES = (1, 2)
 GPU = "GPU:0"
 MODULES = ("tensorflow", "horovodlike.tensorflow")

@@ -13,6 +13,8 @@ from torch.nn import functional
 import horovodlike.torch as hvd
 from horovodlike.torch import _library
 
+pytestmark = pytest.mark.slow
+
 BACKENDS = ("eager", "aot_eager")
 INDUCTOR_SECONDS = 280
 STEPS = 4

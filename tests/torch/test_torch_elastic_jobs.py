@@ -198,6 +198,7 @@ def _compiled_through_jobs(jobs: list[Generation], ranks_in: list[int | None]) -
     return results
 
 
+@pytest.mark.slow
 def test_compiled_functions_follow_the_job(fresh_ranks, generations):
     jobs = generations(1, 2, 1)
     first, second = fresh_ranks(2).run_each(_compiled_through_jobs, [(jobs, [0, 0, 0]), (jobs, [None, 1, None])])

@@ -22,6 +22,8 @@ from gpus import on_gpu
 
 import horovodlike.torch as hvd
 
+pytestmark = pytest.mark.slow
+
 CASES = {
     "ops": test_torch_ops.CASES,
     "alltoall": [

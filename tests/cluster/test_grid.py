@@ -70,7 +70,9 @@ def test_over_ssh(cluster, layout, extent, tmp_path):
 
 
 @pytest.mark.cluster("sshd", "ssh")
-@pytest.mark.parametrize("family", [pytest.param("ipv4", marks=pytest.mark.thorough), "ipv6"])
+@pytest.mark.parametrize(
+    "family", [pytest.param("ipv4", marks=pytest.mark.thorough), pytest.param("ipv6", marks=pytest.mark.slow)]
+)
 def test_where_hosts_have_addresses_of_one_family(cluster, family, tmp_path):
     other = {"ipv4": "ipv6", "ipv6": "ipv4"}[family]
     program = [*grid_of([1, 1]), "--brief", "allreduce", "alltoall", "process_sets", "join"]

@@ -52,7 +52,7 @@ def test_there_are_three_scripts() -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        ["train.py"],
+        pytest.param(["train.py"], marks=pytest.mark.slow),
         pytest.param(["python", "-u", "train.py"], marks=pytest.mark.thorough),
         pytest.param(["python", "-m", "train"], marks=pytest.mark.thorough),
     ],

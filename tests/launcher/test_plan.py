@@ -98,7 +98,9 @@ def test_threads_are_left_alone_when_set() -> None:
     assert "TF_NUM_INTEROP_THREADS" not in plans[0].environ
 
 
-@pytest.mark.parametrize("name", ["GLIBC_TUNABLES", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_"])
+@pytest.mark.parametrize(
+    "name", ["GLIBC_TUNABLES", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_"]
+)
 @pytest.mark.parametrize("value", ["", "glibc.malloc.arena_max=1", "1048576"])
 def test_malloc_is_left_alone_when_set(name: str, value: str) -> None:
     plans, _ = plan(JobSpec(2, ("x",)), ("x",), {name: value})

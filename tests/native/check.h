@@ -1,6 +1,6 @@
 // A small test framework; check_main.cc has the main() of its programs.
 //
-//   TEST(name) { CHECK(condition); CHECK_EQ(a, b); REQUIRE(condition); }
+//   TEST(name) { CHECK(condition); CHECK_EQ(a, b); CHECK_HAS(text, part); REQUIRE(condition); }
 //
 // A failed CHECK is reported and the test goes on (any thread may check); a failed REQUIRE also ends the test (the
 // test's own thread only).
@@ -81,6 +81,11 @@ bool report_equal(const A& a, const B& b, const char* file, int line, const char
 }
 #pragma GCC diagnostic pop
 
+inline bool report_has(const std::string& text, const std::string& part, const char* file, int line, const char* what) {
+  const bool has = text.find(part) != std::string::npos;
+  return has ? true : report(false, file, line, what + (": \"" + part) + "\" is not in \"" + text + "\"");
+}
+
 }  // namespace check
 
 // Files of a folder are compiled as one, and some of them have tests of the same name: hence the number.
@@ -93,6 +98,7 @@ bool report_equal(const A& a, const B& b, const char* file, int line, const char
 
 #define CHECK(condition) check::report(static_cast<bool>(condition), __FILE__, __LINE__, #condition)
 #define CHECK_EQ(a, b) check::report_equal((a), (b), __FILE__, __LINE__, #a " == " #b)
+#define CHECK_HAS(text, part) check::report_has((text), (part), __FILE__, __LINE__, #text " has " #part)
 #define REQUIRE(condition)                                   \
   do {                                                       \
     if (!CHECK(condition)) throw check::RequirementFailed(); \

@@ -16,7 +16,10 @@ from horovodlike import basics
 from horovodlike.ops import counters
 from horovodlike.torch import _library, _traced, mpi_ops
 
-pytestmark = pytest.mark.skipif(not _library.IS_AVAILABLE, reason="torch is too old for operators with effects")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not _library.IS_AVAILABLE, reason="torch is too old for operators with effects"),
+]
 
 BACKENDS = ("eager", "aot_eager")
 # Compiles C++, which takes its time on a busy machine.

@@ -149,6 +149,7 @@ def _grow_and_shrink(jobs: list[Generation], ranks_in: list[int | None]) -> list
     return seen
 
 
+@pytest.mark.slow
 def test_the_state_goes_to_new_ranks_and_on_through_jobs_of_other_sizes(fresh_ranks, generations):
     pool = fresh_ranks(3)
     jobs = generations(2, 3, 3, 1, 2)

@@ -16,6 +16,9 @@ using DataType = hvl_dtype;
 using Device = hvl_device;
 using Shape = std::vector<int64_t>;
 
+// The next multiple of a unit.
+constexpr uint64_t round_up(uint64_t bytes, uint64_t unit) { return (bytes + unit - 1) / unit * unit; }
+
 constexpr int kNumKinds = HVL_REMOVE_PROCESS_SET + 1;
 constexpr int kNumDataTypes = HVL_BFLOAT16 + 1;
 

@@ -14,8 +14,6 @@ constexpr uint64_t kSmallBatch = 32 << 10;
 // A chunk's part for each rank: so small that the slots in use stay in the level 2 cache.
 constexpr uint64_t kPart = 32 << 10;
 
-uint64_t round_up(uint64_t bytes, uint64_t unit) { return (bytes + unit - 1) / unit * unit; }
-
 // Copies what is in memory, and not in a cache. A processor's own prefetching ends with each page and would begin anew
 // in the next; this goes on.
 void put_in(char* slot, const char* from, uint64_t num_bytes) {
@@ -109,7 +107,7 @@ class Allreduce {
   Range range_of(uint64_t chunk, uint64_t part, uint64_t parts) const {
     uint64_t begin = chunk * chunk_bytes_;
     uint64_t length = std::min(chunk_bytes_, batch_.num_bytes() - begin);
-    uint64_t share = round_up((length + parts - 1) / parts, kAlignment);
+    uint64_t share = align((length + parts - 1) / parts);
     uint64_t from = std::min(part * share, length);
     uint64_t to = std::min(from + share, length);
     return Range{begin + from, begin + to, from};

@@ -16,6 +16,15 @@ namespace hvl {
 
 constexpr uint64_t kAlignment = 64;
 
+constexpr uint64_t align(uint64_t bytes) { return round_up(bytes, kAlignment); }
+
+// How much of each of so many blocks, the longest of which is so long, goes at once through a buffer for all of them.
+// Not too little, however many they are.
+constexpr uint64_t share_of_each(uint64_t buffer_bytes, uint64_t num_blocks, uint64_t longest) {
+  constexpr uint64_t kLeast = 4096;
+  return std::min(longest, std::max(kLeast, buffer_bytes / num_blocks / kAlignment * kAlignment));
+}
+
 struct Segment {
   const char* input;
   char* output;
@@ -34,7 +43,7 @@ class Batch {
 
   void add(const char* input, char* output, uint64_t num_bytes, const Reduction& reduction) {
     segments_.push_back(Segment{input, output, num_bytes_, num_bytes, reduction});
-    num_bytes_ += (num_bytes + kAlignment - 1) / kAlignment * kAlignment;
+    num_bytes_ += align(num_bytes);
   }
 
   // Has what lies in the second half of the stream visited only after calling this, again and again.

@@ -253,7 +253,8 @@ def test_helpers_of_a_dead_worker_are_ended(elastic: Callable[..., ElasticLaunch
         *("-np", 2, "--min-np", 1),
         program="""
         if os.fork() == 0:
-            print("helper of", os.environ["HOROVODLIKE_WORKER"], "is", os.getpid(), "!", flush=True)
+            line = f"helper of {os.environ['HOROVODLIKE_WORKER']} is {os.getpid()} !\\n"
+            os.write(1, line.encode())  # at once: the worker writes to the same pipe
             signal.pause()
         """,
     )

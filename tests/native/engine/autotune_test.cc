@@ -295,12 +295,12 @@ TEST(a_job_is_tuned_and_its_results_stay_the_same) {
   REQUIRE(lines.size() >= 4);
   CHECK_EQ(lines[0], "sample,cycle_time_ms,tensor_fusion_threshold,score,reason");
   CHECK_EQ(lines[1].substr(0, 13), "1,0,16777216,");
-  CHECK(lines[1].find(",warm-up") != std::string::npos);
+  CHECK_HAS(lines[1], ",warm-up");
   // Half of a batch of two tensors or of one, whatever was fused.
   CHECK(std::any_of(lines.begin(), lines.end(), [](auto& line) {
     return line.find(",524288,") != std::string::npos || line.find(",262144,") != std::string::npos;
   }));
-  CHECK(lines.back().find(",chosen") != std::string::npos);
+  CHECK_HAS(lines.back(), ",chosen");
   unlink(options.autotune.log.c_str());
   rmdir(folder);
 }

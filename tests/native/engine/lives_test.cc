@@ -112,8 +112,8 @@ void break_a_job(int victim, std::chrono::microseconds delay) {
       const Status status = ranks[index]->run_on(0);
       failed_at[index] = now_ns();
       CHECK_EQ(status.code(), HVL_JOB_BROKEN);
-      CHECK(status.message().find("rank " + std::to_string(victim)) != std::string::npos);
-      CHECK(status.message().find("pid " + std::to_string(child)) != std::string::npos);
+      CHECK_HAS(status.message(), "rank " + std::to_string(victim));
+      CHECK_HAS(status.message(), "pid " + std::to_string(child));
     });
   }
   char byte = 0;

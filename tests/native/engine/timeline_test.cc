@@ -51,7 +51,7 @@ TEST(what_began_has_ended_in_a_file_that_is_whole) {
 TEST(a_file_that_cannot_be_written_is_an_error_and_leaves_no_timeline) {
   Timeline timeline(0);
   const Status status = timeline.start("/nowhere/timeline.json", false);
-  CHECK(status.message().find("/nowhere/timeline.json") != std::string::npos);
+  CHECK_HAS(status.message(), "/nowhere/timeline.json");
   timeline.stop();
 }
 

@@ -129,7 +129,7 @@ TEST(outputs_that_the_caller_allocates) {
   std::vector<float> data(6, 5.0F);
   const auto address = reinterpret_cast<uintptr_t>(data.data());
   CHECK_EQ(hvl_enqueue_on_stream(allgather.get(), &address, nullptr, nullptr, 0, job.stream), -HVL_INVALID_ARGUMENT);
-  CHECK(std::string(hvl_last_error()).find("needs a function that allocates its outputs") != std::string::npos);
+  CHECK_HAS(std::string(hvl_last_error()), "needs a function that allocates its outputs");
   std::vector<float> output(6);
   hvl_callbacks callbacks{};
   callbacks.context = output.data();
@@ -158,7 +158,7 @@ TEST(tensors_and_streams_that_do_not_go_together) {
   CHECK_EQ(std::string(hvl_last_error()), "'y' is on the CPU, which has no stream");
   gpu_double::capture(job.stream, true);
   CHECK_EQ(hvl_enqueue_on_stream(on_gpu.get(), &address, &address, nullptr, 0, job.stream), -HVL_INVALID_ARGUMENT);
-  CHECK(std::string(hvl_last_error()).find("CUDA graph") != std::string::npos);
+  CHECK_HAS(std::string(hvl_last_error()), "CUDA graph");
   gpu_double::capture(job.stream, false);
   hvl_prepared* both[] = {on_gpu.get(), on_cpu.get()};
   const uintptr_t addresses[] = {address, address};
@@ -178,7 +178,7 @@ TEST(a_stream_that_is_captured_waits_for_nothing) {
   gpu_double::capture(job.stream, true);
   CHECK_EQ(hvl_wait_on_stream(handle, kLong, nullptr, nullptr, job.stream), HVL_INVALID_ARGUMENT);
   CHECK_EQ(hvl_wait_all_on_stream(&handle, 1, kLong, job.stream), HVL_INVALID_ARGUMENT);
-  CHECK(std::string(hvl_last_error()).find("CUDA graph") != std::string::npos);
+  CHECK_HAS(std::string(hvl_last_error()), "CUDA graph");
   gpu_double::capture(job.stream, false);
   CHECK_EQ(hvl_wait(handle, kLong, nullptr, nullptr), HVL_OK);
   CHECK_EQ(later.data[5], 6.0F);
@@ -222,7 +222,7 @@ TEST(a_device_that_fails_after_the_job_has_ended) {
   CHECK_EQ(hvl_shutdown(), HVL_OK);
   gpu_double::fail(0, "cuEventQuery", 700);
   CHECK_EQ(hvl_try_wait(handle), HVL_JOB_BROKEN);
-  CHECK(std::string(hvl_last_error()).find("illegal memory access") != std::string::npos);
+  CHECK_HAS(std::string(hvl_last_error()), "illegal memory access");
 }
 
 }  // namespace

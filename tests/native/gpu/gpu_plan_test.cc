@@ -109,8 +109,8 @@ TEST(ranks_that_share_a_gpu_while_others_are_free_are_advised) {
     visible[0].bytes[0] = 100;
     const std::string advice = advise_on_placement(sharing, ranks, mine, visible);
     CHECK_EQ(advice.rfind(mine == 0 ? "ranks 0, 1 share a GPU, and nobody uses 1 of the 2" : "ranks 2, 3 share", 0), 0);
-    CHECK(advice.find("torch.cuda.set_device(hvd.local_rank())") != std::string::npos);
-    CHECK(advice.find("hvdrun --gpus-per-rank 1") != std::string::npos);
+    CHECK_HAS(advice, "torch.cuda.set_device(hvd.local_rank())");
+    CHECK_HAS(advice, "hvdrun --gpus-per-rank 1");
     CHECK_EQ(advise_on_placement(sharing, ranks, mine + 1, visible), "");                       // said already
     CHECK_EQ(advise_on_placement(sharing, ranks, mine, {sharing[0].gpu}), "");                  // there is no other one
     CHECK_EQ(advise_on_placement(sharing, ranks, mine, {sharing[0].gpu, sharing[2].gpu}), "");  // all are used

@@ -49,7 +49,7 @@ TEST(one_rank_shuts_down_and_all_others_hear_of_it) {
         const int64_t handle = job.enqueue(rank, make("late", HVL_ALLREDUCE, {{1}}), {address}, {address}, &status);
         if (status.ok()) status = job.wait(rank, handle);
         CHECK_EQ(status.code(), HVL_SHUT_DOWN);
-        CHECK(status.message().find("rank " + std::to_string(leaver)) != std::string::npos);
+        CHECK_HAS(status.message(), "rank " + std::to_string(leaver));
       });
     }
   }
@@ -156,8 +156,7 @@ void check_cut_off(const std::vector<int>& hosts, int victim, Kind kind, int64_t
     failed_at[static_cast<size_t>(rank)] = now_ns();
     CHECK_EQ(status.code(), HVL_JOB_BROKEN);
     if (hosts[static_cast<size_t>(rank)] == hosts[static_cast<size_t>(victim)]) return;
-    const std::string name = "rank " + std::to_string(victim) + " on host";
-    if (status.message().find(name) == std::string::npos) CHECK_EQ(status.message(), name);
+    CHECK_HAS(status.message(), "rank " + std::to_string(victim) + " on host");
   });
   for (uint64_t time : failed_at) CHECK(time - cut.at < kSecond);
 }

@@ -44,7 +44,7 @@ TEST(ids_are_the_lowest_that_are_free) {
   driver.decide();
   CHECK_EQ(driver.request(0, of_set(2, allreduce_of("x"))), "");
   CHECK_EQ(driver.request(1, of_set(2, allreduce_of("x"))), "");
-  CHECK(driver.decide().find("execute") != std::string::npos);
+  CHECK_HAS(driver.decide(), "execute");
 }
 
 TEST(changes_that_cannot_be_made) {
@@ -68,7 +68,7 @@ TEST(changes_that_cannot_be_made) {
   driver.request(1, change_of(HVL_ADD_PROCESS_SET, {0}));
   driver.request(2, change_of(HVL_ADD_PROCESS_SET, {1}));
   driver.decide();
-  CHECK(driver.last.back().record.text.find("ranks 0, 1 have [0], rank 2 has [1]") != std::string::npos);
+  CHECK_HAS(driver.last.back().record.text, "ranks 0, 1 have [0], rank 2 has [1]");
 }
 
 TEST(what_is_pending_on_a_set_that_is_removed_fails) {
@@ -156,7 +156,7 @@ TEST(what_needs_a_rank_that_has_joined_fails) {
   CHECK_EQ(driver.last[1].record.text, "broadcast 'b' needs rank 2, which has joined.");
   for (int rank : {0, 1}) driver.request(rank, change_of(HVL_ADD_PROCESS_SET, {0}));
   driver.decide();
-  CHECK(driver.last.back().record.text.find("needs rank 2, which has joined") != std::string::npos);
+  CHECK_HAS(driver.last.back().record.text, "needs rank 2, which has joined");
 }
 
 TEST(an_allgather_without_a_rank_has_no_rows_of_it) {
@@ -236,7 +236,7 @@ void check_refused_join(CoordinatorDriver* driver, const std::string& text) {
     CHECK_EQ(driver->decide(), "");
     CHECK_EQ(driver->coordinator.pending().size(), size_t{1});
     driver->request(missing, allreduce_of(name));
-    CHECK(driver->decide().find("execute") != std::string::npos);
+    CHECK_HAS(driver->decide(), "execute");
     CHECK(driver->last.back().record.absent.empty());
   }
 }
@@ -310,12 +310,12 @@ TEST(a_refused_join_under_the_name_of_something_known_while_another_rank_has_joi
   driver.decide();
   driver.request(2, join_of());
   for (int rank : {0, 1}) driver.request(rank, join_of(0, "x"));
-  CHECK(driver.decide().find("error x") != std::string::npos);
+  CHECK_HAS(driver.decide(), "error x");
   CHECK_EQ(driver.last.back().record.text, "join 'x' needs rank 2, which has joined.");
   driver.request(0, allreduce_of("y"));
   CHECK_EQ(driver.decide(), "");  // rank 1 is needed
   driver.request(1, allreduce_of("y"));
-  CHECK(driver.decide().find("execute") != std::string::npos);
+  CHECK_HAS(driver.decide(), "execute");
   CHECK(driver.last.back().record.absent == std::vector<int32_t>({2}));
 }
 
@@ -343,7 +343,7 @@ TEST(ready_of_a_rank_that_is_no_member) {
   for (int rank : {0, 1}) driver.request(rank, of_set(1, allreduce_of("x")));
   driver.decide();
   driver.ready(0, {2});
-  CHECK(driver.ready(2, {2}).find("no member") != std::string::npos);
+  CHECK_HAS(driver.ready(2, {2}), "no member");
   CHECK_EQ(driver.decide(), "");
 }
 

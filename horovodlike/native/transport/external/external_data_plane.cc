@@ -13,7 +13,6 @@ namespace hvl {
 
 namespace {
 
-constexpr uint64_t kShortestCut = 4096;  // of a rank's block, however many ranks there are
 
 bool adds_up(const Reduction& reduction) {
   return (reduction.dtype == HVL_FLOAT32 || reduction.dtype == HVL_FLOAT64) &&
@@ -28,8 +27,6 @@ bool go_together(const Reduction& a, const Reduction& b) {
 uint64_t count_of(uint64_t num_bytes, const Reduction& reduction) { return num_bytes / size_of(reduction.dtype); }
 
 // What follows a segment up to there is nobody's.
-uint64_t up_to_alignment(uint64_t offset) { return (offset + kAlignment - 1) / kAlignment * kAlignment; }
-
 void copy(const void* from, void* to, uint64_t num_bytes) {
   if (from != to && num_bytes > 0) memcpy(to, from, num_bytes);
 }
@@ -133,7 +130,7 @@ Status ExternalDataPlane::allreduce(const Batch& batch, const FinalBytes& final_
       status = adds_up(first) ? add_up(batch, piece) : exchange_and_reduce(batch, piece);
     }
     if (!status.ok()) return status;
-    final_bytes(up_to_alignment(piece.end));
+    final_bytes(align(piece.end));
   }
   return Status();
 }
@@ -238,14 +235,9 @@ Status ExternalDataPlane::broadcast(const Batch& batch, int root, const FinalByt
                              copy(data + at, segment.output + from, bytes);
                            });
     }
-    final_bytes(up_to_alignment(piece.end));
+    final_bytes(align(piece.end));
   }
   return Status();
-}
-
-// How much of each rank's block, of which this is the longest, goes at once: those of all ranks fit into the buffer.
-uint64_t ExternalDataPlane::step_through(uint64_t longest) const {
-  return std::min(longest, std::max(kShortestCut, buffer_bytes_ / size() / kAlignment * kAlignment));
 }
 
 template <typename Blocks>
@@ -275,7 +267,7 @@ Status ExternalDataPlane::allgather(const Gather& gather) {
   }
   if (total == 0) return Status();
   if (total <= in_place_bytes_) return allgather_at_once(gather);
-  const uint64_t step = step_through(longest);
+  const uint64_t step = share_of_each(buffer_bytes_, size(), longest);
   std::vector<Cut> cuts;
   Status status;
   for (uint64_t offset = 0; status.ok() && offset < longest; offset += step) {
@@ -298,7 +290,7 @@ Status ExternalDataPlane::reducescatter(const Scatter& scatter) {
   if (size() == 1) return loopback_.reducescatter(scatter);
   uint64_t longest = 0;
   for (const auto& block : scatter.blocks) longest = std::max(longest, block.num_bytes);
-  const uint64_t step = step_through(longest);
+  const uint64_t step = share_of_each(buffer_bytes_, size(), longest);
   std::vector<Cut> cuts;
   Status status;
   for (uint64_t offset = 0; status.ok() && offset < longest; offset += step) {
@@ -350,7 +342,7 @@ Status ExternalDataPlane::alltoall(const Exchange& exchange) {
   if (size() == 1) return loopback_.alltoall(exchange);
   std::vector<Cut> sent;
   std::vector<Cut> received;
-  const uint64_t step = step_through(exchange.longest);
+  const uint64_t step = share_of_each(buffer_bytes_, size(), exchange.longest);
   Status status;
   for (uint64_t offset = 0; status.ok() && offset < exchange.longest; offset += step) {
     cut_blocks(exchange.sent, offset, step, &sent);

@@ -62,7 +62,6 @@ class ExternalDataPlane : public DataPlane {
   size_t size() const { return team_->size(); }
   size_t mine() const { return team_->mine; }
   std::vector<Piece> cut(const Batch& batch, bool reduces) const;
-  uint64_t step_through(uint64_t longest) const;
   template <typename Blocks>
   static void cut_blocks(const Blocks& blocks, uint64_t offset, uint64_t step, std::vector<Cut>* cuts);
 

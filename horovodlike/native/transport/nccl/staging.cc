@@ -11,9 +11,6 @@ namespace {
 // Nobody waits for parts of a result.
 constexpr auto kNobody = [](uint64_t) {};
 
-constexpr uint64_t kShortestCut = 4096;  // of a member's block, however many members there are
-
-uint64_t up_to_alignment(uint64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
 // Bytes of one member's block that go with a step.
 struct Cut {
@@ -46,7 +43,7 @@ Status Staging::begin(uint64_t bytes_of_half, uint64_t num_halves) {
   num_done_ = 0;
   const uint64_t num_bytes = num_halves * bytes_of_half;
   if (memory_ != nullptr && memory_->num_bytes() >= num_bytes) return Status();
-  return gpu_->allocate_pinned(2 * up_to_alignment(std::max((num_bytes + 1) / 2, kAlignment)), &memory_);
+  return gpu_->allocate_pinned(2 * align(std::max((num_bytes + 1) / 2, kAlignment)), &memory_);
 }
 
 // The batch's stream of bytes, as much of it as a half holds with each step.
@@ -87,14 +84,9 @@ Status Staging::broadcast(const Batch& batch, int root, bool is_root) {
   return status;
 }
 
-// How much of each member's block, of which this is the longest, goes with one step of so many blocks.
-uint64_t Staging::step_through(uint64_t longest, size_t num_blocks) const {
-  return std::min(longest, std::max(kShortestCut, bytes_ / num_blocks / kAlignment * kAlignment));
-}
-
 Status Staging::allgather(const Gather& gather, size_t mine) {
   const uint64_t longest = longest_of(gather.blocks);
-  const uint64_t length = step_through(longest, gather.blocks.size() + 1);
+  const uint64_t length = share_of_each(bytes_, gather.blocks.size() + 1, longest);
   Status status = begin(length * (gather.blocks.size() + 1));
   for (uint64_t offset = 0; status.ok() && offset < longest; offset += length) {
     const std::vector<Cut> cuts = cuts_of(gather.blocks, offset, length);
@@ -117,7 +109,7 @@ Status Staging::allgather(const Gather& gather, size_t mine) {
 
 Status Staging::reducescatter(const Scatter& scatter, size_t mine) {
   const uint64_t longest = longest_of(scatter.blocks);
-  const uint64_t length = step_through(longest, scatter.blocks.size() + 1);
+  const uint64_t length = share_of_each(bytes_, scatter.blocks.size() + 1, longest);
   Status status = begin(length * (scatter.blocks.size() + 1));
   for (uint64_t offset = 0; status.ok() && offset < longest; offset += length) {
     const std::vector<Cut> cuts = cuts_of(scatter.blocks, offset, length);
@@ -140,7 +132,7 @@ Status Staging::reducescatter(const Scatter& scatter, size_t mine) {
 }
 
 Status Staging::alltoall(const Exchange& exchange) {
-  const uint64_t length = step_through(exchange.longest, 2 * exchange.sent.size());
+  const uint64_t length = share_of_each(bytes_, 2 * exchange.sent.size(), exchange.longest);
   Status status = begin(length * 2 * exchange.sent.size());
   for (uint64_t offset = 0; status.ok() && offset < exchange.longest; offset += length) {
     const std::vector<Cut> sent = cuts_of(exchange.sent, offset, length);

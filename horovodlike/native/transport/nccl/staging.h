@@ -55,7 +55,6 @@ class Staging {
 
   Status begin(uint64_t bytes_of_half, uint64_t num_halves = 2);
   char* half_of(size_t step) const { return memory_->data() + (step % 2) * (memory_->num_bytes() / 2); }
-  uint64_t step_through(uint64_t longest, size_t num_blocks) const;
   Status copy_in(size_t step);
   Status wait_for_copy(size_t step);
   Status copy_out(size_t step);

@@ -9,13 +9,13 @@
 #include <cerrno>
 #include <cstring>
 
+#include "base/types.h"
+
 namespace hvl {
 
 namespace {
 
 constexpr size_t kPage = 4096;
-
-size_t round_up(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
 }  // namespace
 

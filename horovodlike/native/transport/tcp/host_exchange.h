@@ -39,7 +39,7 @@ class ChunkCut {
 
  private:
   static uint64_t share(uint64_t bytes, size_t parts) {
-    return ((bytes + parts - 1) / parts + kAlignment - 1) / kAlignment * kAlignment;
+    return align((bytes + parts - 1) / parts);
   }
 
   uint64_t num_bytes_, chunk_bytes_;

@@ -222,8 +222,7 @@ class Exact : public HostsCollective {
  private:
   void begin_scatter(const Segment& segment) {
     const Team& team = *layout().team;
-    const uint64_t each =
-        ((segment.num_bytes + team.size() - 1) / team.size() + kAlignment - 1) / kAlignment * kAlignment;
+    const uint64_t each = align((segment.num_bytes + team.size() - 1) / team.size());
     scatter_ = Scatter{{}, nullptr, segment.reduction};
     gather_ = Gather{nullptr, {}};
     for (size_t place = 0; place < team.size(); ++place) {

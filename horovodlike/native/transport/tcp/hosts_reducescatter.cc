@@ -18,7 +18,7 @@ class InOneStep : public HostsCollective {
       : HostsCollective(context), scatter_(scatter), team_(*layout().team), sources_(team_.size()) {
     for (const Block<const char>& block : scatter.blocks) longest_ = std::max(longest_, block.num_bytes);
     piece_ = std::max(kMinPiece, std::min(kMaxPiece, kScratch / team_.size() / kAlignment * kAlignment));
-    piece_ = std::min(piece_, (longest_ + kAlignment - 1) / kAlignment * kAlignment);
+    piece_ = std::min(piece_, align(longest_));
     scratch_ = context.memory->scratch.reserve(piece_ * team_.size());
   }
 

@@ -13,7 +13,6 @@ namespace hvl {
 
 namespace {
 
-
 bool adds_up(const Reduction& reduction) {
   return (reduction.dtype == HVL_FLOAT32 || reduction.dtype == HVL_FLOAT64) &&
          (reduction.op == HVL_SUM || reduction.op == HVL_AVERAGE);

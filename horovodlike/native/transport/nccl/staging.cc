@@ -11,7 +11,6 @@ namespace {
 // Nobody waits for parts of a result.
 constexpr auto kNobody = [](uint64_t) {};
 
-
 // Bytes of one member's block that go with a step.
 struct Cut {
   uint64_t offset;

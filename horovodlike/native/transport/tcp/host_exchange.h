@@ -38,9 +38,7 @@ class ChunkCut {
   uint64_t longest_part() const { return share(longest_lane(), num_parts_); }
 
  private:
-  static uint64_t share(uint64_t bytes, size_t parts) {
-    return align((bytes + parts - 1) / parts);
-  }
+  static uint64_t share(uint64_t bytes, size_t parts) { return align((bytes + parts - 1) / parts); }
 
   uint64_t num_bytes_, chunk_bytes_;
   size_t num_lanes_, num_parts_;

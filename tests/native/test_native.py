@@ -48,7 +48,7 @@ def build(request):
     """The folder with the programs of a build."""
     if request.param not in SANITIZERS:
         return core_builds.released()
-    programs = {program_of(test) for test in files_of("thread")} if request.param == "thread" else {"all"}
+    programs = sorted({program_of(test) for test in files_of("thread")}) if request.param == "thread" else ["all"]
     return core_builds.sanitized(request.param, *programs)
 
 

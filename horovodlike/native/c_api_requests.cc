@@ -135,6 +135,15 @@ hvl_status state_with_result(int64_t handle, uint64_t deadline) {
   return state == HVL_OK ? wait_until_there(&handle, 1, deadline) : state;
 }
 
+// What is not to be consumed, since it is in progress or the stream is captured, is so said by this status.
+Status hold_up(const int64_t* handles, size_t count, CudaStream stream, uint64_t deadline) {
+  return hold_up_for_results(&handle_table(), handles, count, stream, deadline, engine() != nullptr);
+}
+
+bool leaves_handles(const Status& held) {
+  return held.code() == HVL_INVALID_ARGUMENT || held.code() == HVL_IN_PROGRESS;
+}
+
 // The result of a handle that was found in this state, if that is to be complete.
 Status finish(int64_t handle, hvl_status state, hvl_output** outputs, int32_t* num_outputs) {
   if (state == HVL_UNKNOWN_HANDLE) return Status(state, "the handle is unknown or was waited for already");
@@ -251,10 +260,11 @@ int32_t hvl_wait_on_stream(int64_t handle, double timeout, hvl_output** outputs,
       *outputs = nullptr;
       *num_outputs = 0;
     }
-    hvl::wait(&handle, 1, hvl::now_ns() + hvl::to_ns(timeout));
+    const uint64_t deadline = hvl::now_ns() + hvl::to_ns(timeout);
+    hvl::wait(&handle, 1, deadline);
     const hvl_status state = hvl::handle_table().poll(handle);
-    hvl::Status held = hvl::hold_up_for_results(&hvl::handle_table(), &handle, state == HVL_OK ? 1 : 0, stream);
-    if (held.code() == HVL_INVALID_ARGUMENT) return held;
+    hvl::Status held = hvl::hold_up(&handle, state == HVL_OK ? 1 : 0, stream, deadline);
+    if (hvl::leaves_handles(held)) return held;
     hvl::Status finished = hvl::finish(handle, state, outputs, num_outputs);
     return finished.ok() ? held : finished;
   });
@@ -278,10 +288,11 @@ int32_t hvl_wait_all(int64_t* handles, int32_t count, double timeout) {
 
 int32_t hvl_wait_all_on_stream(int64_t* handles, int32_t count, double timeout, void* stream) {
   return hvl::guarded([&]() -> hvl::Status {
+    const uint64_t deadline = hvl::now_ns() + hvl::to_ns(timeout);
     const size_t num_handles = static_cast<size_t>(count);
-    if (hvl::wait(handles, num_handles, hvl::now_ns() + hvl::to_ns(timeout)) != HVL_OK) return hvl::unfinished();
-    hvl::Status held = hvl::hold_up_for_results(&hvl::handle_table(), handles, num_handles, stream);
-    if (held.code() == HVL_INVALID_ARGUMENT) return held;
+    if (hvl::wait(handles, num_handles, deadline) != HVL_OK) return hvl::unfinished();
+    hvl::Status held = hvl::hold_up(handles, num_handles, stream, deadline);
+    if (hvl::leaves_handles(held)) return held;
     hvl::Status finished = hvl::finish_all(handles, count);
     return finished.ok() ? held : finished;
   });

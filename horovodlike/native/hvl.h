@@ -328,7 +328,8 @@ int32_t hvl_try_wait(int64_t handle);
 int32_t hvl_wait_all(int64_t* handles, int32_t count, double timeout);
 /* The same as hvl_wait() and hvl_wait_all(), but that the host does not wait for results on a GPU: what `stream` is
  * given from now on is done after they are there. The host waits until the requests are complete only. While
- * `stream` is being captured this is refused (HVL_INVALID_ARGUMENT), and consumes none. */
+ * `stream` is being captured this is refused (HVL_INVALID_ARGUMENT), and consumes none. If the GPU refuses to have
+ * `stream` wait, this is an error (HVL_RESOURCES), and it is the host that waits until they are there. */
 int32_t hvl_wait_on_stream(int64_t handle, double timeout, hvl_output** outputs, int32_t* num_outputs, void* stream);
 int32_t hvl_wait_all_on_stream(int64_t* handles, int32_t count, double timeout, void* stream);
 void hvl_free(void* data);

@@ -44,7 +44,8 @@ hvl_status wait_for_results(HandleTable* table, const int64_t* handles, size_t c
   return HVL_OK;
 }
 
-Status hold_up_for_results(HandleTable* table, const int64_t* handles, size_t count, CudaStream stream) {
+Status hold_up_for_results(HandleTable* table, const int64_t* handles, size_t count, CudaStream stream,
+                           uint64_t deadline, bool has_engine) {
   if (!table->has_results_on_gpu()) return Status();
   GpuResultPtr last;
   Status status;
@@ -54,7 +55,9 @@ Status hold_up_for_results(HandleTable* table, const int64_t* handles, size_t co
     if (status.ok()) status = result->done().hold_up_callers(stream);
     last = std::move(result);
   }
-  return status;
+  if (status.ok() || status.code() == HVL_INVALID_ARGUMENT) return status;
+  const bool is_there = wait_for_results(table, handles, count, deadline, has_engine) == HVL_OK;
+  return is_there ? status : Status(HVL_IN_PROGRESS, status.message());
 }
 
 }  // namespace hvl

@@ -14,7 +14,9 @@ namespace hvl {
 hvl_status wait_for_results(HandleTable* table, const int64_t* handles, size_t count, uint64_t deadline,
                             bool has_engine = true);
 
-// The same, but has a stream wait for it in place of the host. HVL_INVALID_ARGUMENT: the stream is being captured.
-Status hold_up_for_results(HandleTable* table, const int64_t* handles, size_t count, CudaStream stream);
+// The same, but has a stream wait for it in place of the host. HVL_INVALID_ARGUMENT: the stream is being captured. If
+// it cannot be made to wait the host does, so that the memory is not in use after any other error either.
+Status hold_up_for_results(HandleTable* table, const int64_t* handles, size_t count, CudaStream stream,
+                           uint64_t deadline, bool has_engine = true);
 
 }  // namespace hvl

@@ -64,13 +64,20 @@ Prepared prepare(const char* name, hvl_kind kind, hvl_device device) {
   return Prepared(hvl_prepare(&request), hvl_release);
 }
 
-// A tensor that is made once the stream gets on.
+// A tensor that is made once the stream gets on, and lives until then.
 struct Later {
-  explicit Later(void* stream) {
+  explicit Later(void* made_on) : stream(made_on) {
     gpu_double::compute(stream, data.data(), 6 * sizeof(float), [this] { data.assign(6, 2.0F); });
   }
+  ~Later() {
+    gpu_double::release(stream);
+    gpu_double::synchronize(stream);
+  }
+  Later(const Later&) = delete;
+
   uintptr_t address() const { return reinterpret_cast<uintptr_t>(data.data()); }
 
+  void* stream;
   std::vector<float> data = std::vector<float>(6);
 };
 
@@ -184,17 +191,29 @@ TEST(a_stream_that_is_captured_waits_for_nothing) {
   CHECK_EQ(later.data[5], 6.0F);
 }
 
+// So the host does: whoever hears of the error may free the memory.
 TEST(a_stream_that_cannot_wait) {
   OneRank job;
   const Prepared allreduce = prepare("x", HVL_ALLREDUCE, HVL_CUDA);
-  Later later(job.stream);
-  const uintptr_t address = later.address();
-  const int64_t handle = hvl_enqueue_on_stream(allreduce.get(), &address, &address, nullptr, 0, job.stream);
-  while (hvl_poll(handle) == 0) std::this_thread::yield();
-  gpu_double::fail(0, "cuStreamWaitEvent", 1);
-  CHECK_EQ(hvl_wait_on_stream(handle, kLong, nullptr, nullptr, job.stream), HVL_RESOURCES);
-  CHECK_EQ(hvl_try_wait(handle), HVL_UNKNOWN_HANDLE);
-  gpu_double::fail(0, "cuStreamWaitEvent", 0);
+  for (const bool many : {false, true}) {
+    gpu_double::hold(job.stream);
+    Later later(job.stream);
+    const uintptr_t address = later.address();
+    int64_t handle = hvl_enqueue_on_stream(allreduce.get(), &address, &address, nullptr, 0, job.stream);
+    const auto wait = [&](double timeout) {
+      return many ? hvl_wait_all_on_stream(&handle, 1, timeout, job.stream)
+                  : hvl_wait_on_stream(handle, timeout, nullptr, nullptr, job.stream);
+    };
+    while (hvl_poll(handle) == 0) std::this_thread::yield();
+    gpu_double::fail(0, "cuStreamWaitEvent", 1);
+    CHECK_EQ(wait(0.05), HVL_IN_PROGRESS);
+    CHECK_EQ(hvl_poll(handle), 1);
+    gpu_double::release(job.stream);
+    CHECK_EQ(wait(kLong), HVL_RESOURCES);
+    CHECK_EQ(later.data[5], 6.0F);
+    CHECK_EQ(hvl_try_wait(handle), HVL_UNKNOWN_HANDLE);
+    gpu_double::fail(0, "cuStreamWaitEvent", 0);
+  }
 }
 
 // Once the job is broken that is what everybody hears, whatever else the device does not do.

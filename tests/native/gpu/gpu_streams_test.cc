@@ -50,7 +50,7 @@ TEST(a_request_is_complete_before_the_gpu_has_its_tensor) {
     HandleTable& table = job.job().handles(rank);
     CHECK_EQ(wait_for_results(&table, &handle, 1, now_ns()), HVL_IN_PROGRESS);
     CHECK_EQ((*mine)[0], 0.0F);
-    CHECK_EQ(hold_up_for_results(&table, &handle, 1, job.stream(rank)).message(), "");
+    CHECK_EQ(hold_up_for_results(&table, &handle, 1, job.stream(rank), now_ns() + kPatience).message(), "");
     consume(job, rank, handle);
     // What the stream is given after that finds the result.
     gpu_double::compute(job.stream(rank), mine->data(), kBytes, [=] {

@@ -135,11 +135,11 @@ hvl_status state_with_result(int64_t handle, uint64_t deadline) {
   return state == HVL_OK ? wait_until_there(&handle, 1, deadline) : state;
 }
 
-// What is not to be consumed, since it is in progress or the stream is captured, is so said by this status.
 Status hold_up(const int64_t* handles, size_t count, CudaStream stream, uint64_t deadline) {
   return hold_up_for_results(&handle_table(), handles, count, stream, deadline, engine() != nullptr);
 }
 
+// Whether the handles are not to be consumed: the results are not there yet, or the stream is being captured.
 bool leaves_handles(const Status& held) {
   return held.code() == HVL_INVALID_ARGUMENT || held.code() == HVL_IN_PROGRESS;
 }

@@ -61,12 +61,14 @@ void Engine::check_other_hosts() {
 }
 
 // A collective has failed since a connection was lost. Most often not he is to blame who was at its other end, but
-// somebody whom he was the first to miss: he says whom.
+// somebody whom he was the first to miss: he says whom. If that is the leader of this host, through whom it would be
+// heard, his own process tells.
 void Engine::hear_why(Status* status) {
   if (!has_failed_ || poller_ == nullptr) return;
   const uint64_t deadline = now_ns() + kTimeToSayWhy;
   while (!memory_->is_broken() && now_ns() < deadline) {
     check_other_hosts();
+    waiter_.check_peers();
     waiter_.sleep_unless(kRingAlways, [this] { return memory_->is_broken(); }, kMillisecond);
   }
   if (memory_->is_broken()) *status = Status(HVL_JOB_BROKEN, memory_->broken_text());

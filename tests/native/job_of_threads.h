@@ -24,8 +24,10 @@ inline bool is_left_out(int dtype, ReduceOp op) { return check::is_brief && op !
 // of their own, and the hosts are connected.
 class Job {
  public:
+  // `local_pids`, if there are any, are those of each host's ranks; the first are enough of them.
   explicit Job(int size, EngineOptions options = EngineOptions(), int64_t slot_bytes = 4096, int slot_depth = 4,
                int num_streams = 1) {
+    const std::vector<int> pids = options.local_pids;
     options.size = size;
     if (options.hosts.empty()) options.hosts.assign(static_cast<size_t>(size), 0);
     connections_ = std::make_unique<Connections>(options, num_streams);
@@ -41,6 +43,7 @@ class Job {
       const size_t host = static_cast<size_t>(options.hosts[static_cast<size_t>(rank)]);
       options.rank = rank;
       options.local_rank = next[host]++;
+      options.local_pids.assign(pids.begin(), pids.begin() + std::min<int64_t>(num_ranks[host], pids.size()));
       if (num_ranks.size() > 1) {
         options.connections = connections_->of(rank);
         options.bell = connections_->bell(rank);

@@ -1,4 +1,9 @@
 // Faults that strike an engine at a given place: what becomes of the others.
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <stdexcept>
 #include <string>
@@ -82,6 +87,47 @@ TEST(a_rank_of_another_host_that_is_lost_in_the_middle_of_the_data) {
       fall.check(job, lose, [&](int, const std::string& message) { return message.find(name) != std::string::npos; });
     }
   }
+}
+
+// The leader of a host has died, and a rank of another one, who was the first to miss it, has left. Who finds that out
+// in the middle of a collective has nobody to tell him why, and looks for himself. It cannot be had where rank 1 comes
+// to the middle only with what rank 0 does after it: then it is tried again.
+TEST(a_rank_of_another_host_that_is_lost_since_the_leader_of_this_one_has_died) {
+  int num_lost = 0;
+  for (int attempt = 0; attempt < 50 && num_lost < 5; ++attempt) {
+    const pid_t leader = fork();
+    if (leader == 0) {
+      prctl(PR_SET_PDEATHSIG, SIGKILL);
+      pause();
+      _exit(0);
+    }
+    EngineOptions options = on_hosts({0, 0, 1});
+    options.local_pids = {leader, getpid()};
+    Job job(3, options);
+    std::atomic<bool> stands_still{false}, may_go_on{false}, is_lost{false};
+    job.engine(0).fault(HVL_FAULT_IN_DATA).arm([&] {  // neither gets on nor tells anybody anything
+      stands_still = true;
+      while (!may_go_on) std::this_thread::yield();
+    });
+    job.engine(1).fault(HVL_FAULT_IN_DATA).arm([&] {
+      const uint64_t deadline = now_ns() + kSecond / 10;
+      while (!stands_still && now_ns() < deadline) std::this_thread::yield();
+      is_lost = stands_still.load();
+      may_go_on = !is_lost;
+      if (is_lost) job.cut_off(2);
+      kill(leader, SIGKILL);
+    });
+    job.on_all([&](int rank) {
+      std::vector<float> data(5003, 1.0F);  // several chunks: others than the one that rank 0 stands at are under way
+      const Status status = job.run(rank, make("a", HVL_ALLREDUCE, {{5003}}), data.data());
+      if (rank != 1) return;
+      if (is_lost) CHECK_HAS(status.message(), "rank 0 (pid " + std::to_string(leader) + ") has ended");
+      may_go_on = true;
+    });
+    num_lost += is_lost ? 1 : 0;
+    CHECK_EQ(waitpid(leader, nullptr, 0), leader);
+  }
+  CHECK_EQ(num_lost, 5);
 }
 
 TEST(a_fault_strikes_once_and_only_in_an_allreduce) {

@@ -27,7 +27,7 @@ sys.path[:0] = [str(TESTS), str(TESTS / "torch")]
 
 import soak  # noqa: E402
 
-BRIEF = "--brief" in sys.argv[1:]
+BRIEF = "--brief" in sys.argv[1:]  # needed before main() parses the arguments
 FLOATS = (torch.bfloat16, torch.float32) if BRIEF else (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INTEGERS = (torch.int32,) if BRIEF else (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 DTYPES = (*FLOATS, *INTEGERS, torch.bool)
@@ -312,7 +312,7 @@ def main() -> None:
     assert hvd.mpi_enabled() == arguments.mpi, f"MPI is {'not ' * arguments.mpi}what carries the data"
     if arguments.layout:
         check_layout(arguments.layout)
-    cases = CASES if arguments.brief else CASES | cases_of_the_binding()
+    cases = CASES if BRIEF else CASES | cases_of_the_binding()
     for name in arguments.cases or cases:
         begin = time.monotonic()
         cases[name]()

@@ -86,6 +86,13 @@ inline bool report_has(const std::string& text, const std::string& part, const c
   return has ? true : report(false, file, line, what + (": \"" + part) + "\" is not in \"" + text + "\"");
 }
 
+// How many times a part is in a text.
+inline size_t count_of(const std::string& text, const std::string& part) {
+  size_t count = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
+  return count;
+}
+
 }  // namespace check
 
 // Files of a folder are compiled as one, and some of them have tests of the same name: hence the number.

@@ -17,12 +17,6 @@ std::string content_of(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 
-size_t count_of(const std::string& text, const std::string& part) {
-  size_t count = 0;
-  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
-  return count;
-}
-
 TEST(what_began_has_ended_in_a_file_that_is_whole) {
   char folder[] = "/tmp/timeline_test.XXXXXX";
   REQUIRE(mkdtemp(folder) != nullptr);
@@ -39,9 +33,9 @@ TEST(what_began_has_ended_in_a_file_that_is_whole) {
       const std::string text = content_of(path);
       CHECK_EQ(text.front(), '[');
       CHECK_EQ(text.substr(text.size() - 3), "\n]\n");
-      CHECK_EQ(count_of(text, "\"NEGOTIATE_ALLREDUCE\""), 5u);
-      CHECK_EQ(count_of(text, "\"ALLREDUCE\""), 5u);
-      CHECK_EQ(count_of(text, "CYCLE_START"), round % 2 == 0 ? 5u : 0u);
+      CHECK_EQ(check::count_of(text, "\"NEGOTIATE_ALLREDUCE\""), 5u);
+      CHECK_EQ(check::count_of(text, "\"ALLREDUCE\""), 5u);
+      CHECK_EQ(check::count_of(text, "CYCLE_START"), round % 2 == 0 ? 5u : 0u);
     }
   });
   unlink(path.c_str());

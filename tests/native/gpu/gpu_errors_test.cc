@@ -246,12 +246,6 @@ std::string errors_of(const std::function<void()>& run) {
   return text;
 }
 
-size_t count_of(const std::string& text, const std::string& part) {
-  size_t count = 0;
-  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++count;
-  return count;
-}
-
 std::shared_ptr<Operation> of_integers(const std::string& name, Kind kind) {
   auto operation = allreduce(name);
   operation->signature.kind = kind;
@@ -285,13 +279,13 @@ TEST(what_nccl_cannot_do_is_warned_of_once) {
       GpuJob job(3, on_double(operations));
       job.job().on_all([&](int rank) { run(job, rank); });
     });
-    CHECK_EQ(count_of(errors, "through the memory of the host"), 4);
+    CHECK_EQ(check::count_of(errors, "through the memory of the host"), 4);
     for (const char* text :
          {"'mixed' and its like go through the memory of the host: NCCL has no 16-bit integers\n",
           "'scaled' and its like go through the memory of the host: NCCL scales sums only\n",
           "'adapted' and its like go through the memory of the host: NCCL has no Adasum\n",
           "'alone' and its like go through the memory of the host: some ranks of its process set have joined\n"}) {
-      CHECK_EQ(count_of(errors, text), 1);
+      CHECK_EQ(check::count_of(errors, text), 1);
     }
   }
   const std::string told_to = errors_of([&] {

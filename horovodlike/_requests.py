@@ -66,6 +66,13 @@ class Device(IntEnum):
     CUDA = lib.HVL_CUDA
 
 
+class MemoryFormat(IntEnum):
+    """In which order the elements of a tensor lie in memory, without gaps."""
+
+    ROW_MAJOR = lib.HVL_ROW_MAJOR
+    CHANNELS_LAST = lib.HVL_CHANNELS_LAST
+
+
 class GpuStream(NamedTuple):
     """A stream of a GPU, which does one thing after the other.
 
@@ -154,8 +161,9 @@ class Request:
         device: Where the tensors are, on all ranks. Those on a GPU are enqueued by :meth:`enqueue_on_stream`.
         prescale: Factor applied to each rank's elements before they are reduced.
         postscale: Factor applied to the result of a reduction.
-        arguments: Alltoall: of each tensor, the rows for each member of the process set. Addition of a process set: its
-            ranks, ascending. Removal of one: its id. Else none.
+        arguments: Allreduce: the :class:`MemoryFormat` of each tensor, the same on all ranks; or none, if all are
+            row-major. Alltoall: of each tensor, the rows for each member of the process set. Addition of a process
+            set: its ranks, ascending. Removal of one: its id. Else none.
 
     Raises:
         ValueError: What can be seen to be wrong without the other ranks.

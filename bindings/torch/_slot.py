@@ -5,17 +5,17 @@ from __future__ import annotations
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from horovodlike.ops import GpuStream, Request, RequestList
+from horovodlike.ops import GpuStream, MemoryFormat, Request, RequestList
 from horovodlike.torch import _gpu
-from horovodlike.torch._tensor import check
+from horovodlike.torch._tensor import CHANNELS_LAST, check
 
 
 class Slot:
     """One parameter: its request, and how far its gradient is in this step."""
 
     __slots__ = (
-        "alike", "ctx", "dense", "dtype", "grad", "group", "hands_over", "index", "is_last", "name", "notes_stream",
-        "numel", "on_gpu", "param", "passes", "registration", "request", "shape", "sparse", "work",
+        "alike", "ctx", "dense", "dtype", "format", "grad", "group", "hands_over", "index", "is_last", "name",
+        "notes_stream", "numel", "on_gpu", "param", "passes", "registration", "request", "shape", "sparse", "work",
     )  # fmt: skip
 
     def __init__(self, param: torch.nn.Parameter, name: str) -> None:
@@ -24,9 +24,10 @@ class Slot:
         self.name = name
         self.index = -1  # of its byte in the presence mask
         self.request: Request | None = None
-        self.dtype: torch.dtype | None = None  # dtype, shape, size and device that the request was made for
+        self.dtype: torch.dtype | None = None  # dtype, shape, size, format and device that the request was made for
         self.shape: torch.Size | None = None
         self.numel = -1
+        self.format = MemoryFormat.ROW_MAJOR
         self.on_gpu = False
         self.passes = 0  # backward passes that have been counted
         self.alike = False  # the gradient is likely to be reduced in place, by the request of the step before
@@ -66,7 +67,7 @@ class Group:
         self.ready = 0  # of its members' gradients
         self.streams: set[GpuStream] = set()  # on which those on a GPU are made
         self.request: Request | None = None
-        self.described: list[tuple[bool, torch.dtype, torch.Size]] = []
+        self.described: tuple[list[tuple[bool, torch.dtype, torch.Size]], list[MemoryFormat]] = ([], [])
         for slot in slots:
             slot.group = self
 
@@ -81,6 +82,12 @@ class SlotBatch:
         self.requests = RequestList([slot.request for slot in slots if slot.request is not None])
         self._dtypes = [slot.dtype for slot in slots]
         self._numels = [slot.numel for slot in slots]
+        self._row_major = [slot.format is MemoryFormat.ROW_MAJOR for slot in slots]
+        self._channels_last = [
+            (index, CHANNELS_LAST[len(slot.shape or ())])
+            for index, slot in enumerate(slots)
+            if slot.format is MemoryFormat.CHANNELS_LAST
+        ]
 
     def fits(self, grads: list[torch.Tensor]) -> bool:
         """Whether the requests can be enqueued with the memory of these gradients."""
@@ -91,6 +98,7 @@ class SlotBatch:
             and {grad.layout for grad in grads} == {torch.strided}
             and all(map(_gpu.is_on_gpu if self.on_gpu else _gpu.is_on_cpu, grads))
             and list(map(torch.Tensor.numel, grads)) == self._numels
-            and all(map(torch.Tensor.is_contiguous, grads))
+            and list(map(torch.Tensor.is_contiguous, grads)) == self._row_major
+            and all(grads[index].is_contiguous(memory_format=how) for index, how in self._channels_last)
             and (not self.on_gpu or len(set(map(_gpu.device_of, grads))) == 1)
         )

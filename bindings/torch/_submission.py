@@ -14,7 +14,7 @@ from horovodlike.torch import _gpu
 from horovodlike.torch._engine import Call, abandon, build_request
 from horovodlike.torch._slot import Group, Slot, SlotBatch
 from horovodlike.torch._sparse import SparseGathering
-from horovodlike.torch._tensor import in_memory
+from horovodlike.torch._tensor import in_memory_as_it_is
 from horovodlike.torch.compression import Compressor, NoneCompressor
 
 CURRENT: Mapping[Slot, GpuStream] = {}  # after the backward pass, the caller's stream has waited for all others
@@ -127,20 +127,20 @@ class Submission:
         dense = slot.dense_form_of(grad, self.options.sparse_as_dense)
         with torch.no_grad():
             compressed, ctx = self.options.compression.compress(dense)
-            work = in_memory(compressed)
+            work, memory_format = in_memory_as_it_is(compressed)
         self.borrowed.append(grad)
         slot.grad = grad
         slot.ctx = ctx
         if slot.group is not None:
-            slot.dense, slot.work = dense, work
+            slot.dense, slot.work, slot.format = dense, work, memory_format
             self._submit_member(slot, slot.group)
             return
         on_gpu = _gpu.is_on_gpu(work)
-        described = (work.dtype, work.shape, on_gpu)
-        if slot.request is None or (slot.dtype, slot.shape, slot.on_gpu) != described:
+        described = (work.dtype, work.shape, on_gpu, memory_format)
+        if slot.request is None or (slot.dtype, slot.shape, slot.on_gpu, slot.format) != described:
             self._batches.clear()  # they may hold the request that is replaced
-            slot.request = build_request(self._call(slot.name), [work])
-            slot.dtype, slot.shape, slot.on_gpu = described
+            slot.request = build_request(self._call(slot.name), [work], [memory_format])
+            slot.dtype, slot.shape, slot.on_gpu, slot.format = described
             slot.numel = work.numel()
         self._enqueue(slot.request, [work])
         # Autograd may hand over a negated view of one element, so that is looked at each time.
@@ -178,9 +178,11 @@ class Submission:
             _gpu.hold_up(group.streams)
             self._streams |= group.streams  # the memory is given out again for any of them
             works = _on_one_device(works)
+        formats = [slot.format for slot in group.slots]
         described = [(_gpu.is_on_gpu(work), work.dtype, work.shape) for work in works]
-        if group.request is None or group.described != described:
-            group.request, group.described = build_request(self._call(f"group.{group.slots[0].name}"), works), described
+        if group.request is None or group.described != (described, formats):
+            group.request = build_request(self._call(f"group.{group.slots[0].name}"), works, formats)
+            group.described = described, formats
         self._enqueue(group.request, works)
         for member, work in zip(group.slots, works, strict=True):
             if member.dense is not None and (member.sparse or work is not member.dense):

@@ -1,4 +1,8 @@
-"""Torch tensors as the engine sees them: an address, a dtype and a shape of at most eight dimensions."""
+"""Torch tensors as the engine sees them: an address, a dtype and a shape of at most eight dimensions.
+
+Their elements lie in memory without gaps, and most often row by row. Those of gradients may also lie there channels
+last, as torch makes them for parameters that do.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from horovodlike.ops import DType, Output
+from horovodlike.ops import DType, MemoryFormat, Output
 from horovodlike.torch import _gpu
 
 MAX_DIMENSIONS = 8
@@ -24,6 +28,7 @@ DTYPES: dict[torch.dtype, DType] = {
     torch.bool: DType.BOOL,
     torch.bfloat16: DType.BFLOAT16,
 }
+CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # by the number of dimensions
 
 
 def check(tensor: torch.Tensor, name: str) -> None:
@@ -44,9 +49,24 @@ def check(tensor: torch.Tensor, name: str) -> None:
         raise ValueError(f"{name}: tensors on the meta device hold no data")
 
 
+def memory_format(tensor: torch.Tensor) -> MemoryFormat | None:
+    """In which order the tensor's elements lie in memory; None if there are gaps, or another order."""
+    if tensor.is_contiguous():
+        return MemoryFormat.ROW_MAJOR
+    channels_last = CHANNELS_LAST.get(tensor.dim())
+    if channels_last is not None and tensor.is_contiguous(memory_format=channels_last):
+        return MemoryFormat.CHANNELS_LAST
+    return None
+
+
+def _is_readable(tensor: torch.Tensor) -> bool:
+    """Whether the engine gets at the tensor's memory, which is that of the CPU or of a GPU, and finds its values."""
+    return (_gpu.is_on_cpu(tensor) or _gpu.is_on_gpu(tensor)) and not tensor.is_neg()
+
+
 def is_in_memory(tensor: torch.Tensor) -> bool:
-    """Whether the tensor's elements lie in order where the engine gets at them, which is on the CPU or on a GPU."""
-    return (_gpu.is_on_cpu(tensor) or _gpu.is_on_gpu(tensor)) and tensor.is_contiguous() and not tensor.is_neg()
+    """Whether the tensor's elements lie row by row where the engine gets at them."""
+    return _is_readable(tensor) and tensor.is_contiguous()
 
 
 def in_memory(tensor: torch.Tensor) -> torch.Tensor:
@@ -55,6 +75,12 @@ def in_memory(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     detached = tensor.detach()
     return (detached if _gpu.is_on_gpu(tensor) else detached.to("cpu")).resolve_neg().contiguous()
+
+
+def in_memory_as_it_is(tensor: torch.Tensor) -> tuple[torch.Tensor, MemoryFormat]:
+    """Return the tensor, or a copy of it, as `in_memory` does, and its format; one that is channels last stays so."""
+    found = memory_format(tensor) if _is_readable(tensor) else None
+    return (in_memory(tensor), MemoryFormat.ROW_MAJOR) if found is None else (tensor, found)
 
 
 def engine_shape(shape: Sequence[int]) -> Sequence[int]:

@@ -310,6 +310,9 @@ def DistributedOptimizer(
     Parameters that begin to require a gradient later are taken in at the end of the step in which they do, on all
     ranks.
 
+    Gradients whose channels are last in memory (`model.to(memory_format=torch.channels_last)`) are reduced where they
+    lie, like contiguous ones. They have to be so on all ranks. Those in another order are copied.
+
     A parameter that has no gradient when `step` is called takes part with a gradient of zeros if any rank has one;
     if no rank has, it stays without.
 

@@ -87,7 +87,13 @@ typedef enum hvl_gpu_operations {
   HVL_GPU_STAGING = 2 /* copied to the host, moved as tensors of the CPU are, and copied back */
 } hvl_gpu_operations;
 
-/* Shape and dtype of one contiguous tensor. */
+/* In which order the elements of a tensor lie in memory. */
+typedef enum hvl_memory_format {
+  HVL_ROW_MAJOR = 0,
+  HVL_CHANNELS_LAST = 1 /* as if dimension 1 were the last; of at least three dimensions */
+} hvl_memory_format;
+
+/* Shape and dtype of one tensor, whose elements lie in memory without gaps. */
 typedef struct hvl_tensor {
   const int64_t* shape;
   int32_t ndim;
@@ -107,8 +113,9 @@ typedef struct hvl_request {
   int32_t device; /* hvl_device */
   double prescale;
   double postscale;
-  /* Alltoall: of each tensor, the rows for each member of the process set, in their order. HVL_ADD_PROCESS_SET: the
-   * ranks, ascending. HVL_REMOVE_PROCESS_SET: the id. Else none. */
+  /* Allreduce: the hvl_memory_format of each tensor, which has to be the same on all ranks; or none, if all are
+   * row-major. Alltoall: of each tensor, the rows for each member of the process set, in their order.
+   * HVL_ADD_PROCESS_SET: the ranks, ascending. HVL_REMOVE_PROCESS_SET: the id. Else none. */
   const int64_t* arguments;
   int32_t num_arguments;
 } hvl_request;

@@ -62,6 +62,8 @@ inline std::vector<hvl::Message> seed_messages() {
   message.signature.name = "";
   message.signature.tensors = {{HVL_BOOL, {}}, {HVL_INT64, {0, 9}}, {HVL_UINT8, {1, 2, 3, 4, 5, 6, 7, 8}}};
   seeds.push_back(message);
+  message.signature.arguments = {HVL_ROW_MAJOR, HVL_ROW_MAJOR, HVL_CHANNELS_LAST};
+  seeds.push_back(message);
   message = hvl::Message();
   message.type = hvl::Message::Type::kShutdown;
   message.text = "the script is at its end";

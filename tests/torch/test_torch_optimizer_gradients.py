@@ -82,9 +82,47 @@ def _strange_gradients() -> None:
         assert changing.grad.tolist() == [1.0] * size
 
 
+def _backward(conv: torch.nn.Module, size: int, memory_format: torch.memory_format) -> torch.Tensor:
+    """Add to the gradient of a layer, other values to each element; return what all ranks together have added."""
+    mine = hvd.rank() + 1.0
+    dims = conv.weight.dim() - 2
+    images = torch.full((2, 3, *[size] * dims), mine).to(memory_format=memory_format)
+    of_each = (torch.arange(conv.weight.numel()) % 7).reshape(conv.weight.shape)
+    (conv(images).sum() + (conv.weight * of_each * mine).sum()).backward()
+    positions = 2 * (size - conv.kernel_size[0] + 1) ** dims
+    return hvd.size() * (hvd.size() + 1) / 2 * (positions + of_each)
+
+
+def _channels_last() -> None:
+    """Gradients whose channels are last are reduced where they lie."""
+    for options in ({}, {"groups": 1}, {"compression": hvd.Compression.fp16}, {"backward_passes_per_step": 2}):
+        flat = torch.nn.Conv2d(3, 3, 3).to(memory_format=torch.channels_last)
+        deep = torch.nn.Conv3d(3, 4, 2).to(memory_format=torch.channels_last_3d)
+        rare = torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)  # rank 0 alone has its gradient
+        weights = [layer.weight for layer in (flat, deep, rare)]
+        sgd = torch.optim.SGD([*weights, flat.bias], lr=0.1)
+        optimizer = hvd.DistributedOptimizer(sgd, op=hvd.Sum, **options)
+        passes = optimizer.backward_passes_per_step
+        for step in range(4):
+            optimizer.zero_grad(set_to_none=step != 2)
+            for _ in range(passes):
+                sums = [_backward(flat, 4, torch.channels_last), _backward(deep, 4, torch.channels_last_3d)]
+                if hvd.rank() == 0:
+                    (rare.weight * 3).sum().backward()
+            places = [weight.grad.data_ptr() for weight in weights[:2]]
+            optimizer.step()
+            assert [weight.grad.data_ptr() for weight in weights[:2]] == places
+            assert not any(weight.grad.is_contiguous() for weight in weights)
+            for weight, added in zip(weights, [*sums, torch.full_like(rare.weight, 3.0)], strict=True):
+                assert torch.equal(weight.grad, passes * added), (options, step)
+        if not options and hvd.size() > 1:
+            assert all(slot.alike for slot in optimizer._reduction.slots)  # none of them was copied
+
+
 CASES = (
     _missing_gradients,
     _strange_gradients,
+    _channels_last,
 )
 
 
@@ -137,6 +175,26 @@ def _mismatched_gradient() -> None:
 
 def test_after_an_error_the_optimizer_works_again(ranks):
     ranks(2).run(_mismatched_gradient)
+
+
+def _mismatched_formats() -> None:
+    conv = torch.nn.Conv2d(3, 4, 3)
+    if hvd.rank() == 1:
+        conv = conv.to(memory_format=torch.channels_last)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(conv.parameters(), lr=1.0), conv.named_parameters())
+    conv(torch.ones(1, 3, 5, 5)).sum().backward()
+    told = "Mismatched memory formats for allreduce 'allreduce.weight': rank 0 has row-major, rank 1 has channels_last"
+    with pytest.raises(hvd.HorovodInternalError, match=told):
+        optimizer.step()
+    conv.to(memory_format=torch.channels_last)
+    optimizer.zero_grad()
+    conv(torch.ones(1, 3, 5, 5)).sum().backward()
+    optimizer.step()
+    assert torch.equal(conv.weight.grad, torch.full_like(conv.weight, 9.0))
+
+
+def test_formats_that_differ_are_an_error(ranks):
+    ranks(2).run(_mismatched_formats)
 
 
 def _survives_a_new_job() -> None:

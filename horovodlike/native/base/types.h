@@ -14,6 +14,7 @@ using Kind = hvl_kind;
 using ReduceOp = hvl_reduce_op;
 using DataType = hvl_dtype;
 using Device = hvl_device;
+using MemoryFormat = hvl_memory_format;
 using Shape = std::vector<int64_t>;
 
 // The next multiple of a unit.
@@ -68,6 +69,13 @@ constexpr bool changes_process_sets(Kind kind) { return kind == HVL_ADD_PROCESS_
 constexpr const char* name_of(ReduceOp op) {
   constexpr const char* kNames[] = {"Average", "Sum", "Adasum", "Min", "Max", "Product"};
   return kNames[op];
+}
+
+constexpr const char* name_of(MemoryFormat format) { return format == HVL_ROW_MAJOR ? "row-major" : "channels_last"; }
+
+// Whether a tensor of so many dimensions can be in a format of this number.
+constexpr bool is_memory_format(int64_t format, size_t num_dimensions) {
+  return format == HVL_ROW_MAJOR || (format == HVL_CHANNELS_LAST && num_dimensions >= 3);
 }
 
 constexpr const char* name_of(Device device) { return device == HVL_CPU ? "CPU" : "GPU"; }

@@ -85,7 +85,11 @@ Status compare(const std::vector<Proposal>& proposals, const char* what, const s
 
 Status compare_tensor(const std::vector<Proposal>& proposals, size_t t) {
   const Signature& first = proposals[0].signature;
-  const auto equal = [&](const Proposal& p) { return p.signature.tensors[t] == first.tensors[t]; };
+  const bool has_format = first.kind == HVL_ALLREDUCE;
+  const auto equal = [&](const Proposal& p) {
+    return p.signature.tensors[t] == first.tensors[t] &&
+           (!has_format || p.signature.memory_format(t) == first.memory_format(t));
+  };
   if (std::all_of(proposals.begin(), proposals.end(), equal)) return Status();
 
   std::string title = title_of(first);
@@ -94,7 +98,10 @@ Status compare_tensor(const std::vector<Proposal>& proposals, size_t t) {
       compare(proposals, "data types", title, [t](const Signature& s) { return name_of(s.tensors[t].dtype); });
   if (!status.ok()) return status;
   if (!allocates(first.kind)) {
-    return compare(proposals, "shapes", title, [t](const Signature& s) { return text_of(s.tensors[t].shape, false); });
+    status =
+        compare(proposals, "shapes", title, [t](const Signature& s) { return text_of(s.tensors[t].shape, false); });
+    if (!status.ok() || !has_format) return status;
+    return compare(proposals, "memory formats", title, [t](const Signature& s) { return name_of(s.memory_format(t)); });
   }
   status = compare(proposals, "numbers of dimensions", title,
                    [t](const Signature& s) { return std::to_string(s.tensors[t].shape.size()); });

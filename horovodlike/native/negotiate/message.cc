@@ -150,6 +150,12 @@ const char* check_arguments(const Signature& signature) {
   int64_t least = 0;
   if (changes_process_sets(signature.kind) && signature.process_set != 0) return "process set of a change";
   switch (signature.kind) {
+    case HVL_ALLREDUCE:
+      if (!arguments.empty() && arguments.size() != num_tensors) return "number of memory formats";
+      for (size_t t = 0; t < arguments.size(); ++t) {
+        if (!is_memory_format(arguments[t], signature.tensors[t].shape.size())) return "memory format";
+      }
+      return nullptr;
     case HVL_ALLTOALL:
       if (arguments.size() % num_tensors != 0) return "number of splits";
       for (size_t t = 0; t < num_tensors; ++t) {

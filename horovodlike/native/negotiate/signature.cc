@@ -38,6 +38,10 @@ void put_varying(const int64_t* varying, size_t count, Signature* signature) {
   signature->arguments.assign(varying + num_tensors, varying + count);
 }
 
+MemoryFormat Signature::memory_format(size_t tensor) const {
+  return arguments.empty() ? HVL_ROW_MAJOR : static_cast<MemoryFormat>(arguments[tensor]);
+}
+
 int64_t Signature::num_bytes() const {
   int64_t total = 0;
   for (const TensorSignature& tensor : tensors) total += tensor.num_bytes();

@@ -31,6 +31,7 @@ struct Signature {
   bool operator==(const Signature& other) const;
   bool operator!=(const Signature& other) const { return !(*this == other); }
   int64_t num_bytes() const;
+  MemoryFormat memory_format(size_t tensor) const;  // of an allreduce
 };
 
 // What may differ between the ranks. Allgather: the extent of dimension 0 of each tensor. Alltoall: that, and then of

@@ -64,13 +64,31 @@ Status check_splits(const hvl_request& request, const std::string& name) {
   return Status();
 }
 
+Status check_formats(const hvl_request& request, const std::string& name) {
+  if (request.num_arguments != 0 && request.num_arguments != request.num_tensors) {
+    return Status(HVL_INVALID_ARGUMENT, std::to_string(request.num_arguments) + " memory formats of " + name +
+                                            " are not one for each of " + std::to_string(request.num_tensors) +
+                                            " tensors");
+  }
+  for (int t = 0; t < request.num_arguments; ++t) {
+    if (!is_memory_format(request.arguments[t], static_cast<size_t>(request.tensors[t].ndim))) {
+      return Status(HVL_INVALID_ARGUMENT, (request.num_tensors > 1 ? "tensor " + std::to_string(t) + " of " : "") +
+                                              name + ": no memory format " + std::to_string(request.arguments[t]) +
+                                              " of " + std::to_string(request.tensors[t].ndim) + " dimensions");
+    }
+  }
+  return Status();
+}
+
 Status check_arguments(const hvl_request& request, Kind kind, const std::string& name) {
   if (changes_process_sets(kind) && request.process_set != 0) {
     return Status(HVL_INVALID_ARGUMENT, name + " concerns all ranks, and is for process set 0 only");
   }
   const int64_t* begin = request.arguments;
   const int64_t* end = begin + request.num_arguments;
-  if (kind == HVL_ALLTOALL) {
+  if (kind == HVL_ALLREDUCE) {
+    return check_formats(request, name);
+  } else if (kind == HVL_ALLTOALL) {
     return check_splits(request, name);
   } else if (kind == HVL_ADD_PROCESS_SET) {
     if (begin == end || *begin < 0 || std::adjacent_find(begin, end, std::greater_equal<int64_t>()) != end) {
@@ -129,7 +147,11 @@ std::shared_ptr<Operation> copy(const hvl_request& request) {
   signature.process_set = request.process_set;
   if (reduces) signature.prescale = request.prescale;
   if (reduces) signature.postscale = request.postscale;
-  signature.arguments.assign(request.arguments, request.arguments + request.num_arguments);
+  const int64_t* end = request.arguments + request.num_arguments;
+  const auto is_default = [](int64_t format) { return format == HVL_ROW_MAJOR; };
+  if (signature.kind != HVL_ALLREDUCE || !std::all_of(request.arguments, end, is_default)) {
+    signature.arguments.assign(request.arguments, end);
+  }
   for (int t = 0; t < request.num_tensors; ++t) {
     const hvl_tensor& tensor = request.tensors[t];
     TensorSignature described;

@@ -100,6 +100,9 @@ TEST(everything_else_of_an_allreduce) {
            "Mismatched postscale factors for allreduce 'x': rank 0 has 1, rank 1 has 1.0000000000000002.");
   CHECK_EQ(mismatch({a, with(a, [](Signature* s) { s->device = HVL_CUDA; })}),
            "Mismatched devices for allreduce 'x': rank 0 has CPU, rank 1 has GPU.");
+  const Signature images = allreduce_of("x", {2, 3, 4, 5});
+  CHECK_EQ(mismatch({images, with(images, [](Signature* s) { s->arguments = {HVL_CHANNELS_LAST}; }), images}),
+           "Mismatched memory formats for allreduce 'x': ranks 0, 2 have row-major, rank 1 has channels_last.");
 }
 
 TEST(kinds) {
@@ -119,6 +122,10 @@ TEST(groups_name_the_tensor) {
            "rank 1 has int64.");
   CHECK_EQ(mismatch({a, with(a, [](Signature* s) { s->tensors.pop_back(); })}),
            "Mismatched numbers of tensors for allreduce 'g': rank 0 has 3, rank 1 has 2.");
+  a.tensors[1].shape = {3, 3, 3};
+  CHECK_EQ(mismatch({with(a, [](Signature* s) { s->arguments = {0, HVL_CHANNELS_LAST, 0}; }), a}),
+           "Mismatched memory formats for allreduce 'g', tensor with index 1 of the group: rank 0 has channels_last, "
+           "rank 1 has row-major.");
 }
 
 TEST(allgathers) {

@@ -258,7 +258,15 @@ TEST(arguments_are_checked) {
   CHECK(!accepts(HVL_ADD_PROCESS_SET, {0, int64_t{1} << 31}));
   CHECK(!accepts(HVL_REMOVE_PROCESS_SET, {}));
   CHECK(!accepts(HVL_REMOVE_PROCESS_SET, {1, 2}));
-  CHECK(!accepts(HVL_ALLREDUCE, {1}));
+  CHECK(accepts(HVL_ALLREDUCE, {0, 0}));  // of two dimensions and of one
+  CHECK(!accepts(HVL_ALLREDUCE, {0}));
+  CHECK(!accepts(HVL_ALLREDUCE, {HVL_CHANNELS_LAST, 0}));
+  Signature images = seed_signature(HVL_ALLREDUCE);
+  images.tensors[0].shape = {5, 7, 1};
+  for (const int64_t format : {-1, 0, 1, 2}) {
+    images.arguments = {format, 0};
+    CHECK_EQ(decodes<Message>(encoded(request_of(images))), format == HVL_ROW_MAJOR || format == HVL_CHANNELS_LAST);
+  }
 }
 
 TEST(names_are_limited) {

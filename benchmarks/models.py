@@ -1,7 +1,7 @@
 """The models that are trained, each with its batch: chosen to cover the shapes that communication meets.
 
 All train with plain SGD on random data that stays the same, float32, one thread. Those of MODELS are trained on the
-CPU, the larger ones on a GPU.
+CPU, and the one whose channels are last if it is asked for; the larger ones on a GPU.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ MODELS = ("mlp", "resnet18", "gpt", "tiny")
 TITLES = {
     "mlp": "MLP 1024-2048-2048-2048-1024, 12.6 M parameters, batch 32",
     "resnet18": "ResNet-18, 11.2 M parameters, 32x32 images, batch 4",
+    "resnet18_channels_last": "ResNet-18, 11.2 M parameters, 32x32 images, batch 4, channels_last",
     "gpt": "GPT, 8 layers of width 256, 6.9 M parameters, batch 2 x 80 tokens",
     "tiny": "400 tiny layers of 1,024 parameters, 0.4 M parameters",
     "resnet50": "ResNet-50, 25.6 M parameters, 224x224 images, batch 32",
@@ -165,6 +166,7 @@ def build(model: str) -> nn.Module:
     builders: dict[str, Callable[[], nn.Module]] = {
         "mlp": mlp,
         "resnet18": resnet18,
+        "resnet18_channels_last": lambda: resnet18().to(memory_format=torch.channels_last),
         "gpt": Gpt,
         "tiny": TinyLayers,
         "resnet50": resnet50,
@@ -178,8 +180,9 @@ def batch(model: str, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(1 + rank)
     if model == "mlp":
         return torch.randn(32, 1024, generator=generator), torch.randint(1024, (32,), generator=generator)
-    if model == "resnet18":
-        return torch.randn(4, 3, 32, 32, generator=generator), torch.randint(10, (4,), generator=generator)
+    if model in ("resnet18", "resnet18_channels_last"):
+        images, targets = torch.randn(4, 3, 32, 32, generator=generator), torch.randint(10, (4,), generator=generator)
+        return (images if model == "resnet18" else images.to(memory_format=torch.channels_last)), targets
     if model == "resnet50":
         return torch.randn(32, 3, 224, 224, generator=generator), torch.randint(1000, (32,), generator=generator)
     if model in ("gpt", "gpt87m"):

@@ -30,6 +30,7 @@ NETWORKS = {
 MODELS = {
     "mlp": "MLP, 12.6 M parameters",
     "resnet18": "ResNet-18, 32x32",
+    "resnet18_channels_last": "ResNet-18, 32x32, channels_last",
     "gpt": "GPT, 6.9 M parameters",
     "tiny": "400 tiny layers",
     "resnet50": "ResNet-50, 224x224",

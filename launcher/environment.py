@@ -1,8 +1,8 @@
-"""What of the launcher's environment the ranks of another host get. Pure."""
+"""What of the launcher's environment ranks get. Pure."""
 
 from collections.abc import Mapping
 
-__all__ = ["OWN_NAMES", "OWN_PREFIXES", "forwarded"]
+__all__ = ["OWN_NAMES", "OWN_PREFIXES", "forwarded", "inherited"]
 
 OWN_NAMES = (
     *("HOME", "HOST", "HOSTNAME", "LOGNAME", "MAIL", "OLDPWD", "SHELL", "USER"),
@@ -12,6 +12,17 @@ OWN_NAMES = (
 )
 """Variables that each host has for itself: its own values count there, and the launcher's do not."""
 OWN_PREFIXES = ("SSH_", "XDG_")
+_OF_A_WORKER = frozenset(
+    {
+        *("HOROVODLIKE_ELASTIC", "HOROVOD_ELASTIC", "HOROVODLIKE_WORKER", "HOROVODLIKE_GENERATION"),
+        *("HOROVODLIKE_DRIVER_ADDR", "HOROVODLIKE_DRIVER_PORT"),
+    }
+)
+
+
+def inherited(environ: Mapping[str, str]) -> dict[str, str]:
+    """All variables but those of the worker of an elastic job that the launcher may have been started by."""
+    return {name: value for name, value in environ.items() if name not in _OF_A_WORKER}
 
 
 def forwarded(environ: Mapping[str, str]) -> dict[str, str]:

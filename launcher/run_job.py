@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from horovodlike.launcher.addresses import reachable_addresses
-from horovodlike.launcher.environment import OWN_NAMES, OWN_PREFIXES, forwarded
+from horovodlike.launcher.environment import OWN_NAMES, OWN_PREFIXES, forwarded, inherited
 from horovodlike.launcher.errors import UsageError
 from horovodlike.launcher.frames import Kind, encode_text, from_native
 from horovodlike.launcher.gather import describe_hosts, describe_this_host, start_agents
@@ -159,6 +159,8 @@ def start_message(
         elastic: More ranks may follow.
         grace_period: How long the ranks may take to end once the agent has got a signal, in seconds.
     """
+
+    environ = inherited(environ)
 
     def text(value: str) -> str:
         return from_native(os.fsencode(value))

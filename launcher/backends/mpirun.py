@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from horovodlike.launcher.addresses import addresses_towards
-from horovodlike.launcher.environment import forwarded
+from horovodlike.launcher.environment import forwarded, inherited
 from horovodlike.launcher.errors import HostsError, UsageError
 from horovodlike.launcher.plan import JobIdentity, plan_ranks
 from horovodlike.launcher.process import die_with_parent
@@ -171,7 +171,7 @@ def make_environ(
     plans, said = plan_ranks(asked, command, fullest, host, identity, environ)
     # Each line would come in pieces, each one with the rank in front of it.
     left_out = _PLACE | ({"PYTHONUNBUFFERED"} - environ.keys())
-    variables = {**environ, **plans[0].environ, "HOROVODLIKE_RENDEZVOUS_OWNER": "hvdrun"}
+    variables = {**inherited(environ), **plans[0].environ, "HOROVODLIKE_RENDEZVOUS_OWNER": "hvdrun"}
     return {name: value for name, value in variables.items() if name not in left_out}, said
 
 

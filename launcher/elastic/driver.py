@@ -249,6 +249,8 @@ class Driver:
                 self._say(news)
             else:
                 self._events.append(HostsFound(news))
+                if not news:
+                    self._say_that_no_host_is_found()
         while self._ending_at is None:
             now = time.monotonic()
             while self._events:
@@ -391,6 +393,12 @@ class Driver:
         self._ending_at = time.monotonic() + grace
         self._fleet.cut()
         self._links.send(Kind.SIGNAL, passed, encode_seconds(grace))
+
+    def _say_that_no_host_is_found(self) -> None:
+        elastic = self._spec.elastic
+        script = elastic.discovery_script if elastic is not None else None
+        who = "the discovery of hosts" if script is None else f"--host-discovery-script {script}"
+        self._say(f"{who} names no host: the job waits for some, as long as --elastic-timeout allows")
 
     def _say(self, text: str) -> None:
         self._output.say(f"hvdrun: {text}")

@@ -130,9 +130,9 @@ def make_policy(spec: JobSpec, elastic: ElasticSpec) -> Policy:
     number, least, most = spec.num_proc, elastic.min_np, elastic.max_np
     least = number if least is None else least
     if least > number:
-        raise UsageError(f"--min-np {least} is more than -np {number}, with which the job starts")
+        raise UsageError(f"--min-np {least} is more than -np {number}, for which the job waits before it starts")
     if most is not None and most < number:
-        raise UsageError(f"--max-np {most} is less than -np {number}, with which the job starts")
+        raise UsageError(f"--max-np {most} is less than -np {number}, for which the job waits before it starts")
     cooldown = Cooldown() if elastic.cooldown_range is None else Cooldown(*elastic.cooldown_range, patient=False)
     return Policy(
         num_proc=number,

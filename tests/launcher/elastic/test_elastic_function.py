@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_elastic_jobs import ElasticLaunch, elastic
+from hvdrun_process import Ended
+from test_elastic_jobs import PYTHON, ElasticLaunch, elastic
 
 import horovodlike
 from horovodlike.launcher.elastic import HostDiscovery
@@ -137,3 +138,15 @@ def test_a_worker_that_makes_no_sense_is_cut_off_and_killed(elastic: Callable[..
     ended = job.finish()
     assert ended.code == 0
     assert "hvdrun: worker 1 is killed: it has closed its connection to the driver" in ended.err
+
+
+JOB = "import os\nfrom horovodlike import basics\nbasics.init()\nos.write(1, f'one of {basics.size()}\\n'.encode())\n"
+
+
+def test_a_worker_starts_a_job_of_its_own(hvdrun: Callable[..., Ended], tmp_path: Path) -> None:
+    """Which has a fixed number of ranks, and knows nothing of the elastic job around it."""
+    program = tmp_path / "inner.py"
+    program.write_text(JOB)
+    inner = [PYTHON, "-m", "horovodlike.launcher", "-np", 2, PYTHON, program]
+    ended = hvdrun("-np", 1, "--min-np", 1, *inner)
+    assert (ended.code, ended.out.count(b"one of 2")) == (0, 2), ended

@@ -186,3 +186,13 @@ def test_the_script_fails_later(elastic: Callable[..., ElasticLaunch], hosts: Ho
     ended = job.finish()
     assert (ended.code, ended.out.count(b"cannot be found out")) == (0, 1)
     assert ended.seconds < SLACK_S
+
+
+def test_the_script_names_no_host_at_first(elastic: Callable[..., ElasticLaunch], hosts: Hosts) -> None:
+    hosts.are()
+    words = ("-np", 1, "--min-np", 1, "--host-discovery-script", hosts.script)
+    job = elastic(*words, stderr=subprocess.STDOUT)
+    job.expect(f"hvdrun: --host-discovery-script {hosts.script} names no host: the job waits for some")
+    hosts.are("localhost:1")
+    job.at(1, 1)
+    assert job.finish().code == 0

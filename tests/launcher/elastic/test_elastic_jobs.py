@@ -208,7 +208,7 @@ def test_a_program_that_fails_at_once(elastic: Callable[..., ElasticLaunch]) -> 
     job = elastic("-np", 2, "--min-np", 1, program="sys.exit('there is no data')")
     ended = job.job.finish()
     assert ended.code == 1
-    assert "hvdrun: 3 workers in a row have failed before they asked for a place" in ended.err
+    assert "hvdrun: 3 workers in a row on one slot have failed before they asked for a place" in ended.err
     assert re.search(
         r"hvdrun: worker \d \(pid \d+\) exited with code 1; its last lines:\n    there is no data", ended.err
     )

@@ -332,7 +332,7 @@ def test_a_program_that_cannot_work() -> None:
     [report, end] = play.happen(Exited(4, 3))
     assert isinstance(report, Report)
     assert (end.exit_code, end.failure) == (3, 4)
-    assert end.reason.startswith("3 workers in a row have failed before they asked for a place")
+    assert end.reason.startswith("3 workers in a row on one slot have failed before they asked for a place")
 
 
 def test_replacements_that_cannot_start_do_not_end_a_job_that_works() -> None:

@@ -21,10 +21,14 @@ SETTINGS_HEAD = """# Settings
 
 <!-- Written by `make docs` from the table in horovodlike/config.py. -->
 
-Every setting is an environment variable, read once, in `init()`. Where Horovod has the same setting, its variable works
-too; if both are set, the first column wins. `hvdrun` passes its environment on to every rank, and has options for the
-most used settings: see `hvdrun --help`. A value that cannot be used is an error that names the variable, the value and
-what is accepted.
+Every setting is an environment variable, read once, in `init()`; those that concern the launcher (elastic jobs, GPUs
+per rank, time-outs) by `hvdrun` when it starts, so that a script comes too late to set them. Where Horovod has the same
+setting, its variable works too; if both are set, the first column wins. `hvdrun` passes its environment on to every
+rank, and has options for the most used settings: see `hvdrun --help`. A value that cannot be used is an error that
+names the variable, the value and what is accepted.
+
+Where ranks meet that `hvdrun` has not started is said by `HOROVODLIKE_RENDEZVOUS_ADDR`, `HOROVODLIKE_RENDEZVOUS_PORT`
+and `HOROVODLIKE_SECRET_KEY` or `HOROVODLIKE_SECRET_KEY_FILE`: see [hosts.md](hosts.md).
 
 """
 

@@ -252,7 +252,8 @@ class Config:
     )
     network_timeout: float = _row(
         30.0,
-        "How long another host may be silent, without even an acknowledgement, before it counts as lost.",
+        "How long another host may be silent, without even an acknowledgement, before it counts as lost. In elastic "
+        "jobs hvdrun sets it to the heartbeat timeout.",
         unit="s",
         minimum=1,
         maximum=86400,

@@ -18,8 +18,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the flags."""
     group = parser.add_argument_group(
         "elastic jobs",
-        "Workers may come and go if one of the first three is given. The job starts with as many as there are slots, up "
-        "to --max-np; with fewer than -np only after --elastic-timeout, and if they are --min-np.",
+        "Workers may come and go if one of the first three is given. The job starts with as many as there are slots, "
+        "up to --max-np; with fewer than -np only after --elastic-timeout, and if they are --min-np.",
     )
     add = group.add_argument
     add("--min-np", "--min-num-proc", dest="min_np", metavar="N", help="with fewer workers it waits (default: -np)")

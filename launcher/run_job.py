@@ -159,7 +159,6 @@ def start_message(
         elastic: More ranks may follow.
         grace_period: How long the ranks may take to end once the agent has got a signal, in seconds.
     """
-
     environ = inherited(environ)
 
     def text(value: str) -> str:

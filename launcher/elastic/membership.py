@@ -184,8 +184,8 @@ class Membership(Roster):
             self._early_deaths[slot] = self._early_deaths.get(slot, 0) + 1
             if self._early_deaths[slot] >= _ATTEMPTS and not any(each.was_ready for each in self.workers.values()):
                 reason = (
-                    f"{_ATTEMPTS} workers in a row on one slot have failed before they asked for a place; the last lines "
-                    "say why"
+                    f"{_ATTEMPTS} workers in a row on one slot have failed before they asked for a place; the last "
+                    "lines say why"
                 )
                 self._conclude(verdict.exit_code(status), reason, worker.number)
 

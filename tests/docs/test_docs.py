@@ -12,9 +12,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
 import horovodlike.torch as hvd
 from horovodlike import config
+from horovodlike.launcher import options
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -24,7 +26,7 @@ HVDRUN = Path(sys.executable).parent / "hvdrun"
 FRAMEWORKS = {"tensorflow.md": "horovodlike.tensorflow"}
 
 # Programs that users bring along, and scripts that stand for their own.
-FOREIGN = {"torchrun", "mpirun", "mpiexec", "srun", "salloc", "sbatch", "openssl", "export", "mkdir", "py-spy"}
+FOREIGN = {"torchrun", "mpirun", "mpiexec", "srun", "salloc", "sbatch", "openssl", "export", "mkdir", "umask", "py-spy"}
 USERS_SCRIPT = "train.py"
 
 # Pages about another module than horovodlike.torch. Their names are looked at by the tests of that module.
@@ -36,7 +38,10 @@ PLACE |= {"HOROVOD_HOSTNAME"}
 
 # What is no setting of the ranks, but the user's to give.
 SECRETS = {"HOROVODLIKE_SECRET_KEY", "HOROVODLIKE_SECRET_KEY_FILE"}
-MEETING = {"HOROVODLIKE_RENDEZVOUS_ADDR", "HOROVODLIKE_RENDEZVOUS_PORT"}
+MEETING = {
+    *("HOROVODLIKE_RENDEZVOUS_ADDR", "HOROVODLIKE_RENDEZVOUS_PORT"),
+    *("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"),
+}
 
 
 def blocks(page: Path, language: str) -> Iterator[str]:
@@ -140,6 +145,15 @@ def test_api_page_has_everything() -> None:
     page = (ROOT / "docs" / "api.md").read_text()
     missing = [name for name in hvd.__all__ if not re.search(rf"(horovodlike\.torch\.|`){name}\b", page)]
     assert not missing, "run `make docs`"
+
+
+def test_the_configuration_file_has_every_key() -> None:
+    (text,) = blocks(ROOT / "docs" / "launching.md", "yaml")
+    content = yaml.safe_load(text)
+    assert {f"{section}.{key}" for section, keys in content.items() for key in keys} == {
+        option.key for option in options.OPTIONS if option.key is not None
+    }
+    assert options.from_mapping(content, "launching.md")["HOROVODLIKE_FUSION_THRESHOLD"] == str(64 << 20)
 
 
 def test_readme_script_runs(tmp_path: Path) -> None:

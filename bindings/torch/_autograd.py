@@ -67,7 +67,7 @@ def _of_allreduce(call: Call, gradients: Sequence[torch.Tensor], _: Sequence[int
 
 
 def _of_allgather(call: Call, gradients: Sequence[torch.Tensor], rows: Sequence[int]) -> list[torch.Tensor]:
-    mine = torch.tensor([[basics.rank(), *rows]])
+    mine = torch.tensor([[basics.rank(), *rows]], device="cpu")
     (of_each,) = carry_out(replace(call, name=f"{call.name}.grad.rows"), [mine])
     starts = of_each[of_each[:, 0] < basics.rank(), 1:].sum(dim=0).tolist()  # of those that take part
     own = zip(_average(call, gradients), starts, rows, strict=True)

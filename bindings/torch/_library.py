@@ -57,10 +57,15 @@ def define() -> None:
     schema = f"(Tensor[] tensors, {_SPLITS}, int members, {_OF_ALLTOALL}) -> Tensor[]"
     operator = _define("alltoall", schema, _alltoall, _like_exchanged)
     operator.register_autograd(_differentiate_alltoall, setup_context=_save_exchanged)
-    _define("next_number", "(int process_set) -> Tensor", _next_number, lambda _: torch.empty((), dtype=torch.int64))
+    _define(
+        "next_number",
+        "(int process_set) -> Tensor",
+        _next_number,
+        lambda _: torch.empty((), dtype=torch.int64, device="cpu"),
+    )
     # Has a result because Inductor of torch 2.13 puts C++ kernels that use a buffer after a call without one, but frees
     # the buffer before it.
-    _define("barrier", "(int process_set) -> Tensor", _barrier, lambda _: torch.empty(0))
+    _define("barrier", "(int process_set) -> Tensor", _barrier, lambda _: torch.empty(0, device="cpu"))
 
 
 def _define(name: str, schema: str, carry_out: Callable[..., Any], like_results: Callable[..., Any]) -> Any:
@@ -204,7 +209,9 @@ def _counts(call: Call, tensors: Tensors, splits: Tensors, have_splits: Sequence
 def _like_exchanged(
     tensors: Tensors, splits: Tensors, have_splits: Sequence[bool], members: int, *_: Any
 ) -> list[torch.Tensor]:
-    pairs = [(_with_rows(tensor, FOUND_OUT), torch.empty(members, dtype=torch.int32)) for tensor in tensors]
+    pairs = [
+        (_with_rows(tensor, FOUND_OUT), torch.empty(members, dtype=torch.int32, device="cpu")) for tensor in tensors
+    ]
     return [one for pair in pairs for one in pair]
 
 
@@ -260,10 +267,10 @@ def _like_tensors(
 
 
 def _next_number(process_set: int) -> torch.Tensor:
-    return torch.tensor(next_number(process_set))
+    return torch.tensor(next_number(process_set), device="cpu")
 
 
 def _barrier(process_set: int) -> torch.Tensor:
     call = Call(Kind.BARRIER, "barrier.noname", process_set=process_set)
     synchronize(start_in_place(call, [], single=False))
-    return torch.empty(0)
+    return torch.empty(0, device="cpu")

@@ -78,4 +78,4 @@ class PowerSGD(ErrorFeedbackReducer):
         if known is not None:
             return known.to(matrix.dtype)
         generator = torch.Generator().manual_seed(self._seed + zlib.crc32(name.encode()))
-        return torch.randn(shape, generator=generator, dtype=matrix.dtype).to(matrix.device)
+        return torch.randn(shape, generator=generator, dtype=matrix.dtype, device="cpu").to(matrix.device)

@@ -20,13 +20,13 @@ class Presence:
     def __init__(self) -> None:
         """Start without parameters."""
         self.handle = 0  # of the reduction under way; 0: not announced in this step
-        self.bytes = torch.empty(0, dtype=torch.uint8)
+        self.bytes = torch.empty(0, dtype=torch.uint8, device="cpu")
         self._request: Request | None = None
         self._is_full = False  # the bytes are all 1
 
     def describe(self, num_parameters: int, name: str, process_set: int) -> None:
         """Set how many parameters there are, what the ranks match the reduction by, and the id of the process set."""
-        self.bytes = torch.ones(num_parameters, dtype=torch.uint8)
+        self.bytes = torch.ones(num_parameters, dtype=torch.uint8, device="cpu")
         self._is_full = True
         described = [(DType.UINT8, self.bytes.shape)]
         self._request = Request(Kind.ALLREDUCE, name, described, op=basics.Max, process_set=process_set)

@@ -67,7 +67,9 @@ class Reduction:
         self._set_id = check_registered(options.process_set)  # that the requests were made for
         self.slots: list[Slot] = []
         self._groups: list[Group] = []
-        self._frozen: list[tuple[str, torch.nn.Parameter]] = []  # parameters that did not require a gradient
+        self._frozen: list[
+            tuple[str, torch.nn.Parameter]
+        ] = []  # parameters that did not require a gradient, or are new
         self._by_id: dict[int, Slot] = {}  # by the parameter's id, which hashes quicker than the parameter
         # The way of a gradient: noted, complete (of so many passes as there are to be), borrowed by the engine.
         self._noted: list[torch.Tensor] = []  # parameters
@@ -101,6 +103,15 @@ class Reduction:
             waiting = 0 if slot.hands_over else waiting
             self._hook(slot)
         return added
+
+    def __len__(self) -> int:
+        """How many parameters there are, with those that do not require a gradient."""
+        return len(self.slots) + len(self._frozen)
+
+    def add_later(self, named: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
+        """Take in those of these parameters that are new, at the end of this step."""
+        known = {id(param) for param in (*(slot.param for slot in self.slots), *(param for _, param in self._frozen))}
+        self._frozen += [(name, param) for name, param in named if id(param) not in known]
 
     def _hook(self, slot: Slot) -> None:
         """Have the gradients of a parameter noted as is right for where it is now."""
@@ -274,8 +285,8 @@ class Reduction:
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
-        self.count()
         try:
+            self.count()
             if self.communicates and self.slots:
                 with self._lock:
                     self._complete.clear()

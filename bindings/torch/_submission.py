@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +18,11 @@ from horovodlike.torch._sparse import SparseGathering
 from horovodlike.torch._tensor import in_memory_as_it_is
 from horovodlike.torch.compression import Compressor, NoneCompressor
 
+_CHANGED = (
+    "gradients have been changed between backward() and step(), while they were being reduced: the ranks may drift "
+    "apart. Call optimizer.synchronize() before you change them (clipping, GradScaler.unscale_), and then "
+    "`with optimizer.skip_synchronize(): optimizer.step()`"
+)
 CURRENT: Mapping[Slot, GpuStream] = {}  # after the backward pass, the caller's stream has waited for all others
 
 
@@ -41,6 +47,7 @@ class Submission:
         self.plain = options.compression is NoneCompressor  # and no groups
         self.moved = False  # parameters are not where they were when their hooks were made; the reduction resets it
         self.borrowed: list[torch.Tensor] = []  # gradients
+        self._first_version = 0  # of the first of them, when it was handed over
         self.sparse_dims: dict[int, int] = {}  # of the sparse ones, by the numbers of their slots
         self._set_id = set_id
         self._handles: list[int] = []  # of dense gradients
@@ -102,7 +109,7 @@ class Submission:
         grads = [grad for grad in [slot.param.grad for slot in slots] if grad is not None]
         if not batch.fits(grads):
             return False
-        self.borrowed += grads
+        self._borrow(grads)
         for slot, grad in zip(slots, grads, strict=True):
             slot.grad = grad
         addresses = list(map(torch.Tensor.data_ptr, grads))
@@ -112,6 +119,11 @@ class Submission:
         else:
             batch.requests.enqueue_inplace(addresses, self._handles)
         return True
+
+    def _borrow(self, grads: list[torch.Tensor]) -> None:
+        if not self.borrowed:
+            self._first_version = _version(grads[0])
+        self.borrowed += grads
 
     def _note_stream(self, stream: GpuStream) -> GpuStream:
         self._streams.add(stream)
@@ -128,7 +140,7 @@ class Submission:
         with torch.no_grad():
             compressed, ctx = self.options.compression.compress(dense)
             work, memory_format = in_memory_as_it_is(compressed)
-        self.borrowed.append(grad)
+        self._borrow([grad])
         slot.grad = grad
         slot.ctx = ctx
         if slot.group is not None:
@@ -155,7 +167,7 @@ class Submission:
             raise ValueError(f"{slot.name}: a sparse gradient needs op=Average or op=Sum, or sparse_as_dense=True")
         slot.sparse, slot.alike, slot.grad = True, False, grad
         self.sparse_dims[slot.index] = grad.sparse_dim()
-        self.borrowed.append(grad)
+        self._borrow([grad])
         # It has the name that a dense gradient would have, so ranks of which only some have a sparse one learn of it.
         gathering = SparseGathering(slot.name, grad, options.compression, options.process_set)
         self._sparse_handles.append(gathering.handle)
@@ -221,6 +233,9 @@ class Submission:
         Raises:
             HorovodInternalError: A reduction failed.
         """
+        # What changes gradients (clipping, unscaling) changes all of them, so one is looked at.
+        if self.borrowed and _version(self.borrowed[0]) != self._first_version:
+            warnings.warn(_CHANGED, stacklevel=2)
         if self._streams:
             self._wait_on_stream(next(iter(self._streams)).device)
         else:
@@ -255,6 +270,11 @@ class Submission:
         self._finishers.clear()
         self._streams.clear()
         self._works.clear()
+
+
+def _version(grad: torch.Tensor) -> int:
+    """How often the gradient has been changed in place, by others than the engine."""
+    return 0 if grad.is_inference() else grad._version
 
 
 def _on_one_device(tensors: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -78,7 +78,7 @@ def _gather_and_check(
 
     From a GPU the sizes are gathered apart and on the CPU, so that the host need not wait for the GPU to look at them.
     """
-    sizes = torch.tensor([gradient.numel() for _, gradient in gradients])
+    sizes = torch.tensor([gradient.numel() for _, gradient in gradients], device="cpu")
     if _gpu.is_on_gpu(tensors[0]):
         gathered = ranks.gather(tensors, "largest")
         (all_sizes,) = ranks.gather([sizes], "sizes")

@@ -238,7 +238,9 @@ def _exchange(
     process_set: ProcessSet,
 ) -> list[Exchanged]:
     set_id = registered_id(process_set)
-    given = [one if isinstance(one, torch.Tensor) else torch.tensor(one) for one in splits if one is not None]
+    given = [
+        one if isinstance(one, torch.Tensor) else torch.tensor(one, device="cpu") for one in splits if one is not None
+    ]
     have_splits = [one is not None for one in splits]
     number = _number(name, set_id)
     results = _operators.alltoall(

@@ -12,7 +12,7 @@ from horovodlike.torch import _gpu
 from horovodlike.torch._engine import Call, Result, Tensors, start
 from horovodlike.torch._tensor import check, from_output, in_memory
 
-_SPLITS = torch.empty(0, dtype=torch.int32)
+_SPLITS = torch.empty(0, dtype=torch.int32, device="cpu")
 
 
 def start_allgather(call: Call, tensors: Sequence[torch.Tensor], single: bool) -> int:
@@ -77,7 +77,7 @@ def _start_varying_on_gpu(
         like = likes[index]
         whole = (shape[0], *like.shape[1:])
         if like is _SPLITS:
-            made[index] = torch.empty(whole, dtype=like.dtype)
+            made[index] = torch.empty(whole, dtype=like.dtype, device="cpu")
         else:
             made[index] = allocate_on_gpu(whole, like.dtype)
             borrowed.append(made[index])

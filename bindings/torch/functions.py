@@ -116,7 +116,7 @@ def broadcast_optimizer_state(
         return _TensorPlace(len(tensors) - 1, tensor.dtype, tuple(tensor.shape))
 
     def allocate(place: _TensorPlace) -> torch.Tensor:
-        tensors.append(torch.empty(place.shape, dtype=place.dtype))
+        tensors.append(torch.empty(place.shape, dtype=place.dtype, device="cpu"))
         return tensors[-1]
 
     described = _replace(optimizer.state_dict(), torch.Tensor, describe) if is_root else None
@@ -153,7 +153,7 @@ def _pickled(obj: object) -> tuple[torch.Tensor, Exception | None]:
     try:
         data = cloudpickle.dumps(obj)
     except Exception as error:  # whatever __reduce__ and __getstate__ raise
-        return torch.empty(0, dtype=torch.uint8), error
+        return torch.empty(0, dtype=torch.uint8, device="cpu"), error
     return torch.frombuffer(bytearray(data), dtype=torch.uint8), None
 
 
@@ -199,7 +199,7 @@ def allgather_object(
     """
     name = full_name("object", name, registered_id(process_set))
     data, error = _pickled(obj)
-    mine = torch.tensor([data.numel() if error is None else _PICKLING_FAILED])
+    mine = torch.tensor([data.numel() if error is None else _PICKLING_FAILED], device="cpu")
     handles = [
         allgather_async(mine, f"{name}.sz", process_set),
         allgather_async(data, f"{name}.t", process_set),

@@ -92,7 +92,9 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         name = f"loss.{min(slot.name for slot in slots)}"
         if isinstance(loss, torch.Tensor):
             return allreduce(loss.detach(), name=name, op=op, process_set=process_set)
-        return allreduce(torch.tensor(loss, dtype=torch.float64), name=name, op=op, process_set=process_set).item()
+        return allreduce(
+            torch.tensor(loss, dtype=torch.float64, device="cpu"), name=name, op=op, process_set=process_set
+        ).item()
 
     def synchronize(self) -> None:
         """Wait until the gradients of this step are reduced. All ranks have to call it, or `step`.
@@ -100,8 +102,16 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         Raises:
             HorovodInternalError: A reduction failed.
         """
+        self._take_in_added()
         self._reduction.finish()
         self._synchronized = True
+
+    def _take_in_added(self) -> None:
+        """Have parameters reduced that were added to the groups in another way than by `add_param_group`."""
+        if self._delta is not None or sum(len(group["params"]) for group in self.param_groups) == len(self._reduction):
+            return
+        for index, group in enumerate(self.param_groups):
+            self._reduction.add_later(_named(group["params"], index, self._names))
 
     @contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -149,9 +159,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             self._reduction.add(_named(added, index, self._names))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Do the wrapped optimizer's `load_state_dict`, and forget about reductions in flight."""
-        self._reduction.abandon()
-        self._synchronized = False
+        """Do the wrapped optimizer's `load_state_dict`. Gradients that are being reduced go on being reduced."""
         super().load_state_dict(state_dict)
         # Schedulers made before the wrapping hold the optimizer inside, and change its groups.
         self._inner.state, self._inner.param_groups = self.state, self.param_groups
@@ -171,6 +179,10 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     def backward_passes_per_step(self) -> int:
         """How many times `backward` adds to the gradients before they are reduced."""
         return self._reduction.passes
+
+    @backward_passes_per_step.setter
+    def backward_passes_per_step(self, passes: int) -> None:
+        self.set_backward_passes_per_step(passes)
 
     @property
     def _parameter_names(self) -> dict[torch.nn.Parameter, str]:
@@ -375,7 +387,21 @@ def DistributedOptimizer(
     wrapped._should_synchronize = True
     wrapped._synchronized = False
     weakref.finalize(wrapped, reduction.remove_hooks).atexit = False
+    _share_what_is_loaded(optimizer, wrapped)
     return wrapped
+
+
+def _share_what_is_loaded(inner: torch.optim.Optimizer, wrapped: _DistributedOptimizer) -> None:
+    """Have both go on with the same groups and state when a state is loaded into the one inside."""
+    found = weakref.ref(wrapped)
+
+    def share(loaded: torch.optim.Optimizer) -> None:
+        wrapped = found()
+        if loaded is inner and wrapped is not None:
+            wrapped.state, wrapped.param_groups = inner.state, inner.param_groups
+
+    if hasattr(inner, "_optimizer_load_state_dict_post_hooks"):  # not before torch 2.2
+        inner.register_load_state_dict_post_hook(share)
 
 
 def _subclass_instance(optimizer: torch.optim.Optimizer) -> _DistributedOptimizer:

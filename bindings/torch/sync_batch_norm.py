@@ -71,7 +71,7 @@ def _whole_batch(x: torch.Tensor, name: str, process_set: ProcessSet) -> tuple[t
     count = x.numel() // channels
     # On an empty batch, torch's kernel gives NaN, which would not vanish when it is multiplied by a count of 0.
     local = torch.cat(torch.batch_norm_update_stats(x, None, None, 0.0)) if count else x.new_zeros(2 * channels)
-    moments, counts = _gathered(local.unsqueeze(0), torch.tensor([count]), name, process_set)
+    moments, counts = _gathered(local.unsqueeze(0), torch.tensor([count], device="cpu"), name, process_set)
     means, variances = moments.double().view(-1, 2, channels).unbind(1)
     total = int(counts.sum())
     shares = (counts.double() / max(total, 1)).unsqueeze(1).to(moments.device, non_blocking=True)

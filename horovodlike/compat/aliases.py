@@ -54,6 +54,7 @@ ALIASES: tuple[Alias, ...] = (
     Alias("horovod.tensorflow.keras", "horovodlike.tensorflow.keras"),
     Alias("horovod.keras", "horovodlike.keras"),
     Alias("horovod.data", "horovodlike.data"),
+    Alias("horovod.data.data_loader_base", "horovodlike.data.loaders"),
     Alias("horovod.common.elastic", "horovodlike.elastic"),
     Alias("horovod.common.exceptions", "horovodlike.errors"),
     Alias("horovod.common.process_sets", "horovodlike.process_set"),

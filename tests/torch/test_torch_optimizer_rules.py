@@ -90,7 +90,11 @@ def _rules() -> None:
         optimizer.zero_grad()
     with pytest.raises(AssertionError, match="backward_passes_per_step"):
         loss_of(model, x, y).backward()
-    optimizer.step()
+    if hvd.size() > 1:
+        with pytest.warns(UserWarning, match="changed between"):
+            optimizer.step()
+    else:
+        optimizer.step()
     optimizer.zero_grad()
     assert all(p.grad is None for p in model.parameters())
     hvd.broadcast_parameters(model.state_dict(), 0)  # the refused pass has changed gradients in flight
@@ -188,9 +192,105 @@ def _alone() -> None:
     assert [hvd.remove_process_set(one) for one in sets] == [hvd.size() > 1] * hvd.size()
 
 
+def _equal_everywhere(value: torch.Tensor) -> bool:
+    everywhere = hvd.allgather(value.detach().reshape(1, -1))
+    return all(torch.equal(everywhere[0], other) for other in everywhere)
+
+
+def _state_broadcast_amid_a_step() -> None:
+    """Ranks that load a state reduce the same gradients as the root, which loads none."""
+    parameter = torch.nn.Parameter(torch.zeros(3))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=0.1, momentum=0.9), [("weight", parameter)])
+    for step in range(4):
+        optimizer.zero_grad()
+        (parameter * 10.0**step).sum().backward()
+        if step == 1:
+            hvd.broadcast_optimizer_state(optimizer, 0)
+        optimizer.step()
+        assert parameter.grad.tolist() == [10.0**step] * 3
+
+
+def _the_optimizer_inside_is_used() -> None:
+    """A state that is loaded into it, and parameters that are added to it, count for the one around it."""
+    first, second = torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(2))
+    plain = torch.optim.SGD([first], lr=1.0)
+    optimizer = hvd.DistributedOptimizer(plain)
+    scheduler = torch.optim.lr_scheduler.StepLR(plain, step_size=1, gamma=0.5)
+    hvd.broadcast_optimizer_state(plain, 0)
+    optimizer.step()
+    scheduler.step()
+    assert optimizer.param_groups is plain.param_groups and optimizer.state is plain.state
+    assert optimizer.param_groups[0]["lr"] == 0.5
+    plain.add_param_group({"params": [second], "lr": 1.0})
+    for _ in range(2):
+        optimizer.zero_grad()
+        ((first + second) * (hvd.rank() + 1.0)).sum().backward()
+        optimizer.step()
+    assert torch.allclose(second, torch.full((2,), -(hvd.size() + 1.0)))
+    assert _equal_everywhere(first) and _equal_everywhere(second)
+    optimizer.backward_passes_per_step = 2
+    assert optimizer.backward_passes_per_step == 2
+
+
+def _gradients_changed_while_they_are_reduced() -> None:
+    parameters = [torch.nn.Parameter(torch.ones(4)) for _ in range(3)]
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=0.1))
+
+    def backward() -> None:
+        optimizer.zero_grad()
+        sum(parameter.sum() for parameter in parameters).backward()
+
+    for _ in range(2):
+        backward()
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        if hvd.size() == 1:
+            optimizer.step()
+            continue
+        with pytest.warns(UserWarning, match=r"Call optimizer\.synchronize\(\) before"):
+            optimizer.step()
+    backward()
+    optimizer.synchronize()
+    torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+    with optimizer.skip_synchronize():
+        optimizer.step()
+
+
+def _another_default_device() -> None:
+    """Nothing is made on the device that the script has chosen for what it makes itself."""
+    parameter, rows = torch.nn.Parameter(torch.ones(4, 3)), torch.ones(hvd.rank() + 1, 3, requires_grad=True)
+    image = torch.ones(2, 3, 4, 4, requires_grad=True)
+    norm = hvd.SyncBatchNorm(3)
+    with torch.device("meta"):  # where no tensor has values
+        for compression in (hvd.Compression.none, hvd.Compression.powersgd(rank=1), hvd.Compression.topk(ratio=0.5)):
+            plain = torch.optim.SGD([parameter], lr=0.1, momentum=0.9)
+            optimizer = hvd.DistributedOptimizer(plain, [("weight", parameter)], compression)
+            for _ in range(2):
+                optimizer.zero_grad()
+                parameter.sum().backward()
+                optimizer.step()
+            hvd.broadcast_optimizer_state(optimizer, 0)
+            optimizer.step(lambda: 1.5)
+        hvd.broadcast_parameters([("weight", parameter.data)], 0)
+        assert hvd.broadcast_object({"a": hvd.rank()}, 0) == {"a": 0}
+        assert hvd.allgather_object(hvd.rank()) == list(range(hvd.size()))
+        hvd.check_consistency({"weight": parameter})
+        hvd.allgather(rows).sum().backward()
+        hvd.alltoall(rows, splits=[1] + [0] * (hvd.size() - 1))[0].sum().backward()
+        norm(image).sum().backward()
+        hvd.barrier()
+        state = hvd.elastic.TorchState(torch.nn.ParameterList([parameter]), optimizer, epoch=0)
+        state.sync()
+        state.commit()
+    assert not any(tensor.is_meta for tensor in (parameter.grad, rows.grad, image.grad))
+
+
 CASES = (
     _keeps_what_it_wraps,
     _scheduler_made_first,
+    _state_broadcast_amid_a_step,
+    _the_optimizer_inside_is_used,
+    _gradients_changed_while_they_are_reduced,
+    _another_default_device,
     _rules,
     _arguments,
     _several_optimizers,

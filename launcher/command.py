@@ -82,6 +82,11 @@ def _check_interpreted(command: Sequence[str]) -> None:
     asked = split_python(command[1:])
     if asked.how == "script":
         _check_script(asked.rest[0])
+    elif asked.how == "-":
+        raise UsageError(
+            f"{' '.join(command)}: ranks have no standard input to read a program from; write it to a file, as in "
+            f"{command[0]} train.py, or use -m or -c"
+        )
     elif not asked.how:
         raise UsageError(
             f"{' '.join(command)}: no script given, and ranks have no terminal to read one from; add a script, -m or -c"

@@ -135,6 +135,8 @@ def _add_mpi_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _mpi_args(arguments: argparse.Namespace) -> tuple[str, ...]:
     if arguments.mpi_args is not None and not arguments.mpi:
+        if arguments.compat:
+            return ()
         raise UsageError("--mpi-args is for mpirun, which only --mpi starts; add --mpi, or leave --mpi-args out")
     try:
         return tuple(shlex.split(arguments.mpi_args or ""))
@@ -201,7 +203,10 @@ def _read(argv: Sequence[str], program: str) -> tuple[argparse.Namespace, tuple[
 
 def _settings(arguments: argparse.Namespace) -> tuple[dict[str, str], list[str]]:
     """The settings that were asked for, and what of Horovod's was given and has no effect."""
-    ignored = horovod_options.given(arguments) if arguments.compat else []
+    ignored = []
+    if arguments.compat:
+        ignored = [*horovod_options.given(arguments), *elastic_options.without_effect(arguments)]
+        ignored += ["--mpi-args"] if arguments.mpi_args is not None and not arguments.mpi else []
     settings = {}
     path = arguments.config_file
     if path is not None:

@@ -1,6 +1,7 @@
 """The flags of elastic jobs, and of plans of faults; what is a setting is in ``options``."""
 
 import argparse
+import functools
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -11,7 +12,29 @@ from horovodlike.launcher.errors import UsageError
 from horovodlike.launcher.spec import ElasticSpec
 from horovodlike.launcher.where import Where, find_hosts
 
-__all__ = ["ELASTIC_ARGUMENTS", "add_arguments", "choose_hosts", "fault_plan", "find_elastic", "take_elastic"]
+__all__ = [
+    "ELASTIC_ARGUMENTS",
+    "add_arguments",
+    "choose_hosts",
+    "fault_plan",
+    "find_elastic",
+    "is_elastic",
+    "take_elastic",
+    "without_effect",
+]
+
+_DECIDE = ("min_np", "max_np", "host_discovery_script")
+_SERVE = ("slots", "reset_limit", "blacklist_cooldown_range")
+
+
+class _Store(argparse.Action):
+    """Keeps the value, and by which of its names the flag was given."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        setattr(namespace, self.dest, values)
+        namespace.elastic_flags = {**namespace.elastic_flags, self.dest: option}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,7 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Workers may come and go if one of the first three is given. The job starts with as many as there are slots, "
         "up to --max-np; with fewer than -np only after --elastic-timeout, and if they are --min-np.",
     )
-    add = group.add_argument
+    parser.set_defaults(elastic_flags={})
+    add = functools.partial(group.add_argument, action=_Store)
     add("--min-np", "--min-num-proc", dest="min_np", metavar="N", help="with fewer workers it waits (default: -np)")
     add("--max-np", "--max-num-proc", dest="max_np", metavar="N", help="it never has more (default: all slots)")
     add("--host-discovery-script", metavar="FILE", help="a program that prints a line for each host: HOST or HOST:N")
@@ -39,6 +63,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def is_elastic(arguments: argparse.Namespace) -> bool:
+    """Whether the job is elastic."""
+    return any(name in arguments.elastic_flags for name in _DECIDE)
+
+
+def without_effect(arguments: argparse.Namespace) -> list[str]:
+    """The flags that were given and mean something in an elastic job only, if the job is none."""
+    flags: dict[str, str] = arguments.elastic_flags
+    return [] if is_elastic(arguments) else [flags[name] for name in _SERVE if name in flags]
+
+
 def find_elastic(arguments: argparse.Namespace, values: Config) -> ElasticSpec | None:
     """What was asked for, or None if the job is not elastic.
 
@@ -47,25 +82,25 @@ def find_elastic(arguments: argparse.Namespace, values: Config) -> ElasticSpec |
         values: The settings.
 
     Raises:
-        UsageError: A value is not accepted, or does not go with other flags.
+        UsageError: A value is not accepted, or does not go with other flags; with ``compat``, those of elastic jobs are
+            without effect in others.
     """
-    if arguments.min_np is None and arguments.max_np is None and arguments.host_discovery_script is None:
-        for flag in ("slots", "reset_limit", "blacklist_cooldown_range"):
-            if getattr(arguments, flag) is not None:
-                raise UsageError(
-                    f"--{flag.replace('_', '-')} is for elastic jobs; add --min-np, --max-np or "
-                    "--host-discovery-script, or leave it out"
-                )
+    if not is_elastic(arguments):
+        idle = without_effect(arguments)
+        if idle and not arguments.compat:
+            raise UsageError(
+                f"{idle[0]} is for elastic jobs; add --min-np, --max-np or --host-discovery-script, or leave it out"
+            )
         return None
     for flag, given in (("--mpi", arguments.mpi), ("--nnodes", arguments.nnodes), ("--selftest", arguments.selftest)):
         if given:
             raise UsageError(f"{flag} cannot be used for an elastic job; leave it out, or the flags of elastic jobs")
     return ElasticSpec(
-        min_np=_number("--min-np", arguments.min_np, 1),
-        max_np=_number("--max-np", arguments.max_np, 1),
+        min_np=_number(arguments, "min_np", 1),
+        max_np=_number(arguments, "max_np", 1),
         discovery_script=arguments.host_discovery_script,
-        slots=_number("--slots", arguments.slots, 1),
-        reset_limit=_number("--reset-limit", arguments.reset_limit, 0),
+        slots=_number(arguments, "slots", 1),
+        reset_limit=_number(arguments, "reset_limit", 0),
         cooldown_range=_range(arguments.blacklist_cooldown_range),
         elastic_timeout=values.elastic_timeout,
         heartbeat_timeout=values.heartbeat_timeout,
@@ -73,11 +108,12 @@ def find_elastic(arguments: argparse.Namespace, values: Config) -> ElasticSpec |
     )
 
 
-def _number(flag: str, text: str | None, least: int) -> int | None:
+def _number(arguments: argparse.Namespace, name: str, least: int) -> int | None:
+    text: str | None = getattr(arguments, name)
     if text is None:
         return None
     if not (text.isascii() and text.isdigit() and int(text) >= least):
-        raise UsageError(f"{flag} {text} cannot be used: it must be an integer >= {least}")
+        raise UsageError(f"{arguments.elastic_flags[name]} {text} cannot be used: it must be an integer >= {least}")
     return int(text)
 
 

@@ -153,5 +153,7 @@ def test_options():
     assert not parse(["-np", "2", "true"], {}).mpi
     with pytest.raises(UsageError, match="--mpi-args is for mpirun, which only --mpi starts; add --mpi"):
         parse(["-np", "2", "--mpi-args", "-x A", "true"], {})
+    job = parse(["-np", "2", "--mpi-args=-x A", "true"], {}, "horovodrun")  # which chooses by itself
+    assert (job.mpi, job.mpi_args, job.ignored) == (False, (), ("--mpi-args",))
     with pytest.raises(UsageError, match=r"--mpi-args 'open: No closing quotation"):
         parse(["-np", "2", "--mpi", "--mpi-args", "'open", "true"], {})

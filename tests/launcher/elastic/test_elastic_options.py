@@ -60,6 +60,14 @@ def test_horovods_spellings() -> None:
     )
 
 
+def test_with_compat_they_are_without_effect_in_jobs_that_are_not_elastic() -> None:
+    words = ("-np", 2, "--slots-per-host", 4, "--reset-limit", 3, "--blacklist-cooldown-range", 10, 100)
+    job = spec("--compat", *words, "--tcp")
+    assert job.elastic is None
+    assert job.ignored == ("--tcp", "--slots-per-host", "--reset-limit", "--blacklist-cooldown-range")
+    assert spec("--compat", *words, "--min-np", 1).ignored == ()
+
+
 def test_the_policy() -> None:
     assert policy("-np", 3, "--max-np", 5) == Policy(3, 3, 5)
     assert policy("--min-np", 2) == Policy(2, 2)
@@ -80,6 +88,8 @@ def test_the_policy() -> None:
         ),
         (("-np", 2, "--reset-limit", 1), "--reset-limit is for elastic jobs; add --min-np, --max-np or --host"),
         (("-np", 2, "--slots", 1), "--slots is for elastic jobs"),
+        (("-np", 2, "--slots-per-host", 1), "--slots-per-host is for elastic jobs"),
+        (("-np", 2, "--min-num-proc", 0), "--min-num-proc 0 cannot be used"),
         (("-np", 2, "--min-np", 1, "--mpi"), "--mpi cannot be used for an elastic job"),
         (("-np", 2, "--min-np", 1, "--nnodes", 2, "--node-rank", 0, "--rendezvous", "x:1"), "--nnodes cannot be used"),
         (("--host-discovery-script", "x"), "how many ranks"),

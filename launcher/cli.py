@@ -202,22 +202,32 @@ def _read(argv: Sequence[str], program: str) -> tuple[argparse.Namespace, tuple[
 
 
 def _settings(arguments: argparse.Namespace) -> tuple[dict[str, str], list[str]]:
-    """The settings that were asked for, and what of Horovod's was given and has no effect."""
-    ignored = []
-    if arguments.compat:
-        ignored = [*horovod_options.given(arguments), *elastic_options.without_effect(arguments)]
-        ignored += ["--mpi-args"] if arguments.mpi_args is not None and not arguments.mpi else []
+    """The settings that were asked for, and what of Horovod's was given and has no effect.
+
+    Horovod's configuration file may choose MPI, which then is in ``arguments``.
+    """
     settings = {}
+    keys: list[str] = []
     path = arguments.config_file
     if path is not None:
         content = options.read_file(path)
         if arguments.compat:
-            content, keys = horovod_options.without_effect(content)
-            ignored = [*ignored, *keys]
+            if "--gloo" not in horovod_options.given(arguments) and not elastic_options.is_elastic(arguments):
+                arguments.mpi |= horovod_options.chooses_mpi(content)
+            content, keys = horovod_options.without_effect(content, arguments.mpi)
         settings = options.from_mapping(content, path)
     if arguments.network_interfaces:
         settings[config.SETTINGS["network_interface"].variable] = ",".join(arguments.network_interfaces)
-    return settings | options.from_arguments(arguments), ignored
+    if arguments.mpi:
+        settings[config.SETTINGS["cpu_operations"].variable] = "mpi"
+    return settings | options.from_arguments(arguments), [*_flags_without_effect(arguments), *keys]
+
+
+def _flags_without_effect(arguments: argparse.Namespace) -> list[str]:
+    if not arguments.compat:
+        return []
+    of_mpi = ["--mpi-args"] if arguments.mpi_args is not None and not arguments.mpi else []
+    return [*horovod_options.given(arguments), *elastic_options.without_effect(arguments), *of_mpi]
 
 
 def _remote(arguments: argparse.Namespace, slurm: bool, cpus: Mapping[str, int]) -> RemoteStart:
@@ -246,8 +256,6 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], program: str = "hvdru
     arguments, command = _read(argv, program)
     number = _number_of_ranks(arguments.num_proc)
     settings, ignored = _settings(arguments)
-    if arguments.mpi:
-        settings["HOROVODLIKE_CPU_OPERATIONS"] = "mpi"
     try:
         values = config.load({**environ, **settings})
     except ConfigError as error:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["HOROVOD_OPTIONS", "HorovodOption", "add_arguments", "flags", "given", "without_effect"]
+__all__ = ["HOROVOD_OPTIONS", "HorovodOption", "add_arguments", "chooses_mpi", "flags", "given", "without_effect"]
 
 
 @dataclass(frozen=True)
@@ -96,11 +96,17 @@ def given(arguments: argparse.Namespace) -> list[str]:
     return names
 
 
-def without_effect(content: Any) -> tuple[Any, list[str]]:
-    """Takes the keys that have no effect out of what a configuration file holds.
+def chooses_mpi(content: Any) -> bool:
+    """Whether what a configuration file holds, of any shape, asks for what ``--mpi`` does."""
+    return isinstance(content, Mapping) and str(content.get("controller")).lower() == "mpi"
+
+
+def without_effect(content: Any, mpi: bool = False) -> tuple[Any, list[str]]:
+    """Takes the keys that have no effect out of what a configuration file holds, and the choice of MPI.
 
     Args:
         content: What the file holds, of any shape.
+        mpi: The job runs with MPI, so that its choice has an effect.
 
     Returns:
         What is left of it, and the keys that were taken out.
@@ -110,6 +116,8 @@ def without_effect(content: Any) -> tuple[Any, list[str]]:
     keys = {key for row in HOROVOD_OPTIONS for key in row.keys}
     left, found = {}, []
     for section, values in content.items():
+        if section == "controller" and mpi and chooses_mpi(content):
+            continue
         if section in keys:
             found.append(section)
         elif not isinstance(values, Mapping):

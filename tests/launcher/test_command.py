@@ -61,7 +61,10 @@ def test_python_commands_that_are_fine(here: Path, words: list[str]) -> None:
         ([sys.executable, "missing.py", "-c"], "^no such script: missing.py$"),
         ([sys.executable, "-u", "-W", "error", "missing.py"], "^no such script: missing.py$"),
         ([sys.executable, "-u"], "no script given"),
-        ([sys.executable, "-u", "-", "x"], " -u - x: ranks have no standard input .*as in .*/python.* train.py, or use"),
+        (
+            [sys.executable, "-u", "-", "x"],
+            " -u - x: ranks have no standard input .*as in .*/python.* train.py, or use",
+        ),
         (["./missing"], "no such program: ./missing"),
         (["no-such-program-anywhere"], "no such program: no-such-program-anywhere; check the spelling and PATH"),
         (["data"], "no such program: data; did you mean ./data?"),

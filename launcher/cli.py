@@ -14,6 +14,7 @@ from horovodlike.errors import ConfigError, RendezvousError
 from horovodlike.launcher import elastic_options, horovod_options, options
 from horovodlike.launcher.command import resolve_command, with_horovod_names
 from horovodlike.launcher.errors import HostsError, UsageError
+from horovodlike.launcher.horovod_options import HOROVODRUN
 from horovodlike.launcher.nodes import find_nodes
 from horovodlike.launcher.spec import Binding, JobSpec, RemoteStart
 from horovodlike.launcher.where import Where
@@ -23,7 +24,6 @@ __all__ = ["horovodrun", "main", "parse"]
 USAGE_ERROR = 2
 _SELFTEST = Path(__file__).with_name("selftest.py")
 _SELFTEST_RANKS = 2
-_HOROVODRUN = "horovodrun"
 
 _DESCRIPTION = "Runs a command once per rank of a distributed training job, and ends all ranks when one fails."
 _EPILOG = """examples:
@@ -188,7 +188,7 @@ def _read(argv: Sequence[str], program: str) -> tuple[argparse.Namespace, tuple[
     """The options, ``compat`` among them, and the command."""
     parser = _make_parser(program, compat=True)
     words, command = _split(parser, argv)
-    if program != _HOROVODRUN and "--compat" not in words:
+    if program != HOROVODRUN and "--compat" not in words:
         known = horovod_options.flags()
         foreign = next((word for word in words if word.partition("=")[0] in known), None)
         # Horovod's flags would make abbreviations of ours ambiguous: those who do not want them do not get them.
@@ -197,7 +197,7 @@ def _read(argv: Sequence[str], program: str) -> tuple[argparse.Namespace, tuple[
             parser.error(f"{foreign} is an option of Horovod's, which only --compat accepts")
         words, command = _split(parser, argv)
     arguments = parser.parse_args(words)
-    arguments.compat |= program == _HOROVODRUN
+    arguments.compat |= program == HOROVODRUN
     return arguments, command
 
 
@@ -279,7 +279,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], program: str = "hvdru
         command = (sys.executable, str(_SELFTEST))
         where = replace(where, num_proc=where.num_proc or _SELFTEST_RANKS)
     if where.num_proc is None:
-        raise UsageError("how many ranks? Give -np N, for instance: hvdrun -np 2 python train.py")
+        raise UsageError(f"how many ranks? Give -np N, for instance: {program} -np 2 python train.py")
     return JobSpec(
         num_proc=where.num_proc,
         command=command,
@@ -309,10 +309,10 @@ def main(argv: Sequence[str] | None = None, program: str = "hvdrun") -> int:
     """Runs ``hvdrun``; returns its exit code."""
     try:
         spec = parse(sys.argv[1:] if argv is None else argv, os.environ, program)
-        command, reason = resolve_command(spec.command, os.environ)
+        command, reason = resolve_command(spec.command, os.environ, program)
         reasons = [*spec.reasons, reason]
         if spec.compat:
-            command, reason = with_horovod_names(command)
+            command, reason = with_horovod_names(command, program)
             reasons.append(reason)
         reasons += config.without_effect(os.environ)
         if spec.ignored:
@@ -346,7 +346,7 @@ def main(argv: Sequence[str] | None = None, program: str = "hvdrun") -> int:
 
 def horovodrun() -> int:
     """Runs ``hvdrun --compat`` under Horovod's name for it; returns its exit code."""
-    return main(program=_HOROVODRUN)
+    return main(program=HOROVODRUN)
 
 
 if __name__ == "__main__":

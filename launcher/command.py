@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from horovodlike.launcher.errors import UsageError
+from horovodlike.launcher.horovod_options import HOROVODRUN
 from horovodlike.launcher.interpreter import PythonCommand, is_python, split_python
 
 __all__ = ["resolve_command", "with_horovod_names"]
@@ -15,12 +16,15 @@ _COMPAT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 _NEEDS_NO_SCRIPT = frozenset({"-h", "-?", "--help", "-V", "--version"})
 
 
-def resolve_command(command: Sequence[str], environ: Mapping[str, str]) -> tuple[tuple[str, ...], str]:
+def resolve_command(
+    command: Sequence[str], environ: Mapping[str, str], program: str = "hvdrun"
+) -> tuple[tuple[str, ...], str]:
     """Decides what each rank executes.
 
     Args:
         command: The words that were typed.
         environ: The environment that the ranks will have; its ``PATH`` counts.
+        program: The name that the user called.
 
     Returns:
         The words to execute, the first one a path, and the reason.
@@ -29,7 +33,7 @@ def resolve_command(command: Sequence[str], environ: Mapping[str, str]) -> tuple
         UsageError: There is nothing that could be executed.
     """
     if not command or not command[0]:
-        raise UsageError("no command given: what should each rank run? For instance: hvdrun -np 2 python train.py")
+        raise UsageError(f"no command given: what should each rank run? For instance: {program} -np 2 python train.py")
     name = command[0]
     if name.endswith(".py"):
         return _script(command)
@@ -93,11 +97,12 @@ def _check_interpreted(command: Sequence[str]) -> None:
         )
 
 
-def with_horovod_names(command: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
+def with_horovod_names(command: tuple[str, ...], program: str = "hvdrun") -> tuple[tuple[str, ...], str]:
     """Changes what each rank executes so that it can import ``horovod``.
 
     Args:
         command: What :func:`resolve_command` has decided.
+        program: The name that the user called.
 
     Returns:
         The words to execute, and the reason.
@@ -109,9 +114,12 @@ def with_horovod_names(command: tuple[str, ...]) -> tuple[tuple[str, ...], str]:
         return (sys.executable, _COMPAT, *command), f"{command[0]} runs with this Python and horovodlike.compat"
     asked = split_python(command[1:]) if is_python(command[0]) else PythonCommand()
     if asked.how not in ("script", "-m", "-c"):
+        called, instead = "--compat", "leave --compat out"
+        if program == HOROVODRUN:
+            called, instead = program, f"use hvdrun instead of {program}"
         raise UsageError(
-            f"--compat runs Python programs, and {' '.join(command)} is none that it could change; leave --compat out, "
-            "and start Python there as: python -m horovodlike.compat script.py"
+            f"{called} runs Python programs, and {' '.join(command)} is none that it could change; {instead}, and "
+            "start Python there as: python -m horovodlike.compat script.py"
         )
     how = () if asked.how == "script" else (asked.how,)
     return (command[0], *asked.options, _COMPAT, *how, *asked.rest), "horovodlike.compat stands in for Horovod"

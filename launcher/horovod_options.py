@@ -5,7 +5,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["HOROVOD_OPTIONS", "HorovodOption", "add_arguments", "chooses_mpi", "flags", "given", "without_effect"]
+__all__ = [
+    "HOROVODRUN",
+    "HOROVOD_OPTIONS",
+    "HorovodOption",
+    "add_arguments",
+    "chooses_mpi",
+    "flags",
+    "given",
+    "without_effect",
+]
+
+HOROVODRUN = "horovodrun"
+"""The other name of ``hvdrun --compat``."""
 
 
 @dataclass(frozen=True)

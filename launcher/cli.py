@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from horovodlike import config
 from horovodlike.errors import ConfigError, RendezvousError
 from horovodlike.launcher import elastic_options, horovod_options, options
-from horovodlike.launcher.command import resolve_command, with_horovod_names
+from horovodlike.launcher.command import check_interpreter, resolve_command, with_horovod_names
 from horovodlike.launcher.errors import HostsError, UsageError
 from horovodlike.launcher.horovod_options import HOROVODRUN
 from horovodlike.launcher.nodes import find_nodes
@@ -314,6 +314,7 @@ def main(argv: Sequence[str] | None = None, program: str = "hvdrun") -> int:
         if spec.compat:
             command, reason = with_horovod_names(command, program)
             reasons.append(reason)
+        check_interpreter(command[0])
         reasons += config.without_effect(os.environ)
         if spec.ignored:
             print(f"{program}: without effect here: {', '.join(spec.ignored)}", file=sys.stderr)

@@ -1,6 +1,7 @@
 """From what a user typed after the options to what is executed, with the errors that can be known beforehand."""
 
 import os
+import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -9,10 +10,12 @@ from horovodlike.launcher.errors import UsageError
 from horovodlike.launcher.horovod_options import HOROVODRUN
 from horovodlike.launcher.interpreter import PythonCommand, is_python, split_python
 
-__all__ = ["resolve_command", "with_horovod_names"]
+__all__ = ["check_interpreter", "interpreter_trouble", "resolve_command", "with_horovod_names"]
 
 # By its path: with -m Python would look for it in the current folder first, where a checkout has the source.
 _COMPAT = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "compat", "__main__.py")
+_KERNEL_READS = 256
+_INTERPRETER = re.compile(rb"#![ \t]*([^ \t\n\0]+)")
 _NEEDS_NO_SCRIPT = frozenset({"-h", "-?", "--help", "-V", "--version"})
 
 
@@ -53,7 +56,7 @@ def _script(command: Sequence[str]) -> tuple[tuple[str, ...], str]:
     name = command[0]
     _check_script(name)
     path = name if os.sep in name else os.path.join(os.curdir, name)
-    if os.access(path, os.X_OK):
+    if os.path.isfile(path) and os.access(path, os.X_OK):
         with open(path, "rb") as file:
             if file.read(2) == b"#!":
                 return (path, *command[1:]), f"{name} is executable and names its interpreter"
@@ -77,6 +80,37 @@ def _check_executable(name: str) -> None:
         raise UsageError(f"{name} is a folder, not a program")
     if not os.access(name, os.X_OK):
         raise UsageError(f"{name} is not executable; chmod +x {name}, or put its interpreter before it")
+
+
+def interpreter_trouble(path: str) -> str:
+    """What is wrong with the interpreter of an executable file, which exec would say of the file itself.
+
+    Returns:
+        The trouble, or an empty string if there is none, such as with a program that needs no interpreter.
+    """
+    if not os.access(path, os.R_OK):  # a program need not be readable
+        return ""
+    with open(path, "rb") as file:
+        head = file.read(_KERNEL_READS)
+    match = _INTERPRETER.match(head)
+    if match is None:
+        return "" if b"\0" in head else "it has no #! line"
+    interpreter = os.fsdecode(match[1])
+    shown = interpreter if interpreter.isprintable() else repr(interpreter)  # lines may end in CRLF
+    if not os.path.exists(interpreter):
+        return f"its interpreter {shown} does not exist"
+    return "" if os.access(interpreter, os.X_OK) else f"its interpreter {shown} is not executable"
+
+
+def check_interpreter(path: str) -> None:
+    """Looks for the interpreter of what each rank executes.
+
+    Raises:
+        UsageError: It is missing.
+    """
+    trouble = interpreter_trouble(path)
+    if trouble:
+        raise UsageError(f"{path}: {trouble}; put its interpreter before it, as in python {path}")
 
 
 def _check_interpreted(command: Sequence[str]) -> None:

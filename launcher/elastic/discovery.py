@@ -10,6 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 
 from horovodlike.launcher.addresses import find_this_machine
+from horovodlike.launcher.command import interpreter_trouble
 from horovodlike.launcher.errors import UsageError
 from horovodlike.launcher.hosts import HostSlots, merge_hosts, parse_host_line
 from horovodlike.launcher.topology import local_names
@@ -63,7 +64,7 @@ class HostDiscoveryScript(HostDiscovery):
             slots: How many slots a host has that is printed without a number; None if each has one.
 
         Raises:
-            UsageError: There is no such program, or it is not executable.
+            UsageError: There is no such program, or it cannot be executed.
         """
         self._script = script
         self._slots = slots
@@ -75,6 +76,9 @@ class HostDiscoveryScript(HostDiscovery):
             raise UsageError(f"--host-discovery-script {script}: there is no such program; check the path")
         if not os.access(path, os.X_OK):
             raise UsageError(f"--host-discovery-script {script}: it is not executable; chmod +x {script}")
+        trouble = interpreter_trouble(path)
+        if trouble:
+            raise UsageError(f"--host-discovery-script {script}: {trouble}; begin it with a line such as #!/bin/sh")
         self._path = path
 
     def find(self) -> dict[str, int]:

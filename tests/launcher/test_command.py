@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from horovodlike.launcher.command import resolve_command, with_horovod_names
+from horovodlike.launcher.cli import main
+from horovodlike.launcher.command import check_interpreter, resolve_command, with_horovod_names
 from horovodlike.launcher.errors import UsageError
 from horovodlike.launcher.interpreter import PythonCommand, is_python, split_python
 
@@ -24,6 +25,12 @@ def test_a_python_script_runs_with_this_python(here: Path) -> None:
     assert resolve_command(["train.py", "-x"], PATH)[0] == (sys.executable, "train.py", "-x")
     (here / "train.py").chmod(0o755)  # executable, but with no interpreter's name
     assert resolve_command(["train.py"], PATH)[0] == (sys.executable, "train.py")
+
+
+def test_a_folder_runs_with_this_python(here: Path) -> None:
+    (here / "folder.py").mkdir()
+    (here / "folder.py" / "__main__.py").touch()
+    assert resolve_command(["folder.py"], PATH)[0] == (sys.executable, "folder.py")
 
 
 def test_an_executable_script_with_an_interpreter_runs_by_itself(here: Path) -> None:
@@ -79,6 +86,37 @@ def test_what_cannot_run_is_named(here: Path, words: list[str], message: str) ->
     (here / "folder.py").mkdir()
     with pytest.raises(UsageError, match=message):
         resolve_command(words, PATH)
+
+
+@pytest.mark.parametrize(
+    ("head", "trouble"),
+    [
+        ("#! /nonexistent/interpreter -x\n", "its interpreter /nonexistent/interpreter does not exist"),
+        ("#!/bin/sh\r\n", r"its interpreter '/bin/sh\\r' does not exist"),
+        ("#!/etc/passwd\n", "its interpreter /etc/passwd is not executable"),
+        ("echo\n", "it has no #! line"),
+        ("#!\n", "it has no #! line"),
+        ("", "it has no #! line"),
+    ],
+)
+def test_a_script_without_an_interpreter_is_named(here: Path, head: str, trouble: str) -> None:
+    (here / "program").write_text(head)
+    with pytest.raises(UsageError, match=f"^./program: {trouble}; put its interpreter before it, as in python ./prog"):
+        check_interpreter("./program")
+
+
+def test_interpreters_are_looked_for_before_anything_starts(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (here / "train.py").write_text("#!/nonexistent/python\nprint()")
+    (here / "train.py").chmod(0o755)
+    assert main(["-np", "2", "train.py"]) == 2
+    assert capsys.readouterr().err.startswith("hvdrun: ./train.py: its interpreter /nonexistent/python does not exist;")
+    check_interpreter(with_horovod_names(resolve_command(["train.py"], PATH)[0])[0][0])
+
+
+@pytest.mark.parametrize("head", [b"#!/usr/bin/env program\n", b"#! /bin/sh -e", b"\x7fELF\x02\x01\x01\0"])
+def test_interpreters_that_are_fine(here: Path, head: bytes) -> None:
+    (here / "program").write_bytes(head)
+    check_interpreter("./program")
 
 
 @pytest.mark.parametrize(

@@ -123,11 +123,11 @@ def test_usage_errors(hvdrun: Callable[..., object], words: list[object], messag
 
 
 def test_a_program_that_cannot_be_executed(hvdrun: Callable[..., object], tmp_path: Path) -> None:
-    (tmp_path / "program").write_text("#!/no/such/interpreter\n")
+    (tmp_path / "program").write_bytes(b"\x7fELF, but no more\0")
     (tmp_path / "program").chmod(0o755)
     job = hvdrun("-np", 1, "./program")
     assert job.code == 127
-    assert "hvdrun: cannot run ./program: No such file or directory" in job.err
+    assert "hvdrun: cannot run ./program: Exec format error" in job.err
 
 
 def test_standard_input_is_empty(hvdrun: Callable[..., object]) -> None:

@@ -32,7 +32,7 @@ The way of a job, one module each:
 ``frames``           what launcher and agent say to each other
 ``check_build``      ``hvdrun --check-build``
 ``selftest``         what the ranks of ``hvdrun --selftest`` execute; ``selftest_report`` is what they say
-``run_function``     ``horovodlike.run``; ``run_task`` is what its ranks execute
+``run_function``     ``horovodlike.run``; ``run_arguments`` checks its arguments, ``run_task`` is what its ranks execute
 ==================== ===================================================================================================
 
 ``frames``, ``process`` and ``agent`` import nothing but a few modules of the standard library, so that an agent is up

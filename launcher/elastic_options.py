@@ -9,6 +9,7 @@ from typing import Any
 from horovodlike.config import Config
 from horovodlike.launcher.elastic.discovery import HostDiscovery
 from horovodlike.launcher.errors import UsageError
+from horovodlike.launcher.run_arguments import take_integer
 from horovodlike.launcher.spec import ElasticSpec
 from horovodlike.launcher.where import Where, find_hosts
 
@@ -198,17 +199,13 @@ def take_elastic(given: Mapping[str, Any], always: bool, values: Config) -> Elas
     """
     found = {name: value for name, value in given.items() if name in ELASTIC_ARGUMENTS and value is not None}
     for name in [name for name in found if name in _OTHER_NAMES]:
-        found[_OTHER_NAMES[name]] = found.pop(name)
+        found[_OTHER_NAMES[name]] = take_integer(name, found.pop(name), 1)
     if not always and not found.keys() & {"min_np", "max_np", "host_discovery_script"}:
         if found:
             raise UsageError(f"run(): {min(found)} is for elastic jobs; give min_np, max_np or host_discovery_script")
         return None
-    numbers: dict[str, int | None] = {}
-    for name, least in (("min_np", 1), ("max_np", 1), ("slots", 1), ("reset_limit", 0)):
-        number = found.get(name)
-        if number is not None and (isinstance(number, bool) or not isinstance(number, int) or number < least):
-            raise UsageError(f"run(): {name}={number!r} cannot be used: it must be an integer >= {least}")
-        numbers[name] = number
+    least = {"min_np": 1, "max_np": 1, "slots": 1, "reset_limit": 0}
+    numbers = {name: take_integer(name, found.get(name), number) for name, number in least.items()}
     cooldown = found.get("cooldown_range")
     if cooldown is not None:
         try:

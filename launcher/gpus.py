@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from horovodlike.launcher.errors import UsageError
+from horovodlike.launcher.errors import UsageError, given
 
 __all__ = ["VISIBLE", "Gpus", "find_gpus", "gpu_variables"]
 
@@ -59,13 +59,16 @@ def find_gpus(environ: Mapping[str, str]) -> Gpus:
     return _ask_driver(environ) if program is None else _ask_nvidia_smi(program, environ)
 
 
-def gpu_variables(per_rank: int, gpus: Gpus | None, ranks: int) -> list[dict[str, str]]:
+def gpu_variables(
+    per_rank: int, gpus: Gpus | None, ranks: int, called: str = "--gpus-per-rank"
+) -> list[dict[str, str]]:
     """Gives each local rank the next GPUs. Pure.
 
     Args:
         per_rank: How many each rank gets; with 0 nothing is set.
         gpus: Those of the host.
         ranks: How many ranks the host has.
+        called: By what the user has asked for them.
 
     Returns:
         By local rank, the variables that say so.
@@ -81,9 +84,9 @@ def gpu_variables(per_rank: int, gpus: Gpus | None, ranks: int) -> list[dict[str
         few = have // per_rank
         fewer = f"use at most {few} rank{'s' * (few != 1)} on this host, or " if few else ""
         raise UsageError(
-            f"--gpus-per-rank {per_rank}: {ranks} rank{' needs' if ranks == 1 else 's need'} {per_rank * ranks} "
+            f"{given(called, per_rank)}: {ranks} rank{' needs' if ranks == 1 else 's need'} {per_rank * ranks} "
             f"GPU{'s' * (per_rank * ranks != 1)}, but this host has {have or 'none'} ({gpus.source}); {fewer}leave "
-            "--gpus-per-rank out: then all ranks see all GPUs"
+            f"{called} out: then all ranks see all GPUs"
         )
     shares = (gpus.names[rank * per_rank : (rank + 1) * per_rank] for rank in range(ranks))
     return [{VISIBLE: ",".join(share)} for share in shares]

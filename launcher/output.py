@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
-from horovodlike.launcher.errors import UsageError
+from horovodlike.launcher.errors import UsageError, given
 from horovodlike.launcher.frames import Kind
 from horovodlike.launcher.printer import Printer
 from horovodlike.launcher.writer import Write, Writer, byte_writer
@@ -76,19 +76,23 @@ def _same_place(first: TextIO, second: TextIO) -> bool:
 class OutputFiles:
     """``DIRECTORY/rank.<rank>/stdout`` and ``stderr``, the rank padded with zeros so that names sort."""
 
-    def __init__(self, directory: str, size: int, ranks: Iterable[int] | None = None) -> None:
+    def __init__(
+        self, directory: str, size: int, ranks: Iterable[int] | None = None, *, called: str = "--output-filename"
+    ) -> None:
         """Makes the files anew.
 
         Args:
             directory: The folder.
             size: How many ranks the job has.
             ranks: Those that have files here; all if None.
+            called: By what the user has asked for them.
 
         Raises:
             UsageError: That is not possible.
         """
         self._files: dict[tuple[int, Kind], BinaryIO] = {}
         self._directory = Path(directory)
+        self._called = called
         self._digits = len(str(size - 1))
         self._stack = ExitStack()
         with ExitStack() as undo:
@@ -110,7 +114,7 @@ class OutputFiles:
                 file = open(folder / name, "wb", buffering=0)  # noqa: SIM115 - closed by close()
                 self._files[rank, stream] = self._stack.enter_context(file)
         except OSError as error:
-            raise UsageError(f"--output-filename {self._directory}: {folder}: {error.strerror}") from None
+            raise UsageError(f"{given(self._called, self._directory)}: {folder}: {error.strerror}") from None
 
     def write(self, rank: int, stream: Kind, data: bytes) -> None:
         """Appends bytes as they are."""

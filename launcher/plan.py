@@ -139,7 +139,7 @@ def plan_ranks(
     """
     ranks = placement.local_size
     cpus, _ = bind(spec.bind_to, host, ranks)
-    gpus = gpu_variables(spec.gpus_per_rank, host.gpus, ranks)
+    gpus = gpu_variables(spec.gpus_per_rank, host.gpus, ranks, spec.called("--gpus-per-rank"))
     tuning, said = tuning_variables(environ, host.usable_cpus, ranks)
     common = common_variables(spec, placement.name, identity) | tuning
     if host.gpus is not None and spec.verbose:

@@ -16,6 +16,7 @@ from horovodlike.launcher.elastic.discovery import HostDiscovery
 from horovodlike.launcher.elastic_options import ELASTIC_ARGUMENTS, choose_hosts, take_elastic
 from horovodlike.launcher.errors import RankFailedError, UsageError
 from horovodlike.launcher.job import Outcome
+from horovodlike.launcher.run_arguments import check_kinds, setting_variables, take_integer, take_number_of_ranks
 from horovodlike.launcher.run_job import run_job
 from horovodlike.launcher.run_task import LENGTH
 from horovodlike.launcher.spec import JobSpec, RemoteStart
@@ -104,6 +105,15 @@ def run(
         UsageError: An argument cannot be used; it is a ValueError.
         Exception: What the function has raised in the rank that failed first; its cause is a :class:`RemoteTraceback`.
     """
+    check_kinds(
+        {
+            **{"func": func, "args": args, "kwargs": kwargs, "env": env, "hosts": hosts, "hostfile": hostfile},
+            **{"ssh_identity_file": ssh_identity_file, "network_interfaces": network_interfaces},
+            **{"output_filename": output_filename, "executable": executable, "host_discovery": host_discovery},
+            **horovod,
+        }
+    )
+    port = take_integer("ssh_port", ssh_port, 1)
     wanted = {name: horovod.pop(name) for name in ELASTIC_ARGUMENTS & horovod.keys()}
     interfaces = _check_horovod_arguments(horovod, network_interfaces)
     if hosts is not None and hostfile is not None:
@@ -111,13 +121,13 @@ def run(
     environ = dict(os.environ if env is None else env)
     given = {"start_timeout": start_timeout, "network_interface": interfaces, "gpus_per_rank": gpus_per_rank}
     given |= {name: wanted.get(name) for name in ("elastic_timeout", "heartbeat_timeout", "grace_period")}
-    settings = {config.SETTINGS[name].variable: f"{value}" for name, value in given.items() if value is not None}
+    settings = setting_variables(given)
     try:
         values = config.load({**environ, **settings})
     except ConfigError as error:
         raise UsageError(str(error)) from None
     elastic = take_elastic(wanted, host_discovery is not None, values)
-    where = choose_hosts(elastic, hosts, hostfile, _number_of_ranks(num_proc, np), environ, host_discovery)
+    where = choose_hosts(elastic, hosts, hostfile, take_number_of_ranks(num_proc, np), environ, host_discovery)
     if elastic is not None:
         settings[config.SETTINGS["network_timeout"].variable] = f"{values.heartbeat_timeout:g}"
     number = where.num_proc or 1
@@ -127,7 +137,7 @@ def run(
         settings=settings,
         hosts=where.hosts,
         here=where.here,
-        remote=RemoteStart(ssh_port, ssh_identity_file, slurm=where.slurm, cpus=where.cpus),
+        remote=RemoteStart(port, ssh_identity_file, slurm=where.slurm, cpus=where.cpus),
         elastic=elastic,
         start_timeout=values.start_timeout,
         network_timeout=values.network_timeout,
@@ -135,6 +145,7 @@ def run(
         gpus_per_rank=values.gpus_per_rank,
         output_directory=output_filename,
         verbose=bool(verbose),
+        names=_names(num_proc, gpus_per_rank),
     )
     task = _pack(func, tuple(args), dict(kwargs or {}))
     if elastic is not None:
@@ -143,6 +154,14 @@ def run(
         outcome = run_elastic(spec, elastic, spec.command, environ, discovery=host_discovery, task=task)
         return _results(outcome, [worker for worker in outcome.members if outcome.results.get(worker)] or [0])
     return _results(run_job(spec, spec.command, environ, task=task), range(number))
+
+
+def _names(num_proc: int | None, gpus_per_rank: int | None) -> dict[str, str]:
+    """What messages are to call the flags of hvdrun."""
+    names = {"--min-np": "min_np", "--max-np": "max_np", "--output-filename": "output_filename"}
+    names["-np"] = "np" if num_proc is None else "num_proc"
+    names["--gpus-per-rank"] = config.SETTINGS["gpus_per_rank"].variable if gpus_per_rank is None else "gpus_per_rank"
+    return names
 
 
 def _check_horovod_arguments(given: dict[str, Any], network_interfaces: str | Sequence[str] | None) -> str | None:
@@ -160,20 +179,15 @@ def _check_horovod_arguments(given: dict[str, Any], network_interfaces: str | Se
     return interfaces if interfaces is None or isinstance(interfaces, str) else ",".join(interfaces)
 
 
-def _number_of_ranks(num_proc: int | None, np: int | None) -> int | None:
-    if num_proc is not None and np is not None and num_proc != np:
-        raise UsageError(f"run(): num_proc={num_proc} and np={np} contradict each other; give one of them")
-    number = num_proc if num_proc is not None else np
-    if number is not None and number < 1:
-        raise UsageError(f"run(): num_proc={number}: a job needs at least one rank")
-    return number
-
-
 def _pack(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
     import cloudpickle  # type: ignore[import-untyped]
 
     search_path = json.dumps([os.path.abspath(entry) for entry in sys.path]).encode()
-    return LENGTH.pack(len(search_path)) + search_path + bytes(cloudpickle.dumps((func, args, kwargs)))
+    try:
+        pickled = bytes(cloudpickle.dumps((func, args, kwargs)))
+    except Exception as error:
+        raise TypeError(f"run(): func, or something in args or kwargs, cannot be pickled: {error}") from error
+    return LENGTH.pack(len(search_path)) + search_path + pickled
 
 
 def _results(outcome: Outcome, ranks: Iterable[int]) -> list[Any]:

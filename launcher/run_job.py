@@ -63,8 +63,10 @@ def run_job(
         for placement in placements:
             if placement.name in hosts:  # what does not fit is to be said before anything starts
                 planner.plan(placement, hosts[placement.name], identity)
-        files = OutputFiles(spec.output_directory, spec.num_proc) if spec.output_directory is not None else None
-        if files is not None:
+        files = None
+        if spec.output_directory is not None:
+            called = spec.called("--output-filename")
+            files = OutputFiles(spec.output_directory, spec.num_proc, called=called)
             stack.callback(files.close)
         links = start_agents(spec, placements, stack.callback)  # takes 30 ms here, in which the server is loaded
         identity, described = _meet(spec, links, command[0], identity, stack.callback)

@@ -35,6 +35,15 @@ def _dumps(value: Any) -> bytes:
     return bytes(cloudpickle.dumps(value))
 
 
+def _dumps_result(result: Any) -> bytes:
+    try:
+        return _dumps(result)
+    except Exception as error:
+        rank = os.environ.get("HOROVODLIKE_RANK")  # a worker of an elastic job that has not called init() has none
+        where = "" if rank is None else f" on rank {rank}"
+        raise TypeError(f"what the function has returned{where} cannot be sent: {error}") from error
+
+
 def _describe(error: BaseException) -> bytes:
     """An exception as a pickle: itself if that can be sent, and its traceback."""
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
@@ -51,7 +60,7 @@ def _execute(task: bytes) -> tuple[bytes, int]:
     try:
         function, args, kwargs = pickle.loads(task)
         result = function(*args, **kwargs)
-        return pickle.dumps((True, _dumps(result))), 0
+        return pickle.dumps((True, _dumps_result(result))), 0
     except Exception as error:
         return _describe(error), 1
 

@@ -111,6 +111,7 @@ class JobSpec:
         mpi: MPI's mpirun starts the ranks.
         mpi_args: Further words for mpirun's command line.
         ignored: Horovod's options that were given and have no effect.
+        names: What the user has said instead of a flag, by the flag: an argument of ``run()``, a key or a variable.
         reasons: Why the job is as it is, for ``verbose``.
     """
 
@@ -134,7 +135,12 @@ class JobSpec:
     mpi: bool = False
     mpi_args: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
+    names: Mapping[str, str] = field(default_factory=dict, compare=False)
     reasons: tuple[str, ...] = field(default=(), compare=False)
+
+    def called(self, flag: str) -> str:
+        """What messages are to call a flag."""
+        return self.names.get(flag, flag)
 
     @property
     def placements(self) -> tuple[Placement, ...]:

@@ -256,7 +256,8 @@ class Fleet:
         try:
             cpus, _ = bind(self._spec.bind_to, host, slots)
             # By slot, of which no two workers that live have the same; all of them, since any may be taken.
-            gpus = gpu_variables(self._spec.gpus_per_rank, host.gpus, station.slots)
+            called = self._spec.called("--gpus-per-rank")
+            gpus = gpu_variables(self._spec.gpus_per_rank, host.gpus, station.slots, called)
         except UsageError as error:
             station.trouble = str(error)
             self.release(station.name)

@@ -16,7 +16,7 @@ from horovodlike.launcher.elastic.discovery import (
 )
 from horovodlike.launcher.elastic.driver import Driver
 from horovodlike.launcher.elastic.state import Policy
-from horovodlike.launcher.errors import HostsError, UsageError
+from horovodlike.launcher.errors import HostsError, UsageError, given
 from horovodlike.launcher.gather import describe_this_host
 from horovodlike.launcher.gpus import gpu_variables
 from horovodlike.launcher.job import Outcome
@@ -85,10 +85,10 @@ def run_elastic(
             most = found[spec.here]
             host = describe_this_host(spec, environ)
             bind(spec.bind_to, host, most if policy.max_np is None else min(most, policy.max_np))
-            gpu_variables(spec.gpus_per_rank, host.gpus, most)
+            gpu_variables(spec.gpus_per_rank, host.gpus, most, spec.called("--gpus-per-rank"))
         files = None
         if spec.output_directory is not None:
-            files = OutputFiles(spec.output_directory, 1, ())
+            files = OutputFiles(spec.output_directory, 1, (), called=spec.called("--output-filename"))
             stack.callback(files.close)
         wakeup = Wakeup()
         stack.callback(wakeup.close)
@@ -129,10 +129,11 @@ def make_policy(spec: JobSpec, elastic: ElasticSpec) -> Policy:
     """
     number, least, most = spec.num_proc, elastic.min_np, elastic.max_np
     least = number if least is None else least
+    start = f"{given(spec.called('-np'), number)}, for which the job waits before it starts"
     if least > number:
-        raise UsageError(f"--min-np {least} is more than -np {number}, for which the job waits before it starts")
+        raise UsageError(f"{given(spec.called('--min-np'), least)} is more than {start}")
     if most is not None and most < number:
-        raise UsageError(f"--max-np {most} is less than -np {number}, for which the job waits before it starts")
+        raise UsageError(f"{given(spec.called('--max-np'), most)} is less than {start}")
     cooldown = Cooldown() if elastic.cooldown_range is None else Cooldown(*elastic.cooldown_range, patient=False)
     return Policy(
         num_proc=number,
@@ -154,8 +155,9 @@ def _choose_discovery(spec: JobSpec, elastic: ElasticSpec, policy: Policy) -> Ho
     slots = sum(hosts.values())
     if slots < policy.min_np:
         shown = ", ".join(f"{host}:{number}" for host, number in hosts.items())
+        called = spec.called("--min-np")
         raise UsageError(
-            f"--min-np {policy.min_np}: there are only {slots} slots, and these hosts do not change: {shown}; give "
-            "them more slots, or use a smaller --min-np"
+            f"{given(called, policy.min_np)}: there are only {slots} slots, and these hosts do not change: {shown}; "
+            f"give them more slots, or use a smaller {called}"
         )
     return FixedHosts(hosts)

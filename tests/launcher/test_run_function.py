@@ -103,8 +103,13 @@ def test_an_exception_that_cannot_be_sent() -> None:
 
 
 def test_a_result_that_cannot_be_sent() -> None:
-    with pytest.raises(TypeError, match="pickle"):
-        horovodlike.run(lambda: sys._getframe())
+    with pytest.raises(TypeError, match="what the function has returned on rank 1 cannot be sent: .* 'frame'"):
+        horovodlike.run(lambda: sys._getframe() if rank() == 1 else None, np=2)
+
+
+def test_arguments_that_cannot_be_sent() -> None:
+    with pytest.raises(TypeError, match=r"run\(\): func, or something in args or kwargs, cannot be pickled: .*'frame'"):
+        horovodlike.run(print, (sys._getframe(),))
 
 
 def test_a_rank_that_dies() -> None:
@@ -137,7 +142,25 @@ def test_an_interrupt_ends_the_ranks() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"np": 0}, "num_proc=0: a job needs at least one rank"),
+        ({"np": 0}, r"run\(\): np=0 cannot be used: it must be an integer >= 1"),
+        ({"np": "2"}, r"run\(\): np='2' cannot be used: it must be an integer"),
+        ({"np": 2.5}, r"run\(\): np=2.5 cannot be used"),
+        ({"num_proc": True}, r"run\(\): num_proc=True cannot be used"),
+        ({"min_num_proc": "1"}, r"run\(\): min_num_proc='1' cannot be used"),
+        ({"func": None}, r"run\(\): func=None cannot be used: it must be a function"),
+        ({"args": 3}, r"run\(\): args=3 cannot be used: it must be a sequence, such as \(1, 2\)"),
+        ({"args": "text"}, r"run\(\): args='text' cannot be used"),
+        ({"kwargs": [1]}, r"run\(\): kwargs=\[1\] cannot be used: it must be a mapping"),
+        ({"env": {"A": 1}}, r"run\(\): env has 'A': 1; names and values must be texts"),
+        ({"hosts": ["a:1"]}, r"run\(\): hosts=\['a:1'\] cannot be used: it must be a text such as 'node-1:4"),
+        ({"output_filename": 3}, r"run\(\): output_filename=3 cannot be used: it must be the name of a folder"),
+        ({"output_filename": "/dev/null/x"}, "^output_filename=/dev/null/x: /dev/null/x/rank.0: Not a directory"),
+        ({"ssh_port": "22"}, r"run\(\): ssh_port='22' cannot be used: it must be an integer"),
+        ({"host_discovery": "./hosts.sh"}, r"run\(\): host_discovery='./hosts.sh' cannot be used: it must be a"),
+        ({"gpus_per_rank": "x"}, r"run\(\): gpus_per_rank='x' cannot be used: it must be an integer of at least 0"),
+        ({"gpus_per_rank": 1}, r"^gpus_per_rank=1: 1 rank needs 1 GPU, .*; leave gpus_per_rank out: then"),
+        ({"np": 2, "min_np": 3}, "^min_np=3 is more than np=2, with which the job starts"),
+        ({"num_proc": 2, "max_np": 1}, "^max_np=1 is less than num_proc=2, with which the job starts"),
         ({"np": 2, "num_proc": 3}, "num_proc=3 and np=2 contradict each other"),
         ({"hosts": "elsewhere"}, "Invalid host input 'elsewhere'"),
         ({"hostfile": "no such file"}, "--hostfile no such file: No such file"),
@@ -145,12 +168,16 @@ def test_an_interrupt_ends_the_ranks() -> None:
         ({"use_gloo": True, "use_mpi": True}, "Argument use_gloo and use_mpi only allow one set True"),
         ({"min_np": 0}, "min_np=0 cannot be used: it must be an integer >= 1"),
         ({"reset_limit": 1}, "reset_limit is for elastic jobs; give min_np, max_np or host_discovery_script"),
-        ({"start_timeout": 0}, "HOROVODLIKE_START_TIMEOUT='0' cannot be used"),
+        ({"start_timeout": 0}, r"run\(\): start_timeout=0 cannot be used: it must be a number greater than 0"),
+        ({"min_np": 1, "elastic_timeout": 0}, r"run\(\): elastic_timeout=0 cannot be used"),
     ],
 )
-def test_arguments_that_cannot_be_used(arguments: dict[str, Any], message: str) -> None:
+def test_arguments_that_cannot_be_used(
+    arguments: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(UsageError, match=message):
-        horovodlike.run(rank, **arguments)
+        horovodlike.run(**{"func": rank, **arguments})
 
 
 def test_unknown_arguments() -> None:

@@ -1,0 +1,89 @@
+"""What ``horovodlike.run`` is given: checked before anything starts, so that errors name the argument."""
+
+import operator
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from horovodlike import config
+from horovodlike.errors import ConfigError
+from horovodlike.launcher.elastic.discovery import HostDiscovery
+from horovodlike.launcher.errors import UsageError
+
+__all__ = ["check_kinds", "setting_variables", "take_integer", "take_number_of_ranks"]
+
+_FILE = (str, os.PathLike)
+_KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
+    "args": (Iterable, "a sequence, such as (1, 2)"),
+    "kwargs": (Mapping, "a mapping, such as {'first': 1}"),
+    "env": (Mapping, "a mapping of texts to texts"),
+    "hosts": (str, "a text such as 'node-1:4,node-2:4'"),
+    "hostfile": (_FILE, "the name of a file"),
+    "ssh_identity_file": (_FILE, "the name of a file"),
+    "network_interfaces": (Iterable, "a text, or a sequence of texts"),
+    "output_filename": (_FILE, "the name of a folder"),
+    "executable": (_FILE, "the name of a program"),
+    "host_discovery": (HostDiscovery, "a horovodlike.launcher.elastic.HostDiscovery"),
+    "host_discovery_script": (str, "the name of a program"),
+}
+
+
+def check_kinds(given: Mapping[str, Any]) -> None:
+    """Checks that arguments are of a kind that can be used, as None is but for the function.
+
+    Raises:
+        UsageError: One is not.
+    """
+    if not callable(given["func"]):
+        raise UsageError(f"run(): func={given['func']!r} cannot be used: it must be a function")
+    for name, (kind, wanted) in _KINDS.items():
+        value = given.get(name)
+        if value is not None and (not isinstance(value, kind) or (name == "args" and isinstance(value, str))):
+            raise UsageError(f"run(): {name}={value!r} cannot be used: it must be {wanted}")
+    for name, value in (given.get("env") or {}).items():
+        if not (isinstance(name, str) and isinstance(value, str)):
+            raise UsageError(f"run(): env has {name!r}: {value!r}; names and values must be texts")
+
+
+def take_integer(name: str, value: Any, least: int) -> int | None:
+    """Returns the integer that an argument is, or None if it is not given.
+
+    Raises:
+        UsageError: It is none, or is less than the least.
+    """
+    if value is None:
+        return None
+    if isinstance(value, bool) or not hasattr(value, "__index__") or operator.index(value) < least:
+        raise UsageError(f"run(): {name}={value!r} cannot be used: it must be an integer >= {least}")
+    return operator.index(value)
+
+
+def take_number_of_ranks(num_proc: Any, np: Any) -> int | None:
+    """Returns the number of ranks, for which there are two names.
+
+    Raises:
+        UsageError: It is none, or there are two.
+    """
+    first, second = take_integer("num_proc", num_proc, 1), take_integer("np", np, 1)
+    if first is not None and second is not None and first != second:
+        raise UsageError(f"run(): num_proc={first} and np={second} contradict each other; give one of them")
+    return second if first is None else first
+
+
+def setting_variables(given: Mapping[str, Any]) -> dict[str, str]:
+    """The environment variables of the arguments that stand for settings of the same name, but for those that are None.
+
+    Raises:
+        UsageError: A value is not accepted.
+    """
+    variables = {}
+    for name, value in given.items():
+        if value is None:
+            continue
+        setting = config.SETTINGS[name]
+        try:
+            config.parse(setting, f"{value}")
+        except ConfigError:
+            raise UsageError(f"run(): {name}={value!r} cannot be used: it must be {setting.accepts}") from None
+        variables[setting.variable] = f"{value}"
+    return variables

@@ -24,6 +24,8 @@ __all__ = ["horovodrun", "main", "parse"]
 USAGE_ERROR = 2
 _SELFTEST = Path(__file__).with_name("selftest.py")
 _SELFTEST_RANKS = 2
+_OF_OTHERS = ("--binding-args", "--mpi-args", "--ssh-options")
+"""Their values are options of other programs, and begin with a dash."""
 
 _DESCRIPTION = "Runs a command once per rank of a distributed training job, and ends all ranks when one fails."
 _EPILOG = """examples:
@@ -147,22 +149,30 @@ def _mpi_args(arguments: argparse.Namespace) -> tuple[str, ...]:
 def _split(parser: argparse.ArgumentParser, argv: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
     """Splits the words into options and the command.
 
-    argparse would take the command's own options for ours, if only to complain that an abbreviation is ambiguous.
+    argparse would take the command's own options for ours, if only to complain that an abbreviation is ambiguous; so
+    would it those of other programs, unless an equals sign stands before them.
     """
     values = {
         name: 1 if action.nargs is None else int(action.nargs)
         for action in parser._actions
         for name in action.option_strings
     }
+    taken: list[str] = []
     index = 0
     while index < len(argv):
         word = argv[index]
         if word == "--":
-            return list(argv[:index]), tuple(argv[index + 1 :])
+            return taken, tuple(argv[index + 1 :])
         if not word.startswith("-") or word == "-":
             break
-        index += 1 + _values_of(word, values)
-    return list(argv[:index]), tuple(argv[index:])
+        end = index + 1 + _values_of(word, values)
+        own = argv[index + 1 : end]
+        if len(own) == 1 and any(name.startswith(word) for name in _OF_OTHERS):
+            taken.append(f"{word}={own[0]}")
+        else:
+            taken += [word, *own]
+        index = end
+    return taken, tuple(argv[index:])
 
 
 def _values_of(word: str, values: Mapping[str, int]) -> int:

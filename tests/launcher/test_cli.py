@@ -81,6 +81,21 @@ def test_the_command_keeps_its_own_options(words: list[str], command: tuple[str,
     assert parse(["-np", "2", *words], {}).command == command
 
 
+def test_values_that_are_options_themselves() -> None:
+    job = spec("--mpi", "--mpi-args", "--report-bindings", "--ssh-options", "-v", "--compat", "--binding-args", "-x")
+    assert (job.mpi_args, job.remote.ssh_options) == (("--report-bindings",), ("-v",))
+    assert (job.ignored, job.command) == (("--binding-args",), ("python", "train.py"))
+    assert spec("--ssh-o", "-4 -v").remote.ssh_options == ("-4", "-v")
+    assert spec("--ssh-options", "--compat").compat is False
+
+
+@pytest.mark.parametrize("words", [["--mpi-args"], ["--ssh-port", "-v", "true"]])
+def test_values_that_are_missing(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["-np", "2", *words], {})
+    assert re.search(rf"argument .*{words[0]}: expected one argument", capsys.readouterr().err)
+
+
 @pytest.mark.parametrize("number", ["0", "-1", "two", "1.5", ""])
 def test_a_bad_number_of_ranks(number: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([f"--num-proc={number}", "true"]) == 2

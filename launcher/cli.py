@@ -13,7 +13,7 @@ from horovodlike import config
 from horovodlike.errors import ConfigError, RendezvousError
 from horovodlike.launcher import elastic_options, horovod_options, options
 from horovodlike.launcher.command import check_interpreter, resolve_command, with_horovod_names
-from horovodlike.launcher.errors import HostsError, UsageError
+from horovodlike.launcher.errors import HostsError, UsageError, given
 from horovodlike.launcher.horovod_options import HOROVODRUN
 from horovodlike.launcher.nodes import find_nodes
 from horovodlike.launcher.spec import Binding, JobSpec, RemoteStart
@@ -240,6 +240,14 @@ def _flags_without_effect(arguments: argparse.Namespace) -> list[str]:
     return [*horovod_options.given(arguments), *elastic_options.without_effect(arguments), *of_mpi]
 
 
+def _gpus_name(arguments: argparse.Namespace, settings: Mapping[str, str]) -> str:
+    """By what the user has asked for GPUs, if he has."""
+    if arguments.gpus_per_rank is not None:
+        return "--gpus-per-rank"
+    variable = config.SETTINGS["gpus_per_rank"].variable
+    return "library_options.gpus_per_rank" if variable in settings else variable
+
+
 def _remote(arguments: argparse.Namespace, slurm: bool, cpus: Mapping[str, int]) -> RemoteStart:
     try:
         ssh_options = tuple(shlex.split(arguments.ssh_options))
@@ -270,9 +278,10 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], program: str = "hvdru
         values = config.load({**environ, **settings})
     except ConfigError as error:
         raise UsageError(str(error)) from None
+    gpus_name = _gpus_name(arguments, settings)
     if arguments.mpi and values.gpus_per_rank:
         raise UsageError(
-            f"--gpus-per-rank {values.gpus_per_rank} cannot be used with --mpi: mpirun starts the ranks. Leave it "
+            f"{given(gpus_name, values.gpus_per_rank)} cannot be used with --mpi: mpirun starts the ranks. Leave it "
             "out, and choose in the script, for instance with torch.cuda.set_device(hvd.local_rank())"
         )
     settings |= elastic_options.fault_plan(arguments.chaos)
@@ -311,6 +320,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], program: str = "hvdru
         mpi=arguments.mpi,
         mpi_args=_mpi_args(arguments),
         ignored=tuple(ignored),
+        names={"--gpus-per-rank": gpus_name},
         reasons=(where.reason,),
     )
 

@@ -150,18 +150,37 @@ def read_file(path: str) -> Any:
     """What a configuration file holds.
 
     Raises:
-        UsageError: The file is missing or no YAML; the message names it.
+        UsageError: The file is missing, is no YAML or has a key twice; the message names it.
     """
     import yaml  # only those who have a file pay for it
 
     try:
         with open(path, encoding="utf-8") as file:
-            content = yaml.safe_load(file)
+            text = file.read()
+        content = yaml.safe_load(text)
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
     except OSError as error:
         raise UsageError(f"--config-file {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise UsageError(f"--config-file {path} is not YAML: {error}") from None
+    if isinstance(root, yaml.MappingNode):
+        _refuse_repetitions(root, path)
+        for key, section in root.value:
+            if isinstance(section, yaml.MappingNode):
+                _refuse_repetitions(section, path, f"{key.value}.")
     return {} if content is None else content
+
+
+def _refuse_repetitions(mapping: Any, path: str, prefix: str = "") -> None:
+    """Refuses a key that comes again, whose first value YAML drops."""
+    lines: dict[str, int] = {}
+    for key, _ in mapping.value:
+        name, line = f"{prefix}{key.value}", key.start_mark.line + 1
+        if name in lines:
+            raise UsageError(
+                f"--config-file {path}: {name} comes twice, in lines {lines[name]} and {line}; make it one"
+            )
+        lines[name] = line
 
 
 def from_mapping(content: Any, path: str) -> dict[str, str]:

@@ -257,6 +257,19 @@ def test_a_configuration_file_that_cannot_be_read(tmp_path: Path) -> None:
         spec("--config-file", str(tmp_path / "bad.yaml"))
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("params: {cycle_time_ms: 3}\n\nparams: {cache_capacity: 7}\n", "params comes twice, in lines 1 and 3"),
+        ("params:\n  cycle_time_ms: 3\n  cycle_time_ms: 4\n", "params.cycle_time_ms comes twice, in lines 2 and 3"),
+    ],
+)
+def test_a_key_that_comes_twice_in_the_configuration_file(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "job.yaml").write_text(text)
+    with pytest.raises(UsageError, match=f"--config-file .*job.yaml: {message}; make it one"):
+        spec("--config-file", str(tmp_path / "job.yaml"))
+
+
 def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["--help"])

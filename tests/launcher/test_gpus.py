@@ -19,6 +19,7 @@ from horovodlike.launcher.cli import main, parse
 from horovodlike.launcher.description import decode_description, describe, encode_needs
 from horovodlike.launcher.errors import UsageError
 from horovodlike.launcher.gpus import VISIBLE, Gpus, find_gpus, gpu_variables
+from horovodlike.launcher.run_job import run_job
 
 UUIDS = [f"GPU-{number:08x}-d33d-2b2c-524d-9e3d8d2b8a77" for number in range(4)]
 PARTS = [f"MIG-{number:08x}-42e4-5de3-91c7-45d71c87eb3f" for number in range(3)]
@@ -172,6 +173,26 @@ def test_where_it_is_said(tmp_path: Path) -> None:
 def test_not_with_mpirun(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--mpi", "-np", "2", "--gpus-per-rank", "1", "true"]) == 2
     assert capsys.readouterr().err.startswith("hvdrun: --gpus-per-rank 1 cannot be used with --mpi: mpirun starts the")
+
+
+@pytest.mark.parametrize(
+    ("words", "environ", "name"),
+    [
+        (["--gpus-per-rank", "1"], {"HOROVODLIKE_GPUS_PER_RANK": "1"}, "--gpus-per-rank 1"),
+        (["--config-file", "job.yaml"], {}, "library_options.gpus_per_rank=1"),
+        ([], {"HOROVODLIKE_GPUS_PER_RANK": "1"}, "HOROVODLIKE_GPUS_PER_RANK=1"),
+    ],
+)
+def test_errors_name_what_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], environ: dict[str, str], name: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("job.yaml").write_text("library_options: {gpus_per_rank: 1}\n")
+    with pytest.raises(UsageError, match=f"^{name} cannot be used with --mpi"):
+        parse(["--mpi", "-np", "2", *words, "true"], environ)
+    monkeypatch.setenv(VISIBLE, "")
+    with pytest.raises(UsageError, match=f"^{name}: 2 ranks need 2 GPUs"):
+        run_job(parse(["-np", "2", *words, "true"], environ), ("true",), os.environ)
 
 
 def shown(job: Any, ranks: int) -> list[str]:

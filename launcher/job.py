@@ -12,6 +12,7 @@ from horovodlike.launcher.frames import Frame, FrameError, Kind, decode_exit, en
 from horovodlike.launcher.link import Link
 from horovodlike.launcher.links import Links
 from horovodlike.launcher.output import RankOutput
+from horovodlike.launcher.run_task import unpack_answer
 from horovodlike.launcher.verdict import Failure
 from horovodlike.launcher.wakeup import Wakeup
 
@@ -152,7 +153,8 @@ class Job:
         self._explain(f"rank {rank} ended with status {status}")
         if status != 0 and not self._decided and not self._ended:
             host = self._link_of[rank].host
-            self._failures.append(Failure(rank, pid, status, self._output.last_lines(rank), host))
+            raised, _ = unpack_answer(self._outcome.results.get(rank, b""))
+            self._failures.append(Failure(rank, pid, status, self._output.last_lines(rank), host, raised))
             self._failed_at = self._failed_at or time.monotonic()
 
     def on_end(self, link: Link, status: int) -> None:

@@ -18,7 +18,7 @@ from horovodlike.launcher.errors import RankFailedError, UsageError
 from horovodlike.launcher.job import Outcome
 from horovodlike.launcher.run_arguments import check_kinds, setting_variables, take_integer, take_number_of_ranks
 from horovodlike.launcher.run_job import run_job
-from horovodlike.launcher.run_task import LENGTH
+from horovodlike.launcher.run_task import LENGTH, unpack_answer
 from horovodlike.launcher.spec import JobSpec, RemoteStart
 
 __all__ = ["RemoteTraceback", "run"]
@@ -200,16 +200,16 @@ def _results(outcome: Outcome, ranks: Iterable[int]) -> list[Any]:
         answer = outcome.results.get(rank)
         if not answer:  # os._exit(0)
             raise RankFailedError(f"rank {rank} exited with code 0 before the function returned", rank, 0)
-        results.append(pickle.loads(pickle.loads(answer)[1]))
+        results.append(pickle.loads(unpack_answer(answer)[1]))
     return results
 
 
 def _raise_failure(outcome: Outcome) -> None:
     failure = outcome.failure
     assert failure is not None
-    answer = outcome.results.get(failure.rank)
-    if answer:
-        _, sent, text, shown = pickle.loads(answer)
+    raised, content = unpack_answer(outcome.results.get(failure.rank, b""))
+    if raised and content:
+        sent, text, shown = pickle.loads(content)
         cause = RemoteTraceback(failure.rank, text)
         if sent is not None:
             raise pickle.loads(sent) from cause

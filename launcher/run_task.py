@@ -19,6 +19,20 @@ from typing import Any  # noqa: E402
 LENGTH = struct.Struct(">I")
 
 
+def pack_answer(raised: str, content: bytes) -> bytes:
+    """What a rank answers: the name of the class of what the function has raised, or an empty text; and a pickle."""
+    name = raised.encode()
+    return LENGTH.pack(len(name)) + name + content
+
+
+def unpack_answer(answer: bytes | bytearray) -> tuple[str, bytes]:
+    """The two parts of an answer; of one that is cut short, empty ones."""
+    if len(answer) < LENGTH.size:
+        return "", b""
+    (length,) = LENGTH.unpack_from(answer)
+    return answer[LENGTH.size : LENGTH.size + length].decode(), bytes(answer[LENGTH.size + length :])
+
+
 def _read_task(descriptor: int) -> bytes:
     """Reads the whole file, from the start: all ranks share one description and its offset."""
     size = os.fstat(descriptor).st_size
@@ -53,14 +67,14 @@ def _describe(error: BaseException) -> bytes:
         pickle.loads(data)  # many exceptions can be written but not read
     except Exception:
         sent = None
-    return pickle.dumps((False, sent, text, repr(error)))
+    return pack_answer(type(error).__name__, pickle.dumps((sent, text, repr(error))))
 
 
 def _execute(task: bytes) -> tuple[bytes, int]:
     try:
         function, args, kwargs = pickle.loads(task)
         result = function(*args, **kwargs)
-        return pickle.dumps((True, _dumps_result(result))), 0
+        return pack_answer("", _dumps_result(result)), 0
     except Exception as error:
         return _describe(error), 1
 

@@ -10,7 +10,9 @@ __all__ = ["SETTLE_S", "Failure", "choose", "describe", "exit_code", "is_consequ
 SETTLE_S = 2.0
 """How long the other ranks have, after the first failure, to notice it and to end by themselves."""
 
-_CONSEQUENCE = re.compile(rb"(\w+\.)*(HorovodInternalError|JobBrokenError|ShutDownError)\b")
+_LOST_PEER = ("HorovodInternalError", "JobBrokenError", "ShutDownError")
+_CONSEQUENCE = re.compile(rf"(\w+\.)*({'|'.join(_LOST_PEER)})\b".encode())
+_EXCEPTION = re.compile(rb"(\w+\.)*\w+(Error|Exception|Exit|Interrupt)\b")
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,7 @@ class Failure:
         pid: Its process id.
         status: Its exit code, or minus the signal that killed it.
         last_lines: What it wrote last to standard error.
+        raised: The name of the exception's class, if that is not to be found there, as with ``horovodlike.run``.
         host: The host on which it ran, or None if that is the launcher's.
     """
 
@@ -30,6 +33,7 @@ class Failure:
     status: int
     last_lines: tuple[bytes, ...] = ()
     host: str | None = None
+    raised: str = ""
 
 
 def exit_code(status: int) -> int:
@@ -46,8 +50,14 @@ def signal_name(number: int) -> str:
 
 
 def is_consequence(failure: Failure) -> bool:
-    """Whether the rank failed because another one had gone: it says so in its last line."""
-    return any(_CONSEQUENCE.match(line) for line in failure.last_lines[-1:])
+    """Whether the rank failed because another one had gone: its last exception says so.
+
+    It need not stand in the last line: some packages write a farewell when the interpreter ends.
+    """
+    if failure.raised:
+        return failure.raised in _LOST_PEER
+    exceptions = [line for line in failure.last_lines if _EXCEPTION.match(line)]
+    return any(_CONSEQUENCE.match(line) for line in exceptions[-1:])
 
 
 def choose(failures: Sequence[Failure], waiting_over: bool) -> tuple[Failure | None, str]:

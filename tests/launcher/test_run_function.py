@@ -8,10 +8,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from cluster.namespaces import wait_until
+from collectives import allreduce
 from hvdrun_process import MARK, marked
 
 import horovodlike
+from horovodlike import basics
 from horovodlike.launcher.errors import RankFailedError, UsageError
 from horovodlike.launcher.run_function import RemoteTraceback
 
@@ -89,6 +93,23 @@ def test_an_exception_comes_with_its_rank_and_traceback() -> None:
     assert cause.rank == 1
     assert "[rank 1]" in str(cause)
     assert "in fail" in cause.text
+
+
+def test_the_cause_is_raised_though_another_rank_is_faster(tmp_path: Path) -> None:
+    def fail() -> None:
+        pid = tmp_path / "pid"
+        basics.init()
+        if basics.rank() == 0:
+            pid.with_suffix(".new").write_text(f"{os.getpid()}")
+            pid.with_suffix(".new").rename(pid)
+            allreduce("x", np.ones(3))  # raises ShutDownError
+        wait_until(pid.exists, "rank 0")
+        basics.shutdown()
+        wait_until(lambda: not Path(f"/proc/{pid.read_text()}").exists(), "the end of rank 0")
+        raise KeyError("the key")
+
+    with pytest.raises(KeyError, match="the key"):
+        horovodlike.run(fail, np=2)
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -37,6 +37,10 @@ def test_only_lost_peers_are_consequences() -> None:
     assert is_consequence(VICTIM)
     assert not is_consequence(DISAGREES)
     assert not is_consequence(KILLED)
+    assert is_consequence(Failure(0, 20, 1, (*VICTIM.last_lines, b"tracker: run finished")))
+    assert not is_consequence(Failure(0, 20, 1, (*VICTIM.last_lines, *CRASH.last_lines, b"tracker: run finished")))
+    assert is_consequence(Failure(0, 20, 1, (b"tracker: run finished",), raised="ShutDownError"))
+    assert not is_consequence(Failure(0, 20, 1, VICTIM.last_lines, raised="ValueError"))
 
 
 def test_exit_codes() -> None:

@@ -24,7 +24,13 @@ from typing import Any  # noqa: E402
 from horovodlike import basics  # noqa: E402
 from horovodlike.launcher.selftest_report import Coverage, Link, differences, pair_up, render  # noqa: E402
 from horovodlike.ops import DType, Kind, ReduceOp, Request, wait, wait_done  # noqa: E402
-from horovodlike.process_set import ProcessSet, add_process_set, registered_id, remove_process_set  # noqa: E402
+from horovodlike.process_set import (  # noqa: E402
+    ProcessSet,
+    add_process_set,
+    global_process_set,
+    registered_id,
+    remove_process_set,
+)
 
 _PACKAGES = ("horovodlike", "torch", "tensorflow", "keras", "numpy")
 _Pairs = dict[str, tuple[int, int]]
@@ -99,7 +105,10 @@ def _rounds(facts: Sequence[dict[str, str]]) -> tuple[list[_Pairs], _Pairs]:
 
 def _measure_round(pairs: _Pairs) -> list[Link]:
     """Measures several pairs at the same time; every rank learns all results."""
-    process_sets = [add_process_set(ProcessSet(pair)) for pair in pairs.values()]
+    if basics.size() == 2:  # a set of all ranks is there already
+        process_sets = [global_process_set]
+    else:
+        process_sets = [add_process_set(ProcessSet(pair)) for pair in pairs.values()]
     times = (0.0, 0.0)
     for process_set, pair in zip(process_sets, pairs.values(), strict=True):
         if basics.rank() in pair:
@@ -107,7 +116,8 @@ def _measure_round(pairs: _Pairs) -> list[Link]:
             times = statistics.median(small), statistics.median(_measure(process_set, _LARGE, _LARGE_TIMES))
     found = [json.loads(text) for text in _gather("times", json.dumps(times))]
     for process_set in process_sets:
-        remove_process_set(process_set)
+        if process_set is not global_process_set:
+            remove_process_set(process_set)
     links = []
     for name, (low, high) in pairs.items():
         small, large = (max(of) for of in zip(found[low], found[high], strict=True))

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import itertools
+import os
 import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -85,7 +87,7 @@ def test_a_selftest_has_no_command() -> None:
         parse(["--selftest", "train.py"], {})
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_a_selftest_of_this_machine(hvdrun: Callable[..., object], ranks: int) -> None:
     job = hvdrun("-np", ranks, "--selftest")
     assert job.code == 0, job.err
@@ -94,3 +96,15 @@ def test_a_selftest_of_this_machine(hvdrun: Callable[..., object], ranks: int) -
     assert "All hosts have the same versions." in lines
     if ranks > 1:
         assert re.fullmatch(r"inside localhost +\d+ us +\d+\.\d\d Gbit/s", lines[-1])
+
+
+def test_a_selftest_without_options(hvdrun: Callable[..., object]) -> None:
+    job = hvdrun("--selftest")
+    assert job.code == 0, job.err
+    assert re.fullmatch(rb"inside localhost +\d+ us +\d+\.\d\d Gbit/s", job.lines_of(0)[-1])
+
+
+def test_a_selftest_of_two_hosts_with_one_rank_each(hvdrun: Callable[..., object], ssh: Path) -> None:
+    job = hvdrun("-H", "node1:1,node2:1", "--selftest", env={"PATH": f"{ssh}:{os.environ['PATH']}"})
+    assert job.code == 0, job.err
+    assert re.fullmatch(rb"node1 - node2 +\d+ us +\d+\.\d\d Gbit/s", job.lines_of(0)[-1])

@@ -105,6 +105,12 @@ class Job:
                 self._advance()
         return self._outcome
 
+    def drain(self) -> Outcome:
+        """Waits until everything is on the screen; returns the outcome, another one if that could not be done."""
+        self._output.drain(lambda: self.abandoned)
+        self._check_output()
+        return self._outcome
+
     def _timeout(self) -> float | None:
         deadlines = [] if self._look_every is None else [time.monotonic() + self._look_every]
         if self._failed_at is not None and not self._ended:
@@ -182,6 +188,7 @@ class Job:
     def _handle_signals(self) -> None:
         if self._output.broken and not self._ended:
             self._pass_on(signal.SIGPIPE, signal.SIGTERM)
+        self._check_output()
         while self._signals:
             signum = self._signals.popleft()
             if self._ended:  # the second one, or the first while a failed job is being ended: it means at once
@@ -199,8 +206,16 @@ class Job:
                     f"hvdrun: {verdict.signal_name(received)}: ending {len(self._running)} ranks; "
                     f"they have {GRACE_S:g} s, a second signal kills them at once"
                 )
+        self._have_ended(passed)
+
+    def _check_output(self) -> None:
+        if self._output.trouble is not None and not self._ended:
+            self._blame(self._output.trouble)
+            self._have_ended(signal.SIGTERM)
+
+    def _have_ended(self, signum: int) -> None:
         self._ended = True
-        self._links.send(Kind.SIGNAL, passed, encode_seconds(GRACE_S))
+        self._links.send(Kind.SIGNAL, signum, encode_seconds(GRACE_S))
 
     def _advance(self) -> None:
         if self._failed_at is None:

@@ -3,7 +3,7 @@
 import os
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,7 +90,7 @@ class OutputFiles:
         Raises:
             UsageError: That is not possible.
         """
-        self._files: dict[tuple[int, Kind], BinaryIO] = {}
+        self._files: dict[tuple[int, Kind], BinaryIO | None] = {}  # None: the job goes on without it
         self._directory = Path(directory)
         self._called = called
         self._digits = len(str(size - 1))
@@ -105,8 +105,9 @@ class OutputFiles:
         """Makes the files of one more rank.
 
         Raises:
-            UsageError: That is not possible.
+            UsageError: That is not possible. The rank can go on all the same, without those that are missing.
         """
+        self._files.update({(rank, stream): None for stream in _NAMES})
         folder = self._directory / f"rank.{rank:0{self._digits}d}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -114,13 +115,25 @@ class OutputFiles:
                 file = open(folder / name, "wb", buffering=0)  # noqa: SIM115 - closed by close()
                 self._files[rank, stream] = self._stack.enter_context(file)
         except OSError as error:
-            raise UsageError(f"{given(self._called, self._directory)}: {folder}: {error.strerror}") from None
+            raise UsageError(f"{given(self._called, self._directory)}: {error.filename}: {error.strerror}") from None
 
-    def write(self, rank: int, stream: Kind, data: bytes) -> None:
-        """Appends bytes as they are."""
+    def write(self, rank: int, stream: Kind, data: bytes) -> str | None:
+        """Appends bytes as they are.
+
+        Returns:
+            What is wrong if the file cannot be written; it gets nothing more then. None if all is well.
+        """
+        file = self._files[rank, stream]
+        if file is None:
+            return None
         rest = memoryview(data)
-        while rest:
-            rest = rest[self._files[rank, stream].write(rest) or 0 :]
+        try:
+            while rest:
+                rest = rest[file.write(rest) or 0 :]
+        except OSError as error:  # the disk is full
+            self._files[rank, stream] = None
+            return f"{given(self._called, self._directory)}: {file.name} cannot be written: {error.strerror}"
+        return None
 
     def close(self) -> None:
         """Closes all files."""
@@ -155,21 +168,37 @@ class RankOutput:
     @property
     def broken(self) -> bool:
         """Whether nobody reads standard output any more."""
-        return self._writer.is_broken(self._screens[Kind.STDOUT].write)
+        return isinstance(self._error, BrokenPipeError)
+
+    @property
+    def trouble(self) -> str | None:
+        """Why standard output cannot be written although somebody may want to read it: the disk is full."""
+        error = self._error
+        if error is None or self.broken:
+            return None
+        return f"standard output cannot be written: {getattr(error, 'strerror', None) or error}"
+
+    @property
+    def _error(self) -> Exception | None:
+        return self._writer.error_of(self._screens[Kind.STDOUT].write)
+
+    def drain(self, give_up: Callable[[], bool]) -> None:
+        """Waits until everything so far is on the screen; see :meth:`Writer.drain`."""
+        self._writer.drain(give_up)
 
     def expect(self, rank: int) -> None:
         """Prepares for one more rank than there were at the start.
 
         Raises:
-            UsageError: Its files cannot be made.
+            UsageError: Its files cannot be made; it can go on without them.
         """
         if self._files is not None:
             self._files.add(rank)
 
     def add(self, rank: int, stream: Kind, data: bytes) -> None:
         """Takes bytes that a rank has written."""
-        if self._files is not None:
-            self._files.write(rank, stream, data)
+        if self._files is not None and (trouble := self._files.write(rank, stream, data)) is not None:
+            self.say(f"hvdrun: {trouble}; the job goes on without that file")
         if stream is Kind.STDERR:
             self._tails[rank] = (self._tails.get(rank, b"") + data)[-_TAIL_BYTES:]
         screen = self._screens[stream]

@@ -41,6 +41,7 @@ class Relay:
         self._finished: set[Link] = set()
         self._lost_at = time.monotonic() + patience  # when the silence of node 0 has been too long
         self._exit_code = AGENT_FAILED
+        self._complained = False
 
     @property
     def abandoned(self) -> bool:
@@ -69,8 +70,13 @@ class Relay:
                 for key, _ in selector.select(self._timeout()):
                     key.data()
                 self._handle_signals()
+                self._check_output()
                 if self._uplink in self._open and time.monotonic() >= self._lost_at:
                     self._lose("node 0 has been silent for too long; is it up, and reachable?")
+        self._output.drain(lambda: self.abandoned)
+        if self._output.trouble is not None and self._exit_code == 0:
+            self._output.say(f"hvdrun: {self._output.trouble}")
+            self._exit_code = AGENT_FAILED
         return self._exit_code
 
     def _close_finished(self, selector: selectors.BaseSelector) -> bool:
@@ -128,6 +134,11 @@ class Relay:
         self._output.say(f"hvdrun: {why}; the ranks of this node are ended")
         self._uplink.send(Kind.FAILED, 0, why.encode())  # before their exits, should it be heard after all
         self._agent.send(Kind.END, 0, encode_seconds(GRACE_S))
+
+    def _check_output(self) -> None:
+        if self._output.trouble is not None and not self._complained:
+            self._complained = True
+            self._uplink.send(Kind.FAILED, 0, self._output.trouble.encode())  # node 0 has it said everywhere
 
     def _handle_signals(self) -> None:
         while self._signals:

@@ -92,7 +92,8 @@ def run_job(
             if task is not None:
                 link.send_task(task)
             link.send(Kind.START, 0, start_message(ranks, environ, elsewhere=link.host is not None))
-        return job.run()
+        job.run()
+        return job.drain()
 
 
 class _Planner:

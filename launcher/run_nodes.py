@@ -205,10 +205,10 @@ def _lead(spec: JobSpec, nodes: Nodes, links: Sequence[NodeLink], node: _Node) -
             node.take_signals(job, writer)
             outcome = job.run()
             exit_code, why = outcome.exit_code, _why(outcome, names[0])
-            return outcome
     finally:
         for link in links:
             link.dismiss(exit_code, why)
+    return job.drain()  # the others do not wait for this node's screen
 
 
 def _follow(spec: JobSpec, nodes: Nodes, uplink: NodeLink, node: _Node) -> Outcome:

@@ -58,7 +58,7 @@ class Writer:
         self._queue: deque[tuple[Write, bytes]] = deque()
         self._bytes = 0
         self._closing = False
-        self._broken: set[Any] = set()
+        self._errors: dict[Any, Exception] = {}  # by target that has broken
         self._thread = threading.Thread(target=self._run, name="hvdrun-writer", daemon=True)
         self._thread.start()
 
@@ -68,10 +68,10 @@ class Writer:
         with self._changed:
             return self._bytes >= _LIMIT
 
-    def is_broken(self, write: Write) -> bool:
-        """Whether a target has refused what was written to it; what it gets from then on is dropped."""
+    def error_of(self, write: Write) -> Exception | None:
+        """Why a target has refused what was written to it; what it gets from then on is dropped."""
         with self._changed:
-            return write in self._broken
+            return self._errors.get(write)
 
     def put(self, write: Write, data: bytes) -> None:
         """Has data written in the order of the calls. Does not wait."""
@@ -80,6 +80,16 @@ class Writer:
                 self._queue.append((write, data))
                 self._bytes += len(data)
                 self._changed.notify()
+
+    def drain(self, give_up: Callable[[], bool]) -> None:
+        """Waits until everything so far is written, after which :meth:`error_of` says the last word.
+
+        Args:
+            give_up: Asked now and then; True leaves the rest to be written later, if the target is not stuck for ever.
+        """
+        with self._changed:
+            while self._bytes and not give_up():
+                self._changed.wait(0.1)
 
     def close(self, give_up: Callable[[], bool] = lambda: False) -> None:
         """Waits until everything is written.
@@ -101,21 +111,23 @@ class Writer:
                 if not self._queue:
                     return
                 write, data = self._queue.popleft()
-                skip = write in self._broken
-            broken = not skip and not self._attempt(write, data)
+                skip = write in self._errors
+            error = None if skip else self._attempt(write, data)
             with self._changed:
                 was_full = self._bytes >= _LIMIT
                 self._bytes -= len(data)
-                news = broken or (was_full and self._bytes < _LIMIT)
-                if broken:
-                    self._broken.add(write)
+                news = error is not None or (was_full and self._bytes < _LIMIT)
+                if error is not None:
+                    self._errors[write] = error
+                if not self._bytes:
+                    self._changed.notify_all()
             if news:
                 self._on_change()
 
     @staticmethod
-    def _attempt(write: Write, data: bytes) -> bool:
+    def _attempt(write: Write, data: bytes) -> Exception | None:
         try:
             write(data)
-        except (OSError, ValueError):  # nobody reads it any more, the disk is full, the stream is closed
-            return False
-        return True
+        except Exception as error:  # nobody reads it any more, the disk is full, the stream is closed
+            return error
+        return None

@@ -33,6 +33,7 @@ from horovodlike.launcher.elastic.membership import Membership
 from horovodlike.launcher.elastic.places import place_members
 from horovodlike.launcher.elastic.state import Policy, Status
 from horovodlike.launcher.elastic.worker_server import WorkerServer
+from horovodlike.launcher.errors import UsageError
 from horovodlike.launcher.frames import Frame, FrameError, Kind, decode_exit, encode_seconds
 from horovodlike.launcher.job import AGENT_FAILED, GRACE_S, Outcome
 from horovodlike.launcher.link import Link
@@ -153,7 +154,7 @@ class Driver:
             while True:
                 self._think()
                 if self._ended and not self._links:
-                    return self.outcome
+                    break
                 self._links.watch(selector)
                 self._fleet.watch(selector)
                 for key, _ in selector.select(self._timeout()):
@@ -163,6 +164,9 @@ class Driver:
                 self._fleet.attend(selector)
                 self._handle_signals()
                 self._advance()
+        self._output.drain(lambda: self.abandoned)
+        self._check_output()
+        return self.outcome
 
     def close(self) -> None:
         """Ends whatever is left."""
@@ -273,7 +277,7 @@ class Driver:
             self._explain(decision.reason)
         if isinstance(decision, Spawn):
             self._processes[decision.worker] = _Process(decision.host)
-            self._output.expect(decision.worker)
+            self._expect_output(decision.worker)
             slots = self._membership.slots[decision.host]
             self._fleet.start(decision.worker, decision.host, decision.slot, slots)
         elif isinstance(decision, Form):
@@ -293,6 +297,14 @@ class Driver:
             self._report(decision)
         elif isinstance(decision, End):
             self._end(decision)
+
+    def _expect_output(self, worker: int) -> None:
+        try:
+            self._output.expect(worker)
+        except UsageError as error:
+            if self._generation == 0:  # nothing is lost yet if the user is asked for another folder
+                raise
+            self._say(f"{error}; worker {worker} goes on without")
 
     def _form(self, form: Form) -> None:
         self._close_server()
@@ -369,6 +381,7 @@ class Driver:
     def _handle_signals(self) -> None:
         if self._output.broken and self._ending_at is None:
             self._pass_on(signal.SIGPIPE, signal.SIGTERM)
+        self._check_output()
         while self._signals:
             signum = self._signals.popleft()
             if self._ending_at is not None:  # the second one, or the first while a failed job is being ended
@@ -379,20 +392,33 @@ class Driver:
                 self._pass_on(signum, signum)
 
     def _pass_on(self, received: int, passed: int) -> None:
-        grace = self._grace_period
         self._decide(verdict.exit_code(-received))
         if received != signal.SIGPIPE:
             self._say(
-                f"{verdict.signal_name(received)}: ending {len(self._processes)} workers; they have {grace:g} s, a "
-                "second signal kills them at once"
+                f"{verdict.signal_name(received)}: ending {len(self._processes)} workers; they have "
+                f"{self._grace_period:g} s, a second signal kills them at once"
             )
-        self._stop_reason = f"hvdrun has got {verdict.signal_name(received)}"
+        self._have_ended(f"hvdrun has got {verdict.signal_name(received)}", passed)
+
+    def _check_output(self) -> None:
+        trouble = self._output.trouble
+        if trouble is None or self.outcome.exit_code != 0:
+            return
+        self._decided = True
+        self.outcome.exit_code = AGENT_FAILED
+        self.outcome.trouble = trouble
+        self._say(trouble)
+        if self._ending_at is None:
+            self._have_ended(trouble, signal.SIGTERM)
+
+    def _have_ended(self, reason: str, signum: int) -> None:
+        self._stop_reason = reason
         for worker in self._membership.workers.values():
             if worker.status is Status.READY:  # the others may want to commit before they leave
                 self._workers.say(worker.number, {"stop": self._stop_reason})
-        self._ending_at = time.monotonic() + grace
+        self._ending_at = time.monotonic() + self._grace_period
         self._fleet.cut()
-        self._links.send(Kind.SIGNAL, passed, encode_seconds(grace))
+        self._links.send(Kind.SIGNAL, signum, encode_seconds(self._grace_period))
 
     def _say_that_no_host_is_found(self) -> None:
         elastic = self._spec.elastic

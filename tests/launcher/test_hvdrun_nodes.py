@@ -44,9 +44,11 @@ def node(launch: Callable[..., Launch], where: str) -> Callable[..., Launch]:
     """`node(0, "-np", 2, ...)` starts hvdrun on a node; all have the same key."""
     key = secrets.token_hex(32)
 
-    def start(number: int, *words: Any, count: int = 2, env: dict[str, str | None] | None = None) -> Launch:
+    def start(
+        number: int, *words: Any, count: int = 2, env: dict[str, str | None] | None = None, **options: Any
+    ) -> Launch:
         flags = ("--nnodes", count, "--node-rank", number, "--rendezvous", f"{where}:{PORT}")
-        return launch(*flags, *words, env={"HOROVODLIKE_SECRET_KEY": key, **(env or {})})
+        return launch(*flags, *words, env={"HOROVODLIKE_SECRET_KEY": key, **(env or {})}, **options)
 
     return start
 
@@ -114,6 +116,23 @@ def test_a_failing_rank_ends_all_nodes(node: Callable[..., Launch], script: Call
             re.M,
         )
         assert ended.seconds < SETTLE_S + SLACK_S
+
+
+@pytest.mark.parametrize("command", ["yes", "echo"])
+@pytest.mark.parametrize("full", [0, 1])
+def test_a_full_disk_of_one_node(node: Callable[..., Launch], command: str, full: int) -> None:
+    with open("/dev/full", "wb") as file, open(os.devnull, "wb") as null:
+        jobs = [node(number, "-np", 1, command, stdout=file if number == full else null) for number in range(2)]
+        ended = [job.finish() for job in jobs]
+    assert ended[full].code == 1
+    assert "standard output cannot be written: No space left on device" in ended[full].err
+    if command == "yes":
+        assert ended[1 - full].code == 1
+        where = "hvdrun: " if full == 0 else r"hvdrun: .*#1: "
+        for each in ended:
+            found = re.findall(f"^{where}standard output cannot be written: No space left on device$", each.err, re.M)
+            assert len(found) == 1
+            assert each.seconds < SLACK_S
 
 
 def test_the_one_that_lost_a_peer_is_not_to_blame(

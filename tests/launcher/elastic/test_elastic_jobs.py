@@ -277,3 +277,14 @@ def test_output_goes_to_files_as_well(elastic: Callable[..., ElasticLaunch], tmp
     assert job.finish().code == 0
     assert "at 1: rank 0 of 1\n" in (tmp_path / "out/rank.0/stdout").read_text()
     assert "at 2: rank 0 of 1\n" in (tmp_path / "out/rank.1/stdout").read_text()
+
+
+def test_a_new_worker_goes_on_without_its_files(elastic: Callable[..., ElasticLaunch], tmp_path: Path) -> None:
+    job = elastic("-np", 1, "--max-np", 1, "--output-filename", "out")
+    job.at(1, 1)
+    (tmp_path / "out" / "rank.1").touch()
+    job.kill(0)
+    job.at(2, 1)
+    ended = job.finish()
+    assert ended.code == 0
+    assert "hvdrun: --output-filename out: out/rank.1: File exists; worker 1 goes on without\n" in ended.err

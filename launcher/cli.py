@@ -17,6 +17,7 @@ from horovodlike.launcher.errors import HostsError, UsageError, given
 from horovodlike.launcher.horovod_options import HOROVODRUN
 from horovodlike.launcher.nodes import find_nodes
 from horovodlike.launcher.spec import Binding, JobSpec, RemoteStart
+from horovodlike.launcher.standard_streams import open_standard_streams
 from horovodlike.launcher.where import Where
 
 __all__ = ["horovodrun", "main", "parse"]
@@ -327,6 +328,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], program: str = "hvdru
 
 def main(argv: Sequence[str] | None = None, program: str = "hvdrun") -> int:
     """Runs ``hvdrun``; returns its exit code."""
+    open_standard_streams()
     try:
         spec = parse(sys.argv[1:] if argv is None else argv, os.environ, program)
         command, reason = resolve_command(spec.command, os.environ, program)

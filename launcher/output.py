@@ -44,7 +44,7 @@ class Screen:
     coloured: bool
 
     @classmethod
-    def pair(cls, stdout: TextIO, stderr: TextIO, environ: Mapping[str, str]) -> "dict[Kind, Screen]":
+    def pair(cls, stdout: TextIO | None, stderr: TextIO | None, environ: Mapping[str, str]) -> "dict[Kind, Screen]":
         """The screens for standard output and error of ranks."""
         screens = {Kind.STDOUT: cls.of(stdout, environ), Kind.STDERR: cls.of(stderr, environ)}
         if _same_place(stdout, stderr):
@@ -52,11 +52,17 @@ class Screen:
         return screens
 
     @classmethod
-    def of(cls, stream: TextIO, environ: Mapping[str, str]) -> "Screen":
-        """The screen that a stream is."""
+    def of(cls, stream: TextIO | None, environ: Mapping[str, str]) -> "Screen":
+        """The screen that a stream is; None stands for one that was closed when this process was started."""
+        if stream is None:
+            return cls(_discard, Printer(terminal=False), coloured=False)
         terminal = stream.isatty() and environ.get("TERM", "dumb") != "dumb"
         printer = Printer(terminal=terminal, columns=lambda: _columns(stream))
         return cls(byte_writer(stream), printer, terminal and not environ.get("NO_COLOR"))
+
+
+def _discard(data: bytes) -> None:
+    pass
 
 
 def _columns(stream: TextIO) -> int:
@@ -66,7 +72,9 @@ def _columns(stream: TextIO) -> int:
         return 80
 
 
-def _same_place(first: TextIO, second: TextIO) -> bool:
+def _same_place(first: TextIO | None, second: TextIO | None) -> bool:
+    if first is None or second is None:
+        return False
     try:
         return os.path.sameopenfile(first.fileno(), second.fileno())
     except (OSError, ValueError):

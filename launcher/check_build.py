@@ -118,11 +118,11 @@ def _sections() -> list[tuple[str, list[Row]]]:
         ),
         (
             "Available Controllers",
-            [(True, "horovodlike", "ordered log in shared memory"), (False, "MPI", "not needed")],
+            [(True, "horovodlike", "one ordered log, in shared memory and over TCP"), (False, "MPI", "not needed")],
         ),
         (
             "Available Tensor Operations",
-            [_nccl(gpus), _cuda(gpus), mpi, (True, "Shared memory", "one machine")],
+            [_nccl(gpus), _cuda(gpus), mpi, (True, "Shared memory", "within a host"), (True, "TCP", "between hosts")],
         ),
     ]
 

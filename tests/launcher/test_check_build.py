@@ -22,7 +22,8 @@ def test_the_block() -> None:
         "Available Controllers:",
         "Available Tensor Operations:",
     ]
-    assert "    [X] Shared memory (one machine)" in lines
+    assert "    [X] horovodlike (one ordered log, in shared memory and over TCP)" in lines
+    assert lines[-2:] == ["    [X] Shared memory (within a host)", "    [X] TCP (between hosts)"]
     assert all(line[:8] in ("    [X] ", "    [ ] ") for line in lines if line.startswith(" "))
 
 

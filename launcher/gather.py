@@ -15,6 +15,7 @@ from horovodlike.launcher.link import AgentLink, start_local_agent, start_remote
 from horovodlike.launcher.remote import explain_failure, remote_command
 from horovodlike.launcher.spec import JobSpec
 from horovodlike.launcher.topology import Host, detect_host
+from horovodlike.launcher.wording import counted
 
 __all__ = [
     "ask_for_description",
@@ -127,7 +128,7 @@ def describe_hosts(spec: JobSpec, links: Sequence[AgentLink], program: str) -> d
         failed[host] = explain_delay(link, spec)
     if failed:
         lines = [f"  {host}: {failed[host]}" for host in (link.host for link in links) if host in failed]
-        raise HostsError("\n".join([f"{len(failed)} of {len(links)} hosts cannot take part:", *lines]))
+        raise HostsError("\n".join([f"{len(failed)} of {counted(len(links), 'host')} cannot take part:", *lines]))
     return found
 
 

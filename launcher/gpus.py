@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from horovodlike.launcher.errors import UsageError, given
+from horovodlike.launcher.wording import counted
 
 __all__ = ["VISIBLE", "Gpus", "find_gpus", "gpu_variables"]
 
@@ -82,10 +83,10 @@ def gpu_variables(
     have = len(gpus.names)
     if per_rank * ranks > have:
         few = have // per_rank
-        fewer = f"use at most {few} rank{'s' * (few != 1)} on this host, or " if few else ""
+        fewer = f"use at most {counted(few, 'rank')} on this host, or " if few else ""
         raise UsageError(
-            f"{given(called, per_rank)}: {ranks} rank{' needs' if ranks == 1 else 's need'} {per_rank * ranks} "
-            f"GPU{'s' * (per_rank * ranks != 1)}, but this host has {have or 'none'} ({gpus.source}); {fewer}leave "
+            f"{given(called, per_rank)}: {counted(ranks, 'rank')} need{'s' * (ranks == 1)} "
+            f"{counted(per_rank * ranks, 'GPU')}, but this host has {have or 'none'} ({gpus.source}); {fewer}leave "
             f"{called} out: then all ranks see all GPUs"
         )
     shares = (gpus.names[rank * per_rank : (rank + 1) * per_rank] for rank in range(ranks))

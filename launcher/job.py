@@ -15,6 +15,7 @@ from horovodlike.launcher.output import RankOutput
 from horovodlike.launcher.run_task import unpack_answer
 from horovodlike.launcher.verdict import Failure
 from horovodlike.launcher.wakeup import Wakeup
+from horovodlike.launcher.wording import counted, listed
 
 __all__ = ["AGENT_FAILED", "GRACE_S", "Job", "Outcome"]
 
@@ -171,7 +172,7 @@ class Job:
             del self._running[rank]
             self._output.finish(rank)
         if (lost or status != 0) and not self._decided:
-            ranks = f"; ranks {', '.join(map(str, lost))} were ended" if lost else ""
+            ranks = f"; {listed('rank', lost)} {'was' if len(lost) == 1 else 'were'} ended" if lost else ""
             self._blame(link.explain_end(status) + ranks)
 
     def _blame(self, trouble: str) -> None:
@@ -203,8 +204,8 @@ class Job:
             self._outcome.exit_code = verdict.exit_code(-received)
             if received != signal.SIGPIPE:
                 self._output.say(
-                    f"hvdrun: {verdict.signal_name(received)}: ending {len(self._running)} ranks; "
-                    f"they have {GRACE_S:g} s, a second signal kills them at once"
+                    f"hvdrun: {verdict.signal_name(received)}: ending {counted(len(self._running), 'rank')} within "
+                    f"{GRACE_S:g} s; a second signal kills at once"
                 )
         self._have_ended(passed)
 
@@ -228,7 +229,7 @@ class Job:
         if over and not self._ended:
             self._ended = True
             if self._running:
-                self._explain(f"ending ranks {', '.join(map(str, sorted(self._running)))}")
+                self._explain(f"ending {listed('rank', sorted(self._running))}")
             self._links.send(Kind.END, 0, encode_seconds(GRACE_S))
 
     def _decide(self, failure: Failure, reason: str) -> None:

@@ -8,6 +8,7 @@ from horovodlike.launcher.gpus import gpu_variables
 from horovodlike.launcher.hosts import Placement
 from horovodlike.launcher.spec import Binding, JobSpec
 from horovodlike.launcher.topology import Host
+from horovodlike.launcher.wording import counted
 
 __all__ = [
     "MALLOC_TUNABLES",
@@ -81,8 +82,7 @@ def choose_omp_threads(environ: Mapping[str, str], cpus: int, ranks: int) -> tup
         return None, f"OMP_NUM_THREADS={given} was set already"
     threads = max(1, cpus // ranks)
     each = f"each of {ranks} ranks" if ranks != 1 else "1 rank"
-    plural = "s" if cpus != 1 else ""
-    return threads, f"OMP_NUM_THREADS={threads} for {each} ({cpus} core{plural}); set it yourself to change that"
+    return threads, f"OMP_NUM_THREADS={threads} for {each} ({counted(cpus, 'core')}); set it yourself to change that"
 
 
 def bind(how: Binding, host: Host, ranks: int) -> tuple[list[_Cpus | None], str]:
@@ -101,16 +101,18 @@ def bind(how: Binding, host: Host, ranks: int) -> tuple[list[_Cpus | None], str]
         return [None] * ranks, "ranks are not bound"
     if how is Binding.NUMA:
         nodes = host.numa_nodes
-        return [nodes[rank * len(nodes) // ranks] for rank in range(ranks)], f"{ranks} ranks on {len(nodes)} NUMA nodes"
+        reason = f"{counted(ranks, 'rank')} on {counted(len(nodes), 'NUMA node')}"
+        return [nodes[rank * len(nodes) // ranks] for rank in range(ranks)], reason
     cores = host.cores
     share = len(cores) // ranks
     if share == 0:
         raise UsageError(
-            f"--bind-to core: {ranks} ranks, but this process may use only {len(cores)} core{'s' * (len(cores) != 1)}; "
+            f"--bind-to core: {ranks} ranks, but this process may use only {counted(len(cores), 'core')}; "
             f"use at most -np {len(cores)}, or --bind-to none"
         )
     shares = [cores[rank * share : (rank + 1) * share] for rank in range(ranks)]
-    return [tuple(cpu for core in mine for cpu in core) for mine in shares], f"{share} of {len(cores)} cores per rank"
+    reason = f"{share} of {counted(len(cores), 'core')} per rank"
+    return [tuple(cpu for core in mine for cpu in core) for mine in shares], reason
 
 
 def plan_ranks(
@@ -143,7 +145,8 @@ def plan_ranks(
     tuning, said = tuning_variables(environ, host.usable_cpus, ranks)
     common = common_variables(spec, placement.name, identity) | tuning
     if host.gpus is not None and spec.verbose:
-        said.append(f"each rank sees {spec.gpus_per_rank} of {len(host.gpus.names)} GPUs ({host.gpus.source})")
+        seen = f"{spec.gpus_per_rank} of {counted(len(host.gpus.names), 'GPU')}"
+        said.append(f"each rank sees {seen} ({host.gpus.source})")
     plans = [
         RankPlan(
             rank=placement.first_rank + local_rank,

@@ -10,6 +10,7 @@ from pathlib import Path
 from horovodlike._host_list import expand_counts, expand_hosts
 from horovodlike.launcher.errors import UsageError
 from horovodlike.launcher.hosts import HostSlots, merge_hosts, parse_hostfile
+from horovodlike.launcher.wording import counted
 
 __all__ = ["Allocation", "find_allocation"]
 
@@ -73,7 +74,7 @@ def _per_node(environ: Mapping[str, str], variable: str, names: list[str]) -> di
         return {}
     numbers = expand_counts(text)
     if len(numbers) != len(names):
-        raise ValueError(f"{variable}={text!r} is for {len(numbers)} nodes, but there are {len(names)}")
+        raise ValueError(f"{variable}={text!r} is for {counted(len(numbers), 'node')}, but there are {len(names)}")
     return dict(zip(names, numbers, strict=True))
 
 

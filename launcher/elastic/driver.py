@@ -43,6 +43,7 @@ from horovodlike.launcher.plan import JobIdentity
 from horovodlike.launcher.spec import JobSpec
 from horovodlike.launcher.verdict import Failure
 from horovodlike.launcher.wakeup import Wakeup
+from horovodlike.launcher.wording import counted
 from horovodlike.rendezvous import RendezvousServer
 
 __all__ = ["Driver"]
@@ -395,8 +396,8 @@ class Driver:
         self._decide(verdict.exit_code(-received))
         if received != signal.SIGPIPE:
             self._say(
-                f"{verdict.signal_name(received)}: ending {len(self._processes)} workers; they have "
-                f"{self._grace_period:g} s, a second signal kills them at once"
+                f"{verdict.signal_name(received)}: ending {counted(len(self._processes), 'worker')} within "
+                f"{self._grace_period:g} s; a second signal kills at once"
             )
         self._have_ended(f"hvdrun has got {verdict.signal_name(received)}", passed)
 

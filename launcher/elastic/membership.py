@@ -36,6 +36,7 @@ from horovodlike.launcher.elastic.events import (
     Training,
 )
 from horovodlike.launcher.elastic.state import Generation, Policy, Roster, Status, Worker
+from horovodlike.launcher.wording import counted, listed
 
 __all__ = ["FAILED", "Membership"]
 
@@ -339,8 +340,8 @@ class Membership(Roster):
         elif overdue:
             self._conclude(
                 FAILED,
-                f"Timed out after {self.policy.elastic_timeout:g} s with {len(chosen)} workers. Please check that you "
-                f"have enough resources to run at least {self.policy.min_np} Horovod processes.",
+                f"Timed out after {self.policy.elastic_timeout:g} s with {counted(len(chosen), 'worker')}. Please "
+                f"check that you have enough resources to run at least {self.policy.min_np} Horovod processes.",
             )
 
     def _is_enough(
@@ -372,8 +373,8 @@ class Membership(Roster):
             return
         if before.number:
             self._resets += not self._finishing
-        names = ", ".join(map(str, members))
-        reason = f"generation {before.number + 1}: workers {names}; {survivors} survivors of generation {before.number}"
+        said = f"{listed('worker', members)}; {counted(survivors, 'survivor')}"
+        reason = f"generation {before.number + 1}: {said} of generation {before.number}"
         if before.broken:
             reason += f" ({before.broken})"
         if not survivors:
@@ -395,12 +396,13 @@ class Membership(Roster):
 
     def _give_up_resetting(self) -> None:
         limit = self.policy.reset_limit
+        assert limit is not None
         cause = self.generation.broken or "the set of workers has changed"
         number, status = self.generation.statuses[0] if self.generation.statuses else (None, FAILED)
         self._conclude(
             verdict.exit_code(status),
-            f"{cause}, and the job has been reset {limit} times, which is all that --reset-limit {limit} allows. "
-            f"Horovod was shutdown because number of resets during elastic job exceeded limit: {limit}",
+            f"{cause}, and the job has been reset {counted(limit, 'time')}, which is all that --reset-limit {limit} "
+            f"allows. Horovod was shutdown because number of resets during elastic job exceeded limit: {limit}",
             number,
         )
 
@@ -456,5 +458,5 @@ class Membership(Roster):
         generation.told = frozenset(joining | going)
         self._changes += 1
         told = tuple(worker.number for worker in members)
-        reason = f"change {self._changes}: {len(joining)} workers are to join, {len(going)} are to go"
+        reason = f"change {self._changes}: workers to join: {len(joining)}, to go: {len(going)}"
         yield Announce(self._changes, bool(joining), bool(going), told, reason)

@@ -24,6 +24,7 @@ from horovodlike.launcher.output import OutputFiles, RankOutput, Screen
 from horovodlike.launcher.plan import JobIdentity, bind
 from horovodlike.launcher.spec import THIS_MACHINE, ElasticSpec, JobSpec
 from horovodlike.launcher.wakeup import SignalTaker, Wakeup
+from horovodlike.launcher.wording import counted
 from horovodlike.launcher.writer import Writer
 
 __all__ = ["ElasticOutcome", "run_elastic"]
@@ -157,7 +158,7 @@ def _choose_discovery(spec: JobSpec, elastic: ElasticSpec, policy: Policy) -> Ho
         shown = ", ".join(f"{host}:{number}" for host, number in hosts.items())
         called = spec.called("--min-np")
         raise UsageError(
-            f"{given(called, policy.min_np)}: there are only {slots} slots, and these hosts do not change: {shown}; "
+            f"{given(called, policy.min_np)}: the hosts have {counted(slots, 'slot')} only, and do not change: {shown}; "
             f"give them more slots, or use a smaller {called}"
         )
     return FixedHosts(hosts)

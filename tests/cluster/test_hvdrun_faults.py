@@ -122,6 +122,6 @@ def test_a_dropped_ssh_session(training: Training) -> None:
     for pid in sshd.sessions(training.cluster.hosts[0]):
         os.kill(pid, signal.SIGKILL)
     out, err = training.finish(0)
-    assert re.search(r"^hvdrun: the agent on h0 ended with code 255 .*; ranks 0 were ended$", err, re.M), err
+    assert re.search(r"^hvdrun: the agent on h0 ended with code 255 .*; rank 0 was ended$", err, re.M), err
     assert training.lost(out) == {1, 2}
     nothing_left(training.cluster.machines)

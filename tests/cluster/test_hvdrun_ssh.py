@@ -205,7 +205,7 @@ def test_a_dropped_session(cluster: Callable[..., Cluster], program: Callable[[s
         os.kill(pid, signal.SIGKILL)
     code, _, err = finish(job, SETTLE_S + GRACE_S + SLACK_S)
     assert code == 1
-    assert re.search(r"^hvdrun: the agent on h1 ended with code 255 \(.*\); ranks 1 were ended$", err, re.M), err
+    assert re.search(r"^hvdrun: the agent on h1 ended with code 255 \(.*\); rank 1 was ended$", err, re.M), err
     gone(hosts.machines)
 
 

@@ -161,7 +161,7 @@ def test_signals_are_passed_on(
     assert ended.code == code
     for rank in range(2):
         assert ended.lines_of(rank) == [b"ready", b"got %d" % signum]
-    assert f"hvdrun: {signum.name}: ending 2 ranks" in ended.err
+    assert f"hvdrun: {signum.name}: ending 2 ranks within 5 s; a second signal kills at once\n" in ended.err
     assert "exited with code" not in ended.err
 
 

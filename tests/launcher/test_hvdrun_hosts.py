@@ -94,6 +94,11 @@ def test_nothing_of_the_job_is_on_a_command_line(
     assert re.fullmatch(r"exec \S+ -I -S -X utf8 \S+/start_agent.py", words[-1])
 
 
+def test_the_only_host_cannot_take_part(hvdrun: Callable[..., object], ssh: Path) -> None:
+    job = hvdrun("-H", "unknown:1", "true", env=path(ssh))
+    assert job.err.startswith("hvdrun: 1 of 1 host cannot take part:\n")
+
+
 def test_a_hostfile(hvdrun: Callable[..., object], ssh: Path, tmp_path: Path) -> None:
     (tmp_path / "hosts").write_text("# ours\nnode1 slots=1\n\nnode2:1 # and this\n")
     job = hvdrun("--hostfile", "hosts", "sh", "-c", "echo $HOROVODLIKE_NODE_ID", env=path(ssh))

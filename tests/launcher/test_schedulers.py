@@ -52,7 +52,7 @@ def test_pbs(tmp_path: Path) -> None:
     ("environ", "message"),
     [
         ({**SLURM, "SLURM_JOB_NODELIST": "n[1-"}, r"of this Slurm job cannot be found: 'n\[1-' is not a list of hosts"),
-        ({**SLURM, "SLURM_TASKS_PER_NODE": "4"}, r"SLURM_TASKS_PER_NODE='4' is for 1 nodes, but there are 3"),
+        ({**SLURM, "SLURM_TASKS_PER_NODE": "4"}, r"SLURM_TASKS_PER_NODE='4' is for 1 node, but there are 3"),
         ({**SLURM, "SLURM_TASKS_PER_NODE": "4(y2)"}, r"'4\(y2\)' is not a number for each host"),
         ({"LSB_JOBID": "1", "LSB_MCPU_HOSTS": "a 4 b"}, r"LSF job cannot be found: LSB_MCPU_HOSTS='a 4 b' is no list"),
         ({"LSB_JOBID": "1", "LSB_MCPU_HOSTS": "a b"}, r"LSB_MCPU_HOSTS='a b' is no list"),

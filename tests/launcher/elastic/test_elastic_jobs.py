@@ -178,7 +178,7 @@ def test_too_few_in_time(elastic: Callable[..., ElasticLaunch]) -> None:
     job.kill(1)
     ended = job.job.finish()
     assert ended.code == 1
-    assert "hvdrun: Timed out after 1 s with 1 workers. Please check that you have enough resources" in ended.err
+    assert "hvdrun: Timed out after 1 s with 1 worker. Please check that you have enough resources" in ended.err
     assert b"[0]<stdout>: heard stop" in ended.out
 
 

@@ -106,7 +106,7 @@ def test_two_at_once() -> None:
     assert play.of(Form, play.ready(2, 1, why="broken"))[0].members == (1, 2)
     assert play.ready(4) == []  # the other one is about to come: one announcement for both
     [announce] = play.ready(5)
-    assert announce.reason == "change 1: 2 workers are to join, 0 are to go"
+    assert announce.reason == "change 1: workers to join: 2, to go: 0"
     assert play.ready(4, 5) == []
 
 
@@ -391,6 +391,7 @@ def test_the_reset_limit() -> None:
     play.kill(2)
     [end] = play.ready(0, 1, why="broken")[-1:]
     assert (end.exit_code, end.failure) == (137, 2)
+    assert "the job has been reset 1 time, which is all that --reset-limit 1 allows" in end.reason
     assert end.reason.endswith("number of resets during elastic job exceeded limit: 1")
 
 

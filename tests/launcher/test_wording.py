@@ -1,0 +1,11 @@
+from __future__ import annotations
+
+from horovodlike.launcher.wording import counted, listed
+
+
+def test_counted() -> None:
+    assert [counted(number, "host") for number in range(3)] == ["0 hosts", "1 host", "2 hosts"]
+
+
+def test_listed() -> None:
+    assert [listed("rank", [1]), listed("rank", [0, 2])] == ["rank 1", "ranks 0, 2"]

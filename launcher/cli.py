@@ -13,12 +13,13 @@ from horovodlike import config
 from horovodlike.errors import ConfigError, RendezvousError
 from horovodlike.launcher import elastic_options, horovod_options, options
 from horovodlike.launcher.command import check_interpreter, resolve_command, with_horovod_names
-from horovodlike.launcher.errors import HostsError, UsageError, given
+from horovodlike.launcher.errors import HostsError, UsageError
 from horovodlike.launcher.horovod_options import HOROVODRUN
 from horovodlike.launcher.nodes import find_nodes
 from horovodlike.launcher.spec import Binding, JobSpec, RemoteStart
 from horovodlike.launcher.standard_streams import open_standard_streams
 from horovodlike.launcher.where import Where
+from horovodlike.launcher.wording import given
 
 __all__ = ["horovodrun", "main", "parse"]
 

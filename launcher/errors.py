@@ -1,4 +1,4 @@
-"""What the launcher raises, and how messages speak of what the user has given."""
+"""What the launcher raises."""
 
 
 class UsageError(ValueError):
@@ -26,8 +26,3 @@ class RankFailedError(RuntimeError):
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
         """Pickles by constructor arguments; the default would pass the message alone."""
         return type(self), (self.args[0], self.rank, self.exit_code)
-
-
-def given(name: str, value: object) -> str:
-    """What messages are to call a value: ``-np 2`` or, if it is not a flag's, ``np=2``."""
-    return f"{name} {value}" if name.startswith("-") else f"{name}={value}"

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from horovodlike.launcher.errors import UsageError, given
-from horovodlike.launcher.wording import counted
+from horovodlike.launcher.errors import UsageError
+from horovodlike.launcher.wording import counted, given
 
 __all__ = ["VISIBLE", "Gpus", "find_gpus", "gpu_variables"]
 

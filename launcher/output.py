@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
-from horovodlike.launcher.errors import UsageError, given
+from horovodlike.launcher.errors import UsageError
 from horovodlike.launcher.frames import Kind
 from horovodlike.launcher.printer import Printer
+from horovodlike.launcher.wording import given
 from horovodlike.launcher.writer import Write, Writer, byte_writer
 
 __all__ = ["LAST_LINES", "OutputFiles", "RankOutput", "Screen", "last_lines"]

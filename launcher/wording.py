@@ -1,8 +1,8 @@
-"""Numbers in messages."""
+"""Numbers in messages, and how these speak of what the user has given."""
 
 from collections.abc import Sequence
 
-__all__ = ["counted", "listed"]
+__all__ = ["counted", "given", "listed"]
 
 
 def counted(number: int, noun: str) -> str:
@@ -13,3 +13,8 @@ def counted(number: int, noun: str) -> str:
 def listed(noun: str, numbers: Sequence[int]) -> str:
     """``rank 1``, ``ranks 1, 2``."""
     return f"{noun}{'s' * (len(numbers) != 1)} {', '.join(map(str, numbers))}"
+
+
+def given(name: str, value: object) -> str:
+    """What messages are to call a value: ``-np 2`` or, if it is not a flag's, ``np=2``."""
+    return f"{name} {value}" if name.startswith("-") else f"{name}={value}"

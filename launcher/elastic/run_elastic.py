@@ -16,7 +16,7 @@ from horovodlike.launcher.elastic.discovery import (
 )
 from horovodlike.launcher.elastic.driver import Driver
 from horovodlike.launcher.elastic.state import Policy
-from horovodlike.launcher.errors import HostsError, UsageError, given
+from horovodlike.launcher.errors import HostsError, UsageError
 from horovodlike.launcher.gather import describe_this_host
 from horovodlike.launcher.gpus import gpu_variables
 from horovodlike.launcher.job import Outcome
@@ -24,7 +24,7 @@ from horovodlike.launcher.output import OutputFiles, RankOutput, Screen
 from horovodlike.launcher.plan import JobIdentity, bind
 from horovodlike.launcher.spec import THIS_MACHINE, ElasticSpec, JobSpec
 from horovodlike.launcher.wakeup import SignalTaker, Wakeup
-from horovodlike.launcher.wording import counted
+from horovodlike.launcher.wording import counted, given
 from horovodlike.launcher.writer import Writer
 
 __all__ = ["ElasticOutcome", "run_elastic"]
@@ -158,7 +158,7 @@ def _choose_discovery(spec: JobSpec, elastic: ElasticSpec, policy: Policy) -> Ho
         shown = ", ".join(f"{host}:{number}" for host, number in hosts.items())
         called = spec.called("--min-np")
         raise UsageError(
-            f"{given(called, policy.min_np)}: the hosts have {counted(slots, 'slot')} only, and do not change: {shown}; "
-            f"give them more slots, or use a smaller {called}"
+            f"{given(called, policy.min_np)}: the hosts have {counted(slots, 'slot')} only, and do not change: {shown}"
+            f"; give them more slots, or use a smaller {called}"
         )
     return FixedHosts(hosts)

@@ -210,7 +210,7 @@ class Job:
         self._have_ended(passed)
 
     def _check_output(self) -> None:
-        if self._output.trouble is not None and not self._ended:
+        if self._output.trouble is not None and not self._ended and not self._failures:
             self._blame(self._output.trouble)
             self._have_ended(signal.SIGTERM)
 

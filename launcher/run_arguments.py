@@ -53,9 +53,13 @@ def take_integer(name: str, value: Any, least: int) -> int | None:
     """
     if value is None:
         return None
-    if isinstance(value, bool) or not hasattr(value, "__index__") or operator.index(value) < least:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = least - 1
+    if isinstance(value, bool) or number < least:
         raise UsageError(f"run(): {name}={value!r} cannot be used: it must be an integer >= {least}")
-    return operator.index(value)
+    return number
 
 
 def take_number_of_ranks(num_proc: Any, np: Any) -> int | None:

@@ -12,7 +12,7 @@ SETTLE_S = 2.0
 
 _LOST_PEER = ("HorovodInternalError", "JobBrokenError", "ShutDownError")
 _CONSEQUENCE = re.compile(rf"(\w+\.)*({'|'.join(_LOST_PEER)})\b".encode())
-_EXCEPTION = re.compile(rb"(\w+\.)*\w+(Error|Exception|Exit|Interrupt)\b")
+_EXCEPTION = re.compile(rb"[\w.]+(: |$)")  # in a traceback, below what is indented
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,11 @@ def is_consequence(failure: Failure) -> bool:
     """
     if failure.raised:
         return failure.raised in _LOST_PEER
-    exceptions = [line for line in failure.last_lines if _EXCEPTION.match(line)]
-    return any(_CONSEQUENCE.match(line) for line in exceptions[-1:])
+    lines = failure.last_lines
+    raised = [
+        line for above, line in zip(lines, lines[1:], strict=False) if above[:1] == b" " and _EXCEPTION.match(line)
+    ]
+    return any(_CONSEQUENCE.match(line) for line in (raised or lines)[-1:])
 
 
 def choose(failures: Sequence[Failure], waiting_over: bool) -> tuple[Failure | None, str]:

@@ -67,9 +67,7 @@ class Reduction:
         self._set_id = check_registered(options.process_set)  # that the requests were made for
         self.slots: list[Slot] = []
         self._groups: list[Group] = []
-        self._frozen: list[
-            tuple[str, torch.nn.Parameter]
-        ] = []  # parameters that did not require a gradient, or are new
+        self._later: list[tuple[str, torch.nn.Parameter]] = []  # that are new, or do not require a gradient
         self._by_id: dict[int, Slot] = {}  # by the parameter's id, which hashes quicker than the parameter
         # The way of a gradient: noted, complete (of so many passes as there are to be), borrowed by the engine.
         self._noted: list[torch.Tensor] = []  # parameters
@@ -87,7 +85,7 @@ class Reduction:
         global _reductions
         named = list(named)
         added = [Slot(param, name) for name, param in named if param.requires_grad]
-        self._frozen += [(name, param) for name, param in named if not param.requires_grad]
+        self._later += [(name, param) for name, param in named if not param.requires_grad]
         if not self.slots and added:
             _reductions += (self,)
         self.slots += added
@@ -104,14 +102,16 @@ class Reduction:
             self._hook(slot)
         return added
 
-    def __len__(self) -> int:
-        """How many parameters there are, with those that do not require a gradient."""
-        return len(self.slots) + len(self._frozen)
-
     def add_later(self, named: Iterable[tuple[str, torch.nn.Parameter]]) -> None:
         """Take in those of these parameters that are new, at the end of this step."""
-        known = {id(param) for param in (*(slot.param for slot in self.slots), *(param for _, param in self._frozen))}
-        self._frozen += [(name, param) for name, param in named if id(param) not in known]
+        present = [*((slot.name, slot.param) for slot in self.slots), *self._later]
+        names, known = {name for name, _ in present}, {id(param) for _, param in present}
+        for name, param in named:
+            if id(param) not in known:
+                while name in names:  # of one whose place this one has taken
+                    name += ".new"
+                names.add(name)
+                self._later.append((name, param))
 
     def _hook(self, slot: Slot) -> None:
         """Have the gradients of a parameter noted as is right for where it is now."""
@@ -273,10 +273,13 @@ class Reduction:
             self.abandon()
             raise
 
-    def finish(self) -> None:
+    def finish(self) -> bool:
         """Wait until the gradients of all parameters are reduced, and begin the next step.
 
         Gradients that are there without as many backward passes as announced, or without any, are reduced as well.
+
+        Returns:
+            Whether somebody has changed gradients that were being reduced.
 
         Raises:
             HorovodInternalError: A reduction failed. The optimizer can be used again after the next `init()`.
@@ -285,8 +288,9 @@ class Reduction:
         failure, self._failure = self._failure, None
         if failure is not None:
             raise failure
+        self.count()
+        changed = self._submission.has_been_changed()
         try:
-            self.count()
             if self.communicates and self.slots:
                 with self._lock:
                     self._complete.clear()
@@ -302,22 +306,23 @@ class Reduction:
             self._submission.moved = False
             for slot in self.slots:
                 self._hook(slot)
-        if self._frozen:
-            self._take_in_unfrozen()
+        if self._later:
+            self._take_in_later()
+        return changed
 
-    def _take_in_unfrozen(self) -> None:
-        """Reduce the gradients of parameters that have begun to require one: now apart, then with the others."""
-        unfrozen = [(name, param) for name, param in self._frozen if param.requires_grad]
-        if not unfrozen:
+    def _take_in_later(self) -> None:
+        """Reduce the gradients of parameters that are new or have begun to require one: now apart, then with others."""
+        ready = [(name, param) for name, param in self._later if param.requires_grad]
+        if not ready:
             return
         apart = self._without_parameters()
-        apart.add(unfrozen)
+        apart.add(ready)
         try:
             apart.finish()
         finally:
             apart.remove_hooks()
-        self._frozen = [(name, param) for name, param in self._frozen if not param.requires_grad]
-        self.add(unfrozen)
+        self._later = [(name, param) for name, param in self._later if not param.requires_grad]
+        self.add(ready)
 
     def _without_parameters(self) -> Reduction:
         return Reduction(self.options, self.passes)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,14 +14,9 @@ from horovodlike.torch import _gpu
 from horovodlike.torch._engine import Call, abandon, build_request
 from horovodlike.torch._slot import Group, Slot, SlotBatch
 from horovodlike.torch._sparse import SparseGathering
-from horovodlike.torch._tensor import in_memory_as_it_is
+from horovodlike.torch._tensor import in_memory_like
 from horovodlike.torch.compression import Compressor, NoneCompressor
 
-_CHANGED = (
-    "gradients have been changed between backward() and step(), while they were being reduced: the ranks may drift "
-    "apart. Call optimizer.synchronize() before you change them (clipping, GradScaler.unscale_), and then "
-    "`with optimizer.skip_synchronize(): optimizer.step()`"
-)
 CURRENT: Mapping[Slot, GpuStream] = {}  # after the backward pass, the caller's stream has waited for all others
 
 
@@ -139,7 +133,7 @@ class Submission:
         dense = slot.dense_form_of(grad, self.options.sparse_as_dense)
         with torch.no_grad():
             compressed, ctx = self.options.compression.compress(dense)
-            work, memory_format = in_memory_as_it_is(compressed)
+            work, memory_format = in_memory_like(compressed, slot.param)
         self._borrow([grad])
         slot.grad = grad
         slot.ctx = ctx
@@ -227,15 +221,19 @@ class Submission:
 
         return finish
 
+    def has_been_changed(self) -> bool:
+        """Whether gradients have been changed in place, by others, since they were handed over.
+
+        What does that, such as clipping, changes all of them, so one is looked at.
+        """
+        return bool(self.borrowed) and _version(self.borrowed[0]) != self._first_version
+
     def wait(self, slots: Sequence[Slot]) -> None:
         """Wait until everything is reduced, and give these parameters their gradients.
 
         Raises:
             HorovodInternalError: A reduction failed.
         """
-        # What changes gradients (clipping, unscaling) changes all of them, so one is looked at.
-        if self.borrowed and _version(self.borrowed[0]) != self._first_version:
-            warnings.warn(_CHANGED, stacklevel=2)
         if self._streams:
             self._wait_on_stream(next(iter(self._streams)).device)
         else:

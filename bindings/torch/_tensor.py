@@ -77,10 +77,16 @@ def in_memory(tensor: torch.Tensor) -> torch.Tensor:
     return (detached if _gpu.is_on_gpu(tensor) else detached.to("cpu")).resolve_neg().contiguous()
 
 
-def in_memory_as_it_is(tensor: torch.Tensor) -> tuple[torch.Tensor, MemoryFormat]:
-    """Return the tensor, or a copy of it, as `in_memory` does, and its format; one that is channels last stays so."""
-    found = memory_format(tensor) if _is_readable(tensor) else None
-    return (in_memory(tensor), MemoryFormat.ROW_MAJOR) if found is None else (tensor, found)
+def in_memory_like(tensor: torch.Tensor, like: torch.Tensor) -> tuple[torch.Tensor, MemoryFormat]:
+    """Return the tensor, or a copy of it, in the order of another one of its shape if the engine knows that; and which.
+
+    The order is not the tensor's own, since ranks with the same model may have gradients in different ones.
+    """
+    if tensor.shape != like.shape or memory_format(like) is not MemoryFormat.CHANNELS_LAST:
+        return in_memory(tensor), MemoryFormat.ROW_MAJOR
+    if not _is_readable(tensor):
+        tensor = in_memory(tensor)
+    return tensor.contiguous(memory_format=CHANNELS_LAST[tensor.dim()]), MemoryFormat.CHANNELS_LAST
 
 
 def engine_shape(shape: Sequence[int]) -> Sequence[int]:

@@ -22,6 +22,11 @@ from horovodlike.torch._submission import ReductionOptions
 from horovodlike.torch.compression import Compression, Compressor, GradientReducer
 from horovodlike.torch.mpi_ops import allreduce
 
+_CHANGED = (
+    "gradients have been changed between backward() and step(), while they were being reduced: the ranks may drift "
+    "apart. Call optimizer.synchronize() before you change them, as for clipping, and then "
+    "`with optimizer.skip_synchronize(): optimizer.step()`"
+)
 Groups = Sequence[Sequence[torch.nn.Parameter]]
 
 
@@ -32,6 +37,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     _reduction: Reduction  # without parameters if there is a delta
     _delta: DeltaReduction | None
     _names: dict[torch.nn.Parameter, str]
+    _known_params: list[int]  # ids
     _explicit_groups: list[list[torch.nn.Parameter]] | None
     _should_synchronize: bool
     _synchronized: bool
@@ -66,7 +72,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
                     "`with optimizer.skip_synchronize(): optimizer.step()` to use them as they are",
                     stacklevel=2,
                 )
-            self.synchronize()
+            self._finish()
         self._synchronized = False
         return super().step() if closure is None else super().step(closure)
 
@@ -102,14 +108,20 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         Raises:
             HorovodInternalError: A reduction failed.
         """
+        self._finish()
+
+    def _finish(self) -> None:
         self._take_in_added()
-        self._reduction.finish()
+        if self._reduction.finish():
+            warnings.warn(_CHANGED, stacklevel=3)  # of who has called step() or synchronize()
         self._synchronized = True
 
     def _take_in_added(self) -> None:
         """Have parameters reduced that were added to the groups in another way than by `add_param_group`."""
-        if self._delta is not None or sum(len(group["params"]) for group in self.param_groups) == len(self._reduction):
+        params = [id(param) for group in self.param_groups for param in group["params"]]
+        if self._delta is not None or params == self._known_params:
             return
+        self._known_params = params
         for index, group in enumerate(self.param_groups):
             self._reduction.add_later(_named(group["params"], index, self._names))
 
@@ -135,7 +147,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         if self._reduction.is_in_progress():
             raise AssertionError(
                 "zero_grad() between backward() and step() or synchronize() would change gradients while they are "
-                "being reduced"
+                "being reduced; to drop them, call synchronize() first, on all ranks"
             )
         self._reduction.forget_passes()
         # Optimizers of before torch 1.7 have no argument.
@@ -205,7 +217,9 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         return self._explicit_groups
 
 
-leave_alone(_DistributedOptimizer.synchronize, _DistributedOptimizer.zero_grad, Reduction.finish)
+leave_alone(
+    _DistributedOptimizer._finish, _DistributedOptimizer.synchronize, _DistributedOptimizer.zero_grad, Reduction.finish
+)
 
 
 def reducer_of(optimizer: torch.optim.Optimizer) -> GradientReducer | None:
@@ -322,8 +336,9 @@ def DistributedOptimizer(
     Parameters that begin to require a gradient later are taken in at the end of the step in which they do, on all
     ranks.
 
-    Gradients whose channels are last in memory (`model.to(memory_format=torch.channels_last)`) are reduced where they
-    lie, like contiguous ones. They have to be so on all ranks. Those in another order are copied.
+    Gradients of parameters whose channels are last in memory (`model.to(memory_format=torch.channels_last)`) are
+    reduced where they lie, like contiguous ones. The parameters have to be so on all ranks. A gradient in another order
+    than its parameter is copied.
 
     A parameter that has no gradient when `step` is called takes part with a gradient of zeros if any rank has one;
     if no rank has, it stays without.
@@ -383,6 +398,7 @@ def DistributedOptimizer(
     wrapped._inner = optimizer
     wrapped._reduction = reduction
     wrapped._names = names
+    wrapped._known_params = []
     wrapped._explicit_groups = _make_groups(reduction, slots, chosen_groups)
     wrapped._should_synchronize = True
     wrapped._synchronized = False

@@ -37,8 +37,12 @@ def test_only_lost_peers_are_consequences() -> None:
     assert is_consequence(VICTIM)
     assert not is_consequence(DISAGREES)
     assert not is_consequence(KILLED)
-    assert is_consequence(Failure(0, 20, 1, (*VICTIM.last_lines, b"tracker: run finished")))
-    assert not is_consequence(Failure(0, 20, 1, (*VICTIM.last_lines, *CRASH.last_lines, b"tracker: run finished")))
+    lost = (b"    raise error", b"horovodlike.errors.ShutDownError: rank 1 has shut the job down")
+    own = (b"    raise TrainingFailed", b"train.TrainingFailed")
+    farewell = (b"tracker: run finished", b"  loss 0.3", b"see the page")
+    for lines, expected in ((lost, True), ((*own, *lost), True), (own, False), ((*lost, *own), False)):
+        assert is_consequence(Failure(0, 20, 1, lines)) is expected
+        assert is_consequence(Failure(0, 20, 1, (*lines, *farewell))) is expected
     assert is_consequence(Failure(0, 20, 1, (b"tracker: run finished",), raised="ShutDownError"))
     assert not is_consequence(Failure(0, 20, 1, VICTIM.last_lines, raised="ValueError"))
 

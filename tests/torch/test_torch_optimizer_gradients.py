@@ -119,10 +119,29 @@ def _channels_last() -> None:
             assert all(slot.alike for slot in optimizer._reduction.slots)  # none of them was copied
 
 
+def _gradients_in_another_order_than_their_parameters() -> None:
+    """Each rank may have its gradient in another order: the parameter's is the one that is reduced."""
+    last = torch.ones(4, 3, 2, 2).to(memory_format=torch.channels_last)
+    with_gaps = torch.ones(4, 6, 2, 2).to(memory_format=torch.channels_last)[:, :3]
+    of_each = (torch.arange(last.numel()) % 7.0).reshape(last.shape)
+    for start in (last, last.contiguous(), with_gaps):
+        parameter = torch.nn.Parameter(start)
+        optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=0.1), op=hvd.Sum)
+        for turn in range(3):
+            optimizer.zero_grad()
+            if (hvd.rank() + turn) % 3 == 0:
+                parameter.grad = of_each.clone()
+            elif (hvd.rank() + turn) % 3 == 1:
+                parameter.grad = of_each.to(memory_format=torch.channels_last)
+            optimizer.step()  # the third one lacks it
+            assert torch.equal(parameter.grad, of_each * sum((rank + turn) % 3 < 2 for rank in range(hvd.size())))
+
+
 CASES = (
     _missing_gradients,
     _strange_gradients,
     _channels_last,
+    _gradients_in_another_order_than_their_parameters,
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import inspect
@@ -81,6 +82,12 @@ def _scheduler_made_first() -> None:
     assert all(torch.equal(everywhere[0], other) for other in everywhere)
 
 
+def _warned() -> contextlib.AbstractContextManager[object]:
+    """That gradients have been changed while they were being reduced, if they were."""
+    told = r"changed between .* Call optimizer\.synchronize\(\) before"
+    return pytest.warns(UserWarning, match=told) if hvd.size() > 1 else contextlib.nullcontext()
+
+
 def _rules() -> None:
     model = make_model()
     optimizer = hvd.DistributedOptimizer(make_sgd(model), model.named_parameters())
@@ -90,10 +97,7 @@ def _rules() -> None:
         optimizer.zero_grad()
     with pytest.raises(AssertionError, match="backward_passes_per_step"):
         loss_of(model, x, y).backward()
-    if hvd.size() > 1:
-        with pytest.warns(UserWarning, match="changed between"):
-            optimizer.step()
-    else:
+    with _warned():
         optimizer.step()
     optimizer.zero_grad()
     assert all(p.grad is None for p in model.parameters())
@@ -228,8 +232,28 @@ def _the_optimizer_inside_is_used() -> None:
         optimizer.step()
     assert torch.allclose(second, torch.full((2,), -(hvd.size() + 1.0)))
     assert _equal_everywhere(first) and _equal_everywhere(second)
+    third = torch.nn.Parameter(torch.zeros(2))
+    optimizer.param_groups[1]["params"] = [third]  # in the place of the second
+    for _ in range(2):
+        optimizer.zero_grad()
+        ((first + third) * (hvd.rank() + 1.0)).sum().backward()
+        optimizer.step()
+    assert torch.allclose(third, torch.full((2,), -(hvd.size() + 1.0)))
     optimizer.backward_passes_per_step = 2
     assert optimizer.backward_passes_per_step == 2
+
+
+def _too_many_passes_that_are_caught() -> None:
+    """What has been handed over before is reduced once, and the pass too many is forgotten."""
+    parameters = [torch.nn.Parameter(torch.zeros(3)) for _ in range(3)]
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=0.1), op=hvd.Sum)
+    sum(parameter.sum() for parameter in parameters).backward()
+    parameters[-1].sum().backward()
+    with pytest.raises(AssertionError, match="more backward passes"):
+        optimizer.step()
+    with _warned():
+        optimizer.step()
+    assert [parameter.grad.tolist() for parameter in parameters[:2]] == [[float(hvd.size())] * 3] * 2
 
 
 def _gradients_changed_while_they_are_reduced() -> None:
@@ -243,10 +267,7 @@ def _gradients_changed_while_they_are_reduced() -> None:
     for _ in range(2):
         backward()
         torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-        if hvd.size() == 1:
-            optimizer.step()
-            continue
-        with pytest.warns(UserWarning, match=r"Call optimizer\.synchronize\(\) before"):
+        with _warned():
             optimizer.step()
     backward()
     optimizer.synchronize()
@@ -289,6 +310,7 @@ CASES = (
     _scheduler_made_first,
     _state_broadcast_amid_a_step,
     _the_optimizer_inside_is_used,
+    _too_many_passes_that_are_caught,
     _gradients_changed_while_they_are_reduced,
     _another_default_device,
     _rules,

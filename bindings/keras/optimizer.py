@@ -114,8 +114,9 @@ def DistributedOptimizer(
 
     Args:
         optimizer: Any Keras optimizer, over the same variables on all ranks; or its name, such as "adam".
-        name: How the names of the reductions begin; what the ranks match them by. Without one, names and shapes of the
-            variables tell optimizers apart. Those of models that are alike need names if several threads use them.
+        name: How the names of the reductions begin; what the ranks match them by. Without one, the names and the number
+            of the variables tell optimizers apart. Those of models that are alike, but for shapes, need names if
+            several threads use them.
         device_dense: Not needed; accepted for scripts that pass it.
         device_sparse: As `device_dense`.
         compression: What to send instead of a gradient: `Compression.none` (the default), `.fp16` or a class of your

@@ -1,0 +1,49 @@
+"""What the ranks match the reductions of an optimizer by."""
+
+from __future__ import annotations
+
+import re
+
+import numpy as np
+import pytest
+
+
+def _other_shapes():
+    """The number of classes is what each rank has found in its own data."""
+    import keras
+
+    import horovodlike.keras as hvd
+
+    classes = 3 + hvd.rank()
+    for traced in (True, False):
+        model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(classes, use_bias=False)])
+        model.compile(optimizer=hvd.DistributedOptimizer("sgd"), loss="mse", run_eagerly=not traced)
+        message = r"Mismatched shapes .*kernel.*: rank 0 has \[3, 3\], rank 1 has \[3, 4\]"
+        with pytest.raises(Exception, match=message):
+            model.fit(np.zeros((4, 3)), np.zeros((4, classes)), verbose=0)
+
+
+@pytest.mark.parametrize("backend", ("tensorflow", "torch"), indirect=True)
+def test_other_shapes_on_a_rank_are_an_error_on_all(keras_ranks):
+    keras_ranks(2).run(_other_shapes)
+
+
+def _prefixes():
+    """Return how the reductions of optimizers begin, by the names of the variables that they train."""
+    import keras
+
+    import horovodlike
+    import horovodlike.keras as hvd
+
+    found = []
+    for names in (["kernel", "bias"], ["kernel", "bias", "kernel"], ["kernel"], ["kern", "el"]):
+        variables = [keras.Variable(0.0, dtype="float32", name=name) for name in names]
+        hvd.DistributedOptimizer("sgd").apply([keras.ops.ones(())] * len(names), variables)
+        found.append(re.search(r"DistributedOptimizer_\w+", horovodlike.flight_recorder()[-1]["name"])[0])
+    return found
+
+
+def test_optimizers_of_other_variables_have_other_names(keras_ranks):
+    first, second = keras_ranks(2).run(_prefixes)
+    assert first == second
+    assert len(set(first)) == len(first)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -165,7 +166,7 @@ class Gradients:
                 self._groups(shared),
                 # Positions, not paths: those hold numbers that Keras counts up with each layer that a process has
                 # made, and rank 0 may have made another model.
-                [f"{prefix}.{position}.{variables[position].name}" for position in positions],
+                [f"{prefix}.{position}.{_name(variables[position])}" for position in positions],
                 [gradients[position] for position in positions],
                 shared,
             )
@@ -197,5 +198,10 @@ def _digest(variables: Sequence[Any]) -> str:
     Not a number that is counted: a rank that is new in a job has counted less. And no shapes: ranks that have different
     ones are told so only if they use the same names.
     """
-    described = "\n".join(variable.name for variable in variables)
+    described = "\n".join(map(_name, variables))
     return f"{zlib.crc32(described.encode()):08x}"
+
+
+def _name(variable: Any) -> str:
+    """Return the name of a variable, without the number that Keras counts up for those that have been given none."""
+    return re.sub(r"^variable_\d+$", "variable", str(variable.name))

@@ -47,3 +47,30 @@ def test_optimizers_of_other_variables_have_other_names(keras_ranks):
     first, second = keras_ranks(2).run(_prefixes)
     assert first == second
     assert len(set(first)) == len(first)
+
+
+def _without_names():
+    """Rank 0 has made another model before, and Keras has counted on."""
+    import keras
+
+    import horovodlike.keras as hvd
+
+    class Scale(keras.layers.Layer):
+        def build(self, shape):
+            self.factor = self.add_weight(shape=(), initializer="ones")
+            self.built = True
+
+        def call(self, x):
+            return x * self.factor
+
+    if hvd.rank() == 0:
+        Scale().build((1, 1))
+    for traced in (True, False):
+        model = keras.Sequential([keras.Input((1,)), Scale()])
+        model.compile(optimizer=hvd.DistributedOptimizer("sgd"), loss="mse", run_eagerly=not traced)
+        model.fit(np.full((1, 1), hvd.rank()), np.zeros((1, 1)), verbose=0)
+        np.testing.assert_allclose(model.get_weights(), [0.99])
+
+
+def test_variables_without_names_are_matched_by_position(keras_ranks):
+    keras_ranks(2).run(_without_names)

@@ -7,15 +7,15 @@ import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
 
 import keras
 from keras import ops
 
 from horovodlike import basics
 from horovodlike.keras import _backend
-from horovodlike.process_set import ProcessSet, check_registered, global_process_set
+from horovodlike.process_set import ProcessSet, check_registered, global_process_set, registered_of
 
 Groups = int | Sequence[Sequence[Any]] | None
 Apply = Callable[[list[Any]], None]
@@ -23,7 +23,11 @@ Apply = Callable[[list[Any]], None]
 
 @dataclass(frozen=True)
 class Options:
-    """The arguments of `DistributedOptimizer`, checked. The same on all ranks."""
+    """The arguments of `DistributedOptimizer`, checked. The same on all ranks.
+
+    A copy is the object itself, so that its groups are still those of the variables that are trained. A pickle has the
+    ranks of the process set, which has to be registered where it is read.
+    """
 
     name: str | None = None
     compression: Any = None
@@ -36,6 +40,49 @@ class Options:
     process_set: ProcessSet = global_process_set
     scale_local_gradients: bool = True
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Options:
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self.groups and not isinstance(self.groups, int):
+            _refuse_to_pickle("groups of variables")
+        ranks = None if self.process_set is global_process_set else self.process_set.ranks
+        return {**vars(self), "process_set": ranks}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        ranks = state["process_set"]
+        vars(self).update({**state, "process_set": global_process_set if ranks is None else registered_of(ranks)})
+
+
+@dataclass(frozen=True)
+class Local:
+    """Whose gradients stay with their rank.
+
+    A copy has the same layers and variables, and their copies where those have been made before in the same go. In a
+    pickle layers are those that the pickle holds.
+    """
+
+    layers: Sequence[keras.layers.Layer] = ()
+    variables: Sequence[Any] = ()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Local:
+        def and_copies(those: Sequence[Any]) -> list[Any]:
+            return [*those, *(memo[id(one)] for one in those if id(one) in memo)]
+
+        return Local(and_copies(self.layers), and_copies(self.variables))
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self.variables:
+            _refuse_to_pickle("variables that were registered as local")
+        return vars(self)
+
+
+def _refuse_to_pickle(what: str) -> NoReturn:
+    raise TypeError(
+        f"an optimizer with {what} cannot be pickled: what is read would have other variables than the model; make the "
+        "optimizer where it is used"
+    )
+
 
 class Gradients:
     """Accumulates gradients over the passes of a step and reduces them over the ranks.
@@ -45,16 +92,15 @@ class Gradients:
     Args:
         options: What to do.
         key: Returns what identifies a variable: the optimizer's own notion of it.
-        local_layers: Layers whose gradients stay with their rank.
+        local: Whose gradients stay with their rank.
     """
 
-    def __init__(self, options: Options, key: Callable[[Any], Any], local_layers: Sequence[keras.layers.Layer]) -> None:
+    def __init__(self, options: Options, key: Callable[[Any], Any], local: Local) -> None:
         self.options = options
+        self.local = local
         self.is_done = False  # those that come are reduced already
         self._backend = _backend.current()
         self._key = key
-        self._local_layers = local_layers
-        self._local: set[Any] = set()
         self._accumulators: dict[Any, keras.Variable] = {}
         self._accumulated: set[Any] = set()  # those that have had a gradient since the last step
         self._passes: keras.Variable | None = None
@@ -71,7 +117,7 @@ class Gradients:
 
     def register_local(self, variable: Any) -> None:
         """Leave the gradient of a variable with its rank."""
-        self._local.add(self._key(variable))
+        self.local = replace(self.local, variables=[*self.local.variables, variable])
 
     @contextmanager
     def done(self) -> Iterator[None]:
@@ -151,7 +197,8 @@ class Gradients:
         """Return the gradients as they are to be applied: reduced, or scaled where they are local."""
         if not self.communicates:
             return list(gradients)
-        local = self._local | {self._key(v) for layer in self._local_layers for v in layer.trainable_variables}
+        of_layers = [variable for layer in self.local.layers for variable in layer.trainable_variables]
+        local = {self._key(variable) for variable in (*of_layers, *self.local.variables)}
         result, positions = list(gradients), []
         for position, variable in enumerate(variables):
             if self._key(variable) not in local:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,7 +11,7 @@ import keras
 from keras import ops
 
 from horovodlike import basics
-from horovodlike.keras._gradients import Gradients, Groups, Options
+from horovodlike.keras._gradients import Gradients, Groups, Local, Options
 from horovodlike.keras._loss_scaling import build, gradients_of, teach
 from horovodlike.process_set import ProcessSet, check_registered, global_process_set
 
@@ -43,6 +44,9 @@ class _Registering:
         """Make an optimizer from what `get_config` returned, and wrap it in the same way."""
         wrapped: Any = cls.__bases__[1]
         return cls._wrap(wrapped.from_config(config, custom_objects=custom_objects))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reduced(self)
 
 
 class _Distributed(_Registering):
@@ -155,7 +159,7 @@ def DistributedOptimizer(
         process_set=process_set,
         scale_local_gradients=scale_local_gradients,
     )
-    return _wrapped(optimizer, options, [])
+    return _wrapped(optimizer, options, Local())
 
 
 def PartialDistributedOptimizer(
@@ -202,25 +206,24 @@ def PartialDistributedOptimizer(
         process_set=process_set,
         scale_local_gradients=scale_local_gradients,
     )
-    return _wrapped(optimizer, options, layers)
+    return _wrapped(optimizer, options, Local(layers))
 
 
-def _wrapped(
-    optimizer: keras.Optimizer | str, options: Options, local_layers: Sequence[keras.layers.Layer]
-) -> keras.Optimizer:
+def _wrapped(optimizer: keras.Optimizer | str, options: Options, local: Local) -> keras.Optimizer:
     optimizer = keras.optimizers.get(optimizer)
     _check(optimizer, options)
     teach()
+    _teach_to_copy()
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         wrapper: type = _DistributedLossScale
-        added = {"inner_optimizer": _wrapped(optimizer.inner_optimizer, options, local_layers)}
+        added = {"inner_optimizer": _wrapped(optimizer.inner_optimizer, options, local)}
     else:
         wrapper = _Distributed
-        added = {"_distributed_gradients": Gradients(options, optimizer._var_key, local_layers)}
+        added = {"_distributed_gradients": Gradients(options, optimizer._var_key, local)}
     base = type(optimizer)
 
     def wrap(other: keras.Optimizer) -> keras.Optimizer:
-        return _wrapped(other, options, local_layers)
+        return _wrapped(other, options, local)
 
     namespace = {"__module__": base.__module__, "__doc__": base.__doc__, "_wrap": staticmethod(wrap)}
     cls: Any = type(base.__name__, (wrapper, base), namespace)
@@ -229,6 +232,41 @@ def _wrapped(
     vars(result).update(vars(optimizer))
     vars(result).update(added)
     return result
+
+
+def _reduced(optimizer: keras.Optimizer) -> tuple[Any, ...]:
+    """Return how to make a copy, for `pickle` and `copy`: what Keras makes of the wrapped optimizer, wrapped again."""
+    gradients = gradients_of(optimizer)
+    assert gradients is not None
+    return _wrapped_copy, (*_unwrapped(optimizer).__reduce__(), gradients.options, gradients.local)
+
+
+def _wrapped_copy(make: Callable[..., Any], arguments: Any, options: Options, local: Local) -> keras.Optimizer:
+    return _wrapped(make(*arguments), options, local)
+
+
+def _unwrapped(optimizer: keras.Optimizer) -> keras.Optimizer:
+    """Return an optimizer of the class that was wrapped, with the same variables."""
+    plain_class = optimizer.__class__
+    plain = plain_class.__new__(plain_class)
+    vars(plain).update(vars(optimizer))
+    if isinstance(plain, keras.optimizers.LossScaleOptimizer):
+        vars(plain)["inner_optimizer"] = _unwrapped(plain.inner_optimizer)
+    else:
+        del vars(plain)["_distributed_gradients"]
+    return plain
+
+
+@functools.lru_cache(maxsize=1)
+def _teach_to_copy() -> None:
+    """Have LossScaleOptimizer know of copies, if the optimizer inside is distributed."""
+    reduce = keras.optimizers.LossScaleOptimizer.__reduce__
+
+    @functools.wraps(reduce)
+    def reduce_either(self: Any) -> Any:
+        return reduce(self) if gradients_of(self) is None else _reduced(self)
+
+    keras.optimizers.LossScaleOptimizer.__reduce__ = reduce_either
 
 
 def _one_of(num_groups: int, groups: Groups) -> Groups:

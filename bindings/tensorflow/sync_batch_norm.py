@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import keras
@@ -13,6 +14,8 @@ from horovodlike.tensorflow._calls import outermost
 from horovodlike.tensorflow.mpi_ops import allreduce, grouped_allreduce
 
 __all__ = ["SyncBatchNormalization"]
+
+_NUMBER = re.compile(r"_\d+$")
 
 
 @keras.saving.register_keras_serializable("horovodlike")
@@ -55,15 +58,20 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
         return layer
 
     def _moments(self, inputs: Any, mask: Any) -> tuple[Any, Any]:
+        # A name scope instead of those that Keras has around this, which TensorFlow would put into the names of the
+        # gradients: see _name_now.
+        with tf.name_scope("SyncBatchNormalization/"):
+            return self._moments_of_all(inputs, mask)
+
+    def _moments_of_all(self, inputs: Any, mask: Any) -> tuple[Any, Any]:
         axes = self._reduction_axes
         weights = tf.ones_like(inputs[..., :1] if self.axis in (-1, inputs.shape.rank - 1) else inputs)
         if mask is not None:
             weights *= tf.cast(mask, inputs.dtype)[..., tf.newaxis]
-        names = [f"{self.path or self.name}.{part}" for part in ("sum", "squares")]
         total, count = grouped_allreduce(
             [tf.reduce_sum(inputs * weights, axes), tf.reduce_sum(weights, axes)],
             op=Sum,
-            name=self._name_now(names[0]),
+            name=self._name_now("sum"),
             process_set=self.process_set,
         )
         count = tf.maximum(count, 1.0)  # no rank may have a sample
@@ -72,9 +80,15 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
         shape[self.axis] = -1
         # Around the mean of all, because the difference of two large numbers would lose digits.
         squares = tf.reduce_sum(weights * tf.square(inputs - tf.reshape(mean, shape)), axes)
-        squares = allreduce(squares, op=Sum, name=self._name_now(names[1]), process_set=self.process_set)
+        squares = allreduce(squares, op=Sum, name=self._name_now("squares"), process_set=self.process_set)
         return mean, squares / count
 
-    def _name_now(self, name: str) -> str | None:
-        # A layer may be called several times in a graph.
-        return None if tf.executing_eagerly() else str(outermost(tf.compat.v1.get_default_graph()).unique_name(name))
+    def _name_now(self, part: str) -> str | None:
+        if tf.executing_eagerly():
+            return None  # it is counted
+        # Without the numbers that Keras counts up with each layer that a process has made, in names and name scopes:
+        # rank 0 may have made another model. Layers of one name, and calls of a layer, are told apart by the order in
+        # which they are traced.
+        graph = outermost(tf.compat.v1.get_default_graph())
+        with graph.name_scope(None):
+            return str(graph.unique_name(f"{_NUMBER.sub('', self.name)}.{part}"))

@@ -193,6 +193,27 @@ def _batch_normalization():
             hvd.SyncBatchNormalization(fused=fused)
 
 
+def _batch_normalization_after_another_model():
+    """Rank 0 has made other layers before, and Keras has counted on: it is in names and name scopes."""
+    import keras
+
+    if hvd.rank() == 0:
+        keras.Sequential([keras.Input([2]), keras.layers.Dense(2), hvd.SyncBatchNormalization()])
+    twice = hvd.SyncBatchNormalization()
+    layers = [keras.layers.Dense(2), twice, keras.layers.Dense(2), twice, hvd.SyncBatchNormalization()]
+    model = keras.Sequential([keras.Input([2]), *layers])
+
+    def step(rows):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(model(rows, training=True) ** 3)
+        return tape.gradient(loss, model.trainable_variables)
+
+    rows = tf.random.stateless_normal([4, 2], seed=[hvd.rank(), 0])
+    inner = tf.function(step)
+    for run in (step, tf.function(step), tf.function(lambda rows: inner(rows))):
+        assert all(np.isfinite(gradient.numpy()).all() for gradient in run(rows))
+
+
 def _process_sets():
     size, rank = hvd.size(), hvd.rank()
     members = [0, 2] if size == 3 else [1]
@@ -269,6 +290,7 @@ CASES = (
     _variables_and_objects,
     _hook,
     _batch_normalization,
+    _batch_normalization_after_another_model,
     _join,
 )
 

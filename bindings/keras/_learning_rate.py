@@ -8,11 +8,12 @@ from typing import Any
 import keras
 
 from horovodlike import basics
+from horovodlike.keras._legacy import OfKeras3
 
 __all__ = ["LearningRateScheduleCallback", "LearningRateWarmupCallback"]
 
 
-class LearningRateScheduleCallback(keras.callbacks.Callback):
+class LearningRateScheduleCallback(OfKeras3, keras.callbacks.Callback):
     """Multiplies the initial learning rate by a factor that depends on the epoch.
 
     Writes the learning rate into the logs of each epoch, as "lr". Several may be given to `fit()`, for different

@@ -11,6 +11,7 @@ import numpy as np
 from horovodlike import basics
 from horovodlike.keras import _arrays
 from horovodlike.keras._learning_rate import LearningRateScheduleCallback, LearningRateWarmupCallback
+from horovodlike.keras._legacy import OfKeras3
 from horovodlike.keras._loss_scaling import gradients_of
 from horovodlike.keras.functions import broadcast_variables, join, variables_of
 
@@ -24,7 +25,7 @@ __all__ = [
 ]
 
 
-class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
+class BroadcastGlobalVariablesCallback(OfKeras3, keras.callbacks.Callback):
     """Gives all ranks the weights and the optimizer's state of one rank when training begins.
 
     If the model of any rank is not built by then, it happens after the first batch, which is then trained from
@@ -70,7 +71,7 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
         self._is_done = True
 
 
-class MetricAverageCallback(keras.callbacks.Callback):
+class MetricAverageCallback(OfKeras3, keras.callbacks.Callback):
     """Replaces the metrics of an epoch by their averages over the ranks.
 
     Callbacks that use metrics (`ReduceLROnPlateau`, `EarlyStopping`, `ModelCheckpoint`) have to come after this one:
@@ -104,7 +105,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
             logs[name] = sum(theirs[name] for theirs in everyone) / len(everyone)
 
 
-class JoinCallback(keras.callbacks.Callback):
+class JoinCallback(OfKeras3, keras.callbacks.Callback):
     """Lets ranks have different numbers of batches: who has no more in an epoch waits until nobody has.
 
     The others go on without it. They average gradients over those that are left, or divide by the number of all ranks
@@ -153,7 +154,7 @@ class JoinCallback(keras.callbacks.Callback):
         broadcast_variables(variables_of(self.model, self._local), int(counts.argmax()))
 
 
-class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
+class BestModelCheckpoint(OfKeras3, keras.callbacks.ModelCheckpoint):
     """A `ModelCheckpoint` that saves the best model only, and whose `filepath` is set later.
 
     Give it to one rank, after `MetricAverageCallback`.

@@ -35,6 +35,7 @@ from horovodlike import elastic
 from horovodlike.elastic import ObjectState, State
 from horovodlike.elastic._state import check_results
 from horovodlike.keras import _backend
+from horovodlike.keras._legacy import OfKeras3, check_keras_3
 from horovodlike.keras._loss_scaling import gradients_of
 from horovodlike.keras.functions import broadcast_variables
 from horovodlike.process_set import global_process_set
@@ -78,9 +79,12 @@ class KerasState(ObjectState):
 
     Raises:
         ValueError: The model is not built, or a name is one of the state's own.
+        TypeError: The model or the optimizer is of tf_keras.
     """
 
     def __init__(self, model: keras.Model, optimizer: keras.Optimizer | None = None, **kwargs: Any) -> None:
+        for given in (model, optimizer):
+            check_keras_3(given, type(self).__name__)
         if not model.built:
             raise ValueError(
                 f"{model.name} has no variables yet: build it, or call it once, before KerasState({model.name})"
@@ -170,7 +174,7 @@ class KerasState(ObjectState):
         super().saved_from_bytes(objects)
 
 
-class CommitStateCallback(keras.callbacks.Callback):
+class CommitStateCallback(OfKeras3, keras.callbacks.Callback):
     """Commits the state every so many batches, and after each epoch.
 
     It does so before the next batch or epoch begins, or when the training ends: when all callbacks have seen the end
@@ -224,7 +228,7 @@ class CommitStateCallback(keras.callbacks.Callback):
             self.state.commit()
 
 
-class UpdateBatchStateCallback(keras.callbacks.Callback):
+class UpdateBatchStateCallback(OfKeras3, keras.callbacks.Callback):
     """Has `state.batch` say how many batches of the epoch have been trained.
 
     Where `fit()` goes on in an epoch, this ends the epoch after as many batches as are left of it, at least one. That
@@ -259,7 +263,7 @@ class UpdateBatchStateCallback(keras.callbacks.Callback):
             self._ends_early = self.model.stop_training = False
 
 
-class UpdateEpochStateCallback(keras.callbacks.Callback):
+class UpdateEpochStateCallback(OfKeras3, keras.callbacks.Callback):
     """Has `state.epoch` say how many epochs are complete, whether or not `fit()` is told by `initial_epoch`.
 
     Args:

@@ -10,6 +10,7 @@ import numpy as np
 
 from horovodlike import basics
 from horovodlike.keras import _arrays, _backend
+from horovodlike.keras._legacy import check_keras_3
 from horovodlike.process_set import ProcessSet, global_process_set
 
 __all__ = ["allgather", "allreduce", "broadcast", "broadcast_global_variables", "join", "reducescatter"]
@@ -95,6 +96,7 @@ def broadcast_global_variables(root_rank: int, model: keras.Model | None = None)
 
     Raises:
         ValueError: There is no model, or it is not built.
+        TypeError: The model is of tf_keras.
         HorovodInternalError: The models differ in shape, or the job is broken or shut down.
     """
     if model is None:
@@ -102,6 +104,7 @@ def broadcast_global_variables(root_rank: int, model: keras.Model | None = None)
             "Keras keeps no list of global variables: call broadcast_global_variables(root_rank, model), or give "
             "hvd.callbacks.BroadcastGlobalVariablesCallback(root_rank) to fit()"
         )
+    check_keras_3(model, "broadcast_global_variables")
     if not model.built:
         raise ValueError(f"{model.name} has no variables yet: build it, or call it once, on all ranks")
     broadcast_variables(variables_of(model), root_rank)

@@ -12,6 +12,7 @@ from keras import ops
 
 from horovodlike import basics
 from horovodlike.keras._gradients import Gradients, Groups, Local, Options
+from horovodlike.keras._legacy import check_keras_3
 from horovodlike.keras._loss_scaling import build, gradients_of, teach
 from horovodlike.process_set import ProcessSet, check_registered, global_process_set
 
@@ -145,6 +146,7 @@ def DistributedOptimizer(
     Raises:
         NotImplementedError: Keras uses a backend other than "tensorflow" and "torch".
         ValueError: An argument cannot be used.
+        TypeError: The optimizer is of tf_keras.
     """
     del device_dense, device_sparse
     options = Options(
@@ -187,11 +189,15 @@ def PartialDistributedOptimizer(
     Raises:
         NotImplementedError: Keras uses a backend other than "tensorflow" and "torch".
         ValueError: An argument cannot be used, or one of `local_layers` is no layer.
+        TypeError: The optimizer or a layer is of tf_keras.
     """
     del device_dense, device_sparse
     if local_layers is None:
         local_layers = []
+    check_keras_3(local_layers, "PartialDistributedOptimizer")
     layers = [local_layers] if isinstance(local_layers, keras.layers.Layer) else list(local_layers)
+    for layer in layers:
+        check_keras_3(layer, "PartialDistributedOptimizer")
     if not all(isinstance(layer, keras.layers.Layer) for layer in layers):
         raise ValueError(f"All local layers must be of keras.layers.Layer type, got {layers!r}")
     options = Options(
@@ -210,6 +216,7 @@ def PartialDistributedOptimizer(
 
 
 def _wrapped(optimizer: keras.Optimizer | str, options: Options, local: Local) -> keras.Optimizer:
+    check_keras_3(optimizer, "DistributedOptimizer")
     optimizer = keras.optimizers.get(optimizer)
     _check(optimizer, options)
     teach()

@@ -162,7 +162,7 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
         num_groups: See there.
         groups: See there.
         process_set: See there.
-        local_layers: A Keras layer or a list of them.
+        local_layers: A Keras layer, also one of tf_keras (Keras 2), or a list of them.
         scale_local_gradients: Divide their gradients by the number of ranks.
 
     Raises:
@@ -174,10 +174,8 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
     )
     layers = [] if local_layers is None else local_layers
     layers = layers if isinstance(layers, (list, tuple)) else [layers]
-    if layers:
-        import keras
-
-        if not all(isinstance(layer, keras.layers.Layer) for layer in layers):
-            raise ValueError("All local layers must be of tf.keras.layers.Layer type.")
+    # Of Keras 3 or of tf_keras: only their variables are asked for, when they are built.
+    if not all(hasattr(type(layer), "trainable_variables") for layer in layers):
+        raise ValueError("All local layers must be of tf.keras.layers.Layer type.")
     tape._register_local_layers(layers)
     return tape

@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from horovodlike.basics import Sum
+from horovodlike.keras._legacy import check_keras_3_is_used
 from horovodlike.process_set import ProcessSet, global_process_set, registered_of
 from horovodlike.tensorflow._calls import outermost
 from horovodlike.tensorflow.mpi_ops import allreduce, grouped_allreduce
@@ -30,11 +31,13 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
 
     Raises:
         ValueError: `fused` is True or None, or Keras does not run on TensorFlow.
+        TypeError: `tf.keras` is tf_keras (Keras 2), whose models cannot have this layer.
     """
 
     def __init__(self, fused: bool = False, process_set: ProcessSet = global_process_set, **kwargs: Any) -> None:
         if fused in (True, None):
             raise ValueError("SyncBatchNormalization does not support fused=True.")
+        check_keras_3_is_used("SyncBatchNormalization")
         if keras.backend.backend() != "tensorflow":
             raise ValueError(f"SyncBatchNormalization is for Keras on TensorFlow, not on {keras.backend.backend()}")
         super().__init__(**kwargs)

@@ -75,7 +75,7 @@ def _whole_rounds(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
     if count >= 0:
         return dataset.take(count // size * size)
     # How many there are shows only when they have been made. A window is a dataset for each part of an element.
-    is_tuple = isinstance(dataset.element_spec, tuple)
+    is_tuple = type(dataset.element_spec) is tuple  # whose parts TensorFlow passes one by one; not those of a named one
 
     def elements(*parts: Any) -> tf.data.Dataset:
         window = parts if is_tuple else parts[0]

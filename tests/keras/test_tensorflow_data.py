@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+
 import pytest
 
 
@@ -17,6 +19,7 @@ def _by_elements():
     import horovodlike.keras as hvd
     from horovodlike.tensorflow.data import shard
 
+    Pair = collections.namedtuple("Pair", ["x", "y"])
     rank, values = hvd.rank(), list(range(7))
     mine = values[rank:6:2]
     structures = {
@@ -24,11 +27,16 @@ def _by_elements():
         "pair": (tf.data.Dataset.from_tensor_slices(({"a": values}, values)), [({"a": v}, v) for v in mine]),
         "tuple of one": (tf.data.Dataset.from_tensor_slices((values,)), [(v,) for v in mine]),
         "dictionary": (tf.data.Dataset.from_tensor_slices({"a": values}), [{"a": v} for v in mine]),
+        "named tuple": (tf.data.Dataset.from_tensor_slices(Pair(values, values)), [Pair(v, v) for v in mine]),
+        "named tuple within": (
+            tf.data.Dataset.from_tensor_slices({"a": (Pair(values, values),)}),
+            [{"a": (Pair(v, v),)} for v in mine],
+        ),
     }
     for name, (dataset, expected) in structures.items():
         # With a filter TensorFlow does not know how many there are.
         for pipeline in (dataset, dataset.filter(lambda *_: True)):
-            assert _listed(shard(pipeline)) == expected, name
+            assert repr(_listed(shard(pipeline))) == repr(expected), name  # a named tuple is equal to a plain one
             assert shard(pipeline).element_spec == dataset.element_spec, name
     assert _listed(shard(tf.data.Dataset.range(7), drop_remainder=False)) == values[rank::2]
     assert _listed(shard(tf.data.Dataset.range(1))) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -127,8 +128,9 @@ class GradientReduction:
             return name if use_generic_names else None
         if not use_generic_names:
             # Positions, not paths: those hold numbers that Keras counts up with each layer that a process has made, and
-            # rank 0 may have made another model.
+            # rank 0 may have made another model. So do the names of weights that have been given none.
             of_variable = str(getattr(variables[position], "name", "")).removesuffix(":0").rpartition("/")[2]
+            of_variable = re.sub(r"^variable_\d+$", "variable", of_variable)
             name = f"grad.{position}.{of_variable}"
         # Several tapes in a function may have the same names.
         return str(outermost(tf.compat.v1.get_default_graph()).unique_name(name))

@@ -172,7 +172,31 @@ def _embeddings():
     assert total.indices.numpy().tolist() == list(range(hvd.size()))
 
 
-CASES = (_tapes, _names_of_gradients, _ways_to_wrap_a_tape, _local_layers, _embeddings)
+def _weights_without_names():
+    """Keras counts them up, and rank 0 has made one more."""
+    import keras
+
+    class Scaling(keras.layers.Layer):
+        def build(self, shape):
+            self.weight = self.add_weight(shape=(shape[-1],), initializer="ones")
+
+        def call(self, rows):
+            return rows * self.weight
+
+    layers = [Scaling() for _ in range(2 if hvd.rank() == 0 else 1)]
+    for layer in layers:
+        layer.build((1, 3))
+
+    @tf.function
+    def gradient(rows):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layers[-1](rows))
+        return hvd.DistributedGradientTape(tape).gradient(loss, layers[-1].trainable_variables)[0]
+
+    assert gradient(tf.fill([2, 3], hvd.rank() + 1.0)).numpy().tolist() == [hvd.size() + 1.0] * 3
+
+
+CASES = (_tapes, _names_of_gradients, _weights_without_names, _ways_to_wrap_a_tape, _local_layers, _embeddings)
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -69,8 +69,15 @@ def _groups(variables: Sequence[Any]) -> list[list[Any]]:
             groups.append([])
             left = _GROUP_BYTES
         groups[-1].append(variable)
-        left -= int(np.prod(variable.shape)) * tf.as_dtype(variable.dtype).size
+        left -= _bytes_of(variable)
     return groups
+
+
+def _bytes_of(variable: Any) -> int:
+    elements = tf.TensorShape(variable.shape).num_elements()
+    if elements is None:  # shape=[None, 3], say: the value knows, which a graph that is being traced does not have
+        elements = int(tf.size(variable, tf.int64)) if tf.executing_eagerly() else 0
+    return int(elements) * int(tf.as_dtype(variable.dtype).size)
 
 
 def broadcast_global_variables(root_rank: int) -> Any:

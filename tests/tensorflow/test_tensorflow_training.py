@@ -149,6 +149,26 @@ def _variables_and_objects():
         hvd.broadcast_object(1, root_rank=9)
 
 
+def _variables_of_unknown_shapes():
+    def check(broadcast):
+        variables = [
+            tf.Variable(tf.fill([2, 3], hvd.rank()), shape=[None, 3]),
+            tf.Variable(tf.fill([2, 2], hvd.rank()), shape=tf.TensorShape(None)),
+        ]
+        broadcast(variables)
+        for variable in variables:
+            assert (variable.numpy() == hvd.size() - 1).all()
+
+    check(lambda variables: hvd.broadcast_variables(variables, root_rank=hvd.size() - 1))
+    check(lambda variables: hvd.broadcast_(variables, root_rank=hvd.size() - 1))
+
+    @tf.function
+    def traced(variables):
+        hvd.broadcast_variables(variables, root_rank=hvd.size() - 1)
+
+    check(traced)
+
+
 def _hook():
     with tf.Graph().as_default():
         variable = tf.compat.v1.get_variable("v", initializer=tf.constant([float(hvd.rank())]))
@@ -288,6 +308,7 @@ CASES = (
     _optimizer_of_keras,
     _sums_of_several_passes,
     _variables_and_objects,
+    _variables_of_unknown_shapes,
     _hook,
     _batch_normalization,
     _batch_normalization_after_another_model,

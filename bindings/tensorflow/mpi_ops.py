@@ -306,18 +306,21 @@ def _broadcast(
 
 
 def broadcast_(
-    variables: Sequence[tf.Variable],
+    variables: Sequence[Any],
     root_rank: int,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
-) -> list[tf.Variable]:
+) -> list[Any]:
     """Give the variables the root's values, as one operation, and return them.
 
     Args:
-        variables: Of the same shapes and dtypes on all ranks.
+        variables: `tf.Variable` or Keras variables, of the same shapes and dtypes on all ranks.
         root_rank: The rank whose values are sent, by its number in the job.
         name: What the ranks match the operation by.
         process_set: The ranks that take part.
+
+    Returns:
+        The variables; in a graph of TensorFlow 1 what `assign` returns, whose evaluation assigns.
 
     Raises:
         ValueError: An argument cannot be used.
@@ -326,9 +329,9 @@ def broadcast_(
     variables = list(variables)
     if not variables:
         return []
-    values = [variable.read_value() for variable in variables]
-    results = _broadcast("broadcast_", as_tensors(values, "broadcast_"), root_rank, name, False, process_set)
-    return [variable.assign(value) for variable, value in zip(variables, results, strict=True)]
+    results = _broadcast("broadcast_", as_tensors(variables, "broadcast_"), root_rank, name, False, process_set)
+    assigned = [variable.assign(value) for variable, value in zip(variables, results, strict=True)]
+    return variables if tf.compat.v1.executing_eagerly_outside_functions() else assigned
 
 
 def alltoall(

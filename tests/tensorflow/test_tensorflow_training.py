@@ -134,6 +134,11 @@ def _variables_and_objects():
     mixed[0].assign(hvd.rank())
     tf.function(lambda: hvd.broadcast_variables(mixed, root_rank=hvd.size() - 1), autograph=False)()
     assert int(mixed[0]) == hvd.size() - 1
+    for variable in model.variables:
+        variable.assign(tf.fill(variable.shape, float(hvd.rank())))
+    returned = hvd.broadcast_([*model.variables, mixed[0]], root_rank=hvd.size() - 1)
+    assert all(one is given for one, given in zip(returned, [*model.variables, mixed[0]], strict=True))
+    assert all((value == hvd.size() - 1).all() for value in model.get_weights())
     root = hvd.size() - 1
     assert hvd.broadcast_object({"rank": hvd.rank()}, root_rank=root) == {"rank": root}
     assert hvd.broadcast_object_fn(root, name="fn")(hvd.rank()) == root

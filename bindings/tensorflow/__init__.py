@@ -56,6 +56,7 @@ from horovodlike.tensorflow.mpi_ops import (
     barrier,
     broadcast,
     broadcast_,
+    check_num_rank_power_of_2,
     grouped_allgather,
     grouped_allreduce,
     grouped_broadcast,
@@ -142,11 +143,6 @@ __all__ = [
     "start_timeline",
     "stop_timeline",
 ]
-
-
-def check_num_rank_power_of_2(num_rank: int) -> bool:
-    """Whether a number of ranks is a power of 2. Nothing depends on that here; for scripts that ask."""
-    return num_rank > 0 and num_rank & (num_rank - 1) == 0
 
 
 def __getattr__(name: str) -> Any:

@@ -26,8 +26,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovodlike.basics import Adasum, Average, Max, Min, Product, Sum, average_counts_joined
-from horovodlike.process_set import ProcessSet, global_process_set
+from horovodlike import basics
+from horovodlike.basics import *  # noqa: F403  # scripts take them from this module as well
+from horovodlike.basics import Adasum, Average, Sum, average_counts_joined
+from horovodlike.process_set import ProcessSet, add_process_set, global_process_set, remove_process_set
 from horovodlike.tensorflow import _gradients  # noqa: F401  # registers them
 from horovodlike.tensorflow._calls import (
     anchored,
@@ -45,20 +47,19 @@ from horovodlike.tensorflow._native import ops
 from horovodlike.tensorflow._place import local_rank_op, local_size_op, process_set_included_op, rank_op, size_op
 from horovodlike.tensorflow._reducescatter import grouped_reducescatter, reducescatter
 from horovodlike.tensorflow.compression import Compression, Compressor
+from horovodlike.timeline import start_timeline, stop_timeline
 
 __all__ = [
-    "Adasum",
-    "Average",
-    "Max",
-    "Min",
-    "Product",
-    "Sum",
+    "ProcessSet",
+    "add_process_set",
     "allgather",
     "allreduce",
     "alltoall",
     "barrier",
     "broadcast",
     "broadcast_",
+    "check_num_rank_power_of_2",
+    "global_process_set",
     "grouped_allgather",
     "grouped_allreduce",
     "grouped_broadcast",
@@ -70,8 +71,12 @@ __all__ = [
     "process_set_included_op",
     "rank_op",
     "reducescatter",
+    "remove_process_set",
     "size_op",
+    "start_timeline",
+    "stop_timeline",
 ]
+__all__ += basics.__all__
 
 Tensor = Any  # a tf.Tensor, or what can be made one
 TensorOrSlices = Any  # or tf.IndexedSlices
@@ -376,6 +381,11 @@ def barrier(process_set: ProcessSet = global_process_set, name: str | None = Non
     """Return when all ranks of the process set have called it; in a graph of TensorFlow 1, return the op that does."""
     operation = ops.horovodlike_barrier(description=describe("barrier", name or "all", [], False, process_set))
     return None if tf.compat.v1.executing_eagerly_outside_functions() else operation
+
+
+def check_num_rank_power_of_2(num_rank: int) -> bool:
+    """Whether a number of ranks is a power of 2. Nothing depends on that here; for scripts that ask."""
+    return num_rank > 0 and num_rank & (num_rank - 1) == 0
 
 
 def join(process_set: ProcessSet = global_process_set) -> Any:

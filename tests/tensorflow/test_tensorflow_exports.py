@@ -11,6 +11,7 @@ import pytest
 import horovodlike.tensorflow as hvd
 from horovodlike import basics
 from horovodlike.compat.aliases import counterpart
+from horovodlike.tensorflow import mpi_ops
 
 ROOT = Path(__file__).resolve().parents[2]
 TABLE = (ROOT / "docs" / "tensorflow.md").read_text().split("## Horovod's names")[1]
@@ -71,6 +72,13 @@ def test_every_name_of_horovods_is_there_or_said_to_be_missing():
     assert names.isdisjoint(new)
     assert names | new == {*hvd.__all__}
     assert names >= PARAMETERS.keys()
+
+
+def test_scripts_that_import_from_mpi_ops():
+    others = ["ProcessSet", "global_process_set", "add_process_set", "remove_process_set", "check_num_rank_power_of_2"]
+    for name in (*basics.__all__, *others, "start_timeline", "stop_timeline"):
+        assert getattr(mpi_ops, name) is getattr(hvd, name), name
+        assert name in mpi_ops.__all__
 
 
 def test_what_does_not_depend_on_a_job():

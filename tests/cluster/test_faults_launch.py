@@ -83,7 +83,7 @@ def test_ctrl_c(cluster: Callable[..., Cluster], tmp_path: Path, action: tuple[o
     job.wait_for("reduced" if action[0] == "reduce" else "up")
     job.process.send_signal(signal.SIGINT)
     assert job.finish(GRACE_S) == 128 + signal.SIGINT
-    assert job.err.startswith("hvdrun: SIGINT: ending 3 ranks;")
+    assert job.err.startswith("hvdrun: SIGINT: ending 3 ranks within ")
     assert job.err.count("KeyboardInterrupt") >= 1
     job.check_gone()
 

@@ -27,8 +27,11 @@ DTYPES = frozenset(
 _PREFIX = "tensorflow."  # keeps the names apart from those of another framework in the same process
 
 
+Encoded = Any  # a string, or eagerly a tensor of one: see `ops.cc`
+
+
 class Description(NamedTuple):
-    """What a collective is asked to do, apart from its kind and its tensors: an attribute of the ops."""
+    """What a collective is asked to do, apart from its kind and its tensors."""
 
     name: str
     numbered: bool  # the name is to be completed with a number when the op runs
@@ -38,15 +41,21 @@ class Description(NamedTuple):
     postscale: float = 1.0
     root_rank: int = -1
 
-    def encode(self) -> str:
-        """Return it as text."""
+    def encode(self) -> Encoded:
+        """Return it as text, as the ops take it: eagerly as a tensor, in a graph as an attribute."""
         factors = struct.unpack("2q", struct.pack("2d", self.prescale, self.postscale))  # exact
-        return " ".join(map(str, (self.process_set, int(self.numbered), self.op, self.root_rank, *factors, self.name)))
+        numbers = (self.process_set, int(self.numbered), self.op, self.root_rank, *factors)
+        text = " ".join(map(str, (*numbers, self.name)))
+        if not tf.executing_eagerly():
+            return text
+        with tf.device("CPU:0"):
+            return tf.constant(text)
 
     @classmethod
     def of(cls, op: Any) -> Description:
         """Return what an op was made with."""
-        *numbers, name = op.get_attr("description").decode().split(" ", 6)
+        encoded: bytes = op.inputs[-1].numpy() if op.type.startswith("HorovodlikeEager") else op.get_attr("description")
+        *numbers, name = encoded.decode().split(" ", 6)
         process_set, numbered, reduce_op, root_rank, *factors = map(int, numbers)
         prescale, postscale = struct.unpack("2d", struct.pack("2q", *factors))
         return cls(name, bool(numbered), process_set, reduce_op, prescale, postscale, root_rank)
@@ -129,7 +138,7 @@ def describe(
     op: int = Sum,
     factors: tuple[float, float] = (1.0, 1.0),
     root_rank: int = -1,
-) -> str:
+) -> Encoded:
     """Return the description of an operation, encoded.
 
     In a graph an unnamed operation is named after its tensor, and so has the same name on all ranks that trace the same
@@ -142,17 +151,19 @@ def describe(
     set_id = set_id_of(process_set)
     if tf.executing_eagerly():
         engine_ops.hand_over()  # what bindings of other frameworks hold back: this thread is going to wait
-    else:
-        name = _name_in_graph(operation, name, tensors, ignore_name_scope)
+        return _encoded_eagerly(operation, name, set_id, op, *factors, root_rank)
+    name = _name_in_graph(operation, name, tensors, ignore_name_scope)
     return _encoded(operation, name, set_id, op, *factors, root_rank)
 
 
-@lru_cache(maxsize=2048)
 def _encoded(
     operation: str, name: str | None, set_id: int, op: int, prescale: float, postscale: float, root_rank: int
-) -> str:
+) -> Encoded:
     full_name = f"{_PREFIX}{operation}.{'noname' if name is None else name}"
     return Description(full_name, name is None, set_id, op, prescale, postscale, root_rank).encode()
+
+
+_encoded_eagerly = lru_cache(maxsize=2048)(_encoded)
 
 
 def _name_in_graph(operation: str, name: str | None, tensors: Sequence[tf.Tensor], ignore_name_scope: bool) -> str:
@@ -194,17 +205,19 @@ def anchored(tensors: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
     return list(ops.horovodlike_anchored(tensors=tensors, anchor=anchor))
 
 
-def run(kind: str, tensors: Sequence[tf.Tensor], description: str) -> list[tf.Tensor]:
+def run(kind: str, tensors: Sequence[tf.Tensor], description: Encoded) -> list[tf.Tensor]:
     """Add the op of this kind, which takes a list of tensors and returns one."""
-    return list(_OPS[kind](tensors=anchored(tensors), description=description))
+    return list(op_of(kind)(anchored(tensors), description))
 
 
-_OPS = {
-    "allreduce": ops.horovodlike_allreduce,
-    "reducescatter": ops.horovodlike_reducescatter,
-    "allgather": ops.horovodlike_allgather,
-    "broadcast": ops.horovodlike_broadcast,
-}
+def op_of(kind: str) -> Any:
+    """Return the function that adds the op of this kind; it takes tensors, if any, and an encoded description."""
+    return (_EAGER_OPS if tf.executing_eagerly() else _OPS)[kind]
+
+
+_KINDS = ("allreduce", "reducescatter", "allgather", "broadcast", "alltoall", "barrier", "join")
+_OPS = {kind: getattr(ops, f"horovodlike_{kind}") for kind in _KINDS}
+_EAGER_OPS = {kind: getattr(ops, f"horovodlike_eager_{kind}") for kind in _KINDS}
 
 
 def as_tensors(tensors: Sequence[Any], operation: str) -> list[tf.Tensor]:

@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from horovodlike.basics import Average, Sum
-from horovodlike.tensorflow._calls import Description, anchored, outermost, run
+from horovodlike.tensorflow._calls import Description, anchored, op_of, outermost, run
 from horovodlike.tensorflow._native import ops
 
 Gradients = list[Any]  # a tensor, or None
@@ -32,8 +32,9 @@ def _of_floats(compute: Callable[[Any, list[tf.Tensor], list[tf.Tensor]], Sequen
     def gradient(op: Any, *gradients: Any) -> Gradients:
         passed_on = [one is not None and one.dtype.is_floating for one in gradients]
         given = [tf.convert_to_tensor(one) for one, passed in zip(gradients, passed_on, strict=True) if passed]
-        inputs = [one for one, passed in zip(op.inputs, passed_on, strict=True) if passed]
+        inputs = [one for one, passed in zip(op.inputs, passed_on, strict=False) if passed]  # the description is last
         results = iter(compute(op, given, inputs) if given else ())
+        passed_on += [False] * (len(op.inputs) - len(passed_on))
         return [next(results) if passed else None for passed in passed_on]
 
     return gradient
@@ -93,13 +94,14 @@ def _of_reducescatter(op: Any, gradients: list[tf.Tensor], inputs: list[tf.Tenso
 
 def _of_alltoall(op: Any, gradient: Any, _: Any) -> Gradients:
     if gradient is None or not gradient.dtype.is_floating:
-        return [None, None]
+        return [None] * len(op.inputs)
     (given,) = anchored([tf.convert_to_tensor(gradient)])
-    returned, _ = ops.horovodlike_alltoall(tensor=given, splits=op.outputs[1], description=_backward(op).encode())
+    returned, _ = op_of("alltoall")(given, op.outputs[1], _backward(op).encode())
     # Rows that were sent to nobody have no influence.
     missing = tf.shape(op.inputs[0])[0] - tf.shape(returned)[0]
     padding = tf.concat([[[0, missing]], tf.zeros([tf.rank(returned) - 1, 2], tf.int32)], axis=0)
-    return [tf.ensure_shape(tf.pad(returned, padding), op.inputs[0].shape), None]
+    padded = tf.ensure_shape(tf.pad(returned, padding), op.inputs[0].shape)
+    return [padded, *[None] * (len(op.inputs) - 1)]
 
 
 def _of_anchored(_: Any, *gradients: Any) -> Gradients:
@@ -107,12 +109,13 @@ def _of_anchored(_: Any, *gradients: Any) -> Gradients:
 
 
 _GRADIENTS = {
-    "HorovodlikeAnchored": _of_anchored,
-    "HorovodlikeAllreduce": _of_allreduce,
-    "HorovodlikeAllgather": _of_allgather,
-    "HorovodlikeBroadcast": _of_broadcast,
-    "HorovodlikeReducescatter": _of_reducescatter,
-    "HorovodlikeAlltoall": _of_alltoall,
+    "Allreduce": _of_allreduce,
+    "Allgather": _of_allgather,
+    "Broadcast": _of_broadcast,
+    "Reducescatter": _of_reducescatter,
+    "Alltoall": _of_alltoall,
 }
-for _op_type, _gradient in _GRADIENTS.items():
-    tf.RegisterGradient(_op_type)(_gradient)
+for _kind, _gradient in _GRADIENTS.items():
+    tf.RegisterGradient(f"Horovodlike{_kind}")(_gradient)
+    tf.RegisterGradient(f"HorovodlikeEager{_kind}")(_gradient)
+tf.RegisterGradient("HorovodlikeAnchored")(_of_anchored)

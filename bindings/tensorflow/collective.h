@@ -37,14 +37,12 @@ using tensorflow::TensorShape;
 class CollectiveKernel : public tensorflow::AsyncOpKernel {
  public:
   CollectiveKernel(OpKernelConstruction* construction, int32_t kind) : AsyncOpKernel(construction) {
-    description_.kind = kind;
-    std::string encoded;
-    OP_REQUIRES_OK(construction, construction->GetAttr("description", &encoded));
-    OP_REQUIRES(construction, decode(encoded, &description_),
-                absl::InvalidArgumentError(absl::StrCat("no description of a collective: ", encoded)));
+    common_.kind = kind;
+    is_eager_ = !construction->HasAttr("description");
+    if (!is_eager_) OP_REQUIRES_OK(construction, construction->GetAttr("description", &encoded_));
     if (kind == HVL_BARRIER || kind == HVL_JOIN) return;  // which have no tensors
     const bool is_on_gpu = construction->device_type() == tensorflow::DeviceType(tensorflow::DEVICE_GPU);
-    description_.device = is_on_gpu ? HVL_CUDA : HVL_CPU;
+    common_.device = is_on_gpu ? HVL_CUDA : HVL_CPU;
   }
 
   void ComputeAsync(OpKernelContext* context, DoneCallback done) final {
@@ -78,7 +76,7 @@ class CollectiveKernel : public tensorflow::AsyncOpKernel {
     Call(CollectiveKernel* kernel_of_call, OpKernelContext* context_of_call)
         : kernel(kernel_of_call), context(context_of_call) {}
     ~Call() {
-      if (number >= 0) Numbers::shared().give_back(kernel->description_, number);
+      if (number >= 0) Numbers::shared().give_back(operation->description, number);
     }
     Call(const Call&) = delete;
     Call& operator=(const Call&) = delete;
@@ -86,6 +84,7 @@ class CollectiveKernel : public tensorflow::AsyncOpKernel {
     CollectiveKernel* const kernel;
     OpKernelContext* const context;
     DoneCallback done;
+    OperationPtr operation;
     int number = -1;  // of an unnamed operation
     Tensors tensors;  // that it is about
     GpuStream gpu;    // where they are, if they are on one
@@ -93,21 +92,26 @@ class CollectiveKernel : public tensorflow::AsyncOpKernel {
 
   Status start(Call* call, const hvl_callbacks& callbacks, int64_t* handle) {
     OpKernelContext* context = call->context;
-    const bool has_splits = description_.kind == HVL_ALLTOALL;
-    const int num_tensors = context->num_inputs() - (has_splits ? 1 : 0);
+    const bool has_splits = common_.kind == HVL_ALLTOALL;
+    const int num_tensors = context->num_inputs() - (has_splits ? 1 : 0) - (is_eager_ ? 1 : 0);
+    {
+      const Status status = find_operation(context, &call->operation);
+      if (!status.ok()) return status;
+    }
+    const Description& description = call->operation->description;
     std::vector<int64_t> arguments;
-    if (description_.device == HVL_CUDA) {
+    if (description.device == HVL_CUDA) {
       const Status status = find_stream(context, &call->gpu);
       if (!status.ok()) return status;
     }
     for (int t = 0; t < num_tensors; ++t) call->tensors.push_back(context->input(t));
     if (has_splits) {
-      const Status status = read_splits(context->input(num_tensors), call->tensors[0], &arguments);
+      const Status status = read_splits(description, context->input(num_tensors), call->tensors[0], &arguments);
       if (!status.ok()) return status;
     }
     std::vector<uintptr_t> inputs, outputs;
-    if (description_.numbered) call->number = Numbers::shared().take(description_);
-    const Prepared prepared = requests_.get(description_, call->number, call->tensors, arguments);
+    if (description.numbered) call->number = Numbers::shared().take(description);
+    const Prepared prepared = call->operation->requests.get(description, call->number, call->tensors, arguments);
     if (prepared == nullptr) return to_status(HVL_INVALID_ARGUMENT, hvl_last_error());
     for (const Tensor& tensor : call->tensors) inputs.push_back(address_of(tensor));
     for (int t = 0; t < num_tensors; ++t) {
@@ -116,18 +120,26 @@ class CollectiveKernel : public tensorflow::AsyncOpKernel {
       if (!status.ok()) return status;
       if (output != nullptr) outputs.push_back(address_of(*output));
     }
-    *handle = description_.device == HVL_CUDA ? hvl_enqueue_on_stream(prepared.get(), inputs.data(), outputs.data(),
-                                                                      &callbacks, call->gpu.device, call->gpu.stream)
-                                              : hvl_enqueue(prepared.get(), inputs.data(), outputs.data(), &callbacks);
+    *handle = description.device == HVL_CUDA ? hvl_enqueue_on_stream(prepared.get(), inputs.data(), outputs.data(),
+                                                                     &callbacks, call->gpu.device, call->gpu.stream)
+                                             : hvl_enqueue(prepared.get(), inputs.data(), outputs.data(), &callbacks);
     return *handle < 0 ? to_status(static_cast<int32_t>(-*handle), hvl_last_error()) : Status();
+  }
+
+  Status find_operation(OpKernelContext* context, OperationPtr* operation) {
+    const tensorflow::tstring& encoded =
+        is_eager_ ? context->input(context->num_inputs() - 1).scalar<tensorflow::tstring>()() : encoded_;
+    *operation = operations_.get(encoded, common_);
+    if (*operation != nullptr) return Status();
+    return absl::InvalidArgumentError(absl::StrCat("no description of a collective: ", encoded));
   }
 
   Status wait(int64_t handle, const GpuStream& gpu) const {
     constexpr double kSlice = 10.0;  // seconds; a signal ends a wait early as well
     int32_t status = HVL_IN_PROGRESS;
     while (status == HVL_IN_PROGRESS) {
-      status = description_.device == HVL_CUDA ? hvl_wait_on_stream(handle, kSlice, nullptr, nullptr, gpu.stream)
-                                               : hvl_wait(handle, kSlice, nullptr, nullptr);
+      status = common_.device == HVL_CUDA ? hvl_wait_on_stream(handle, kSlice, nullptr, nullptr, gpu.stream)
+                                          : hvl_wait(handle, kSlice, nullptr, nullptr);
     }
     return to_status(status, hvl_last_error());
   }
@@ -135,15 +147,16 @@ class CollectiveKernel : public tensorflow::AsyncOpKernel {
   // Null: the engine will ask for it when its size is known.
   Status make_output(Call* call, int index, Tensor** output) const {
     const TensorShape shape = call->tensors[static_cast<size_t>(index)].shape();
-    if (description_.kind == HVL_ALLREDUCE || description_.kind == HVL_BROADCAST) {
+    const Description& description = call->operation->description;
+    if (description.kind == HVL_ALLREDUCE || description.kind == HVL_BROADCAST) {
       call->tensors[static_cast<size_t>(index)] = Tensor();  // a second reference would forbid to reuse the memory
       return call->context->forward_input_or_allocate_output({index}, index, shape, output);
     }
-    if (description_.kind != HVL_REDUCESCATTER) return Status();
+    if (description.kind != HVL_REDUCESCATTER) return Status();
     Membership membership;
-    if (!Job::current().find(description_.process_set, &membership) || membership.place < 0) {
-      return absl::InvalidArgumentError(absl::StrCat("reducescatter '", description_.name, "': process set ",
-                                                     description_.process_set,
+    if (!Job::current().find(description.process_set, &membership) || membership.place < 0) {
+      return absl::InvalidArgumentError(absl::StrCat("reducescatter '", description.name, "': process set ",
+                                                     description.process_set,
                                                      " does not exist, or this rank is not a member of it"));
     }
     TensorShape own = shape;
@@ -151,13 +164,14 @@ class CollectiveKernel : public tensorflow::AsyncOpKernel {
     return call->context->allocate_output(index, own, output);
   }
 
-  Status read_splits(const Tensor& splits, const Tensor& tensor, std::vector<int64_t>* arguments) const {
+  Status read_splits(const Description& description, const Tensor& splits, const Tensor& tensor,
+                     std::vector<int64_t>* arguments) const {
     if (splits.dims() != 1) {
       return absl::InvalidArgumentError(
-          absl::StrCat("alltoall '", description_.name, "': splits must have one dimension, got ", splits.dims()));
+          absl::StrCat("alltoall '", description.name, "': splits must have one dimension, got ", splits.dims()));
     }
     Membership membership;
-    const bool known = Job::current().find(description_.process_set, &membership);
+    const bool known = Job::current().find(description.process_set, &membership);
     for (int64_t i = 0; i < splits.NumElements(); ++i) {
       arguments->push_back(splits.dtype() == tensorflow::DT_INT32 ? splits.flat<int32_t>()(i)
                                                                   : splits.flat<int64_t>()(i));
@@ -166,14 +180,14 @@ class CollectiveKernel : public tensorflow::AsyncOpKernel {
     if (arguments->empty()) {                           // the same number of rows for each
       const int64_t rows = tensor.dim_size(0);
       if (rows % membership.size != 0) {
-        return absl::InvalidArgumentError(absl::StrCat("alltoall '", description_.name, "': without splits the ", rows,
+        return absl::InvalidArgumentError(absl::StrCat("alltoall '", description.name, "': without splits the ", rows,
                                                        " rows must be a multiple of the number of ranks, ",
                                                        membership.size));
       }
       arguments->assign(static_cast<size_t>(membership.size), rows / membership.size);
     }
     if (arguments->size() != static_cast<size_t>(membership.size)) {
-      return absl::InvalidArgumentError(absl::StrCat("alltoall '", description_.name, "' has ", arguments->size(),
+      return absl::InvalidArgumentError(absl::StrCat("alltoall '", description.name, "' has ", arguments->size(),
                                                      " splits for ", membership.size, " ranks"));
     }
     return Status();
@@ -183,7 +197,7 @@ class CollectiveKernel : public tensorflow::AsyncOpKernel {
   static void* allocate(void* context, int32_t index, const hvl_output* described) {
     auto* call = static_cast<Call*>(context);
     TensorShape shape;
-    if (call->kernel->description_.kind != HVL_JOIN) {
+    if (call->kernel->common_.kind != HVL_JOIN) {
       const bool is_of_rows = static_cast<size_t>(index) < call->tensors.size();
       shape = is_of_rows ? call->tensors[static_cast<size_t>(index)].shape() : TensorShape({0});
       shape.set_dim(0, described->shape[0]);
@@ -202,8 +216,10 @@ class CollectiveKernel : public tensorflow::AsyncOpKernel {
     Completions::shared().add(std::move(done));
   }
 
-  Description description_;
-  Requests requests_;
+  Description common_;           // to all operations of this kernel
+  bool is_eager_ = false;        // the description is an input, the last one
+  tensorflow::tstring encoded_;  // else it is an attribute
+  Operations operations_;
 };
 
 }  // namespace horovodlike_tensorflow

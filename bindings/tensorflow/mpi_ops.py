@@ -37,13 +37,13 @@ from horovodlike.tensorflow._calls import (
     as_tensors,
     describe,
     handle_average_backwards_compatibility,
+    op_of,
     ranks_of,
     reduce,
     reduction,
     run,
     set_id_of,
 )
-from horovodlike.tensorflow._native import ops
 from horovodlike.tensorflow._place import local_rank_op, local_size_op, process_set_included_op, rank_op, size_op
 from horovodlike.tensorflow._reducescatter import grouped_reducescatter, reducescatter
 from horovodlike.tensorflow.compression import Compression, Compressor
@@ -373,13 +373,13 @@ def alltoall(
         raise ValueError("alltoall: splits are empty; there is one for each rank")
     description = describe("alltoall", name, [tensor], ignore_name_scope, process_set)
     (tensor,) = anchored([tensor])
-    result, received_splits = ops.horovodlike_alltoall(tensor=tensor, splits=given, description=description)
+    result, received_splits = op_of("alltoall")(tensor, given, description)
     return result if splits is None else (result, received_splits)
 
 
 def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> Any:
     """Return when all ranks of the process set have called it; in a graph of TensorFlow 1, return the op that does."""
-    operation = ops.horovodlike_barrier(description=describe("barrier", name or "all", [], False, process_set))
+    operation = op_of("barrier")(describe("barrier", name or "all", [], False, process_set))
     return None if tf.compat.v1.executing_eagerly_outside_functions() else operation
 
 
@@ -403,5 +403,5 @@ def join(process_set: ProcessSet = global_process_set) -> Any:
         tf.errors.UnknownError: The job is broken or shut down.
         tf.errors.InvalidArgumentError: Another thread of this rank is joining already.
     """
-    last = ops.horovodlike_join(description=describe("join", "all", [], False, process_set))
+    last = op_of("join")(describe("join", "all", [], False, process_set))
     return int(last) if tf.executing_eagerly() else last

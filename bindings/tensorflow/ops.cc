@@ -33,7 +33,7 @@ Status other_rows(InferenceContext* c, int tensor) {
 }
 
 Status all_other_rows(InferenceContext* c) {
-  for (int t = 0; t < c->num_inputs(); ++t) TF_RETURN_IF_ERROR(other_rows(c, t));
+  for (int t = 0; t < c->num_outputs(); ++t) TF_RETURN_IF_ERROR(other_rows(c, t));
   return Status();
 }
 
@@ -46,60 +46,36 @@ Status rows_and_splits(InferenceContext* c) {
 
 }  // namespace
 
-// Everything about a collective but its tensors is one attribute (see Description): eagerly, TensorFlow takes about a
-// microsecond for each.
-//
+// Everything about a collective but its tensors is one string (see Description). Each collective is two ops: in graphs
+// that string is an attribute. Eagerly it is an input, as TensorFlow keeps a kernel of some ten KB for every value that
+// an attribute has had, for good, and there may be a new name in each step. In graphs an input would be on another
+// device than a GPU's kernel.
+#define HVL_COLLECTIVE(op, ...)                                          \
+  REGISTER_OP("Horovodlike" op) __VA_ARGS__.Attr("description: string"); \
+  REGISTER_OP("HorovodlikeEager" op) __VA_ARGS__.Input("description: string")
+
 // The collectives of tensors have no state: where they depend on each other TensorFlow sees that from the tensors, and
 // where they do not they may run in any order.
+#define HVL_COLLECTIVE_OF_LIST(op, shapes) \
+  HVL_COLLECTIVE(op, .Input("tensors: Ts").Output("results: Ts").Attr(HVL_TENSORS).SetShapeFn(shapes))
 
-REGISTER_OP("HorovodlikeAllreduce")
-    .Input("tensors: Ts")
-    .Output("results: Ts")
-    .Attr(HVL_TENSORS)
-    .Attr("description: string")
-    .SetShapeFn(same_shapes);
+HVL_COLLECTIVE_OF_LIST("Allreduce", same_shapes);
+HVL_COLLECTIVE_OF_LIST("Reducescatter", all_other_rows);
+HVL_COLLECTIVE_OF_LIST("Allgather", all_other_rows);
+HVL_COLLECTIVE_OF_LIST("Broadcast", same_shapes);
 
-REGISTER_OP("HorovodlikeReducescatter")
-    .Input("tensors: Ts")
-    .Output("results: Ts")
-    .Attr(HVL_TENSORS)
-    .Attr("description: string")
-    .SetShapeFn(all_other_rows);
+HVL_COLLECTIVE("Alltoall", .Input("tensor: T")
+                               .Input("splits: Tsplits")
+                               .Output("result: T")
+                               .Output("received_splits: int32")
+                               .Attr("T: " HVL_DTYPES)
+                               .Attr("Tsplits: {int32, int64}")
+                               .SetShapeFn(rows_and_splits));
 
-REGISTER_OP("HorovodlikeAllgather")
-    .Input("tensors: Ts")
-    .Output("results: Ts")
-    .Attr(HVL_TENSORS)
-    .Attr("description: string")
-    .SetShapeFn(all_other_rows);
+HVL_COLLECTIVE("Barrier", .SetIsStateful().SetShapeFn(tensorflow::shape_inference::NoOutputs));
 
-REGISTER_OP("HorovodlikeBroadcast")
-    .Input("tensors: Ts")
-    .Output("results: Ts")
-    .Attr(HVL_TENSORS)
-    .Attr("description: string")
-    .SetShapeFn(same_shapes);
-
-REGISTER_OP("HorovodlikeAlltoall")
-    .Input("tensor: T")
-    .Input("splits: Tsplits")
-    .Output("result: T")
-    .Output("received_splits: int32")
-    .Attr("T: " HVL_DTYPES)
-    .Attr("Tsplits: {int32, int64}")
-    .Attr("description: string")
-    .SetShapeFn(rows_and_splits);
-
-REGISTER_OP("HorovodlikeBarrier")
-    .Attr("description: string")
-    .SetIsStateful()
-    .SetShapeFn(tensorflow::shape_inference::NoOutputs);
-
-REGISTER_OP("HorovodlikeJoin")
-    .Output("last_joined: int64")
-    .Attr("description: string")
-    .SetIsStateful()
-    .SetShapeFn(tensorflow::shape_inference::ScalarShape);
+HVL_COLLECTIVE("Join",
+               .Output("last_joined: int64").SetIsStateful().SetShapeFn(tensorflow::shape_inference::ScalarShape));
 
 // Its input. In graphs, collectives get their tensors through it: as the anchor is no constant, what is computed from
 // constants is not taken for one either, and computed once and for all.
@@ -151,13 +127,17 @@ class Collective : public CollectiveKernel {
   REGISTER_KERNEL_BUILDER(Name("Horovodlike" op).Device(tensorflow::DEVICE_CPU), __VA_ARGS__); \
   REGISTER_KERNEL_BUILDER(Name("Horovodlike" op).Device(tensorflow::DEVICE_GPU) on_host, __VA_ARGS__)
 
-HVL_KERNELS("Allreduce", , Collective<HVL_ALLREDUCE>);
-HVL_KERNELS("Reducescatter", , Collective<HVL_REDUCESCATTER>);
-HVL_KERNELS("Allgather", , Collective<HVL_ALLGATHER>);
-HVL_KERNELS("Broadcast", , Collective<HVL_BROADCAST>);
-HVL_KERNELS("Alltoall", .HostMemory("splits").HostMemory("received_splits"), Collective<HVL_ALLTOALL>);
-HVL_KERNELS("Barrier", , Collective<HVL_BARRIER>);
-HVL_KERNELS("Join", .HostMemory("last_joined"), Collective<HVL_JOIN>);
+#define HVL_COLLECTIVE_KERNELS(op, on_host, ...) \
+  HVL_KERNELS(op, on_host, __VA_ARGS__);         \
+  HVL_KERNELS("Eager" op, on_host.HostMemory("description"), __VA_ARGS__)
+
+HVL_COLLECTIVE_KERNELS("Allreduce", , Collective<HVL_ALLREDUCE>);
+HVL_COLLECTIVE_KERNELS("Reducescatter", , Collective<HVL_REDUCESCATTER>);
+HVL_COLLECTIVE_KERNELS("Allgather", , Collective<HVL_ALLGATHER>);
+HVL_COLLECTIVE_KERNELS("Broadcast", , Collective<HVL_BROADCAST>);
+HVL_COLLECTIVE_KERNELS("Alltoall", .HostMemory("splits").HostMemory("received_splits"), Collective<HVL_ALLTOALL>);
+HVL_COLLECTIVE_KERNELS("Barrier", , Collective<HVL_BARRIER>);
+HVL_COLLECTIVE_KERNELS("Join", .HostMemory("last_joined"), Collective<HVL_JOIN>);
 
 class AnchoredKernel : public tensorflow::OpKernel {
  public:

@@ -23,6 +23,7 @@ namespace horovodlike_tensorflow {
 
 constexpr int kMaxDimensions = 8;  // that the engine takes
 constexpr size_t kRequestsKept = 64;
+constexpr size_t kOperationsKept = 1024;
 
 // Where TensorFlow has no memory for a tensor without elements.
 inline char* somewhere() {
@@ -157,6 +158,34 @@ class Requests {
  private:
   std::mutex mutex_;  // a leaf
   std::map<std::vector<int64_t>, Prepared> kept_;
+};
+
+struct Operation {
+  Description description;
+  Requests requests;
+};
+
+using OperationPtr = std::shared_ptr<Operation>;
+
+// The operations of one kernel that ran last, by their encoded descriptions. Any thread.
+class Operations {
+ public:
+  // Null: that is no description. `like`: what all operations of the kernel have in common.
+  OperationPtr get(const std::string& encoded, const Description& like) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = kept_.find(encoded);
+    if (found != kept_.end()) return found->second;
+    auto operation = std::make_shared<Operation>();
+    operation->description = like;
+    if (!decode(encoded, &operation->description)) return nullptr;
+    if (kept_.size() >= kOperationsKept) kept_.clear();
+    kept_.emplace(encoded, operation);
+    return operation;
+  }
+
+ private:
+  std::mutex mutex_;  // a leaf
+  std::unordered_map<std::string, OperationPtr> kept_;
 };
 
 // Unnamed operations that run eagerly are told apart by the lowest number that is not in flight. An operation that is

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import itertools
+import resource
 import threading
 import weakref
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -318,6 +320,23 @@ def _traced_graphs_are_collected():
     assert graph() is None
 
 
+def _resident_bytes():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def _other_names_and_factors_in_each_step():
+    def steps(begin, end):
+        for i in range(begin, end):
+            hvd.allreduce(tf.ones([2]), name=f"loss_{i}")
+            hvd.allreduce(tf.ones([2]), prescale_factor=1.0 + i)
+            hvd.barrier(name=f"barrier_{i}")
+
+    steps(0, 100)
+    before = _resident_bytes()
+    steps(100, 1100)
+    assert _resident_bytes() - before < 30 << 20  # a kernel that TensorFlow keeps for each has about 37 KB
+
+
 def _place():
     def numbers():
         return hvd.rank_op(), hvd.size_op(), hvd.local_rank_op(), hvd.local_size_op(), hvd.process_set_included_op()
@@ -362,6 +381,7 @@ CASES = (
     _unnamed_ones_are_known,
     _names_in_branches,
     _traced_graphs_are_collected,
+    _other_names_and_factors_in_each_step,
     _place,
     _graph_of_tensorflow_1,
 )

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
+from tensorflow.python.ops.control_flow_v2_func_graphs import WhileBodyFuncGraph
 
 from horovodlike import basics
 from horovodlike import ops as engine_ops
@@ -207,12 +208,26 @@ def anchored(tensors: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
 
 def run(kind: str, tensors: Sequence[tf.Tensor], description: Encoded) -> list[tf.Tensor]:
     """Add the op of this kind, which takes a list of tensors and returns one."""
-    return list(op_of(kind)(anchored(tensors), description))
+    return list(call(kind, anchored(tensors), description))
 
 
-def op_of(kind: str) -> Any:
-    """Return the function that adds the op of this kind; it takes tensors, if any, and an encoded description."""
-    return (_EAGER_OPS if tf.executing_eagerly() else _OPS)[kind]
+def call(kind: str, *arguments: Any) -> Any:
+    """Add the op of this kind, whose last argument is an encoded description, and return what it returns."""
+    if tf.executing_eagerly():
+        return _EAGER_OPS[kind](*arguments)
+    results = _OPS[kind](*arguments)
+    if _is_in_loop(tf.compat.v1.get_default_graph()):
+        # TensorFlow runs iterations side by side, and all have the same name. It begins the next one when all that has
+        # a state is done in this one: so something that has shall be done after the collective.
+        with tf.control_dependencies(tf.nest.flatten([results])):
+            ops.horovodlike_rank()
+    return results
+
+
+def _is_in_loop(graph: Any) -> bool:
+    while graph is not None and not isinstance(graph, WhileBodyFuncGraph):
+        graph = getattr(graph, "outer_graph", None)
+    return graph is not None
 
 
 _KINDS = ("allreduce", "reducescatter", "allgather", "broadcast", "alltoall", "barrier", "join")

@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from horovodlike.basics import Average, Sum
-from horovodlike.tensorflow._calls import Description, anchored, op_of, outermost, run
+from horovodlike.tensorflow._calls import Description, anchored, call, outermost, run
 from horovodlike.tensorflow._native import ops
 
 Gradients = list[Any]  # a tensor, or None
@@ -96,7 +96,7 @@ def _of_alltoall(op: Any, gradient: Any, _: Any) -> Gradients:
     if gradient is None or not gradient.dtype.is_floating:
         return [None] * len(op.inputs)
     (given,) = anchored([tf.convert_to_tensor(gradient)])
-    returned, _ = op_of("alltoall")(given, op.outputs[1], _backward(op).encode())
+    returned, _ = call("alltoall", given, op.outputs[1], _backward(op).encode())
     # Rows that were sent to nobody have no influence.
     missing = tf.shape(op.inputs[0])[0] - tf.shape(returned)[0]
     padding = tf.concat([[[0, missing]], tf.zeros([tf.rank(returned) - 1, 2], tf.int32)], axis=0)

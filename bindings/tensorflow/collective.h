@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "completions.h"
 #include "gpu_stream.h"
@@ -123,7 +124,17 @@ class CollectiveKernel : public tensorflow::AsyncOpKernel {
     *handle = description.device == HVL_CUDA ? hvl_enqueue_on_stream(prepared.get(), inputs.data(), outputs.data(),
                                                                      &callbacks, call->gpu.device, call->gpu.stream)
                                              : hvl_enqueue(prepared.get(), inputs.data(), outputs.data(), &callbacks);
-    return *handle < 0 ? to_status(static_cast<int32_t>(-*handle), hvl_last_error()) : Status();
+    return *handle < 0 ? refused(static_cast<int32_t>(-*handle), hvl_last_error()) : Status();
+  }
+
+  // In a graph there is no result to wait for.
+  Status refused(int32_t status, std::string message) const {
+    if (!is_eager_ && absl::StrContains(message, "is already in flight")) {
+      message +=
+          ". In a graph: put tf.control_dependencies between the two, or, if they are iterations of a loop, "
+          "tf.autograph.experimental.set_loop_options(parallel_iterations=1) into it";
+    }
+    return to_status(status, message.c_str());
   }
 
   Status find_operation(OpKernelContext* context, OperationPtr* operation) {

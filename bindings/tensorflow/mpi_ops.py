@@ -35,9 +35,9 @@ from horovodlike.tensorflow._calls import (
     anchored,
     as_tensor,
     as_tensors,
+    call,
     describe,
     handle_average_backwards_compatibility,
-    op_of,
     ranks_of,
     reduce,
     reduction,
@@ -373,13 +373,13 @@ def alltoall(
         raise ValueError("alltoall: splits are empty; there is one for each rank")
     description = describe("alltoall", name, [tensor], ignore_name_scope, process_set)
     (tensor,) = anchored([tensor])
-    result, received_splits = op_of("alltoall")(tensor, given, description)
+    result, received_splits = call("alltoall", tensor, given, description)
     return result if splits is None else (result, received_splits)
 
 
 def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> Any:
     """Return when all ranks of the process set have called it; in a graph of TensorFlow 1, return the op that does."""
-    operation = op_of("barrier")(describe("barrier", name or "all", [], False, process_set))
+    operation = call("barrier", describe("barrier", name or "all", [], False, process_set))
     return None if tf.compat.v1.executing_eagerly_outside_functions() else operation
 
 
@@ -403,5 +403,5 @@ def join(process_set: ProcessSet = global_process_set) -> Any:
         tf.errors.UnknownError: The job is broken or shut down.
         tf.errors.InvalidArgumentError: Another thread of this rank is joining already.
     """
-    last = op_of("join")(describe("join", "all", [], False, process_set))
+    last = call("join", describe("join", "all", [], False, process_set))
     return int(last) if tf.executing_eagerly() else last

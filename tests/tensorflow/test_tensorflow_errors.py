@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import queue
 import re
 import signal
+import threading
 
 import pytest
 import tensorflow as tf
@@ -170,6 +172,36 @@ def _same_name_twice():
 
 def test_a_name_twice_in_a_function_on_one_rank(ranks):
     ranks(1).run(_same_name_twice)
+
+
+def _side_by_side():
+    one = tf.function(lambda tensor: hvd.allreduce(tensor, op=hvd.Sum, name="side")).get_concrete_function(tf.ones([2]))
+    if hvd.rank() != 0:
+        hvd.barrier()
+        one(tf.ones([2]))
+        return
+    outcomes: queue.Queue[object] = queue.Queue()
+
+    def run():
+        try:
+            outcomes.put(one(tf.ones([2])).numpy().tolist())
+        except tf.errors.InvalidArgumentError as error:
+            outcomes.put(error.message)
+
+    threads = [threading.Thread(target=run) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    refused = outcomes.get(timeout=60)  # the other waits for rank 1
+    hvd.barrier()
+    assert "'tensorflow.allreduce.side' is already in flight" in refused
+    assert "tf.control_dependencies" in refused and "set_loop_options(parallel_iterations=1)" in refused
+    assert outcomes.get(timeout=60) == [hvd.size()] * 2
+    for thread in threads:
+        thread.join()
+
+
+def test_a_name_that_is_in_flight_in_a_graph(ranks):
+    ranks(2).run(_side_by_side, timeout=120)
 
 
 def _before_init():

@@ -309,6 +309,49 @@ def _names_in_branches():
     assert step(-tf.ones([2]))[0].numpy().tolist() == [-1.0, -1.0]
 
 
+def _loops():
+    size, rank = hvd.size(), hvd.rank()
+    rows = tf.reshape(tf.range(160.0), [40, 4])
+
+    @tf.function
+    def nested():
+        total = 0.0
+        for i in tf.range(5):
+            for j in tf.range(8):
+                total += tf.reduce_sum(hvd.allreduce(rows[8 * i + j] + rank, op=hvd.Sum))
+        return total
+
+    @tf.function
+    def some():
+        total = 0.0
+        for i in tf.range(40):
+            if i % 2 == 0:
+                total += tf.reduce_sum(hvd.allreduce(rows[i] + rank, op=hvd.Sum))
+                total += tf.reduce_sum(hvd.allgather(rows[i]))
+        return total
+
+    @tf.function
+    def gradient():
+        with tf.GradientTape() as tape:
+            tape.watch(rows)
+            total = 0.0
+            for i in tf.range(40):
+                total += tf.reduce_sum(hvd.allreduce(rows[i] ** 2))
+        return tf.reduce_sum(tape.gradient(total, rows))
+
+    @tf.function
+    def exchanged():
+        return tf.reduce_sum(tf.map_fn(lambda row: hvd.alltoall(tf.tile(row, [size]), [4] * size)[0], rows))
+
+    whole, half = float(tf.reduce_sum(rows)), float(tf.reduce_sum(rows[::2]))
+    ranks = size * (size - 1) / 2
+    for _ in range(3):
+        assert float(nested()) == whole * size + 160 * ranks
+        assert float(some()) == half * size * 2 + 80 * ranks
+        assert float(gradient()) == 2 * whole
+        assert float(exchanged()) == whole * size
+
+
 def _traced_graphs_are_collected():
     function = tf.function(lambda tensor: hvd.allreduce(tensor, op=hvd.Sum))
     tensor = tf.ones([2])
@@ -380,6 +423,7 @@ CASES = (
     _nothing_is_computed_beforehand,
     _unnamed_ones_are_known,
     _names_in_branches,
+    _loops,
     _traced_graphs_are_collected,
     _other_names_and_factors_in_each_step,
     _place,

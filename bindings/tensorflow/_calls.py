@@ -145,6 +145,9 @@ def describe(
     In a graph an unnamed operation is named after its tensor, and so has the same name on all ranks that trace the same
     function. Eagerly it has a number when it runs.
 
+    A name that is given stands for itself, so that ranks that do different things under it hear of that. But operations
+    of a graph that do different things under one name, perhaps at the same time, remain different.
+
     Raises:
         ValueError: The process set cannot be used by this rank.
         tf.errors.InvalidArgumentError: XLA is to compile the graph.
@@ -152,15 +155,24 @@ def describe(
     set_id = set_id_of(process_set)
     if tf.executing_eagerly():
         engine_ops.hand_over()  # what bindings of other frameworks hold back: this thread is going to wait
-        return _encoded_eagerly(operation, name, set_id, op, *factors, root_rank)
+        is_whole = name is not None and bool(tensors)
+        return _encoded_eagerly("" if is_whole else operation, name, set_id, op, *factors, root_rank)
+    is_whole = name is not None and bool(tensors) and _is_first(operation, set_id, name)
     name = _name_in_graph(operation, name, tensors, ignore_name_scope)
-    return _encoded(operation, name, set_id, op, *factors, root_rank)
+    return _encoded("" if is_whole else operation, name, set_id, op, *factors, root_rank)
+
+
+def _is_first(operation: str, set_id: int, name: str) -> bool:
+    graph = outermost(tf.compat.v1.get_default_graph())
+    if not hasattr(graph, "_horovodlike_named"):
+        graph._horovodlike_named = {}  # what the graph does first under a name
+    return bool(graph._horovodlike_named.setdefault((set_id, name), operation) == operation)
 
 
 def _encoded(
-    operation: str, name: str | None, set_id: int, op: int, prescale: float, postscale: float, root_rank: int
+    prefix: str, name: str | None, set_id: int, op: int, prescale: float, postscale: float, root_rank: int
 ) -> Encoded:
-    full_name = f"{_PREFIX}{operation}.{'noname' if name is None else name}"
+    full_name = _PREFIX + ".".join(filter(None, (prefix, "noname" if name is None else name)))
     return Description(full_name, name is None, set_id, op, prescale, postscale, root_rank).encode()
 
 

@@ -51,13 +51,17 @@ def _mismatches():
         "reducescatter shape": _error(lambda: hvd.reducescatter(ones([2, 5 if first else 6]), name="again")),
         "alltoall dimension": _error(lambda: hvd.alltoall(ones([6, 5 if first else 7]), name="again")),
         "group": _error(lambda: hvd.grouped_allreduce([ones([3])] * (2 if first else 3), name="again")),
+        "operations": _error(lambda: (hvd.allreduce if first else hvd.allgather)(ones([3]), name="again")),
+        "operations of lists": _error(
+            lambda: hvd.grouped_allreduce([ones([3])], name="again") if first else hvd.broadcast(ones([3]), 0, "again")
+        ),
     }
 
 
 @pytest.mark.parametrize("size", (2, 3))
 def test_mismatches_name_the_tensor_the_ranks_and_both_values(ranks, size):
     on_ranks = ranks(size).run(_mismatches, timeout=120)
-    both_values = {
+    expected = {
         "shape": ("[17, 17]", "[17, 16]"),
         "dimensions": ("[6]", "[2, 3]"),
         "dtype": ("int32", "float32"),
@@ -70,12 +74,14 @@ def test_mismatches_name_the_tensor_the_ranks_and_both_values(ranks, size):
         "reducescatter shape": ("[2, 5]", "[2, 6]"),
         "alltoall dimension": ("5", "7"),
         "group": ("2", "3"),
+        "operations": ("Mismatched operations", "allreduce", "allgather"),
+        "operations of lists": ("Mismatched operations", "allreduce", "broadcast"),
     }
     for messages in on_ranks:
         assert messages == on_ranks[0]  # the same text everywhere
     for case, message in on_ranks[0].items():
         assert "rank" in message and "again" in message, (case, message)
-        for value in both_values[case]:
+        for value in expected[case]:
             assert value in message, (case, message)
 
 
@@ -193,7 +199,7 @@ def _side_by_side():
         thread.start()
     refused = outcomes.get(timeout=60)  # the other waits for rank 1
     hvd.barrier()
-    assert "'tensorflow.allreduce.side' is already in flight" in refused
+    assert "'tensorflow.side' is already in flight" in refused
     assert "tf.control_dependencies" in refused and "set_loop_options(parallel_iterations=1)" in refused
     assert outcomes.get(timeout=60) == [hvd.size()] * 2
     for thread in threads:

@@ -8,8 +8,10 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 import tensorflow as tf
+from tensorflow.python.eager.record import could_possibly_record
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 from tensorflow.python.ops.control_flow_v2_func_graphs import WhileBodyFuncGraph
+from tensorflow.python.ops.gradients_util import PossibleTapeGradientTypes
 
 from horovodlike import basics
 from horovodlike import ops as engine_ops
@@ -28,7 +30,7 @@ DTYPES = frozenset(
 _PREFIX = "tensorflow."  # keeps the names apart from those of another framework in the same process
 
 
-Encoded = Any  # a string, or eagerly a tensor of one: see `ops.cc`
+Encoded = Any  # a tf.Tensor or a string
 
 
 class Description(NamedTuple):
@@ -43,7 +45,7 @@ class Description(NamedTuple):
     root_rank: int = -1
 
     def encode(self) -> Encoded:
-        """Return it as text, as the ops take it: eagerly as a tensor, in a graph as an attribute."""
+        """Return it as text: eagerly a tensor on the host, in a graph a string."""
         factors = struct.unpack("2q", struct.pack("2d", self.prescale, self.postscale))  # exact
         numbers = (self.process_set, int(self.numbered), self.op, self.root_rank, *factors)
         text = " ".join(map(str, (*numbers, self.name)))
@@ -55,8 +57,7 @@ class Description(NamedTuple):
     @classmethod
     def of(cls, op: Any) -> Description:
         """Return what an op was made with."""
-        encoded: bytes = op.inputs[-1].numpy() if op.type.startswith("HorovodlikeEager") else op.get_attr("description")
-        *numbers, name = encoded.decode().split(" ", 6)
+        *numbers, name = op.get_attr("description").decode().split(" ", 6)
         process_set, numbered, reduce_op, root_rank, *factors = map(int, numbers)
         prescale, postscale = struct.unpack("2d", struct.pack("2q", *factors))
         return cls(name, bool(numbered), process_set, reduce_op, prescale, postscale, root_rank)
@@ -220,14 +221,18 @@ def anchored(tensors: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
 
 def run(kind: str, tensors: Sequence[tf.Tensor], description: Encoded) -> list[tf.Tensor]:
     """Add the op of this kind, which takes a list of tensors and returns one."""
-    return list(call(kind, anchored(tensors), description))
+    if type(description) is not str and not could_possibly_record():  # as in call(), but some per cent faster
+        return list(_EAGER_OPS[kind](tensors, description))
+    return list(call(kind, description, anchored(tensors)))
 
 
-def call(kind: str, *arguments: Any) -> Any:
-    """Add the op of this kind, whose last argument is an encoded description, and return what it returns."""
-    if tf.executing_eagerly():
-        return _EAGER_OPS[kind](*arguments)
-    results = _OPS[kind](*arguments)
+def call(kind: str, description: Encoded, *inputs: Any) -> Any:
+    """Add the op of this kind, with the inputs that it takes, and return what it returns."""
+    if not isinstance(description, str):
+        if could_possibly_record() and PossibleTapeGradientTypes(tf.nest.flatten(inputs)):
+            return _OPS[kind](*inputs, description.numpy())  # whose gradient can tell what it was
+        return _EAGER_OPS[kind](*inputs, description)
+    results = _OPS[kind](*inputs, description)
     if _is_in_loop(tf.compat.v1.get_default_graph()):
         # TensorFlow runs iterations side by side, and all have the same name. It begins the next one when all that has
         # a state is done in this one: so something that has shall be done after the collective.

@@ -32,9 +32,8 @@ def _of_floats(compute: Callable[[Any, list[tf.Tensor], list[tf.Tensor]], Sequen
     def gradient(op: Any, *gradients: Any) -> Gradients:
         passed_on = [one is not None and one.dtype.is_floating for one in gradients]
         given = [tf.convert_to_tensor(one) for one, passed in zip(gradients, passed_on, strict=True) if passed]
-        inputs = [one for one, passed in zip(op.inputs, passed_on, strict=False) if passed]  # the description is last
+        inputs = [one for one, passed in zip(op.inputs, passed_on, strict=True) if passed]
         results = iter(compute(op, given, inputs) if given else ())
-        passed_on += [False] * (len(op.inputs) - len(passed_on))
         return [next(results) if passed else None for passed in passed_on]
 
     return gradient
@@ -94,14 +93,13 @@ def _of_reducescatter(op: Any, gradients: list[tf.Tensor], inputs: list[tf.Tenso
 
 def _of_alltoall(op: Any, gradient: Any, _: Any) -> Gradients:
     if gradient is None or not gradient.dtype.is_floating:
-        return [None] * len(op.inputs)
+        return [None, None]
     (given,) = anchored([tf.convert_to_tensor(gradient)])
-    returned, _ = call("alltoall", given, op.outputs[1], _backward(op).encode())
+    returned, _ = call("alltoall", _backward(op).encode(), given, op.outputs[1])
     # Rows that were sent to nobody have no influence.
     missing = tf.shape(op.inputs[0])[0] - tf.shape(returned)[0]
     padding = tf.concat([[[0, missing]], tf.zeros([tf.rank(returned) - 1, 2], tf.int32)], axis=0)
-    padded = tf.ensure_shape(tf.pad(returned, padding), op.inputs[0].shape)
-    return [padded, *[None] * (len(op.inputs) - 1)]
+    return [tf.ensure_shape(tf.pad(returned, padding), op.inputs[0].shape), None]
 
 
 def _of_anchored(_: Any, *gradients: Any) -> Gradients:
@@ -109,13 +107,12 @@ def _of_anchored(_: Any, *gradients: Any) -> Gradients:
 
 
 _GRADIENTS = {
-    "Allreduce": _of_allreduce,
-    "Allgather": _of_allgather,
-    "Broadcast": _of_broadcast,
-    "Reducescatter": _of_reducescatter,
-    "Alltoall": _of_alltoall,
+    "HorovodlikeAnchored": _of_anchored,
+    "HorovodlikeAllreduce": _of_allreduce,
+    "HorovodlikeAllgather": _of_allgather,
+    "HorovodlikeBroadcast": _of_broadcast,
+    "HorovodlikeReducescatter": _of_reducescatter,
+    "HorovodlikeAlltoall": _of_alltoall,
 }
-for _kind, _gradient in _GRADIENTS.items():
-    tf.RegisterGradient(f"Horovodlike{_kind}")(_gradient)
-    tf.RegisterGradient(f"HorovodlikeEager{_kind}")(_gradient)
-tf.RegisterGradient("HorovodlikeAnchored")(_of_anchored)
+for _op_type, _gradient in _GRADIENTS.items():
+    tf.RegisterGradient(_op_type)(_gradient)

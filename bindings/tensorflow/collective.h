@@ -140,7 +140,7 @@ class CollectiveKernel : public tensorflow::AsyncOpKernel {
   Status find_operation(OpKernelContext* context, OperationPtr* operation) {
     const tensorflow::tstring& encoded =
         is_eager_ ? context->input(context->num_inputs() - 1).scalar<tensorflow::tstring>()() : encoded_;
-    *operation = operations_.get(encoded, common_);
+    *operation = operations_.get(std::string_view(encoded.data(), encoded.size()), common_);
     if (*operation != nullptr) return Status();
     return absl::InvalidArgumentError(absl::StrCat("no description of a collective: ", encoded));
   }

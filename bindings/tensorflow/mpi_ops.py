@@ -373,7 +373,7 @@ def alltoall(
         raise ValueError("alltoall: splits are empty; there is one for each rank")
     description = describe("alltoall", name, [tensor], ignore_name_scope, process_set)
     (tensor,) = anchored([tensor])
-    result, received_splits = call("alltoall", tensor, given, description)
+    result, received_splits = call("alltoall", description, tensor, given)
     return result if splits is None else (result, received_splits)
 
 

@@ -46,10 +46,10 @@ Status rows_and_splits(InferenceContext* c) {
 
 }  // namespace
 
-// Everything about a collective but its tensors is one string (see Description). Each collective is two ops: in graphs
-// that string is an attribute. Eagerly it is an input, as TensorFlow keeps a kernel of some ten KB for every value that
-// an attribute has had, for good, and there may be a new name in each step. In graphs an input would be on another
-// device than a GPU's kernel.
+// Everything about a collective but its tensors is one string (see Description). Each collective is two ops: in graphs,
+// and where a gradient may be asked for, that string is an attribute. Else it is an input, as TensorFlow keeps an eager
+// kernel of some ten KB for every value that an attribute has had, for good, and there may be a new name in each step.
+// In graphs an input would be on another device than a GPU's kernel, and gradients could not read it.
 #define HVL_COLLECTIVE(op, ...)                                          \
   REGISTER_OP("Horovodlike" op) __VA_ARGS__.Attr("description: string"); \
   REGISTER_OP("HorovodlikeEager" op) __VA_ARGS__.Input("description: string")

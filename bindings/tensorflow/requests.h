@@ -5,12 +5,13 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <set>
 #include <string>
-#include <unordered_map>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -171,13 +172,13 @@ using OperationPtr = std::shared_ptr<Operation>;
 class Operations {
  public:
   // Null: that is no description. `like`: what all operations of the kernel have in common.
-  OperationPtr get(const std::string& encoded, const Description& like) {
+  OperationPtr get(std::string_view encoded, const Description& like) {
     std::lock_guard<std::mutex> lock(mutex_);
     const auto found = kept_.find(encoded);
     if (found != kept_.end()) return found->second;
     auto operation = std::make_shared<Operation>();
     operation->description = like;
-    if (!decode(encoded, &operation->description)) return nullptr;
+    if (!decode(std::string(encoded), &operation->description)) return nullptr;
     if (kept_.size() >= kOperationsKept) kept_.clear();
     kept_.emplace(encoded, operation);
     return operation;
@@ -185,7 +186,7 @@ class Operations {
 
  private:
   std::mutex mutex_;  // a leaf
-  std::unordered_map<std::string, OperationPtr> kept_;
+  std::map<std::string, OperationPtr, std::less<>> kept_;
 };
 
 // Unnamed operations that run eagerly are told apart by the lowest number that is not in flight. An operation that is

@@ -115,6 +115,18 @@ def _twice():
     assert second(tf.ones([2])).numpy().tolist() == [6 * total * size * size] * 2
 
 
+def _forward():
+    tensor, tangent = tf.constant([1.0, 2.0]), tf.constant([1.0, 3.0])
+
+    def of_square(tensor):
+        with tf.autodiff.ForwardAccumulator(tensor, tangent) as accumulator:
+            square = hvd.allreduce(tensor * tensor, op=hvd.Sum)
+        return accumulator.jvp(square)
+
+    for call in (of_square, tf.function(of_square)):
+        assert call(tensor).numpy().tolist() == [2.0 * hvd.size(), 12.0 * hvd.size()]
+
+
 def _in_a_branch():
     @tf.function
     def gradient(x):
@@ -129,7 +141,7 @@ def _in_a_branch():
     assert gradient(tf.ones([2])).numpy().tolist() == [4.0, 4.0]
 
 
-CASES = (_sums, _gathered, _broadcast, _exchanged, _scattered, _twice, _in_a_branch)
+CASES = (_sums, _gathered, _broadcast, _exchanged, _scattered, _twice, _forward, _in_a_branch)
 
 
 @pytest.mark.parametrize("size", SIZES)

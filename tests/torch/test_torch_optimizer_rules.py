@@ -312,7 +312,6 @@ CASES = (
     _the_optimizer_inside_is_used,
     _too_many_passes_that_are_caught,
     _gradients_changed_while_they_are_reduced,
-    _another_default_device,
     _rules,
     _arguments,
     _several_optimizers,
@@ -325,6 +324,11 @@ CASES = (
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__.strip("_"))
 def test_optimizer(ranks, case, size):
     ranks(size).run(case)
+
+
+@pytest.mark.parametrize("size", (1, 2, 3))
+def test_another_default_device(ranks, size):
+    ranks(size).run(_another_default_device)
 
 
 @pytest.mark.thorough

@@ -49,14 +49,10 @@ def check(tensor: torch.Tensor, name: str) -> None:
         raise ValueError(f"{name}: tensors on the meta device hold no data")
 
 
-def memory_format(tensor: torch.Tensor) -> MemoryFormat | None:
-    """In which order the tensor's elements lie in memory; None if there are gaps, or another order."""
-    if tensor.is_contiguous():
-        return MemoryFormat.ROW_MAJOR
-    channels_last = CHANNELS_LAST.get(tensor.dim())
-    if channels_last is not None and tensor.is_contiguous(memory_format=channels_last):
-        return MemoryFormat.CHANNELS_LAST
-    return None
+def _is_channels_last(tensor: torch.Tensor) -> bool:
+    """Whether the tensor's channels are last in memory, without gaps. Not if that is row by row as well."""
+    how = CHANNELS_LAST.get(tensor.dim())
+    return how is not None and tensor.is_contiguous(memory_format=how) and not tensor.is_contiguous()
 
 
 def _is_readable(tensor: torch.Tensor) -> bool:
@@ -82,7 +78,7 @@ def in_memory_like(tensor: torch.Tensor, like: torch.Tensor) -> tuple[torch.Tens
 
     The order is not the tensor's own, since ranks with the same model may have gradients in different ones.
     """
-    if tensor.shape != like.shape or memory_format(like) is not MemoryFormat.CHANNELS_LAST:
+    if tensor.shape != like.shape or not _is_channels_last(like):
         return in_memory(tensor), MemoryFormat.ROW_MAJOR
     if not _is_readable(tensor):
         tensor = in_memory(tensor)

@@ -118,8 +118,10 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
     def _take_in_added(self) -> None:
         """Have parameters reduced that were added to the groups in another way than by `add_param_group`."""
+        if self._delta is not None:
+            return
         params = [id(param) for group in self.param_groups for param in group["params"]]
-        if self._delta is not None or params == self._known_params:
+        if params == self._known_params:
             return
         self._known_params = params
         for index, group in enumerate(self.param_groups):

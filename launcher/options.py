@@ -156,9 +156,9 @@ def read_file(path: str) -> Any:
 
     try:
         with open(path, encoding="utf-8") as file:
-            text = file.read()
-        content = yaml.safe_load(text)
-        root = yaml.compose(text, Loader=yaml.SafeLoader)
+            loader = yaml.SafeLoader(file)
+            root = loader.get_single_node()
+            content = None if root is None else loader.construct_document(root)
     except OSError as error:
         raise UsageError(f"--config-file {path}: {error.strerror}") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:

@@ -143,7 +143,7 @@ def _exchange(
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         results = _Alltoall.apply(call, counts, *tensors)  # type: ignore[no-untyped-call]
         return list(zip(results[::2], results[1::2], strict=True))
-    return result(start_alltoall(call, tensors, counts, single=False), tuple)
+    return result(start_alltoall(call, tensors, counts, single=False, waits=True), tuple)
 
 
 def send_back(
@@ -163,7 +163,7 @@ def send_back(
         rows: How many rows each of these tensors has.
     """
     backward = Call(Kind.ALLTOALL, f"{call.name}.grad", process_set=call.process_set)
-    pairs = result(start_alltoall(backward, gradients, received, single=False), tuple)
+    pairs = result(start_alltoall(backward, gradients, received, single=False, waits=True), tuple)
     return [_of_all_rows(*pair, *of_tensor) for pair, *of_tensor in zip(pairs, sent, rows, strict=True)]
 
 
@@ -186,7 +186,7 @@ class _Context(torch.autograd.function.FunctionCtx):
 class _Alltoall(torch.autograd.Function):
     @staticmethod
     def forward(ctx: _Context, call: Call, counts: list[Counts], *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        pairs = result(start_alltoall(call, tensors, counts, single=False), tuple)
+        pairs = result(start_alltoall(call, tensors, counts, single=False, waits=True), tuple)
         ctx.call, ctx.sent, ctx.rows = call, counts, [tensor.shape[0] for tensor in tensors]
         ctx.received = [received.tolist() for _, received in pairs]
         ctx.mark_non_differentiable(*(received for _, received in pairs))

@@ -35,7 +35,7 @@ def run(call: Call, tensors: Sequence[torch.Tensor]) -> Tensors:
 
 def carry_out(call: Call, tensors: Sequence[torch.Tensor]) -> Tensors:
     """Carry out a call that returns new tensors, unknown to autograd."""
-    return result(_START.get(call.kind, start_to_new)(call, tensors, single=False), tuple)
+    return result(_START.get(call.kind, start_to_new)(call, tensors, single=False, waits=True), tuple)
 
 
 _START = {Kind.ALLGATHER: start_allgather, Kind.REDUCESCATTER: start_reducescatter}

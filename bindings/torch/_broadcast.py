@@ -57,7 +57,8 @@ def broadcast_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
     """Overwrite the tensor with the root's on every rank, and return it. Not differentiable."""
-    return result(broadcast_async_(tensor, root_rank, name, process_set), torch.Tensor)
+    call = _broadcast_call(root_rank, name, process_set)
+    return result(start_in_place(call, [tensor], single=True, waits=True), torch.Tensor)
 
 
 def broadcast_async_(
@@ -96,7 +97,8 @@ def grouped_broadcast_(
     process_set: ProcessSet = global_process_set,
 ) -> tuple[torch.Tensor, ...]:
     """Do what `broadcast_` does for a list of tensors, of any dtypes, as one operation; return a tuple of them."""
-    return result(grouped_broadcast_async_(tensors, root_rank, name, process_set), tuple)
+    call = _broadcast_call(root_rank, name, process_set, "grouped_broadcast")
+    return result(start_in_place(call, group(tensors, call.name), single=False, waits=True), tuple)
 
 
 def grouped_broadcast_async_(

@@ -38,13 +38,13 @@ class CompressedReduction(Reduction):
     def _without_parameters(self) -> Reduction:
         return CompressedReduction(self.options, self.passes, self.reducer)
 
-    def hand_over(self) -> None:
+    def hand_over(self, but_small: bool = False) -> None:
         """Only count: gradients are handed over by `finish`."""
         self.count()
 
-    def _submit(self, slots: list[Slot], streams: Mapping[Slot, GpuStream] = CURRENT) -> None:
+    def _submit(self, slots: list[Slot], streams: Mapping[Slot, GpuStream] = CURRENT, waits: bool = False) -> None:
         for slot in slots:
-            grad = slot.param.grad
+            grad = slot.gradient()
             if grad is None:
                 continue
             slot.dense = slot.dense_form_of(grad, self.options.sparse_as_dense)

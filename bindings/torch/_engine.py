@@ -1,7 +1,8 @@
 """From torch tensors to requests and back: what all operations of `mpi_ops` have in common.
 
-An operation in flight borrows the memory of its tensors. Until it is waited for, this module holds references to
-them, whatever the caller does with his own. How tensors on GPUs outlive that is told in `_gpu`.
+An operation in flight borrows the memory of its tensors. Until it is waited for, this module keeps that memory,
+whatever the caller does with the tensors: by references where the caller itself waits, by loans (`_loan`) where it has
+got a handle. How tensors on GPUs outlive that is told in `_gpu`.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from horovodlike import basics, ops, process_set
 from horovodlike.errors import HorovodInternalError, ShutDownError
 from horovodlike.ops import Allocation, Device, GpuStream, Kind, Output, Request
 from horovodlike.torch import _gpu
+from horovodlike.torch._loan import Loan, address_of, give_back, keep, lend, put
 from horovodlike.torch._tensor import DTYPES, check, engine_shape, in_memory, is_in_memory
 
 Tensors = tuple[torch.Tensor, ...]
@@ -48,7 +50,7 @@ class Call:
 
 
 class _InFlight(NamedTuple):
-    borrowed: Sequence[torch.Tensor]
+    borrowed: Sequence[object]  # the tensors, and what keeps their memory
     finish: Callable[[list[Output]], Result]
     stream: GpuStream | None = None  # on which it was started; None: the tensors are on the CPU
     allocation: Allocation | None = None
@@ -65,8 +67,8 @@ class _Last:
     request: Request
 
 
-# By handle. A tensor: it is the result, in place.
-_in_flight: dict[int, _InFlight | torch.Tensor] = {}
+# By handle. A tensor or a loan: it is the result, in place, and the engine's tensor.
+_in_flight: dict[int, _InFlight | torch.Tensor | Loan] = {}
 # Tensors that an operation in place overwrites, of which autograd has not been told.
 _overwritten: list[torch.Tensor] = []
 _last: dict[str | None, _Last] = {}  # by the name that the caller gave
@@ -138,7 +140,7 @@ def start(
     call: Call,
     inputs: Sequence[torch.Tensor],
     outputs: Sequence[torch.Tensor],
-    borrowed: Sequence[torch.Tensor],
+    borrowed: Sequence[object],
     finish: Callable[[list[Output]], Result],
     arguments: Sequence[int] = (),
     allocation: Allocation | None = None,
@@ -152,7 +154,7 @@ def start(
         if len(call.requests) >= REQUESTS_KEPT_PER_CALL:
             call.requests.clear()
         call.requests[key] = request
-    addresses, results = [t.data_ptr() for t in inputs], [t.data_ptr() for t in outputs]
+    addresses, results = list(map(address_of, inputs)), list(map(address_of, outputs))
     if not on_gpu:
         handle = request.enqueue(addresses, results)
         _in_flight[handle] = _InFlight(borrowed, finish)
@@ -176,33 +178,60 @@ def _mark_overwritten() -> None:
                 increment_version(tensor)
 
 
-def start_in_place(call: Call, tensors: Sequence[torch.Tensor], single: bool) -> int:
+def lent(tensors: Sequence[torch.Tensor], name: str, waits: bool) -> tuple[list[torch.Tensor], list[Loan | None]]:
+    """Return the tensors, or copies of them, for the engine to use, and the loans of those that are no copies.
+
+    Args:
+        tensors: They have been checked.
+        name: That of the operation.
+        waits: The caller waits at once, so it does nothing to the tensors meanwhile: none is lent.
+    """
+    works = [in_memory(tensor) for tensor in tensors]
+    if waits:
+        return works, [None] * len(works)
+    loans = [lend(work, name) if work is tensor else None for work, tensor in zip(works, tensors, strict=True)]
+    for index, (work, tensor, loan) in enumerate(zip(works, tensors, loans, strict=True)):
+        if work is tensor and loan is None:
+            works[index] = tensor.detach().clone()
+    return works, loans
+
+
+def start_in_place(call: Call, tensors: Sequence[torch.Tensor], single: bool, waits: bool = False) -> int:
     """Enqueue an operation whose result replaces the tensors, and return its handle.
 
     A tensor that is not contiguous, or neither on the CPU nor on a GPU, is copied, and the result copied back by
     `synchronize`.
+
+    Args:
+        call: What to do.
+        tensors: All on one device.
+        single: The result is the tensor, not a tuple.
+        waits: The caller waits at once, and does nothing to the tensors meanwhile.
     """
     for tensor in tensors:
         check(tensor, call.name)
-    borrowed = [in_memory(tensor) for tensor in tensors]
+    works, loans = lent(tensors, call.name, waits)
 
     def finish(_: list[Output]) -> Result:
-        with torch.no_grad():
-            for tensor, copy in zip(tensors, borrowed, strict=True):
-                if copy is not tensor:
-                    tensor.copy_(copy)
+        for tensor, work, loan in zip(tensors, works, loans, strict=True):
+            if work is not tensor:
+                put(work, tensor, call.name)
+            elif loan is not None:
+                give_back(loan)
         return tensors[0] if single else tuple(tensors)
 
-    handle = start(call, borrowed, borrowed, [*borrowed, *tensors], finish)
+    handle = start(call, works, works, [*works, *tensors, *loans], finish)
     _overwritten.extend(tensors)
     return handle
 
 
-def start_again_in_place(name: str | None, arguments: tuple[object, ...], tensor: torch.Tensor) -> int:
+def start_again_in_place(
+    name: str | None, arguments: tuple[object, ...], tensor: torch.Tensor, waits: bool = False
+) -> int:
     """Enqueue an allreduce of one tensor in place if it is the same as the last one of this name.
 
     The short way of small tensors, on the CPU: nothing has to be copied, and `synchronize` only has to wait.
-    Returns 0, having done nothing, where it does not apply.
+    Returns 0, having done nothing, where it does not apply. `waits`: as of `start_in_place`.
     """
     last = _last.get(name)
     if (
@@ -216,17 +245,24 @@ def start_again_in_place(name: str | None, arguments: tuple[object, ...], tensor
         or (last.is_one_element and tensor.is_neg())  # a negated view of more is not contiguous
     ):
         return 0
-    handle = last.request.enqueue_inplace(tensor.data_ptr())
-    _in_flight[handle] = tensor
+    if waits:
+        handle = last.request.enqueue_inplace(tensor.data_ptr())
+        _in_flight[handle] = tensor
+    else:
+        loan = lend(tensor, last.request.name)
+        if loan is None:
+            return 0
+        handle = last.request.enqueue_inplace(loan[1])
+        _in_flight[handle] = loan
     _overwritten.append(tensor)
     return handle
 
 
 def start_in_place_and_remember(
-    name: str | None, arguments: tuple[object, ...], call: Call, tensor: torch.Tensor
+    name: str | None, arguments: tuple[object, ...], call: Call, tensor: torch.Tensor, waits: bool = False
 ) -> int:
     """Enqueue an allreduce of one tensor in place so that `start_again_in_place` can do it again."""
-    handle = start_in_place(call, [tensor], single=True)
+    handle = start_in_place(call, [tensor], single=True, waits=waits)
     request = call.requests.get((False, tensor.dtype, tensor.shape))
     if name is not None and request is not None and _gpu.is_on_cpu(tensor) and is_in_memory(tensor):
         if len(_last) >= CALLS_KEPT:
@@ -235,15 +271,21 @@ def start_in_place_and_remember(
     return handle
 
 
-def start_to_new(call: Call, tensors: Sequence[torch.Tensor], single: bool) -> int:
-    """Enqueue an operation whose result has the shapes of the tensors but memory of its own; return its handle."""
+def start_to_new(call: Call, tensors: Sequence[torch.Tensor], single: bool, waits: bool = False) -> int:
+    """Enqueue an operation whose result has the shapes of the tensors but memory of its own; return its handle.
+
+    `waits`: as of `start_in_place`.
+    """
     for tensor in tensors:
         check(tensor, call.name)
-    return _start_with_outputs(call, tensors, [tensor.shape for tensor in tensors], single)
+    return _start_with_outputs(call, tensors, [tensor.shape for tensor in tensors], single, waits)
 
 
-def start_reducescatter(call: Call, tensors: Sequence[torch.Tensor], single: bool) -> int:
-    """Enqueue an operation whose result is this rank's share of the rows of the tensors; return its handle."""
+def start_reducescatter(call: Call, tensors: Sequence[torch.Tensor], single: bool, waits: bool = False) -> int:
+    """Enqueue an operation whose result is this rank's share of the rows of the tensors; return its handle.
+
+    `waits`: as of `start_in_place`.
+    """
     for tensor in tensors:
         check(tensor, call.name)
         if tensor.dim() == 0:
@@ -251,7 +293,7 @@ def start_reducescatter(call: Call, tensors: Sequence[torch.Tensor], single: boo
     members = process_set.members(call.process_set)
     place = members.index(basics.rank())
     shapes = [(rows_of(tensor.shape[0], place, len(members)), *tensor.shape[1:]) for tensor in tensors]
-    return _start_with_outputs(call, tensors, shapes, single)
+    return _start_with_outputs(call, tensors, shapes, single, waits)
 
 
 def rows_of(rows: int, place: int, parts: int) -> int:
@@ -260,16 +302,17 @@ def rows_of(rows: int, place: int, parts: int) -> int:
 
 
 def _start_with_outputs(
-    call: Call, tensors: Sequence[torch.Tensor], shapes: Sequence[Sequence[int]], single: bool
+    call: Call, tensors: Sequence[torch.Tensor], shapes: Sequence[Sequence[int]], single: bool, waits: bool
 ) -> int:
-    inputs = [in_memory(tensor) for tensor in tensors]
+    inputs, loans = lent(tensors, call.name, waits)
+    devices = [tensor.device for tensor in tensors]
     outputs = [torch.empty(shape, dtype=t.dtype, device=t.device) for shape, t in zip(shapes, inputs, strict=True)]
 
     def finish(_: list[Output]) -> Result:
-        results = tuple(output.to(tensor.device) for output, tensor in zip(outputs, tensors, strict=True))
+        results = tuple(output.to(device) for output, device in zip(outputs, devices, strict=True))
         return results[0] if single else results
 
-    return start(call, inputs, outputs, [*inputs, *outputs], finish)
+    return start(call, inputs, outputs, [*inputs, *outputs, *loans], finish)
 
 
 def synchronize(handle: int) -> Result:
@@ -293,14 +336,26 @@ def synchronize(handle: int) -> Result:
     try:
         if not isinstance(operation, _InFlight):
             ops.wait_done(handle)
-            return operation
+            if isinstance(operation, torch.Tensor):
+                return operation
+            give_back(operation)
+            return operation[0]
         outputs = ops.wait(handle) if operation.stream is None else _wait_on_stream(handle, operation, operation.stream)
     except BaseException:
         if ops.is_known(handle):
             # A signal handler has raised. The engine still uses the memory, and the handle can be waited for again.
-            _in_flight[handle] = operation
+            _in_flight[handle] = _kept(operation)
         raise
     return operation.finish(outputs)
+
+
+def _kept(operation: _InFlight | torch.Tensor | Loan) -> _InFlight | torch.Tensor | Loan:
+    """Keep the memory of an operation for which its caller has stopped waiting."""
+    if isinstance(operation, torch.Tensor):
+        return lend(operation, "") or operation
+    if isinstance(operation, _InFlight):
+        return operation._replace(borrowed=[*operation.borrowed, *keep(operation.borrowed)])
+    return operation
 
 
 def _wait_on_stream(handle: int, operation: _InFlight, started_on: GpuStream) -> list[Output]:
@@ -311,7 +366,7 @@ def _wait_on_stream(handle: int, operation: _InFlight, started_on: GpuStream) ->
         failure = None if operation.allocation is None else operation.allocation.failure
         raise error if failure is None else type(error)(f"{error}: {failure}") from failure
     if stream != started_on:
-        _gpu.keep_for(stream, operation.borrowed)
+        _gpu.keep_for(stream, [one for one in operation.borrowed if isinstance(one, torch.Tensor)])
     return []
 
 
@@ -330,7 +385,9 @@ def poll(handle: int) -> bool:
 
 def abandon(handles: Sequence[int], borrowed: Sequence[object]) -> None:
     """After an error, keep what holds the memory of operations alive for as long as one of them uses it."""
-    held = [*borrowed, *(_in_flight.pop(handle, None) for handle in handles)]
+    operations = [_in_flight.pop(handle, None) for handle in handles]
+    held: list[object] = [*borrowed, *operations, *keep(borrowed)]
+    held += [_kept(operation) for operation in operations if operation is not None]
     for before in list(_abandoned):
         if _are_over(before):
             _abandoned.pop(before, None)

@@ -192,7 +192,7 @@ def _alltoall(
     with torch.no_grad():
         tensors = group(tensors, call.name)
         counts = _counts(call, tensors, splits, have_splits)
-        pairs = result(start_alltoall(call, tensors, counts, single=False), tuple)
+        pairs = result(start_alltoall(call, tensors, counts, single=False, waits=True), tuple)
     return [one for pair in pairs for one in pair]
 
 

@@ -1,11 +1,13 @@
 """Reducing the gradients of one optimizer: from the hooks that note them to the wait that ends the step.
 
-The hook of a parameter notes that its gradient is complete, and does nothing else: it is `list.append`. That of the
-first parameter, whose gradient is most often the last, also hands everything that has been noted to the engine. If the
-engine has a processor to work on while the framework computes, or a GPU, so do the hooks of some others, so many that
-there is about a mebibyte of gradients between them. What is noted still later is handed over when any thread waits for
-a result. On a GPU hooks note the stream, too. If a model is moved there after it was wrapped, the gradients of the
-first step are handed over at its end, and the hooks are made anew.
+The hook of a parameter notes that its gradient is complete, and does nothing else: it is `list.append`. If the engine
+has a processor to work on while the framework computes, or a GPU, the hooks of some parameters also hand what has been
+noted to the engine, but for small gradients: so many hooks that there is about a mebibyte of gradients between them,
+and that of the first parameter, whose gradient is most often the last. What has not been handed over by then is when
+any thread waits for a result: `step()`, most often. Gradients that the engine has while the caller's code runs are
+lent (`_loan`): what is done to them meanwhile does not reach the engine. On a GPU hooks note the stream, too. If a
+model is moved there after it was wrapped, the gradients of the first step are handed over at its end, and the hooks are
+made anew.
 
 A parameter may lack a gradient on some ranks. Each step therefore reduces, with Max, one byte for each parameter:
 whether this rank has its gradient. It costs one small request, sent with the last gradient if none is missing, and
@@ -75,6 +77,7 @@ class Reduction:
         self._streams: dict[Slot, GpuStream] = {}  # of those noted that are on a GPU, on which they were made
         self._submission = Submission(options, self._set_id)
         self._presence = Presence()
+        self._first_seen: tuple[torch.Tensor | None, int] = (None, 0)  # gradient, and its version then
         self._failure: Exception | None = None  # of handing over on behalf of another one's wait
         # Whoever waits hands over, so more than one thread may do it: guards what leads from noted to handed over. Not
         # held while waiting. Hooks append to `_noted` without it.
@@ -134,6 +137,8 @@ class Reduction:
         """Let the parameters go: their gradients are not reduced any more."""
         global _reductions
         _reductions = tuple(reduction for reduction in _reductions if reduction is not self)
+        if self.has_noted():
+            self.hand_over_for_another()  # which may wait for it
         self.abandon()
         for slot in self.slots:
             if slot.registration is not None:
@@ -167,8 +172,10 @@ class Reduction:
     def _handing_over_hook(self, is_last: bool) -> Callable[[torch.Tensor], None]:
         def hook(param: torch.Tensor) -> None:
             self._noted.append(param)
-            if is_last or basics.overlaps():
-                self.hand_over()
+            if basics.overlaps():
+                self.hand_over(but_small=True)
+            elif is_last:
+                self.count()
 
         leave_alone(hook)  # `backward` may be called by a function that is compiled
         return hook
@@ -210,7 +217,10 @@ class Reduction:
                     continue
                 slot.passes += 1
                 if slot.passes == passes:
+                    slot.seen = slot.param.grad
                     complete.append(slot)
+            if complete and self._first_seen[0] is None:
+                self._first_seen = (complete[0].seen, _version(complete[0].seen))
         if too_many is not None:
             raise AssertionError(
                 f"{too_many.name}: more backward passes than backward_passes_per_step={passes} before step(); "
@@ -228,8 +238,10 @@ class Reduction:
         with self._lock:
             self._noted.clear()
             self._complete.clear()
+            self._first_seen = (None, 0)
             for slot in self.slots:
                 slot.passes = 0
+                slot.seen = None
 
     def passes_left(self) -> dict[torch.nn.Parameter, int]:
         """How many backward passes are to come before the gradient of each parameter is complete."""
@@ -245,8 +257,8 @@ class Reduction:
         """Whether there may be something to hand over."""
         return bool(self._noted or self._complete)
 
-    def hand_over(self) -> None:
-        """Hand the gradients that are complete to the engine. Any thread."""
+    def hand_over(self, but_small: bool = False) -> None:
+        """Hand the gradients that are complete to the engine, but for small ones if so asked. Any thread."""
         with self._lock:
             try:
                 self.count()
@@ -255,8 +267,11 @@ class Reduction:
                 self.abandon()
                 raise
             if communicates:
-                complete = self._complete.copy()
-                self._complete.clear()
+                complete, left = self._complete.copy(), []
+                if but_small and not self._streams:
+                    left = [slot for slot in complete if slot.is_small]
+                    complete = [slot for slot in complete if not slot.is_small]
+                self._complete[:] = left
                 self._submit(complete, self._streams)
                 if self._submission.moved:
                     self._complete += [slot for slot in complete if slot.grad is None]
@@ -265,9 +280,9 @@ class Reduction:
         if len(self._submission.borrowed) == len(self.slots) and not self._presence.handle:
             self._presence.announce((), self._submission.sparse_dims)
 
-    def _submit(self, slots: list[Slot], streams: Mapping[Slot, GpuStream] = CURRENT) -> None:
+    def _submit(self, slots: list[Slot], streams: Mapping[Slot, GpuStream] = CURRENT, waits: bool = False) -> None:
         try:
-            self._submission.submit(slots, streams)
+            self._submission.submit(slots, streams, waits)
             self._announce_if_complete()
         except BaseException:
             self.abandon()
@@ -279,7 +294,7 @@ class Reduction:
         Gradients that are there without as many backward passes as announced, or without any, are reduced as well.
 
         Returns:
-            Whether somebody has changed gradients that were being reduced.
+            Whether gradients were changed while they were being reduced.
 
         Raises:
             HorovodInternalError: A reduction failed. The optimizer can be used again after the next `init()`.
@@ -289,13 +304,16 @@ class Reduction:
         if failure is not None:
             raise failure
         self.count()
-        changed = self._submission.has_been_changed()
+        changed = False
         try:
             if self.communicates and self.slots:
+                grad, version = self._first_seen
+                changed = self._submission.has_been_changed() or _version(grad) != version
                 with self._lock:
                     self._complete.clear()
                     everything = not self._submission.borrowed
-                    self._submit(self.slots if everything else [slot for slot in self.slots if slot.grad is None])
+                    rest = self.slots if everything else [slot for slot in self.slots if slot.grad is None]
+                    self._submit(rest, waits=True)
                 self._agree_on_presence()
                 self._wait()
         except BaseException:
@@ -344,7 +362,7 @@ class Reduction:
             if not (present[slot.index] or needed_by_group):
                 continue
             slot.param.grad = self._nothing_for(slot, sparse_dim=present[slot.index] - 1)
-            self._submit([slot])
+            self._submit([slot], waits=True)
             if not present[slot.index]:
                 slot.param.grad = slot.grad = None
 
@@ -364,9 +382,10 @@ class Reduction:
         self._end_step()
 
     def _end_step(self) -> None:
+        self._first_seen = (None, 0)
         for slot in self.slots:
             slot.passes = 0
-            slot.grad = None
+            slot.seen = slot.grad = None
         if not self._submission.plain:
             for slot in self.slots:
                 slot.dense = slot.work = slot.ctx = None
@@ -378,3 +397,8 @@ class Reduction:
         self._streams.clear()
         self._submission.clear()
         self._presence.handle = 0
+
+
+def _version(grad: torch.Tensor | None) -> int:
+    """How often the gradient has been changed in place, by others than the engine; clipping changes all gradients."""
+    return 0 if grad is None or grad.is_inference() else grad._version

@@ -9,13 +9,17 @@ from horovodlike.ops import GpuStream, MemoryFormat, Request, RequestList
 from horovodlike.torch import _gpu
 from horovodlike.torch._tensor import CHANNELS_LAST, check
 
+# To lend a gradient takes about a microsecond: smaller ones are handed over when the step waits for them.
+SMALL_BYTES = 1 << 14
+
 
 class Slot:
     """One parameter: its request, and how far its gradient is in this step."""
 
     __slots__ = (
-        "alike", "ctx", "dense", "dtype", "format", "grad", "group", "hands_over", "index", "is_last", "name",
-        "notes_stream", "numel", "on_gpu", "param", "passes", "registration", "request", "shape", "sparse", "work",
+        "alike", "ctx", "dense", "dtype", "format", "grad", "group", "hands_over", "index", "is_last", "is_small",
+        "name", "notes_stream", "numel", "on_gpu", "param", "passes", "registration", "request", "seen", "shape",
+        "sparse", "work",
     )  # fmt: skip
 
     def __init__(self, param: torch.nn.Parameter, name: str) -> None:
@@ -36,17 +40,24 @@ class Slot:
         self.registration: RemovableHandle | None = None
         self.hands_over = False
         self.is_last = False  # most often the last of a backward pass
+        self.is_small = param.numel() * param.element_size() < SMALL_BYTES
         self.notes_stream = False
         self.group: Group | None = None
         self.ctx: object = None  # of the compression
+        self.seen: torch.Tensor | None = None  # the gradient, when it was found to be complete
         self.grad: torch.Tensor | None = None  # that has been handed over in this step
         # Of a member of a group, or of what a reducer gets: the gradient, and what is reduced in its place.
         self.dense: torch.Tensor | None = None
         self.work: torch.Tensor | None = None
 
+    def gradient(self) -> torch.Tensor | None:
+        """The gradient of this step: what the backward passes made, also if it has been replaced since."""
+        return self.param.grad if self.seen is None else self.seen
+
     def has_moved(self) -> bool:
         """Whether the gradient is on a GPU and the hook that of a parameter on the CPU, or the other way round."""
-        return self.param.grad is not None and _gpu.is_on_gpu(self.param.grad) != self.notes_stream
+        grad = self.gradient()
+        return grad is not None and _gpu.is_on_gpu(grad) != self.notes_stream
 
     def dense_form_of(self, grad: torch.Tensor, sparse_as_dense: bool) -> torch.Tensor:
         """Return the gradient, or a dense copy of a sparse one; refuse what cannot be reduced."""

@@ -12,6 +12,7 @@ from horovodlike.ops import GpuStream, Kind, Request
 from horovodlike.process_set import ProcessSet, global_process_set
 from horovodlike.torch import _gpu
 from horovodlike.torch._engine import Call, abandon, build_request
+from horovodlike.torch._loan import Loan, address_of, give_back, has_moved, lend, put
 from horovodlike.torch._slot import Group, Slot, SlotBatch
 from horovodlike.torch._sparse import SparseGathering
 from horovodlike.torch._tensor import in_memory_like
@@ -41,7 +42,7 @@ class Submission:
         self.plain = options.compression is NoneCompressor  # and no groups
         self.moved = False  # parameters are not where they were when their hooks were made; the reduction resets it
         self.borrowed: list[torch.Tensor] = []  # gradients
-        self._first_version = 0  # of the first of them, when it was handed over
+        self._loans: list[Loan] = []  # of those on which the caller does not wait at once
         self.sparse_dims: dict[int, int] = {}  # of the sparse ones, by the numbers of their slots
         self._set_id = set_id
         self._handles: list[int] = []  # of dense gradients
@@ -57,7 +58,7 @@ class Submission:
         self._set_id = set_id
         self._batches.clear()
 
-    def submit(self, slots: list[Slot], streams: Mapping[Slot, GpuStream]) -> None:
+    def submit(self, slots: list[Slot], streams: Mapping[Slot, GpuStream], waits: bool) -> None:
         """Hand over the gradients of these parameters as they are now, where there are any.
 
         Those on a GPU whose stream is not known, as their parameters have been moved there, are left for `CURRENT`.
@@ -65,10 +66,11 @@ class Submission:
         Args:
             slots: The parameters.
             streams: Of gradients on a GPU, on which they were made. `CURRENT`: all on the current one.
+            waits: The caller waits at once, and does nothing to the gradients meanwhile: none is lent.
         """
         alike = [slot for slot in slots if slot.alike]
         for part in self._parts(alike, streams) if self._uses_gpu else [alike]:
-            if not self._submit_alike(part, streams):
+            if not self._submit_alike(part, streams, waits):
                 for slot in part:
                     slot.alike = False
         for slot in slots:
@@ -80,10 +82,10 @@ class Submission:
                     continue
             stream = streams.get(slot)
             if stream is None:
-                self._submit_other(slot)
+                self._submit_other(slot, waits)
             else:
                 with _gpu.as_current(stream):  # of what is copied
-                    self._submit_other(slot)
+                    self._submit_other(slot, waits)
 
     def _parts(self, slots: list[Slot], streams: Mapping[Slot, GpuStream]) -> list[list[Slot]]:
         """Divide slots by where their gradients are made."""
@@ -92,7 +94,7 @@ class Submission:
             parts.setdefault(slot.on_gpu and streams.get(slot, True), []).append(slot)
         return list(parts.values())
 
-    def _submit_alike(self, slots: list[Slot], streams: Mapping[Slot, GpuStream]) -> bool:
+    def _submit_alike(self, slots: list[Slot], streams: Mapping[Slot, GpuStream], waits: bool) -> bool:
         # The hot path: hands over gradients that are like those of the step before, all together, or none of them. A
         # wrong address or size would corrupt memory, hence each of the checks.
         if not slots:
@@ -100,13 +102,18 @@ class Submission:
         batch = self._batches.get(slots[0])
         if batch is None or batch.slots != slots:
             batch = self._batches[slots[0]] = SlotBatch(slots)
-        grads = [grad for grad in [slot.param.grad for slot in slots] if grad is not None]
+        seen = [slot.seen for slot in slots]
+        if None in seen:  # not all passes were counted
+            seen = [slot.gradient() for slot in slots]
+        grads = [grad for grad in seen if grad is not None]
         if not batch.fits(grads):
             return False
-        self._borrow(grads)
+        addresses = list(map(torch.Tensor.data_ptr, grads)) if waits else self._lend(grads, slots)
+        if addresses is None:
+            return False
+        self.borrowed += grads
         for slot, grad in zip(slots, grads, strict=True):
             slot.grad = grad
-        addresses = list(map(torch.Tensor.data_ptr, grads))
         if batch.on_gpu:
             stream = self._note_stream(streams.get(slots[0]) or _gpu.current_stream(_gpu.device_of(grads[0])))
             batch.requests.enqueue_inplace_on_stream(addresses, self._handles, stream)
@@ -114,18 +121,21 @@ class Submission:
             batch.requests.enqueue_inplace(addresses, self._handles)
         return True
 
-    def _borrow(self, grads: list[torch.Tensor]) -> None:
-        if not self.borrowed:
-            self._first_version = _version(grads[0])
-        self.borrowed += grads
+    def _lend(self, grads: list[torch.Tensor], slots: list[Slot]) -> list[int] | None:
+        """Lend gradients, and return their addresses; None if some of them have to be copied."""
+        loans = [loan for grad, slot in zip(grads, slots, strict=True) if (loan := lend(grad, slot.name)) is not None]
+        if len(loans) < len(grads):
+            return None
+        self._loans += loans
+        return [address for _, address, *_ in loans]
 
     def _note_stream(self, stream: GpuStream) -> GpuStream:
         self._streams.add(stream)
         self._uses_gpu = True
         return stream
 
-    def _submit_other(self, slot: Slot) -> None:
-        grad = slot.param.grad
+    def _submit_other(self, slot: Slot, waits: bool) -> None:
+        grad = slot.gradient()
         if grad is None:
             return
         if grad.layout is torch.sparse_coo and not self.options.sparse_as_dense and slot.group is None:
@@ -134,7 +144,9 @@ class Submission:
         with torch.no_grad():
             compressed, ctx = self.options.compression.compress(dense)
             work, memory_format = in_memory_like(compressed, slot.param)
-        self._borrow([grad])
+            if work is grad and not waits and self._lend([grad], [slot]) is None:
+                work = grad.clone()
+        self.borrowed.append(grad)
         slot.grad = grad
         slot.ctx = ctx
         if slot.group is not None:
@@ -161,7 +173,7 @@ class Submission:
             raise ValueError(f"{slot.name}: a sparse gradient needs op=Average or op=Sum, or sparse_as_dense=True")
         slot.sparse, slot.alike, slot.grad = True, False, grad
         self.sparse_dims[slot.index] = grad.sparse_dim()
-        self._borrow([grad])
+        self.borrowed.append(grad)
         # It has the name that a dense gradient would have, so ranks of which only some have a sparse one learn of it.
         gathering = SparseGathering(slot.name, grad, options.compression, options.process_set)
         self._sparse_handles.append(gathering.handle)
@@ -195,7 +207,7 @@ class Submission:
                 self._finishers.append(self._finisher(member, member.dense, work))
 
     def _enqueue(self, request: Request, works: list[torch.Tensor]) -> None:
-        addresses = [work.data_ptr() for work in works]
+        addresses = list(map(address_of, works))
         if not _gpu.is_on_gpu(works[0]):
             alone = len(works) == 1
             handle = request.enqueue_inplace(addresses[0]) if alone else request.enqueue(addresses, addresses)
@@ -217,16 +229,13 @@ class Submission:
             if slot.sparse:
                 slot.param.grad = result.to(dense.device).to_sparse()
             else:
-                dense.copy_(result)
+                put(result, dense, slot.name)
 
         return finish
 
     def has_been_changed(self) -> bool:
-        """Whether gradients have been changed in place, by others, since they were handed over.
-
-        What does that, such as clipping, changes all of them, so one is looked at.
-        """
-        return bool(self.borrowed) and _version(self.borrowed[0]) != self._first_version
+        """Whether gradients have been written to, by others, since they were handed over."""
+        return any(map(has_moved, self._loans))
 
     def wait(self, slots: Sequence[Slot]) -> None:
         """Wait until everything is reduced, and give these parameters their gradients.
@@ -238,9 +247,12 @@ class Submission:
             self._wait_on_stream(next(iter(self._streams)).device)
         else:
             ops.wait_all(self._handles)
+        # What was changed or replaced meanwhile gets what all ranks agree on.
+        for loan in self._loans:
+            give_back(loan)
         for slot in slots:
             if slot.grad is not None and slot.param.grad is not slot.grad:
-                slot.param.grad = slot.grad  # it was replaced meanwhile, but this is what all ranks agree on
+                slot.param.grad = slot.grad
         if self._finishers:
             with torch.no_grad():
                 for finisher in self._finishers:
@@ -257,22 +269,18 @@ class Submission:
     def abandon(self, handle: int, borrowed: object) -> None:
         """Leave everything to the engine, which may still use it; and what one more operation has borrowed."""
         handles = [*self._handles, *self._sparse_handles, *filter(None, [handle])]
-        abandon(handles, [*self.borrowed, *self._works, *self._finishers, borrowed])
+        abandon(handles, [*self.borrowed, *self._loans, *self._works, *self._finishers, borrowed])
 
     def clear(self) -> None:
         """Begin the next step."""
         self.borrowed.clear()
+        self._loans.clear()
         self.sparse_dims.clear()
         self._handles.clear()
         self._sparse_handles.clear()
         self._finishers.clear()
         self._streams.clear()
         self._works.clear()
-
-
-def _version(grad: torch.Tensor) -> int:
-    """How often the gradient has been changed in place, by others than the engine."""
-    return 0 if grad.is_inference() else grad._version
 
 
 def _on_one_device(tensors: list[torch.Tensor]) -> list[torch.Tensor]:

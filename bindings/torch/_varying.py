@@ -9,27 +9,34 @@ import torch
 
 from horovodlike.ops import Allocation, DType, Output
 from horovodlike.torch import _gpu
-from horovodlike.torch._engine import Call, Result, Tensors, start
-from horovodlike.torch._tensor import check, from_output, in_memory
+from horovodlike.torch._engine import Call, Result, Tensors, lent, start
+from horovodlike.torch._loan import Loan
+from horovodlike.torch._tensor import check, from_output
 
 _SPLITS = torch.empty(0, dtype=torch.int32, device="cpu")
 
 
-def start_allgather(call: Call, tensors: Sequence[torch.Tensor], single: bool) -> int:
-    """Enqueue an allgather, for whose results memory is found when the ranks know their sizes; return its handle."""
+def start_allgather(call: Call, tensors: Sequence[torch.Tensor], single: bool, waits: bool = False) -> int:
+    """Enqueue an allgather, for whose results memory is found when the ranks know their sizes; return its handle.
+
+    `waits`: as of `start_in_place`.
+    """
     for tensor in tensors:
         check(tensor, call.name)
 
     def arrange(results: Tensors) -> Result:
         return results[0] if single else results
 
-    return _start_varying(call, tensors, tensors, arrange)
+    return _start_varying(call, tensors, tensors, arrange, waits)
 
 
-def start_alltoall(call: Call, tensors: Sequence[torch.Tensor], splits: Sequence[Sequence[int]], single: bool) -> int:
+def start_alltoall(
+    call: Call, tensors: Sequence[torch.Tensor], splits: Sequence[Sequence[int]], single: bool, waits: bool = False
+) -> int:
     """Enqueue an alltoall of so many rows of each tensor for each member of the process set; return its handle.
 
     The result is, of each tensor, the rows received and how many came from each member (int32, on the CPU).
+    `waits`: as of `start_in_place`.
     """
     for tensor in tensors:
         check(tensor, call.name)
@@ -41,7 +48,7 @@ def start_alltoall(call: Call, tensors: Sequence[torch.Tensor], splits: Sequence
         return pairs[0] if single else pairs
 
     likes = [like for tensor in tensors for like in (tensor, _SPLITS)]
-    return _start_varying(call, tensors, likes, arrange, list(itertools.chain.from_iterable(splits)))
+    return _start_varying(call, tensors, likes, arrange, waits, list(itertools.chain.from_iterable(splits)))
 
 
 def _start_varying(
@@ -49,27 +56,31 @@ def _start_varying(
     tensors: Sequence[torch.Tensor],
     likes: Sequence[torch.Tensor],
     arrange: Callable[[Tensors], Result],
+    waits: bool,
     arguments: Sequence[int] = (),
 ) -> int:
     """Enqueue an operation whose results are like `likes`, but for the rows, which the ranks find out together."""
-    inputs = [in_memory(tensor) for tensor in tensors]
+    inputs, loans = lent(tensors, call.name, waits)
+    if not waits:  # the caller may change its tensors
+        likes = [like if like is _SPLITS else like.new_empty((0, *like.shape[1:])) for like in likes]
     if inputs and _gpu.is_on_gpu(inputs[0]):
-        return _start_varying_on_gpu(call, inputs, likes, arrange, arguments)
+        return _start_varying_on_gpu(call, inputs, loans, likes, arrange, arguments)
 
     def finish(outputs: list[Output]) -> Result:
         return arrange(tuple(from_output(output, like) for output, like in zip(outputs, likes, strict=True)))
 
-    return start(call, inputs, inputs, inputs, finish, arguments)
+    return start(call, inputs, inputs, [*inputs, *loans], finish, arguments)
 
 
 def _start_varying_on_gpu(
     call: Call,
     inputs: Sequence[torch.Tensor],
+    loans: Sequence[Loan | None],
     likes: Sequence[torch.Tensor],
     arrange: Callable[[Tensors], Result],
     arguments: Sequence[int],
 ) -> int:
-    borrowed = list(inputs)
+    borrowed: list[object] = [*inputs, *loans]
     made: dict[int, torch.Tensor] = {}
     allocate_on_gpu = _gpu.allocator(inputs[0])
 

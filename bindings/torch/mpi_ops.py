@@ -241,7 +241,11 @@ def allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
     """Do what `allreduce` does in place, and return the tensor. Not differentiable."""
-    handle = allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor, process_set)
+    arguments = (average, op, prescale_factor, postscale_factor, getattr(process_set, "process_set_id", None))
+    handle = start_again_in_place(name, arguments, tensor, waits=True)
+    if not handle:
+        call = _allreduce_call("allreduce", average, name, op, prescale_factor, postscale_factor, process_set)
+        handle = start_in_place_and_remember(name, arguments, call, tensor, waits=True)
     return result(handle, torch.Tensor)
 
 
@@ -305,7 +309,7 @@ def grouped_allreduce_(
 ) -> list[torch.Tensor]:
     """Do what `allreduce_` does for a list of tensors, of any dtypes, as one operation; return a list of them."""
     call = _allreduce_call("grouped_allreduce", average, name, op, prescale_factor, postscale_factor, process_set)
-    return list(result(start_in_place(call, group(tensors, call.name), single=False), tuple))
+    return list(result(start_in_place(call, group(tensors, call.name), single=False, waits=True), tuple))
 
 
 def grouped_allreduce_async_(

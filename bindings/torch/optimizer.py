@@ -23,8 +23,9 @@ from horovodlike.torch.compression import Compression, Compressor, GradientReduc
 from horovodlike.torch.mpi_ops import allreduce
 
 _CHANGED = (
-    "gradients have been changed between backward() and step(), while they were being reduced: the ranks may drift "
-    "apart. Call optimizer.synchronize() before you change them, as for clipping, and then "
+    "gradients have been changed between backward() and step(), before they were reduced: all ranks get the same "
+    "gradients, but in some of them what was done is lost, and in others it was done before the reduction. Call "
+    "optimizer.synchronize() before you change them, as for clipping, and then "
     "`with optimizer.skip_synchronize(): optimizer.step()`"
 )
 Groups = Sequence[Sequence[torch.nn.Parameter]]

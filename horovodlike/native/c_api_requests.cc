@@ -43,6 +43,17 @@ Status check_device(const Signature& signature, const hvl_callbacks* callbacks, 
                     "' on a GPU needs a function that allocates its outputs: the engine has no memory of GPUs");
 }
 
+// A tensor whose storage has been given up has a shape and no memory.
+Status check_memory(const Operation& operation, const uintptr_t* inputs) {
+  for (size_t t = 0; t < operation.num_bytes.size(); ++t) {
+    if (operation.num_bytes[t] == 0 || inputs[t] != 0) continue;
+    return Status(HVL_INVALID_ARGUMENT, "a tensor of '" + operation.signature.name + "' has no memory for its " +
+                                            std::to_string(operation.num_bytes[t]) +
+                                            " bytes: was its storage resized?");
+  }
+  return Status();
+}
+
 using GpuRequestPtr = std::shared_ptr<const GpuRequest>;
 
 // Null outputs: the engine allocates them. Null `gpu`: the tensors are on the CPU.
@@ -51,6 +62,7 @@ Status enqueue(Engine* engine, const hvl_prepared& prepared, const uintptr_t* in
   const Signature& signature = prepared.operation->signature;
   Status fits = check_against_job(signature, engine->options());
   if (fits.ok()) fits = check_device(signature, callbacks, gpu != nullptr);
+  if (fits.ok()) fits = check_memory(*prepared.operation, inputs);
   if (!fits.ok()) return fits;
   auto memory = [&](size_t t) {
     return Memory{reinterpret_cast<const char*>(inputs[t]),

@@ -1,0 +1,120 @@
+"""Loans: the memory of tensors in the hands of the engine, which stays where it is whatever Python does meanwhile.
+
+A reference to a tensor does not keep its memory: `set_`, an assignment to `.data` and `Module.to` give the tensor
+another storage, `resize_` and `share_memory_` give its storage other memory. So a loan holds a copy-on-write clone of
+the tensor (`torch._lazy_clone`), which costs a fraction of a microsecond and copies nothing. If the tensor, or another
+view of its storage, is written to while the engine has its memory, torch moves that storage to a copy of its own, and
+the engine's memory stays with the clone: whatever is done to the tensor, also through `.data`, whose version counter is
+its own, the engine neither sees nor is disturbed by it, and it can be told from the address.
+
+Where torch makes no such clone:
+
+* on a GPU the storage is kept, which all but `resize_` leave the memory;
+* so it is where others than torch may hold the address and torch refuses to resize: after `Tensor.numpy()`, for the
+  memory of NumPy arrays, and for shared memory;
+* what remains (memory of other allocators; torch before 2.3) is copied.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import TypeAlias
+
+import torch
+
+from horovodlike.torch import _gpu
+
+_lazy_clone: Callable[[torch.Tensor], torch.Tensor] | None = getattr(torch, "_lazy_clone", None)
+# The address of a tensor's storage. To ask for it otherwise moves a storage with clones to a copy.
+_storage_address: Callable[[torch.Tensor], int] = getattr(
+    torch._C, "_data_address", lambda tensor: tensor.untyped_storage().data_ptr()
+)
+_cloning = threading.Lock()  # torch lets the interpreter's lock go, and two first clones of one storage would collide
+
+_REMEDY = "Call synchronize() before you change a tensor that was given to an asynchronous operation"
+
+# The tensor, its address and that of its storage, what keeps the memory, the tensor's dtype and shape, and the name of
+# the operation: a plain tuple, since it takes a tenth of the time of a class.
+Loan: TypeAlias = tuple[torch.Tensor, int, int, torch.Tensor | torch.UntypedStorage, torch.dtype, torch.Size, str]
+
+
+def address_of(tensor: torch.Tensor) -> int:
+    """Return the address of the tensor's first element, also if it is lent, and without moving it."""
+    return _storage_address(tensor) + int(tensor.storage_offset()) * tensor.element_size()
+
+
+def lend(tensor: torch.Tensor, name: str) -> Loan | None:
+    """Keep the memory of a tensor that lies in memory without gaps; None where it has to be copied instead.
+
+    Args:
+        tensor: On the CPU or a GPU.
+        name: That of the operation, for messages.
+    """
+    storage = tensor.untyped_storage()
+    if not storage.resizable() or _gpu.is_on_gpu(tensor):
+        return tensor, address_of(tensor), _storage_address(tensor), storage, tensor.dtype, tensor.shape, name
+    if _lazy_clone is None:
+        return None
+    try:
+        with _cloning:
+            clone = _lazy_clone(tensor)
+    except RuntimeError:  # the storage has another allocator's memory
+        return None
+    return tensor, address_of(clone), _storage_address(clone), clone, tensor.dtype, tensor.shape, name
+
+
+def has_moved(loan: Loan) -> bool:
+    """Whether the tensor has other memory than it had: it has been written to, resized or given another storage."""
+    return _storage_address(loan[0]) != loan[2]
+
+
+def give_back(loan: Loan) -> None:
+    """Put what the engine has made into the tensor, if that has other memory by now.
+
+    Raises:
+        ValueError: It has another shape, too: there is no place for the result.
+    """
+    if has_moved(loan):
+        put(_as_lent(loan), loan[0], loan[-1])
+
+
+def _as_lent(loan: Loan) -> torch.Tensor:
+    _, address, storage_address, keeper, dtype, shape, name = loan
+    if isinstance(keeper, torch.Tensor):
+        return keeper
+    if keeper.data_ptr() != storage_address:
+        raise ValueError(f"{name}: the memory of its tensor was moved before its result was there. {_REMEDY}")
+    with torch.no_grad():
+        lent = torch.empty(0, dtype=dtype, device=keeper.device)
+        return lent.set_(keeper, (address - storage_address) // lent.element_size(), shape)  # type: ignore[call-overload, no-any-return]
+
+
+def keep(held: Iterable[object]) -> list[object]:
+    """Keep the memory of the tensors among objects from now on, whose operations nobody will wait for."""
+    tensors = [one for one in held if isinstance(one, torch.Tensor) and one.layout is torch.strided]
+    return [lend(tensor, "") or tensor.untyped_storage() for tensor in tensors]
+
+
+def put(result: torch.Tensor, tensor: torch.Tensor, name: str) -> None:
+    """Copy a result to the tensor that it is for.
+
+    Raises:
+        ValueError: The tensor has had another shape when it was handed over, or its storage has become too small.
+    """
+    shape = result.shape
+    if tensor.shape != shape or not _fits_its_storage(tensor):
+        raise ValueError(
+            f"{name}: its tensor had the shape {tuple(shape)} when it was handed over, and was resized before its "
+            f"result was there (now {tuple(tensor.shape)}, of {tensor.untyped_storage().nbytes()} bytes). {_REMEDY}"
+        )
+    with torch.no_grad():
+        tensor.copy_(result)
+
+
+def _fits_its_storage(tensor: torch.Tensor) -> bool:
+    if tensor.numel() == 0:
+        return True
+    last = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    needed = (tensor.storage_offset() + last + 1) * tensor.element_size()
+    return tensor.untyped_storage().nbytes() >= needed

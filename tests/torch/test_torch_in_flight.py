@@ -1,0 +1,220 @@
+"""Changes of tensors whose memory the engine has: none reaches the engine, and none makes the ranks differ."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+import horovodlike.torch as hvd
+from horovodlike.torch import _loan
+
+SIZES = (3, 1 << 16)  # the second is too large for malloc's bins: what is freed is gone
+
+
+def _shrink_storage(tensor: torch.Tensor) -> None:
+    tensor.untyped_storage().resize_(0)
+
+
+def _set_data(tensor: torch.Tensor) -> None:
+    tensor.data = torch.zeros_like(tensor)
+
+
+def _export(tensor: torch.Tensor) -> None:
+    tensor.numpy()[:] = -1.0
+
+
+# By what they are: what is done, and whether there is still a place for the result.
+CHANGES: dict[str, tuple[Callable[[torch.Tensor], object], bool]] = {
+    "nothing": (lambda t: None, True),
+    "set_": (lambda t: t.set_(torch.zeros_like(t)), True),
+    "data": (_set_data, True),
+    "written": (lambda t: t.zero_(), True),
+    "written through data": (lambda t: t.data.zero_(), True),
+    "written through a view": (lambda t: t[1:].zero_(), True),
+    "written by NumPy": (_export, True),
+    "shared": (lambda t: t.share_memory_(), True),
+    "swapped": (lambda t: torch.utils.swap_tensors(t, torch.zeros_like(t)), True),
+    "made larger": (lambda t: t.resize_(4 * t.numel()), False),
+    "no storage": (_shrink_storage, False),
+}
+
+
+def _in_place(change: str, numel: int) -> None:
+    alter, has_place = CHANGES[change]
+    for begin in (hvd.allreduce_async_, lambda t, **how: hvd.grouped_allreduce_async_([t, torch.ones(3)], **how)):
+        tensor = torch.full((numel,), hvd.rank() + 1.0)
+        handle = begin(tensor, name="in place", op=hvd.Sum)
+        alter(tensor)
+        gc.collect()
+        rubbish = [torch.full((numel,), -7.0) for _ in range(8)]  # where the memory would be that was let go of
+        if has_place:
+            result = hvd.synchronize(handle)
+            assert (result[0] if isinstance(result, tuple) else result) is tensor
+            assert torch.equal(tensor, torch.full((numel,), hvd.size() * (hvd.size() + 1) / 2))
+        else:
+            with pytest.raises(ValueError, match=r"in place: its tensor .* was resized before its result was there"):
+                hvd.synchronize(handle)
+        assert all(torch.equal(one, torch.full((numel,), -7.0)) for one in rubbish)
+
+
+def _to_new(change: str, numel: int) -> None:
+    """What was handed over is what is sent."""
+    alter, _ = CHANGES[change]
+    rank, size = hvd.rank(), hvd.size()
+    everyone = torch.arange(1.0, size + 1)
+    rows = numel * size
+    cases = [
+        (hvd.allreduce_async, {"op": hvd.Sum}, torch.full((rows,), size * (size + 1) / 2)),
+        (hvd.allgather_async, {}, everyone.repeat_interleave(rows)),
+        (hvd.broadcast_async, {"root_rank": size - 1}, torch.full((rows,), float(size))),
+        (hvd.reducescatter_async, {"op": hvd.Sum}, torch.full((numel,), size * (size + 1) / 2)),
+        (hvd.alltoall_async, {}, everyone.repeat_interleave(numel)),
+    ]
+    for begin, options, expected in cases:
+        tensor = torch.full((rows,), rank + 1.0)
+        handle = begin(tensor, name="to new", **options)
+        alter(tensor)
+        rubbish = [torch.full((rows,), -7.0) for _ in range(4)]
+        result = hvd.synchronize(handle)
+        assert torch.equal(result[0] if isinstance(result, tuple) else result, expected), begin.__name__
+        del rubbish
+
+
+def _views_of_one_storage() -> None:
+    """Several operations on parts of one storage share it: no part is copied for another one's sake."""
+    flat = torch.full((4, 1 << 12), hvd.rank() + 1.0)
+    address = flat.data_ptr()
+    handles = [hvd.allreduce_async_(row, name=f"row.{n}", op=hvd.Sum) for n, row in enumerate(flat)]
+    for handle in handles:
+        hvd.synchronize(handle)
+    assert flat.data_ptr() == address
+    assert torch.equal(flat, torch.full_like(flat, hvd.size() * (hvd.size() + 1) / 2))
+
+
+def _memory_of_numpy() -> None:
+    """It is reduced where it lies, and the array sees the result."""
+    array = np.full(1 << 12, hvd.rank() + 1.0, dtype=np.float32)
+    handle = hvd.allreduce_async_(torch.from_numpy(array), op=hvd.Sum)
+    hvd.synchronize(handle)
+    assert (array == hvd.size() * (hvd.size() + 1) / 2).all()
+
+
+def _without_clones() -> None:
+    """As with a torch that cannot clone lazily, or memory of another allocator: it is copied."""
+    clone, _loan._lazy_clone = _loan._lazy_clone, None
+    try:
+        _in_place("set_", 5)
+        _to_new("written", 5)
+    finally:
+        _loan._lazy_clone = clone
+
+
+def _no_memory() -> None:
+    tensor = torch.ones(8)
+    tensor.untyped_storage().resize_(0)
+    for begin in (hvd.allreduce_, hvd.allreduce_async_, hvd.allgather, hvd.broadcast_async):
+        root = {"root_rank": 0} if begin is hvd.broadcast_async else {}
+        with pytest.raises(ValueError, match=r"'\w+\.gone' has no memory for its 32 bytes"):
+            begin(tensor, name="gone", **root)
+    assert hvd.allreduce(torch.ones(2), op=hvd.Sum).tolist() == [hvd.size()] * 2
+
+
+@pytest.mark.parametrize("numel", SIZES)
+@pytest.mark.parametrize("change", CHANGES)
+def test_in_place(ranks, change, numel):
+    ranks(2).run(_in_place, change, numel)
+
+
+@pytest.mark.parametrize("change", ("set_", "written through data", "made larger", "no storage", "shared"))
+def test_to_new(ranks, change):
+    ranks(3).run(_to_new, change, SIZES[1])
+
+
+@pytest.mark.parametrize("case", (_views_of_one_storage, _memory_of_numpy, _without_clones, _no_memory))
+def test_memory(ranks, case):
+    ranks(2).run(case)
+
+
+def _clip(gradient: torch.Tensor) -> None:
+    gradient.data = gradient.clamp(max=0.5)
+
+
+GRADIENT_CHANGES: dict[str, Callable[[torch.Tensor], object]] = {
+    "data": _clip,
+    "set_": lambda g: g.set_(g.clamp(max=0.5)),
+    "clamp_": lambda g: g.clamp_(max=0.5),
+    "data.clamp_": lambda g: g.data.clamp_(max=0.5),
+    "shared": lambda g: g.share_memory_(),
+}
+WIDE = 1 << 14  # gradients of 256 KiB
+
+
+def _gradients(change: str, overlaps: bool, options: dict[str, object]) -> None:
+    """Where the engine overlaps, what is done to gradients on one rank is undone, with a warning; the ranks agree."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, WIDE), torch.nn.Linear(WIDE, 4))
+    sgd = torch.optim.SGD(model.parameters(), lr=0.001)
+    optimizer = hvd.DistributedOptimizer(sgd, model.named_parameters(), op=hvd.Sum, **options)
+    bias_gradient = 2 * model[1].weight.detach().sum(0)
+    for step in range(3):
+        optimizer.zero_grad()
+        model(torch.full((2, 4), hvd.rank() + 1.0)).sum().backward()
+        if hvd.rank() == 0:
+            for parameter in model.parameters():
+                GRADIENT_CHANGES[change](parameter.grad)
+        rubbish = [torch.full((WIDE,), -7.0) for _ in range(8)]
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            optimizer.step()
+        assert all(torch.equal(one, torch.full((WIDE,), -7.0)) for one in rubbish)
+        if overlaps:
+            assert [str(one.message)[:40] for one in caught] == ["gradients have been changed between back"][
+                : 1 - hvd.rank()
+            ]
+            if step == 0 and not options:
+                assert torch.allclose(model[0].bias.grad, bias_gradient * hvd.size())
+    weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+    everywhere = hvd.allgather(weights[None])
+    assert all(torch.equal(everywhere[0], other) for other in everywhere)
+
+
+@pytest.mark.parametrize("overlap", ("always", "never"))
+def test_gradients(fresh_ranks, overlap):
+    pool = fresh_ranks(2, {"HOROVODLIKE_OVERLAP": overlap})
+    for change in GRADIENT_CHANGES:
+        pool.run(_gradients, change, overlap == "always", {})
+    pool.run(_gradients, "data.clamp_", overlap == "always", {"groups": 1})
+    pool.run(_gradients, "set_", False, {"compression": hvd.Compression.fp16})
+    if overlap == "always":
+        pool.run(_resized_gradient)
+    pool.run(_converted_module)
+
+
+def _resized_gradient() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(WIDE))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), [("weight", parameter)])
+    (parameter * (hvd.rank() + 1.0)).sum().backward()
+    parameter.grad.resize_(2 * WIDE)
+    with pytest.raises(ValueError, match=r"weight: its tensor had the shape .* and was resized"):
+        optimizer.step()
+    optimizer.zero_grad()
+    (parameter * (hvd.rank() + 1.0)).sum().backward()
+    optimizer.step()
+    assert torch.allclose(parameter, torch.full((WIDE,), -(hvd.size() + 1.0) / 2))
+
+
+def _converted_module() -> None:
+    model = torch.nn.Linear(WIDE, 1, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=1.0), model.named_parameters())
+    (model(torch.ones(1, WIDE)).sum() * (hvd.rank() + 1)).backward()
+    model.to(torch.float64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        optimizer.step()
+    assert torch.allclose(model.weight, torch.full((1, WIDE), -(hvd.size() + 1.0) / 2, dtype=torch.float64))

@@ -129,6 +129,12 @@ class Submission:
         self._loans += loans
         return [address for _, address, *_ in loans]
 
+    def _lent_or_copied(self, work: torch.Tensor, slot: Slot, grad: torch.Tensor | None) -> torch.Tensor:
+        """Lend what is reduced if it is the gradient itself; return it, or a copy where it cannot be lent."""
+        if work is not grad or self._lend([work], [slot]) is not None:
+            return work
+        return work.clone()
+
     def _note_stream(self, stream: GpuStream) -> GpuStream:
         self._streams.add(stream)
         self._uses_gpu = True
@@ -144,14 +150,14 @@ class Submission:
         with torch.no_grad():
             compressed, ctx = self.options.compression.compress(dense)
             work, memory_format = in_memory_like(compressed, slot.param)
-            if work is grad and not waits and self._lend([grad], [slot]) is None:
-                work = grad.clone()
+            if slot.group is None and not waits:
+                work = self._lent_or_copied(work, slot, grad)
         self.borrowed.append(grad)
         slot.grad = grad
         slot.ctx = ctx
         if slot.group is not None:
             slot.dense, slot.work, slot.format = dense, work, memory_format
-            self._submit_member(slot, slot.group)
+            self._submit_member(slot, slot.group, waits)
             return
         on_gpu = _gpu.is_on_gpu(work)
         described = (work.dtype, work.shape, on_gpu, memory_format)
@@ -185,13 +191,17 @@ class Submission:
 
         self._finishers.append(finish)
 
-    def _submit_member(self, slot: Slot, group: Group) -> None:
+    def _submit_member(self, slot: Slot, group: Group, waits: bool) -> None:
         group.ready += 1
         if slot.work is not None and _gpu.is_on_gpu(slot.work):
             group.streams.add(_gpu.current_stream(_gpu.device_of(slot.work)))
         if group.ready < len(group.slots):
             return
         works = [slot.work for slot in group.slots if slot.work is not None]
+        if not waits:
+            works = [
+                self._lent_or_copied(work, member, member.grad) for work, member in zip(works, group.slots, strict=True)
+            ]
         if group.streams:
             _gpu.hold_up(group.streams)
             self._streams |= group.streams  # the memory is given out again for any of them

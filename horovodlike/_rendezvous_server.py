@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 import weakref
+from collections import deque
 
 from horovodlike._channel import HANDSHAKE_TIMEOUT, FrameError, Identity, JobKey, job_digest
 from horovodlike._descriptors import ensure_descriptors
@@ -19,6 +20,7 @@ from horovodlike._listening import is_everywhere, listen
 from horovodlike._roll_call import Reply, RollCall
 
 _FLUSH_SECONDS = 1.0
+_EXITS_AT_ONCE = 4096
 _FREE_PORT_ATTEMPTS = 8
 LONGEST_TIMEOUT = 30 * 24 * 3600.0
 """Seconds that a rank may ask to wait for the others."""
@@ -77,6 +79,7 @@ class RendezvousServer:
         self._spurned: dict[Connection, str] = {}  # why a member's next topic fails
         self._thread: threading.Thread | None = None
         self._stop = False
+        self._exits: deque[tuple[int, str]] = deque()  # from other threads
 
     @property
     def port(self) -> int:
@@ -107,6 +110,20 @@ class RendezvousServer:
         _servers.add(self)
         self._thread = threading.Thread(target=self._serve, name="horovodlike-rendezvous", daemon=True)
         self._thread.start()
+
+    def exited(self, rank: int, reason: str) -> None:
+        """The process of a rank has exited: ranks that wait for it, or will, learn of it at once.
+
+        Callable from any thread while the server runs; does nothing once it has been closed.
+
+        Args:
+            rank: The rank.
+            reason: How the process has exited, such as ``rank 1 exited with code 0``.
+        """
+        if self._thread is not None:
+            self._exits.append((rank, reason))
+            with contextlib.suppress(OSError):  # it is awake already, or has ended
+                self._wake.send(b"\0", socket.MSG_DONTWAIT)
 
     def close(self) -> None:
         """Sends what is still to be sent, closes every connection and ends the thread. May be called again."""
@@ -142,9 +159,21 @@ class RendezvousServer:
 
     def _turn(self, patience: float | None) -> None:
         self._door.attend(patience)
+        self._take_exits()
         self._tell(self._roll.expire(time.monotonic()))
         if self._once and self._roll.generation and self._door.listening:
             self._door.stop_listening()
+
+    def _take_exits(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._wakened.recv(_EXITS_AT_ONCE, socket.MSG_DONTWAIT)
+        while self._exits:
+            rank, reason = self._exits.popleft()
+            member = self._members.get(rank)
+            if member is not None:
+                self._door.look_at(member)  # it may have left in order, or have broken off
+            if rank not in self._members:  # a descendant that holds the connection takes part in the rank's place
+                self._tell(self._roll.exited(rank, reason))
 
     def _bid_farewell(self, deadline: float) -> None:
         """Sends the last answers, and to those that still wait or will come why nobody is here any more."""

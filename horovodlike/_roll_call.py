@@ -79,7 +79,7 @@ class RollCall:
         missing = self._missing(topic)
         if not missing:
             return self._complete(topic)
-        gone = [other for other in missing if other in self._lost]
+        gone = [other for other in self._lost if other in missing]  # the first may be why the others have gone
         if gone:
             return self._fail(topic, self._lost[gone[0]])
         if len(self._waiting) == self.size:
@@ -106,6 +106,22 @@ class RollCall:
         """A rank's connection has broken: whatever anybody waits for with it fails."""
         self._lost[rank] = reason
         return [*self._forget(rank, reason), *self._fail_all(reason)]
+
+    def exited(self, rank: int, reason: str) -> list[Reply]:
+        """The process of a rank that has no connection has exited: no open topic can complete without the rank.
+
+        A process that comes as this rank all the same, such as one that a wrapper has left behind, is welcome.
+
+        Args:
+            rank: The rank.
+            reason: How the process has exited, such as ``rank 1 exited with code 0``.
+        """
+        if rank in self._lost:  # its connection broke first
+            return []
+        when = "called init() again" if rank in self._seen else "called init()"
+        reason = f"{reason} before it {when}; every rank of the job must call it"
+        self._lost[rank] = reason
+        return self._fail_all(reason)
 
     def last_failure(self) -> str | None:
         """Why the current generation has failed, if it has."""

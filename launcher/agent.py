@@ -76,6 +76,7 @@ class Agent:
         self._grace_period = GRACE_S
         self._elastic = False  # ranks come and go, and are the workers of the job
         self._rank_of: dict[int, int] = {}  # process id -> rank, of those that run
+        self._left: dict[int, tuple[int, int]] = {}  # process id -> rank and status, while its group may outlive it
         self._streams: dict[int, tuple[int, Kind]] = {}  # descriptor -> rank, stream
         self._paused = False
         self._task_fd: int | None = None
@@ -345,11 +346,24 @@ class Agent:
             self._send(Kind.EXITED, rank, encode_exit(pid, status))
             if self._elastic:
                 send_signal(-pid, signal.SIGTERM)  # its helpers, which whoever takes its place has for itself
+            self._left[pid] = rank, status
+        self._tell_gone()
         if self._elastic:
             self._tell_stops()
         elif alive and self._started and not self._rank_of:
             self._end(GRACE_S)  # the ranks have left something running
         return alive
+
+    def _tell_gone(self) -> None:
+        for pid, (rank, status) in list(self._left.items()):
+            try:
+                os.kill(-pid, 0)
+            except ProcessLookupError:
+                del self._left[pid]
+                if not self._elastic:
+                    self._send(Kind.GONE, rank, encode_exit(pid, status))
+            except PermissionError:  # there is one, of another user
+                pass
 
     def _tell_stops(self) -> None:
         for pid, stopped in stops():

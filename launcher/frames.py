@@ -55,6 +55,9 @@ class Kind(enum.IntEnum):
     """Bytes that the rank has written."""
     EXITED = 20
     """A rank has ended, and all that it wrote has been sent; the payload is made by :func:`encode_exit`."""
+    GONE = 23
+    """After EXITED, with the same payload: nothing is left of the rank's process group, which a wrapper may have left
+    behind. Not of jobs that are elastic."""
     FAILED = 21
     """The agent could not do its work; the payload says why."""
     DESCRIPTION = 22

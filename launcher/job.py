@@ -4,7 +4,7 @@ import selectors
 import signal
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from horovodlike.launcher import verdict
@@ -23,7 +23,7 @@ GRACE_S = 5.0
 """From SIGTERM, or from a signal that was passed on, to SIGKILL."""
 AGENT_FAILED = 1
 """The exit code when not a rank but the launcher's own agent, or a host, is to blame."""
-_OF_A_RANK = frozenset({Kind.STARTED, Kind.STDOUT, Kind.STDERR, Kind.RESULT, Kind.EXITED, Kind.LAST_LINES})
+_OF_A_RANK = frozenset({Kind.STARTED, Kind.STDOUT, Kind.STDERR, Kind.RESULT, Kind.EXITED, Kind.GONE, Kind.LAST_LINES})
 
 
 @dataclass
@@ -55,6 +55,7 @@ class Job:
         verbose: bool = False,
         network_timeout: float = 30.0,
         look_every: float | None = None,
+        on_gone: Callable[[int, str], None] | None = None,
     ) -> None:
         """Takes the parts; :meth:`run` puts them to work.
 
@@ -65,6 +66,7 @@ class Job:
             verbose: Decisions are explained.
             network_timeout: How long another host may be silent, in seconds.
             look_every: After how many seconds :meth:`run` at least returns to Python code, where a signal can raise.
+            on_gone: Called with a rank of which nothing is left, and how it has ended; its failure is known by then.
         """
         self._links = Links(links, self, output, network_timeout)
         self._link_of = {rank: link for link, ranks in links.items() for rank in ranks}
@@ -73,6 +75,7 @@ class Job:
         self._verbose = verbose
         self._network_timeout = network_timeout
         self._look_every = look_every
+        self._tell_gone = on_gone
         self._outcome = Outcome()
         self._running: dict[int, int] = dict.fromkeys(self._link_of, 0)  # rank -> process id
         self._failures: list[Failure] = []
@@ -146,6 +149,10 @@ class Job:
             self._explain(f"rank {frame.number} is process {int(frame.payload)}{where}")
         elif frame.kind is Kind.EXITED:
             self._on_exit(frame.number, *decode_exit(frame.payload))
+        elif frame.kind is Kind.GONE:
+            if self._tell_gone is not None and not self._ended:
+                pid, status = decode_exit(frame.payload)
+                self._tell_gone(frame.number, verdict.how_it_ended(frame.number, pid, status, link.host))
         elif frame.kind is Kind.LAST_LINES:
             self._output.keep_last_lines(frame.number, frame.payload)
         elif frame.kind is Kind.SIGNAL:

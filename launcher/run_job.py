@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from horovodlike.launcher.addresses import reachable_addresses
 from horovodlike.launcher.environment import OWN_NAMES, OWN_PREFIXES, forwarded, inherited
@@ -22,6 +22,9 @@ from horovodlike.launcher.spec import JobSpec
 from horovodlike.launcher.topology import Host
 from horovodlike.launcher.wakeup import SignalTaker, Wakeup
 from horovodlike.launcher.writer import Writer
+
+if TYPE_CHECKING:
+    from horovodlike.rendezvous import RendezvousServer
 
 __all__ = ["run_job", "start_message"]
 
@@ -69,7 +72,7 @@ def run_job(
             files = OutputFiles(spec.output_directory, spec.num_proc, called=called)
             stack.callback(files.close)
         links = start_agents(spec, placements, stack.callback)  # takes 30 ms here, in which the server is loaded
-        identity, described = _meet(spec, links, command[0], identity, stack.callback)
+        server, identity, described = _meet(spec, links, command[0], identity, stack.callback)
         plans = [planner.plan(place, (hosts | described)[place.name], identity) for place in placements]
 
         wakeup = Wakeup()
@@ -83,6 +86,7 @@ def run_job(
             verbose=spec.verbose,
             network_timeout=spec.network_timeout,
             look_every=None if take_signals else _LOOK_S,
+            on_gone=server.exited,
         )
         if take_signals:
             stack.enter_context(SignalTaker(job.interrupt, wakeup))
@@ -128,11 +132,11 @@ def _meet(
     program: str,
     identity: JobIdentity,
     on_exit: Callable[[Callable[[], None]], Any],
-) -> tuple[JobIdentity, dict[str, Host]]:
+) -> "tuple[RendezvousServer, JobIdentity, dict[str, Host]]":
     """Waits for the agents of other hosts, and starts the rendezvous server where they reach it.
 
     Returns:
-        The identity with the server's addresses, and the other hosts.
+        The server, the identity with its addresses, and the other hosts.
     """
     from horovodlike.rendezvous import RendezvousServer
 
@@ -142,7 +146,8 @@ def _meet(
     server = RendezvousServer(bytes.fromhex(identity.key), spec.num_proc, identity.address, identity.job_id)
     server.start()
     on_exit(server.close)
-    return replace(identity, port=server.port), {host: description.host for host, description in described.items()}
+    hosts = {host: description.host for host, description in described.items()}
+    return server, replace(identity, port=server.port), hosts
 
 
 def start_message(

@@ -201,6 +201,7 @@ def _lead(spec: JobSpec, nodes: Nodes, links: Sequence[NodeLink], node: _Node) -
                 node.wakeup,
                 verbose=spec.verbose,
                 network_timeout=spec.network_timeout,
+                on_gone=server.exited,
             )
             node.take_signals(job, writer)
             outcome = job.run()

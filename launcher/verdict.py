@@ -5,7 +5,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["SETTLE_S", "Failure", "choose", "describe", "exit_code", "is_consequence"]
+__all__ = ["SETTLE_S", "Failure", "choose", "describe", "exit_code", "how_it_ended", "is_consequence"]
 
 SETTLE_S = 2.0
 """How long the other ranks have, after the first failure, to notice it and to end by themselves."""
@@ -13,6 +13,9 @@ SETTLE_S = 2.0
 _LOST_PEER = ("HorovodInternalError", "JobBrokenError", "ShutDownError")
 _CONSEQUENCE = re.compile(rf"(\w+\.)*({'|'.join(_LOST_PEER)})\b".encode())
 _EXCEPTION = re.compile(rb"[\w.]+(: |$)")  # in a traceback, below what is indented
+
+# What the rendezvous says of a rank that has done nothing wrong by its exit code, and is to blame all the same.
+_LEFT_EARLY = re.compile(rb"rank \d+ \(pid [^)]*\) exited with code 0 before it called init\(\)( again)?")
 
 
 @dataclass(frozen=True)
@@ -86,13 +89,20 @@ def choose(failures: Sequence[Failure], waiting_over: bool) -> tuple[Failure | N
 
 def describe(failure: Failure, noun: str = "rank") -> list[bytes]:
     """What is said about a failure, line by line; in an elastic job the number is a worker's."""
-    where = "" if failure.host is None else f" on {failure.host}"
-    who = f"hvdrun: {noun} {failure.rank} (pid {failure.pid}{where})"
-    if failure.status >= 0:
-        what = f"exited with code {failure.status}"
-    else:
-        name = signal_name(-failure.status)
-        what = f"was killed by signal {-failure.status}" + (f" ({name})" if name.startswith("SIG") else "")
+    what = f"hvdrun: {how_it_ended(failure.rank, failure.pid, failure.status, failure.host, noun)}"
     if not failure.last_lines:
-        return [f"{who} {what}; it wrote nothing to stderr".encode()]
-    return [f"{who} {what}; its last lines:".encode(), *(b"    " + line for line in failure.last_lines)]
+        return [f"{what}; it wrote nothing to stderr".encode()]
+    lines = [f"{what}; its last lines:".encode(), *(b"    " + line for line in failure.last_lines)]
+    waited_for = _LEFT_EARLY.search(failure.last_lines[-1])
+    return lines if waited_for is None else [b"hvdrun: " + waited_for[0] + b", and others waited for it", *lines]
+
+
+def how_it_ended(rank: int, pid: int, status: int, host: str | None = None, noun: str = "rank") -> str:
+    """How a rank has ended, in words: ``rank 1 (pid 123 on node-2) exited with code 0``."""
+    where = "" if host is None else f" on {host}"
+    if status >= 0:
+        how = f"exited with code {status}"
+    else:
+        name = signal_name(-status)
+        how = f"was killed by signal {-status}" + (f" ({name})" if name.startswith("SIG") else "")
+    return f"{noun} {rank} (pid {pid}{where}) {how}"

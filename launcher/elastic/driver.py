@@ -213,6 +213,9 @@ class Driver:
     def _on_exit(self, worker: int, pid: int, status: int, link: Link) -> None:
         self._processes.pop(worker, None)
         self._output.finish(worker)
+        if self._server is not None and worker in self._places:
+            how = verdict.how_it_ended(worker, pid, status, link.host, "worker")
+            self._server.exited(self._places.index(worker), how)
         self._explain(f"worker {worker} ended with status {status}")
         if status != 0:
             self._failures[worker] = Failure(worker, pid, status, self._output.last_lines(worker), link.host)

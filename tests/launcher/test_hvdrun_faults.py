@@ -220,3 +220,63 @@ def test_a_stopped_rank_is_ended(hvdrun: Callable[..., object], script: Callable
     job = hvdrun("-np", 2, PYTHON, program)
     assert job.code == 4
     assert job.seconds < SETTLE_S + SLACK_S
+
+
+@pytest.mark.parametrize("hosts", [(), ("-H", "localhost:1,node-b:2")])
+def test_a_rank_that_exits_well_before_init_ends_the_wait_of_the_others(
+    hvdrun: Callable[..., object], script: Callable[..., Path], ssh: Path, hosts: tuple[str, ...]
+) -> None:
+    program = script("""
+        if rank == 2:
+            sys.exit(0)
+        from horovodlike import basics
+        basics.init()
+    """)
+    env = {"PATH": f"{ssh}{os.pathsep}{os.environ['PATH']}"}
+    job = hvdrun("-np", 3, "--start-timeout", 300, *hosts, PYTHON, program, env=env)
+    assert job.code == 1
+    assert job.seconds < SLACK_S
+    where = " on node-b" if hosts else ""
+    early = rf"rank 2 \(pid \d+{where}\) exited with code 0 before it called init\(\)"
+    assert re.search(rf"^hvdrun: {early}, and others waited for it\nhvdrun: rank [01] ", job.err, re.M)
+    assert len(re.findall(rf"^\[[01]\]<stderr>: .*RendezvousError.*{early}; every rank", job.err, re.M)) == 2
+
+
+def test_a_rank_that_fails_before_init_is_to_blame(
+    hvdrun: Callable[..., object], script: Callable[..., Path]
+) -> None:
+    program = script("""
+        if rank == 1:
+            sys.exit(7)
+        from horovodlike import basics
+        basics.init()
+    """)
+    job = hvdrun("-np", 2, "--start-timeout", 300, PYTHON, program)
+    assert job.code == 7
+    assert re.search(r"^hvdrun: rank 1 \(pid \d+\) exited with code 7; it wrote nothing", job.err, re.M)
+    assert re.search(r"RendezvousError: .*rank 1 \(pid \d+\) exited with code 7 before it called init\(\)", job.err)
+
+
+def test_ranks_that_never_call_init_disturb_nobody(
+    hvdrun: Callable[..., object], script: Callable[..., Path]
+) -> None:
+    assert hvdrun("-np", 2, PYTHON, script("print('done')")).code == 0
+
+
+def test_a_wrapper_may_leave_its_child_behind(hvdrun: Callable[..., object], script: Callable[..., Path]) -> None:
+    program = script("""
+        import subprocess
+        if rank == 1 and len(sys.argv) == 1:
+            subprocess.Popen([sys.executable, __file__, str(os.getpid())])
+            sys.exit(0)
+        if rank == 1:  # its parent has exited before it comes
+            pidfd = os.pidfd_open(int(sys.argv[1])) if os.getppid() == int(sys.argv[1]) else None
+            select.select([pidfd] if pidfd else [], [], [], None if pidfd else 0)
+        from horovodlike import basics
+        basics.init()
+        print("size", basics.size(), flush=True)
+        basics.shutdown()
+    """)
+    job = hvdrun("-np", 2, PYTHON, program)
+    assert job.code == 0
+    assert job.lines_of(0) == [b"size 2"]

@@ -64,6 +64,32 @@ def test_a_rank_that_is_lost_while_it_waits() -> None:
     assert roll.next_deadline() is None
 
 
+def test_a_rank_that_exits_before_it_comes() -> None:
+    roll = RollCall(3)
+    roll.connected(0)
+    roll.arrive(0, "join", None, 0.0, 30.0)
+    reason = "rank 2 exited with code 0 before it called init(); every rank of the job must call it"
+    assert told(roll.exited(2, "rank 2 exited with code 0")) == {0: reason}
+    roll.connected(1)
+    assert told(roll.arrive(1, "join", None, 0.0, 30.0)) == {1: reason}, "it came late"
+    roll.connected(2)  # a wrapper has exited, and its child comes
+    assert roll.arrive(0, "join", None, 0.0, 30.0) == []
+
+
+def test_a_rank_that_exits_between_two_generations() -> None:
+    roll = full(2)
+    roll.left(1)
+    assert roll.exited(1, "rank 1 exited with code 0") == []
+    assert "before it called init() again" in told(roll.arrive(0, "join", None, 0.0, 30.0))[0]
+
+
+def test_an_exit_does_not_hide_that_the_connection_broke_first() -> None:
+    roll = full(2)
+    roll.lost(1, "rank 1 is gone")
+    assert roll.exited(1, "rank 1 exited with code 3") == []
+    assert told(roll.arrive(0, "join", None, 0.0, 30.0)) == {0: "rank 1 is gone"}
+
+
 def test_leaving_in_order_disturbs_nobody_and_allows_another_generation() -> None:
     roll = full(2)
     roll.arrive(0, "join", 0, 0.0, 30.0)

@@ -12,7 +12,7 @@ The way of a job, one module each:
 ``command``          what the user typed to what is executed; ``interpreter`` takes a command line of Python apart
 ``topology``         what a host has: cores, NUMA nodes, quota
 ``plan``             pure: spec and hosts to one plan per rank
-``environment``      pure: what of the launcher's environment other hosts get
+``environment``      what of the launcher's environment ranks and other hosts get
 ``run_job``          puts the parts of a job together
 ``gather``           starts the agents of all hosts, and finds out which of them cannot take part
 ``remote``           pure: how the agent of another host is started, and what it means when that fails

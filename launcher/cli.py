@@ -13,6 +13,7 @@ from horovodlike import config
 from horovodlike.errors import ConfigError, RendezvousError
 from horovodlike.launcher import elastic_options, horovod_options, options
 from horovodlike.launcher.command import check_interpreter, resolve_command, with_horovod_names
+from horovodlike.launcher.environment import working_folder
 from horovodlike.launcher.errors import HostsError, UsageError
 from horovodlike.launcher.horovod_options import HOROVODRUN
 from horovodlike.launcher.nodes import find_nodes
@@ -274,6 +275,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], program: str = "hvdru
         SystemExit: An unknown flag; or ``--help``, ``--version`` or ``--check-build``, which have been printed.
     """
     arguments, command = _read(argv, program)
+    working_folder()
     number = _number_of_ranks(arguments.num_proc)
     settings, ignored = _settings(arguments)
     try:

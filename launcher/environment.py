@@ -1,8 +1,11 @@
-"""What of the launcher's environment ranks get. Pure."""
+"""What of the launcher's environment ranks get, and the folder in which they start."""
 
+import os
 from collections.abc import Mapping
 
-__all__ = ["OWN_NAMES", "OWN_PREFIXES", "forwarded", "inherited"]
+from horovodlike.launcher.errors import UsageError
+
+__all__ = ["OWN_NAMES", "OWN_PREFIXES", "forwarded", "inherited", "working_folder"]
 
 OWN_NAMES = (
     *("HOME", "HOST", "HOSTNAME", "LOGNAME", "MAIL", "OLDPWD", "SHELL", "USER"),
@@ -30,3 +33,18 @@ def forwarded(environ: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value for name, value in environ.items() if name not in OWN_NAMES and not name.startswith(OWN_PREFIXES)
     }
+
+
+def working_folder() -> str:
+    """The folder in which the launcher was started, where ranks start too.
+
+    Raises:
+        UsageError: There is none any more.
+    """
+    try:
+        return os.getcwd()
+    except OSError as error:
+        raise UsageError(
+            f"the current folder, in which the ranks would start, cannot be used ({error.strerror}): it has been "
+            "deleted or replaced; change to a folder that exists (cd), and start again"
+        ) from None

@@ -1,12 +1,12 @@
 """Starts the agents of all hosts at the same time, and finds out which of them cannot take part, and why."""
 
 import functools
-import os
 import selectors
 import time
 from collections.abc import Callable, Mapping, Sequence
 
 from horovodlike.launcher.description import Description, decode_description, encode_needs, installed_version
+from horovodlike.launcher.environment import working_folder
 from horovodlike.launcher.errors import HostsError
 from horovodlike.launcher.frames import Frame, FrameError, Kind, decode_text, encode_seconds, encode_text
 from horovodlike.launcher.gpus import find_gpus
@@ -100,9 +100,10 @@ def describe_hosts(spec: JobSpec, links: Sequence[AgentLink], program: str) -> d
     Raises:
         HostsError: Some hosts cannot take part; the message lists all of them, and why.
     """
+    folder = working_folder()
     waiting = {link.host: link for link in links if link.host is not None}
     for link in waiting.values():
-        ask_for_description(link, spec, program)
+        ask_for_description(link, spec, program, folder)
     found: dict[str, Description] = {}
     failed: dict[str, str] = {}
     readable: set[str] = set()
@@ -132,9 +133,9 @@ def describe_hosts(spec: JobSpec, links: Sequence[AgentLink], program: str) -> d
     return found
 
 
-def ask_for_description(link: AgentLink, spec: JobSpec, program: str) -> None:
+def ask_for_description(link: AgentLink, spec: JobSpec, program: str, folder: str) -> None:
     """Asks the agent of another host what there is; it ends by itself if it hears no more."""
-    link.send(Kind.DESCRIBE, 0, encode_text(encode_needs(os.getcwd(), program, spec.gpus_per_rank > 0)))
+    link.send(Kind.DESCRIBE, 0, encode_text(encode_needs(folder, program, spec.gpus_per_rank > 0)))
     link.send(Kind.ALIVE, 0, encode_seconds(spec.start_timeout + spec.network_timeout))
 
 

@@ -218,5 +218,8 @@ def _become(start: Start, parent: int, stdout: int, stderr: int) -> None:
         os.set_inheritable(descriptor, True)
     if start.cpus is not None:
         os.sched_setaffinity(0, start.cpus)
-    os.chdir(start.cwd)
+    try:
+        os.chdir(start.cwd)
+    except OSError as error:
+        raise OSError(error.errno, f"the folder {os.fsdecode(start.cwd)} cannot be entered: {error.strerror}") from None
     os.execvpe(start.command[0], list(start.command), dict(start.environ))

@@ -14,6 +14,7 @@ from horovodlike.errors import ConfigError
 from horovodlike.launcher import verdict
 from horovodlike.launcher.elastic.discovery import HostDiscovery
 from horovodlike.launcher.elastic_options import ELASTIC_ARGUMENTS, choose_hosts, take_elastic
+from horovodlike.launcher.environment import working_folder
 from horovodlike.launcher.errors import RankFailedError, UsageError
 from horovodlike.launcher.job import Outcome
 from horovodlike.launcher.run_arguments import check_kinds, setting_variables, take_integer, take_number_of_ranks
@@ -113,6 +114,7 @@ def run(
             **horovod,
         }
     )
+    working_folder()
     port = take_integer("ssh_port", ssh_port, 1)
     wanted = {name: horovod.pop(name) for name in ELASTIC_ARGUMENTS & horovod.keys()}
     interfaces = _check_horovod_arguments(horovod, network_interfaces)

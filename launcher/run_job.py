@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from horovodlike.launcher.addresses import reachable_addresses
-from horovodlike.launcher.environment import OWN_NAMES, OWN_PREFIXES, forwarded, inherited
+from horovodlike.launcher.environment import OWN_NAMES, OWN_PREFIXES, forwarded, inherited, working_folder
 from horovodlike.launcher.errors import UsageError
 from horovodlike.launcher.frames import Kind, encode_text, from_native
 from horovodlike.launcher.gather import describe_hosts, describe_this_host, start_agents
@@ -58,6 +58,7 @@ def run_job(
     """
     with ExitStack() as stack:
         placements = spec.placements
+        folder = working_folder()
         identity = JobIdentity(secrets.token_hex(8), secrets.token_hex(32), _LOOPBACK, 0)
         planner = _Planner(spec, command, environ)
         hosts = {
@@ -95,7 +96,7 @@ def run_job(
         for link, ranks in zip(links, plans, strict=True):
             if task is not None:
                 link.send_task(task)
-            link.send(Kind.START, 0, start_message(ranks, environ, elsewhere=link.host is not None))
+            link.send(Kind.START, 0, start_message(ranks, environ, folder, elsewhere=link.host is not None))
         job.run()
         return job.drain()
 
@@ -153,6 +154,7 @@ def _meet(
 def start_message(
     plans: Sequence[RankPlan],
     environ: Mapping[str, str],
+    folder: str,
     *,
     elsewhere: bool = False,
     elastic: bool = False,
@@ -163,6 +165,7 @@ def start_message(
     Args:
         plans: The ranks of the host.
         environ: The environment of this process.
+        folder: Where the ranks start.
         elsewhere: It is another host, which has some variables for itself.
         elastic: More ranks may follow.
         grace_period: How long the ranks may take to end once the agent has got a signal, in seconds.
@@ -185,7 +188,7 @@ def start_message(
         for plan in plans
     ]
     message = {
-        "cwd": text(os.getcwd()),
+        "cwd": text(folder),
         "environ": texts(forwarded(environ) if elsewhere else environ),
         "own_names": OWN_NAMES if elsewhere else (),
         "own_prefixes": OWN_PREFIXES if elsewhere else (),

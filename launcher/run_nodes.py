@@ -17,6 +17,7 @@ from horovodlike._channel import JobKey
 from horovodlike.launcher import verdict
 from horovodlike.launcher.addresses import bindable_addresses
 from horovodlike.launcher.description import installed_version
+from horovodlike.launcher.environment import working_folder
 from horovodlike.launcher.errors import HostsError, UsageError
 from horovodlike.launcher.frames import Frame, FrameError, Kind, decode_text, encode_text
 from horovodlike.launcher.gather import describe_this_host
@@ -74,6 +75,7 @@ class _Node:
         stack: ExitStack,
     ) -> None:
         self._spec, self._command, self._environ, self._stack = spec, command, environ, stack
+        self._folder = working_folder()
         self._reasons = reasons if spec.verbose else ()
         self.wakeup = Wakeup()
         stack.callback(self.wakeup.close)
@@ -91,7 +93,7 @@ class _Node:
         writer = Writer(self.wakeup.set)
         output = RankOutput(Screen.pair(sys.stdout, sys.stderr, environ), writer, files, spec.timestamps)
         output.say(*(f"hvdrun: {line}" for line in (*said, *self._reasons)))
-        agent.send(Kind.START, 0, start_message(plans, environ))
+        agent.send(Kind.START, 0, start_message(plans, environ, self._folder))
         return agent, output, writer
 
     def take_signals(self, taker: Job | Relay, writer: Writer) -> None:

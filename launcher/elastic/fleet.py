@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from horovodlike.launcher.addresses import reachable_addresses
 from horovodlike.launcher.description import Description
 from horovodlike.launcher.elastic.places import OF_A_PLACE
+from horovodlike.launcher.environment import working_folder
 from horovodlike.launcher.errors import HostsError, UsageError
 from horovodlike.launcher.frames import Kind, encode_seconds
 from horovodlike.launcher.gather import (
@@ -79,6 +80,7 @@ class Fleet:
             say: Tells the user something.
         """
         self._spec = spec
+        self._folder = working_folder()  # which may be deleted while the job runs
         self._command = command
         self._environ = {name: value for name, value in environ.items() if name not in OF_A_PLACE}
         self._identity = identity
@@ -216,7 +218,7 @@ class Fleet:
         if here:
             self._begin(station, self._this_host, ())
         else:
-            ask_for_description(link, self._spec, self._command[0])
+            ask_for_description(link, self._spec, self._command[0], self._folder)
         return station
 
     def _take_answer(self, station: _Station, selector: selectors.BaseSelector) -> None:
@@ -281,6 +283,6 @@ class Fleet:
         plan = RankPlan(worker, slot, environ, self._command, cpus[slot])
         elsewhere = station.link.host is not None
         message = start_message(
-            [plan], self._environ, elsewhere=elsewhere, elastic=True, grace_period=self._grace_period
+            [plan], self._environ, self._folder, elsewhere=elsewhere, elastic=True, grace_period=self._grace_period
         )
         station.link.send(Kind.START, 0, message)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hvdrun_process import GRACE_S, SETTLE_S, SLACK_S
+from hvdrun_process import GRACE_S, SETTLE_S, SLACK_S, Launch
 
 PYTHON = sys.executable
 
@@ -280,3 +281,32 @@ def test_a_wrapper_may_leave_its_child_behind(hvdrun: Callable[..., object], scr
     job = hvdrun("-np", 2, PYTHON, program)
     assert job.code == 0
     assert job.lines_of(0) == [b"size 2"]
+
+
+DELETED = "the current folder, in which the ranks would start, cannot be used (No such file or directory): it has been "
+RUN = "import horovodlike; horovodlike.run(print, np=2)"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["-m", "horovodlike.launcher", *more, PYTHON, "-c", "0"] for more in (["-np", "2"], ["-np", "2", "--min-np", "1"])]
+    + [["-c", f"try: {RUN}\nexcept ValueError as error: print(f'hvdrun: {{error}}', file=__import__('sys').stderr)"]],
+    ids=["static", "elastic", "run"],
+)
+def test_a_folder_that_was_deleted(tmp_path: Path, words: list[str]) -> None:
+    program = "import os, sys; os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone'); os.execv(sys.argv[1], sys.argv[1:])"
+    done = subprocess.run([PYTHON, "-c", program, PYTHON, "-P", *words], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stderr.startswith(f"hvdrun: {DELETED}")
+    assert "cd" in done.stderr
+    assert done.stderr.count("\n") == 1
+    assert done.returncode == (2 if "-m" in words else 0)
+
+
+def test_a_folder_that_is_deleted_before_a_worker_starts(launch: Callable[..., Launch], tmp_path: Path) -> None:
+    """The driver of an elastic job starts workers long after it has looked for its folder."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    text = f"import os; os.rmdir({str(folder)!r}) if os.path.exists({str(folder)!r}) else None; os._exit(1)"
+    job = launch("-np", 1, "--min-np", 1, "--reset-limit", 1, PYTHON, "-c", text, cwd=folder).finish()
+    assert f"the folder {folder} cannot be entered: No such file or directory" in job.err
+    assert "Traceback" not in job.err

@@ -280,6 +280,14 @@ class Config:
         above=0,
         horovod=True,
     )
+    discovery_timeout: float = _row(
+        30.0,
+        "Elastic jobs: how long the host discovery script may take. Then it is ended with its children, and counts as "
+        "one that has failed: the hosts stay as they were, and it is asked again.",
+        unit="s",
+        above=0,
+        maximum=86400,
+    )
     heartbeat_timeout: float = _row(
         5.0,
         "Elastic jobs: how long a worker may be stopped, or another host silent, before it counts as lost.",

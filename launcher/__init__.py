@@ -29,6 +29,7 @@ The way of a job, one module each:
 ``agent``            runs on each host: starts its ranks, forwards what they write, and ends them with the connection
 ``description``      what the agent of another host says about it
 ``process``          fork, process tree and exit order, as the agent needs them
+``external``         programs that are asked something: each within a time limit
 ``frames``           what launcher and agent say to each other
 ``check_build``      ``hvdrun --check-build``
 ``selftest``         what the ranks of ``hvdrun --selftest`` execute; ``selftest_report`` is what they say

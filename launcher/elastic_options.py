@@ -103,6 +103,7 @@ def find_elastic(arguments: argparse.Namespace, values: Config) -> ElasticSpec |
         slots=_number(arguments, "slots", 1),
         reset_limit=_number(arguments, "reset_limit", 0),
         cooldown_range=_range(arguments.blacklist_cooldown_range),
+        discovery_timeout=values.discovery_timeout,
         elastic_timeout=values.elastic_timeout,
         heartbeat_timeout=values.heartbeat_timeout,
         grace_period=values.grace_period,
@@ -180,7 +181,7 @@ _OTHER_NAMES = {"min_num_proc": "min_np", "max_num_proc": "max_np"}
 ELASTIC_ARGUMENTS = frozenset(
     {
         *("min_np", "max_np", "min_num_proc", "max_num_proc", "slots", "reset_limit", "cooldown_range"),
-        *("host_discovery_script", "elastic_timeout", "heartbeat_timeout", "grace_period"),
+        *("host_discovery_script", "discovery_timeout", "elastic_timeout", "heartbeat_timeout", "grace_period"),
     }
 )
 """What :func:`take_elastic` understands."""
@@ -220,6 +221,7 @@ def take_elastic(given: Mapping[str, Any], always: bool, values: Config) -> Elas
         reset_limit=numbers["reset_limit"],
         discovery_script=found.get("host_discovery_script"),
         cooldown_range=cooldown,
+        discovery_timeout=values.discovery_timeout,
         elastic_timeout=values.elastic_timeout,
         heartbeat_timeout=values.heartbeat_timeout,
         grace_period=values.grace_period,

@@ -4,12 +4,12 @@ import itertools
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from horovodlike.launcher.errors import UsageError
+from horovodlike.launcher.external import ask
 from horovodlike.launcher.wording import counted, given
 
 __all__ = ["VISIBLE", "Gpus", "find_gpus", "gpu_variables"]
@@ -130,21 +130,13 @@ def _ask_driver(environ: Mapping[str, str]) -> Gpus:
 def _run(words: Sequence[str], environ: Mapping[str, str]) -> tuple[str, str]:
     """What a program says, and what went wrong."""
     try:
-        done = subprocess.run(
-            words,
-            env=dict(environ),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_PATIENCE_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return "", f"{words[0]} has not answered within {_PATIENCE_S:g} s"
+        answer = ask(words, _PATIENCE_S, environ)
     except OSError as error:
         return "", f"{words[0]} cannot be executed: {error.strerror}"
-    if done.returncode != 0:
-        said = (done.stdout + done.stderr).strip().splitlines()
-        return "", f"{words[0]} ended with {done.returncode}: {said[-1] if said else 'it said nothing'}"
-    return done.stdout, ""
+    if answer.trouble:
+        return "", f"{words[0]} has not answered: {answer.trouble}"
+    out, err = (text.decode(errors="replace") for text in (answer.out, answer.err))
+    if answer.status != 0:
+        said = (out + err).strip().splitlines()
+        return "", f"{words[0]} ended with {answer.status}: {said[-1] if said else 'it said nothing'}"
+    return out, ""

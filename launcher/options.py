@@ -57,6 +57,7 @@ class Option:
 OPTIONS: tuple[Option, ...] = (
     Option("start_timeout", "--start-timeout", metavar="S"),
     Option("elastic_timeout", "--elastic-timeout", metavar="S"),
+    Option("discovery_timeout", "--discovery-timeout", metavar="S"),
     Option("heartbeat_timeout", "--heartbeat-timeout", metavar="S"),
     Option("grace_period", "--grace-period", metavar="S"),
     Option("gpus_per_rank", "--gpus-per-rank", "library_options.gpus_per_rank"),

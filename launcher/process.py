@@ -46,7 +46,18 @@ def die_with_parent(parent: int, signum: int) -> None:
 
 def descendants(root: int) -> list[int]:
     """The process ids of all processes below ``root``, parents before children."""
-    children: dict[int, list[int]] = {}
+    return _below([root], _processes())[1:]
+
+
+def tree_of(leader: int) -> list[int]:
+    """The process ids of all processes of a session, named by its leader, and of all below them."""
+    found = _processes()
+    return _below([pid for pid, (_, session) in found.items() if session == leader], found)
+
+
+def _processes() -> dict[int, tuple[int, int]]:
+    """Parent and session of every process."""
+    found: dict[int, tuple[int, int]] = {}
     for entry in os.listdir("/proc"):
         if not entry.isdigit():
             continue
@@ -56,12 +67,23 @@ def descendants(root: int) -> list[int]:
         except OSError:  # it has gone in the meantime
             continue
         # The name stands in parentheses and may hold any character, parentheses too.
-        parent = int(stat[stat.rindex(b")") + 2 :].split()[1])
-        children.setdefault(parent, []).append(int(entry))
-    found = [root]
-    for pid in found:
-        found += children.get(pid, ())
-    return found[1:]
+        _, parent, _, session, *_ = stat[stat.rindex(b")") + 2 :].split()
+        found[int(entry)] = int(parent), int(session)
+    return found
+
+
+def _below(roots: list[int], processes: Mapping[int, tuple[int, int]]) -> list[int]:
+    """The roots and everything below them, each process once."""
+    children: dict[int, list[int]] = {}
+    for pid, (parent, _) in processes.items():
+        children.setdefault(parent, []).append(pid)
+    found = dict.fromkeys(roots)
+    left = list(found)
+    for pid in left:
+        new = [child for child in children.get(pid, ()) if child not in found]
+        found.update(dict.fromkeys(new))
+        left += new
+    return left
 
 
 def send_signal(pid: int, signum: int) -> None:

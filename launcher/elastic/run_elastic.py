@@ -149,7 +149,7 @@ def make_policy(spec: JobSpec, elastic: ElasticSpec) -> Policy:
 
 def _choose_discovery(spec: JobSpec, elastic: ElasticSpec, policy: Policy) -> HostDiscovery:
     if elastic.discovery_script is not None:
-        return HostDiscoveryScript(elastic.discovery_script, elastic.slots)
+        return HostDiscoveryScript(elastic.discovery_script, elastic.slots, elastic.discovery_timeout)
     hosts = {entry.host: entry.slots for entry in spec.hosts}
     if not hosts:
         hosts = {THIS_MACHINE: policy.max_np or elastic.slots or spec.num_proc}

@@ -96,7 +96,7 @@ def test_gpus_that_are_split(nvidia_smi: Callable[..., dict[str, str | None]], t
         ("echo NVIDIA-SMI has failed; exit 9", r"\S+/nvidia-smi ended with 9: NVIDIA-SMI has failed"),
         ("exit 12", r"\S+/nvidia-smi ended with 12: it said nothing"),
         ("true", r"\S+/nvidia-smi -L lists none"),
-        ("exec sleep 1000", r"\S+/nvidia-smi has not answered within 0.2 s"),
+        ("exec sleep 1000", r"\S+/nvidia-smi has not answered: it has not ended within 0.2 s"),
     ],
 )
 def test_an_nvidia_smi_that_lists_none(

@@ -93,14 +93,14 @@ class Setting:
         if self.type is bool:
             return "1/true/yes/on or 0/false/no/off"
         if self.type is str:
-            return "any text"
+            return "any text without NUL characters"
         words = "an integer" if self.type is int else "a number"
         if self.minimum is not None:
             words += f" of at least {self.minimum}"
-        if self.maximum is not None:
-            words += f" and at most {self.maximum}"
         if self.above is not None:
             words += f" greater than {self.above:g}"
+        if self.maximum is not None:
+            words += f" and at most {self.maximum}"
         if self.multiple_of != 1:
             words += f" that is a multiple of {self.multiple_of}"
         return f"{words} ({self.unit})" if self.unit else words
@@ -131,6 +131,7 @@ class Config:
         unit="ms",
         horovod=True,
         minimum=0,
+        maximum=10**6,
     )
     join_average: str = _row(
         "present",
@@ -213,6 +214,7 @@ class Config:
         unit="s",
         horovod=True,
         minimum=0,
+        maximum=10**9,
     )
     stall_shutdown_time_seconds: float = _row(
         0.0,
@@ -221,6 +223,7 @@ class Config:
         unit="s",
         horovod=True,
         minimum=0,
+        maximum=10**9,
     )
     timeline: str = _row(
         "",
@@ -235,7 +238,9 @@ class Config:
         "when the job breaks. Empty: they can only be read with horovodlike.flight_recorder().",
     )
     flight_recorder_size: int = _row(256, "How many collectives each rank remembers.", minimum=1, maximum=2**16)
-    start_timeout: float = _row(30.0, "How long init() waits for the other ranks.", unit="s", horovod=True, above=0)
+    start_timeout: float = _row(
+        30.0, "How long init() waits for the other ranks.", unit="s", horovod=True, above=0, maximum=10**6
+    )
     log_level: str = _row("warning", "The least severe messages that are logged.", horovod=True, choices=LOG_LEVELS)
     hostid: str = _row(
         "",
@@ -278,6 +283,7 @@ class Config:
         "Elastic jobs: how long the job waits for enough workers before it ends.",
         unit="s",
         above=0,
+        maximum=10**6,
         horovod=True,
     )
     discovery_timeout: float = _row(
@@ -317,6 +323,7 @@ class Config:
         "of the host is pinned.",
         unit="bytes",
         minimum=4096,
+        maximum=2**40,
         multiple_of=64,
         same_on_all_ranks=True,
     )
@@ -331,6 +338,7 @@ class Config:
         "hvdrun: how many GPUs each rank sees, in CUDA_VISIBLE_DEVICES: its own, by local rank. 0: all that the "
         "job has on its host.",
         minimum=0,
+        maximum=2**16,
     )
     fan_out: int = _row(
         16,
@@ -402,6 +410,8 @@ def _fits(setting: Setting, value: Value) -> bool:
 
 def _convert(setting: Setting, text: str) -> Value:
     text = text.strip()
+    if "\0" in text:  # the operating system ends texts there
+        raise ValueError(text)
     if setting.type is bool:
         if text.lower() in _TRUE:
             return True

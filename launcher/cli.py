@@ -17,10 +17,11 @@ from horovodlike.launcher.environment import working_folder
 from horovodlike.launcher.errors import HostsError, UsageError
 from horovodlike.launcher.horovod_options import HOROVODRUN
 from horovodlike.launcher.nodes import find_nodes
-from horovodlike.launcher.spec import Binding, JobSpec, RemoteStart
+from horovodlike.launcher.spec import MOST_RANKS, Binding, JobSpec, RemoteStart
 from horovodlike.launcher.standard_streams import open_standard_streams
 from horovodlike.launcher.where import Where
 from horovodlike.launcher.wording import given
+from horovodlike.launcher.written_files import check_files, files_of_all_hosts
 
 __all__ = ["horovodrun", "main", "parse"]
 
@@ -194,6 +195,8 @@ def _number_of_ranks(text: str | None) -> int | None:
         raise UsageError(f"-np {text}: the number of ranks must be an integer, for instance -np 2") from None
     if number < 1:
         raise UsageError(f"-np {text}: a job needs at least one rank, for instance -np 2")
+    if number > MOST_RANKS:
+        raise UsageError(f"-np {text}: a job can have {MOST_RANKS} ranks at most")
     return number
 
 
@@ -251,11 +254,23 @@ def _gpus_name(arguments: argparse.Namespace, settings: Mapping[str, str]) -> st
     return "library_options.gpus_per_rank" if variable in settings else variable
 
 
+def _file_names(arguments: argparse.Namespace, settings: Mapping[str, str]) -> dict[str, str]:
+    """By what the user has asked for files to be written, but for variables."""
+    by_flag = {option.setting: option for option in options.OPTIONS if option.row.variable in settings}
+    return {
+        name: option.flag if getattr(arguments, option.destination) is not None else str(option.key)
+        for name, option in by_flag.items()
+    }
+
+
 def _remote(arguments: argparse.Namespace, slurm: bool, cpus: Mapping[str, int]) -> RemoteStart:
     try:
         ssh_options = tuple(shlex.split(arguments.ssh_options))
     except ValueError as error:
         raise UsageError(f"--ssh-options {arguments.ssh_options!r} cannot be used: {error}") from None
+    port: int | None = arguments.ssh_port
+    if port is not None and not 0 < port < 65536:
+        raise UsageError(f"--ssh-port {port} cannot be used: it must be a port, from 1 to 65535")
     return RemoteStart(arguments.ssh_port, arguments.ssh_identity_file, ssh_options, slurm, cpus)
 
 
@@ -303,6 +318,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], program: str = "hvdru
         where = replace(where, num_proc=where.num_proc or _SELFTEST_RANKS)
     if where.num_proc is None:
         raise UsageError(f"how many ranks? Give -np N, for instance: {program} -np 2 python train.py")
+    if elastic is None or elastic.discovery_script is None:
+        check_files(values, _file_names(arguments, settings), where.hosts, where.here, settings)
     return JobSpec(
         num_proc=where.num_proc,
         command=command,
@@ -326,6 +343,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], program: str = "hvdru
         ignored=tuple(ignored),
         names={"--gpus-per-rank": gpus_name},
         reasons=(where.reason,),
+        files=files_of_all_hosts(values),
     )
 
 

@@ -4,13 +4,14 @@ import dataclasses
 import importlib.metadata
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from horovodlike.launcher.frames import from_native, to_native
 from horovodlike.launcher.gpus import Gpus, find_gpus
 from horovodlike.launcher.topology import Host, detect_host
+from horovodlike.launcher.written_files import why_unwritable
 
 __all__ = ["Description", "decode_description", "describe", "encode_needs", "installed_version"]
 
@@ -39,9 +40,12 @@ def installed_version() -> str:
     return next((distribution.version for distribution in found), "of unknown version")
 
 
-def encode_needs(cwd: str, program: str, gpus: bool = False) -> dict[str, Any]:
-    """What :func:`describe` looks for: the folder in which the ranks start, what they execute, and whether GPUs."""
-    return {"cwd": from_native(os.fsencode(cwd)), "program": from_native(os.fsencode(program)), "gpus": gpus}
+def encode_needs(cwd: str, program: str, gpus: bool = False, files: Sequence[str] = ()) -> dict[str, Any]:
+    """What :func:`describe` looks for: the folder in which the ranks start, what they execute, whether GPUs, and
+    which files the ranks will write.
+    """
+    text = [from_native(os.fsencode(each)) for each in (cwd, program, *files)]
+    return {"cwd": text[0], "program": text[1], "gpus": gpus, "files": text[2:]}
 
 
 def describe(needs: Mapping[str, Any]) -> dict[str, Any]:
@@ -52,17 +56,18 @@ def describe(needs: Mapping[str, Any]) -> dict[str, Any]:
         "version": installed_version(),
         "host": dataclasses.asdict(detect_host(gpus=find_gpus(os.environ) if needs["gpus"] else None)),
         "seen_from": [words[0], words[2]] if len(words) == 4 else None,
-        "problems": _problems(cwd, program),
+        "problems": _problems(cwd, program, [os.fsdecode(to_native(each)) for each in needs["files"]]),
     }
 
 
-def _problems(cwd: str, program: str) -> list[str]:
+def _problems(cwd: str, program: str, files: Sequence[str]) -> list[str]:
     if not os.path.isdir(cwd):
         return [f"there is no folder {cwd}, in which hvdrun was started; start it in one that all hosts have"]
     path = os.path.join(cwd, program)
     if shutil.which(path) is None:
         return [f"there is no program {path}, which the ranks are to execute; install it there too"]
-    return []
+    paths = [os.path.join(cwd, file) for file in files]
+    return [f"{path} cannot be written: {trouble}" for path in paths if (trouble := why_unwritable(path))]
 
 
 def _decode_gpus(value: Any) -> Gpus | None:

@@ -10,7 +10,7 @@ from horovodlike.config import Config
 from horovodlike.launcher.elastic.discovery import HostDiscovery
 from horovodlike.launcher.errors import UsageError
 from horovodlike.launcher.run_arguments import take_integer
-from horovodlike.launcher.spec import ElasticSpec
+from horovodlike.launcher.spec import MOST_RANKS, ElasticSpec
 from horovodlike.launcher.where import Where, find_hosts
 
 __all__ = [
@@ -24,6 +24,8 @@ __all__ = [
     "without_effect",
 ]
 
+_MOST_DIGITS = 20
+_LONGEST_S = 1e6
 _DECIDE = ("min_np", "max_np", "host_discovery_script")
 _SERVE = ("slots", "reset_limit", "blacklist_cooldown_range")
 
@@ -114,8 +116,9 @@ def _number(arguments: argparse.Namespace, name: str, least: int) -> int | None:
     text: str | None = getattr(arguments, name)
     if text is None:
         return None
-    if not (text.isascii() and text.isdigit() and int(text) >= least):
-        raise UsageError(f"{arguments.elastic_flags[name]} {text} cannot be used: it must be an integer >= {least}")
+    if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS and least <= int(text) <= MOST_RANKS):
+        called = arguments.elastic_flags[name]
+        raise UsageError(f"{called} {text} cannot be used: it must be an integer >= {least}, and at most {MOST_RANKS}")
     return int(text)
 
 
@@ -136,8 +139,10 @@ def check_range(found: tuple[float, float], source: str) -> tuple[float, float]:
         UsageError: It is none; the message begins with the source.
     """
     low, high = found
-    if not 0 < low <= high < float("inf"):
-        raise UsageError(f"{source} cannot be used: it must be two numbers of seconds, such as 10 100")
+    if not 0 < low <= high <= _LONGEST_S:
+        raise UsageError(
+            f"{source} cannot be used: it must be two numbers of seconds, such as 10 100, up to {_LONGEST_S:g}"
+        )
     return low, high
 
 
@@ -200,18 +205,18 @@ def take_elastic(given: Mapping[str, Any], always: bool, values: Config) -> Elas
     """
     found = {name: value for name, value in given.items() if name in ELASTIC_ARGUMENTS and value is not None}
     for name in [name for name in found if name in _OTHER_NAMES]:
-        found[_OTHER_NAMES[name]] = take_integer(name, found.pop(name), 1)
+        found[_OTHER_NAMES[name]] = take_integer(name, found.pop(name), 1, MOST_RANKS)
     if not always and not found.keys() & {"min_np", "max_np", "host_discovery_script"}:
         if found:
             raise UsageError(f"run(): {min(found)} is for elastic jobs; give min_np, max_np or host_discovery_script")
         return None
     least = {"min_np": 1, "max_np": 1, "slots": 1, "reset_limit": 0}
-    numbers = {name: take_integer(name, found.get(name), number) for name, number in least.items()}
+    numbers = {name: take_integer(name, found.get(name), number, MOST_RANKS) for name, number in least.items()}
     cooldown = found.get("cooldown_range")
     if cooldown is not None:
         try:
             low, high = (float(each) for each in cooldown)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             low = high = 0.0
         cooldown = check_range((low, high), f"run(): cooldown_range={found['cooldown_range']!r}")
     return ElasticSpec(
@@ -242,5 +247,5 @@ def fault_plan(path: str | None) -> Mapping[str, str]:
         return {"HOROVODLIKE_FAULT_PLAN": FaultPlan.load(path).to_json()}
     except OSError as error:
         raise UsageError(f"--chaos {path}: {error.strerror}") from None
-    except ValueError as error:  # it names the file
+    except (ValueError, RecursionError) as error:  # it names the file
         raise UsageError(f"--chaos {error}") from None

@@ -135,7 +135,7 @@ def describe_hosts(spec: JobSpec, links: Sequence[AgentLink], program: str) -> d
 
 def ask_for_description(link: AgentLink, spec: JobSpec, program: str, folder: str) -> None:
     """Asks the agent of another host what there is; it ends by itself if it hears no more."""
-    link.send(Kind.DESCRIBE, 0, encode_text(encode_needs(folder, program, spec.gpus_per_rank > 0)))
+    link.send(Kind.DESCRIBE, 0, encode_text(encode_needs(folder, program, spec.gpus_per_rank > 0, spec.files)))
     link.send(Kind.ALIVE, 0, encode_seconds(spec.start_timeout + spec.network_timeout))
 
 

@@ -8,7 +8,7 @@ from horovodlike._channel import JobKey
 from horovodlike._job_key import FILE_VARIABLE, KEY_VARIABLE, read_key_file, take_key
 from horovodlike.errors import ConfigError
 from horovodlike.launcher.errors import UsageError
-from horovodlike.launcher.spec import Nodes
+from horovodlike.launcher.spec import MOST_RANKS, Nodes
 
 __all__ = ["find_nodes"]
 
@@ -35,6 +35,8 @@ def find_nodes(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Nod
         raise UsageError("--nnodes and --mpi contradict each other: mpirun starts what runs on other hosts by itself")
     if count < 1:
         raise UsageError(f"--nnodes {count}: there must be at least one node")
+    if count > MOST_RANKS:
+        raise UsageError(f"--nnodes {count}: a job can have {MOST_RANKS} nodes at most")
     number = _number(arguments.node_rank, environ)
     if not 0 <= number < count:
         raise UsageError(f"--node-rank {number}: of {count} nodes, the first one is 0 and the last one {count - 1}")
@@ -50,7 +52,7 @@ def _number(node_rank: int | None, environ: Mapping[str, str]) -> int:
     if node_rank is not None:
         return node_rank
     text = environ.get(_INDEX, "")
-    if not text.isdigit():
+    if not (text.isascii() and text.isdigit()):
         raise UsageError(f"--nnodes needs --node-rank N, which of the nodes this is ({_INDEX} is not set either)")
     return int(text)
 

@@ -162,7 +162,7 @@ def read_file(path: str) -> Any:
             content = None if root is None else loader.construct_document(root)
     except OSError as error:
         raise UsageError(f"--config-file {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # no date, too long a number, too deep
         raise UsageError(f"--config-file {path} is not YAML: {error}") from None
     if isinstance(root, yaml.MappingNode):
         _refuse_repetitions(root, path)
@@ -222,4 +222,7 @@ def _text(option: Option, value: Any, source: str) -> str:
         fits, wanted = isinstance(value, int | float) and not isinstance(value, bool), "a number"
     if not fits:
         raise UsageError(f"{source}={value!r} cannot be used: it must be {wanted}")
-    return str(int(value)) if isinstance(value, bool) else str(value)
+    try:
+        return str(int(value)) if isinstance(value, bool) else str(value)
+    except ValueError:  # Python does not write out thousands of digits
+        raise UsageError(f"{source} cannot be used: the number is too large; it must be {option.row.accepts}") from None

@@ -104,6 +104,8 @@ class OutputFiles:
         self._called = called
         self._digits = len(str(size - 1))
         self._stack = ExitStack()
+        if not directory:
+            raise UsageError(f"{called} is empty; it must be the name of a folder")
         with ExitStack() as undo:
             undo.callback(self._stack.close)
             for rank in range(size) if ranks is None else ranks:

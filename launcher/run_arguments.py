@@ -9,9 +9,11 @@ from horovodlike import config
 from horovodlike.errors import ConfigError
 from horovodlike.launcher.elastic.discovery import HostDiscovery
 from horovodlike.launcher.errors import UsageError
+from horovodlike.launcher.spec import MOST_RANKS
 
 __all__ = ["check_kinds", "setting_variables", "take_integer", "take_number_of_ranks"]
 
+_MOST_SHOWN = 10**100
 _FILE = (str, os.PathLike)
 _KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "args": (Iterable, "a sequence, such as (1, 2)"),
@@ -40,16 +42,25 @@ def check_kinds(given: Mapping[str, Any]) -> None:
         value = given.get(name)
         if value is not None and (not isinstance(value, kind) or (name == "args" and isinstance(value, str))):
             raise UsageError(f"run(): {name}={value!r} cannot be used: it must be {wanted}")
+        if isinstance(value, str | os.PathLike) and "\0" in os.fsdecode(value):
+            raise UsageError(f"run(): {name}={os.fsdecode(value)!r} cannot be used: it must not hold a NUL character")
+    interfaces = given.get("network_interfaces")
+    if interfaces is not None and not all(isinstance(each, str) for each in interfaces):
+        raise UsageError(f"run(): network_interfaces={interfaces!r} cannot be used: each of them must be a text")
     for name, value in (given.get("env") or {}).items():
         if not (isinstance(name, str) and isinstance(value, str)):
             raise UsageError(f"run(): env has {name!r}: {value!r}; names and values must be texts")
+        if not name or "=" in name or "\0" in name + value:
+            raise UsageError(
+                f"run(): env has {name!r}: {value!r}; a name has no '=', and neither holds a NUL character"
+            )
 
 
-def take_integer(name: str, value: Any, least: int) -> int | None:
+def take_integer(name: str, value: Any, least: int, most: int) -> int | None:
     """Returns the integer that an argument is, or None if it is not given.
 
     Raises:
-        UsageError: It is none, or is less than the least.
+        UsageError: It is none, or is out of bounds.
     """
     if value is None:
         return None
@@ -57,8 +68,9 @@ def take_integer(name: str, value: Any, least: int) -> int | None:
         number = operator.index(value)
     except TypeError:
         number = least - 1
-    if isinstance(value, bool) or number < least:
-        raise UsageError(f"run(): {name}={value!r} cannot be used: it must be an integer >= {least}")
+    if isinstance(value, bool) or not least <= number <= most:
+        shown = repr(value) if abs(number) < _MOST_SHOWN else "a number of many digits"
+        raise UsageError(f"run(): {name}={shown} cannot be used: it must be an integer >= {least}, and at most {most}")
     return number
 
 
@@ -68,7 +80,7 @@ def take_number_of_ranks(num_proc: Any, np: Any) -> int | None:
     Raises:
         UsageError: It is none, or there are two.
     """
-    first, second = take_integer("num_proc", num_proc, 1), take_integer("np", np, 1)
+    first, second = (take_integer(name, value, 1, MOST_RANKS) for name, value in (("num_proc", num_proc), ("np", np)))
     if first is not None and second is not None and first != second:
         raise UsageError(f"run(): num_proc={first} and np={second} contradict each other; give one of them")
     return second if first is None else first
@@ -87,7 +99,7 @@ def setting_variables(given: Mapping[str, Any]) -> dict[str, str]:
         setting = config.SETTINGS[name]
         try:
             config.parse(setting, f"{value}")
-        except ConfigError:
+        except (ConfigError, ValueError):  # Python does not write out thousands of digits
             raise UsageError(f"run(): {name}={value!r} cannot be used: it must be {setting.accepts}") from None
         variables[setting.variable] = f"{value}"
     return variables

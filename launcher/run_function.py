@@ -21,6 +21,7 @@ from horovodlike.launcher.run_arguments import check_kinds, setting_variables, t
 from horovodlike.launcher.run_job import run_job
 from horovodlike.launcher.run_task import LENGTH, unpack_answer
 from horovodlike.launcher.spec import JobSpec, RemoteStart
+from horovodlike.launcher.written_files import check_files, files_of_all_hosts
 
 __all__ = ["RemoteTraceback", "run"]
 
@@ -116,7 +117,7 @@ def run(
         }
     )
     working_folder()
-    port = take_integer("ssh_port", ssh_port, 1)
+    port = take_integer("ssh_port", ssh_port, 1, 65535)
     wanted = {name: horovod.pop(name) for name in ELASTIC_ARGUMENTS & horovod.keys()}
     interfaces = _check_horovod_arguments(horovod, network_interfaces)
     if hosts is not None and hostfile is not None:
@@ -134,6 +135,8 @@ def run(
     if elastic is not None:
         settings[config.SETTINGS["network_timeout"].variable] = f"{values.heartbeat_timeout:g}"
     number = where.num_proc or 1
+    if host_discovery is None and (elastic is None or elastic.discovery_script is None):
+        check_files(values, {}, where.hosts, where.here, {})
     spec = JobSpec(
         num_proc=number,
         command=(executable or sys.executable, str(_RUN_TASK)),
@@ -149,6 +152,7 @@ def run(
         output_directory=output_filename,
         verbose=bool(verbose),
         names=_names(num_proc, gpus_per_rank),
+        files=files_of_all_hosts(values),
     )
     task = _pack(func, tuple(args), dict(kwargs or {}))
     if elastic is not None:

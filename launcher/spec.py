@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from horovodlike._channel import JobKey
 from horovodlike.launcher.hosts import HostSlots, Placement, place_ranks
 
-__all__ = ["THIS_MACHINE", "Binding", "ElasticSpec", "JobSpec", "Nodes", "RemoteStart"]
+__all__ = ["MOST_RANKS", "THIS_MACHINE", "Binding", "ElasticSpec", "JobSpec", "Nodes", "RemoteStart"]
 
 THIS_MACHINE = "localhost"
+MOST_RANKS = 65536
+"""As many as the engine takes."""
 
 
 class Binding(enum.Enum):
@@ -115,6 +117,7 @@ class JobSpec:
         ignored: Horovod's options that were given and have no effect.
         names: What the user has said instead of a flag, by the flag: an argument of ``run()``, a key or a variable.
         reasons: Why the job is as it is, for ``verbose``.
+        files: What every host will write, or files beside it.
     """
 
     num_proc: int
@@ -139,6 +142,7 @@ class JobSpec:
     ignored: tuple[str, ...] = ()
     names: Mapping[str, str] = field(default_factory=dict, compare=False)
     reasons: tuple[str, ...] = field(default=(), compare=False)
+    files: tuple[str, ...] = ()
 
     def called(self, flag: str) -> str:
         """What messages are to call a flag."""

@@ -91,7 +91,9 @@ def test_a_discovery_script_that_hangs_at_the_start(
     words = ("--host-discovery-script", script, "--discovery-timeout", "0.4", sys.executable, "-c", "0")
     job = launch("-np", 1, "--min-np", 1, *words).finish()
     assert job.code == 1
-    assert job.err.startswith(f"hvdrun: the hosts cannot be found out: {script} was ended: it has not ended within 0.4 s")
+    assert job.err.startswith(
+        f"hvdrun: the hosts cannot be found out: {script} was ended: it has not ended within 0.4 s"
+    )
     assert job.seconds < SLACK_S
 
 

@@ -243,9 +243,7 @@ def test_a_rank_that_exits_well_before_init_ends_the_wait_of_the_others(
     assert len(re.findall(rf"^\[[01]\]<stderr>: .*RendezvousError.*{early}; every rank", job.err, re.M)) == 2
 
 
-def test_a_rank_that_fails_before_init_is_to_blame(
-    hvdrun: Callable[..., object], script: Callable[..., Path]
-) -> None:
+def test_a_rank_that_fails_before_init_is_to_blame(hvdrun: Callable[..., object], script: Callable[..., Path]) -> None:
     program = script("""
         if rank == 1:
             sys.exit(7)
@@ -258,9 +256,7 @@ def test_a_rank_that_fails_before_init_is_to_blame(
     assert re.search(r"RendezvousError: .*rank 1 \(pid \d+\) exited with code 7 before it called init\(\)", job.err)
 
 
-def test_ranks_that_never_call_init_disturb_nobody(
-    hvdrun: Callable[..., object], script: Callable[..., Path]
-) -> None:
+def test_ranks_that_never_call_init_disturb_nobody(hvdrun: Callable[..., object], script: Callable[..., Path]) -> None:
     assert hvdrun("-np", 2, PYTHON, script("print('done')")).code == 0
 
 
@@ -294,7 +290,9 @@ RUN = "import horovodlike; horovodlike.run(print, np=2)"
     ids=["static", "elastic", "run"],
 )
 def test_a_folder_that_was_deleted(tmp_path: Path, words: list[str]) -> None:
-    program = "import os, sys; os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone'); os.execv(sys.argv[1], sys.argv[1:])"
+    program = (
+        "import os, sys; os.mkdir('gone'); os.chdir('gone'); os.rmdir('../gone'); os.execv(sys.argv[1], sys.argv[1:])"
+    )
     done = subprocess.run([PYTHON, "-c", program, PYTHON, "-P", *words], cwd=tmp_path, capture_output=True, text=True)
     assert done.stderr.startswith(f"hvdrun: {DELETED}")
     assert "cd" in done.stderr

@@ -1,0 +1,249 @@
+"""Every option, key, argument and setting with a good, a bad and absurd values: a clear error or a start, in-process."""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import horovodlike
+from horovodlike import config
+from horovodlike.launcher import cli, run_function, run_job, run_nodes
+from horovodlike.launcher.backends import mpirun
+from horovodlike.launcher.elastic import run_elastic
+from horovodlike.launcher.elastic_options import ELASTIC_ARGUMENTS
+from horovodlike.launcher.options import OPTIONS
+
+HUGE = "99999999999999999999"
+ABSURD = (
+    "",
+    "-1",
+    "0",
+    HUGE,
+    "1" * 5000,
+    "nan",
+    "inf",
+    "1e308",
+    "\udcff\udcfe",
+    "x" * 70000,
+    "a\nb",
+    "/none/x",
+    "/",
+    "²",
+)
+
+# By option: the words that go with it, a good value, a bad one. None: any text will do.
+N, S = (("4", "many"), ("2.5", "soon"))
+VALUES: dict[str, tuple[tuple[str, ...], str, str | None]] = {
+    "--num-proc": ((), "2", "two"),
+    "--config-file": ((), "good.yaml", "bad.yaml"),
+    "--output-filename": ((), "logs", "file"),
+    "--bind-to": ((), "numa", "socket"),
+    "--hosts": ((), "localhost:2", "localhost"),
+    "--hostfile": ((), "hosts", "none"),
+    "--nnodes": (("--node-rank", "0", "--rendezvous", "localhost:1", "--secret-key-file", "key"), "1", "one"),
+    "--node-rank": (("--nnodes", "2", "--rendezvous", "localhost:1", "--secret-key-file", "key"), "1", "2"),
+    "--rendezvous": (("--nnodes", "1", "--node-rank", "0", "--secret-key-file", "key"), "localhost:1", "localhost"),
+    "--secret-key-file": (("--nnodes", "1", "--node-rank", "0", "--rendezvous", "localhost:1"), "key", "file"),
+    "--ssh-port": ((), "22", "99999"),
+    "--ssh-identity-file": ((), "key", None),
+    "--ssh-options": ((), "-l user", "'"),
+    "--network-interface": ((), "lo", None),
+    "--mpi-args": (("--mpi",), "-v", "'"),
+    "--min-np": ((), "1", "3"),
+    "--max-np": ((), "4", "1"),
+    "--host-discovery-script": ((), "./script", "./file"),
+    "--slots": (("--min-np", "1"), *N),
+    "--reset-limit": (("--min-np", "1"), *N),
+    "--blacklist-cooldown-range": (("--min-np", "1"), "1 2", "2 1"),
+    "--chaos": ((), "plan.yaml", "bad.yaml"),
+    "--start-timeout": ((), *S),
+    "--elastic-timeout": ((), *S),
+    "--discovery-timeout": ((), *S),
+    "--heartbeat-timeout": ((), *S),
+    "--grace-period": ((), *S),
+    "--gpus-per-rank": ((), "0", "many"),
+    "--fusion-threshold-mb": ((), *N),
+    "--cycle-time-ms": ((), *S),
+    "--cache-capacity": ((), *N),
+    "--autotune-log-file": ((), "tuned.csv", "none/tuned.csv"),
+    "--autotune-warmup-samples": ((), *N),
+    "--autotune-steps-per-sample": ((), *N),
+    "--stall-check-warning-time-seconds": ((), *S),
+    "--stall-check-shutdown-time-seconds": ((), *S),
+    "--timeline-filename": ((), "timeline.json", "none/timeline.json"),
+    "--log-level": ((), "INFO", "loud"),
+}
+# Of horovodrun: accepted, and without effect whatever their value.
+IGNORED = {
+    *("--num-nccl-streams", "--gloo-timeout-seconds", "--autotune-bayes-opt-max-samples"),
+    *("--autotune-gaussian-process-noise", "--thread-affinity", "--binding-args"),
+}
+
+
+class Started(BaseException):
+    """Everything was checked, and the first process would start now."""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A current folder with the files that values name; what starts something raises."""
+    monkeypatch.chdir(tmp_path)
+    for name, text in {
+        "good.yaml": "params: {cycle_time_ms: 2}\n",
+        "bad.yaml": "params: [\n",
+        "plan.yaml": "[]\n",
+        "hosts": "localhost slots=2\n",
+        "key": "ab" * 32,
+        "file": "",
+        "script": "#!/bin/sh\necho localhost:2\n",
+    }.items():
+        Path(name).write_text(text)
+        Path(name).chmod({"key": 0o600, "script": 0o755}.get(name, 0o644))
+
+    def start(*_: Any, **__: Any) -> None:
+        raise Started
+
+    monkeypatch.setattr(run_job, "start_agents", start)
+    monkeypatch.setattr(run_nodes, "_gather", start)
+    monkeypatch.setattr(run_nodes, "connect_node", start)
+    monkeypatch.setattr(run_elastic, "Driver", start)
+    monkeypatch.setattr(mpirun, "_run", start)
+    flavor = mpirun.Mpirun("mpirun", mpirun.Flavor.OPEN_MPI)
+    monkeypatch.setattr(mpirun, "find_mpirun", lambda environ: flavor)
+    return tmp_path
+
+
+def options() -> Iterator[argparse.Action]:
+    """The options of hvdrun and horovodrun that have a value."""
+    for action in cli._make_parser("hvdrun", compat=True)._actions:
+        if action.nargs != 0 and action.option_strings:
+            yield action
+
+
+def name_of(action: argparse.Action) -> str:
+    return next((name for name in action.option_strings if name in VALUES), action.option_strings[-1])
+
+
+def outcome(words: list[str], capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    """The exit code of hvdrun and what it says; 0 if it would start the ranks."""
+    try:
+        code: Any = cli.main([*words, "sh", "-c", "true"])
+    except Started:
+        code = 0
+    except SystemExit as end:
+        code = end.code
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    return code, said
+
+
+def words_of(action: argparse.Action, value: str) -> list[str]:
+    more, *_ = VALUES.get(name_of(action), ((), "", None))
+    number = [] if name_of(action) == "--num-proc" else ["-np", "2"]
+    values = (value.split(" ") * 2)[:2] if action.nargs == 2 else None
+    given = [name_of(action), *values] if values else [f"{name_of(action)}={value}"]
+    compat = ["--compat"] if name_of(action) in IGNORED else []
+    return [*compat, *number, *more, *given]
+
+
+def test_every_option_has_values_here() -> None:
+    names = {name_of(action) for action in options()}
+    assert names == VALUES.keys() | IGNORED, "give a new option a good and a bad value in VALUES"
+    assert {option.flag for option in OPTIONS if option.opposite is None} <= VALUES.keys()
+
+
+@pytest.mark.parametrize("action", options(), ids=name_of)
+def test_an_option(action: argparse.Action, capsys: pytest.CaptureFixture[str]) -> None:
+    name = name_of(action)
+    _, good, bad = VALUES.get(name, ((), "x", None))
+    code, said = outcome(words_of(action, good), capsys)
+    assert code == 0, said
+    for value in [*([] if bad is None else [bad]), *ABSURD]:
+        code, said = outcome(words_of(action, value), capsys)
+        assert code in ((2,) if value == bad else (0, 2)), (value[:20], said)
+        if code == 2:
+            names = {*action.option_strings, *(each.lstrip("-") for each in action.option_strings), "host input"}
+            assert any(each in said for each in names), (value[:20], said[-300:])
+
+
+@pytest.mark.parametrize("value", ["99999", "0", "-1", HUGE])
+def test_a_port_of_ssh_is_checked_on_one_host_too(value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, said = outcome(["-np", "2", f"-p={value}"], capsys)
+    assert (code, said) == (2, f"hvdrun: --ssh-port {value} cannot be used: it must be a port, from 1 to 65535\n")
+
+
+@pytest.mark.parametrize("flag", ["--timeline-filename", "--autotune-log-file"])
+@pytest.mark.parametrize(("path", "why"), [("none/x", "there is no folder none"), (".", "it is a folder")])
+def test_files_are_checked_before_anything_starts(
+    flag: str, path: str, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    message = f"hvdrun: {flag} {path} cannot be written: {why}; name a file in a folder that exists\n"
+    assert outcome(["-np", "2", flag, path], capsys) == (2, message)
+
+
+YAML = (None, True, -1, 0, int(HUGE), 10**5000, float("nan"), float("inf"), "", "a\0b", "x" * 9999, [], {}, [[1]])
+
+
+@pytest.mark.parametrize("key", [option.key for option in OPTIONS if option.key])
+def test_a_key_of_the_configuration_file(key: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    section, _, name = key.partition(".")
+    for value in YAML:
+        shown = "0x" + "f" * 5000 if value == YAML[5] else yaml.safe_dump(value).removesuffix("...\n").strip()
+        (folder / "c.yaml").write_text(f"{section}:\n  {name}: {shown}\n")
+        code, said = outcome(["-np", "2", "--config-file", "c.yaml"], capsys)
+        assert code in (0, 2)
+        assert code == 0 or key in said
+
+
+@pytest.mark.parametrize(
+    "text", ["2020-13-45", "params: {cycle_time_ms: 0b_}", "[" * 5000, "a: \0", "1" * 5000, "? [a]\n: 1"]
+)
+def test_files_that_are_no_configuration(text: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "c.yaml").write_text(text)
+    code, said = outcome(["-np", "2", "--config-file", "c.yaml"], capsys)
+    assert (code, "c.yaml" in said) == (2, True)
+
+
+@pytest.mark.parametrize("setting", config.SETTINGS.values(), ids=lambda setting: setting.name)
+def test_a_setting_in_the_environment(
+    setting: config.Setting, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for value in ABSURD:
+        monkeypatch.setenv(setting.variable, value)
+        code, said = outcome(["-np", "2"], capsys)
+        assert code in (0, 2)
+        assert code == 0 or setting.variable in said
+    for value in (HUGE, "1e308", "inf", "nan", "a\0b"):
+        if setting.type in (int, float) or "\0" in value:
+            with pytest.raises(config.ConfigError, match=setting.variable):
+                config.load({setting.variable: value})
+
+
+ARGUMENTS = {*inspect.signature(horovodlike.run).parameters, *ELASTIC_ARGUMENTS} - {"func", "args", "kwargs", "horovod"}
+WRONG = ("", "-1", HUGE, "a\0b", "\udcff", "x" * 9999, "a\nb", "/none/x", "/", -1, 10**30, 10**5000, float("nan"))
+MORE_WRONG = (float("inf"), 1e308, [], {}, [1], {"A=B": "1"}, {"A": "\0"}, {1: 2}, object(), b"\xff")
+
+
+@pytest.mark.parametrize("name", sorted(ARGUMENTS))
+def test_an_argument_of_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise Started
+
+    monkeypatch.setattr(run_function, "run_job", refuse)
+    for value in (*WRONG, *MORE_WRONG):
+        more: dict[str, Any] = {} if name in ("num_proc", "np", "hosts", "hostfile") else {"np": 2}
+        if name in ELASTIC_ARGUMENTS - {"min_np", "min_num_proc"}:
+            more["min_np"] = 1
+        try:
+            run_function.run(print, **{**more, name: value})
+        except Started:
+            pass
+        except (ValueError, RuntimeError) as error:
+            assert type(error).__module__.startswith("horovodlike."), (value, error)
+            assert any(each in str(error) for each in (name, name.replace("_", "-"), "host input")), (value, error)

@@ -41,9 +41,7 @@ def installed_version() -> str:
 
 
 def encode_needs(cwd: str, program: str, gpus: bool = False, files: Sequence[str] = ()) -> dict[str, Any]:
-    """What :func:`describe` looks for: the folder in which the ranks start, what they execute, whether GPUs, and
-    which files the ranks will write.
-    """
+    """What :func:`describe` looks for: where ranks start, what they execute, whether GPUs, and files they write."""
     text = [from_native(os.fsencode(each)) for each in (cwd, program, *files)]
     return {"cwd": text[0], "program": text[1], "gpus": gpus, "files": text[2:]}
 

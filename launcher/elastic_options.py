@@ -12,6 +12,7 @@ from horovodlike.launcher.errors import UsageError
 from horovodlike.launcher.run_arguments import take_integer
 from horovodlike.launcher.spec import MOST_RANKS, ElasticSpec
 from horovodlike.launcher.where import Where, find_hosts
+from horovodlike.launcher.wording import shown
 
 __all__ = [
     "ELASTIC_ARGUMENTS",
@@ -218,7 +219,7 @@ def take_elastic(given: Mapping[str, Any], always: bool, values: Config) -> Elas
             low, high = (float(each) for each in cooldown)
         except (TypeError, ValueError, OverflowError):
             low = high = 0.0
-        cooldown = check_range((low, high), f"run(): cooldown_range={found['cooldown_range']!r}")
+        cooldown = check_range((low, high), f"run(): cooldown_range={shown(found['cooldown_range'])}")
     return ElasticSpec(
         min_np=numbers["min_np"],
         max_np=numbers["max_np"],

@@ -8,6 +8,7 @@ from typing import Any
 from horovodlike.config import LOG_LEVELS, SETTINGS, Setting, parse
 from horovodlike.errors import ConfigError
 from horovodlike.launcher.errors import UsageError
+from horovodlike.launcher.wording import shown
 
 __all__ = ["OPTIONS", "Option", "add_arguments", "from_arguments", "from_mapping", "read_file"]
 
@@ -197,13 +198,15 @@ def from_mapping(content: Any, path: str) -> dict[str, str]:
     by_key = {option.key: option for option in OPTIONS if option.key is not None}
     accepted = "accepted keys: " + ", ".join(sorted(by_key))
     if not isinstance(content, Mapping):
-        raise UsageError(f"{path}: sections with keys are expected, not {content!r}; {accepted}")
+        raise UsageError(f"{path}: sections with keys are expected, not {shown(content)}; {accepted}")
     variables = {}
     for section, keys in content.items():
         if not any(key.startswith(f"{section}.") for key in by_key):
-            raise UsageError(f"{path}: there is no section {section!r}; remove it ({accepted})")
+            raise UsageError(f"{path}: there is no section {shown(section)}; remove it ({accepted})")
         if not isinstance(keys, Mapping):
-            raise UsageError(f"{path}: section {section!r} must hold keys and values, not {keys!r}; {accepted}")
+            raise UsageError(
+                f"{path}: section {shown(section)} must hold keys and values, not {shown(keys)}; {accepted}"
+            )
         for name, value in keys.items():
             option = by_key.get(f"{section}.{name}")
             if option is None:
@@ -221,7 +224,7 @@ def _text(option: Option, value: Any, source: str) -> str:
     else:
         fits, wanted = isinstance(value, int | float) and not isinstance(value, bool), "a number"
     if not fits:
-        raise UsageError(f"{source}={value!r} cannot be used: it must be {wanted}")
+        raise UsageError(f"{source}={shown(value)} cannot be used: it must be {wanted}")
     try:
         return str(int(value)) if isinstance(value, bool) else str(value)
     except ValueError:  # Python does not write out thousands of digits

@@ -10,10 +10,10 @@ from horovodlike.errors import ConfigError
 from horovodlike.launcher.elastic.discovery import HostDiscovery
 from horovodlike.launcher.errors import UsageError
 from horovodlike.launcher.spec import MOST_RANKS
+from horovodlike.launcher.wording import shown
 
 __all__ = ["check_kinds", "setting_variables", "take_integer", "take_number_of_ranks"]
 
-_MOST_SHOWN = 10**100
 _FILE = (str, os.PathLike)
 _KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "args": (Iterable, "a sequence, such as (1, 2)"),
@@ -37,22 +37,22 @@ def check_kinds(given: Mapping[str, Any]) -> None:
         UsageError: One is not.
     """
     if not callable(given["func"]):
-        raise UsageError(f"run(): func={given['func']!r} cannot be used: it must be a function")
+        raise UsageError(f"run(): func={shown(given['func'])} cannot be used: it must be a function")
     for name, (kind, wanted) in _KINDS.items():
         value = given.get(name)
         if value is not None and (not isinstance(value, kind) or (name == "args" and isinstance(value, str))):
-            raise UsageError(f"run(): {name}={value!r} cannot be used: it must be {wanted}")
+            raise UsageError(f"run(): {name}={shown(value)} cannot be used: it must be {wanted}")
         if isinstance(value, str | os.PathLike) and "\0" in os.fsdecode(value):
             raise UsageError(f"run(): {name}={os.fsdecode(value)!r} cannot be used: it must not hold a NUL character")
     interfaces = given.get("network_interfaces")
     if interfaces is not None and not all(isinstance(each, str) for each in interfaces):
-        raise UsageError(f"run(): network_interfaces={interfaces!r} cannot be used: each of them must be a text")
+        raise UsageError(f"run(): network_interfaces={shown(interfaces)} cannot be used: each of them must be a text")
     for name, value in (given.get("env") or {}).items():
         if not (isinstance(name, str) and isinstance(value, str)):
-            raise UsageError(f"run(): env has {name!r}: {value!r}; names and values must be texts")
+            raise UsageError(f"run(): env has {shown(name)}: {shown(value)}; names and values must be texts")
         if not name or "=" in name or "\0" in name + value:
             raise UsageError(
-                f"run(): env has {name!r}: {value!r}; a name has no '=', and neither holds a NUL character"
+                f"run(): env has {shown(name)}: {shown(value)}; a name has no '=', and neither holds a NUL character"
             )
 
 
@@ -69,8 +69,9 @@ def take_integer(name: str, value: Any, least: int, most: int) -> int | None:
     except TypeError:
         number = least - 1
     if isinstance(value, bool) or not least <= number <= most:
-        shown = repr(value) if abs(number) < _MOST_SHOWN else "a number of many digits"
-        raise UsageError(f"run(): {name}={shown} cannot be used: it must be an integer >= {least}, and at most {most}")
+        raise UsageError(
+            f"run(): {name}={shown(value)} cannot be used: it must be an integer >= {least}, and at most {most}"
+        )
     return number
 
 
@@ -100,6 +101,6 @@ def setting_variables(given: Mapping[str, Any]) -> dict[str, str]:
         try:
             config.parse(setting, f"{value}")
         except (ConfigError, ValueError):  # Python does not write out thousands of digits
-            raise UsageError(f"run(): {name}={value!r} cannot be used: it must be {setting.accepts}") from None
+            raise UsageError(f"run(): {name}={shown(value)} cannot be used: it must be {setting.accepts}") from None
         variables[setting.variable] = f"{value}"
     return variables

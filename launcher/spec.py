@@ -72,10 +72,10 @@ class ElasticSpec:
         reset_limit: How often the set of workers may change; None for any number of times.
         cooldown_range: How long a host is left alone after failures, the first time and at most, in seconds; None for
             the default.
-        discovery_timeout: How long that program may take, in seconds.
         elastic_timeout: How long the job waits for enough workers, in seconds.
         heartbeat_timeout: How long a worker may be stopped, or a host silent, in seconds.
         grace_period: How long workers may take to leave when the job is to end, in seconds.
+        discovery_timeout: How long the program that prints the hosts may take, in seconds.
     """
 
     min_np: int | None = None
@@ -84,10 +84,10 @@ class ElasticSpec:
     slots: int | None = None
     reset_limit: int | None = None
     cooldown_range: tuple[float, float] | None = None
-    discovery_timeout: float = 30.0
     elastic_timeout: float = 600.0
     heartbeat_timeout: float = 5.0
     grace_period: float = 5.0
+    discovery_timeout: float = 30.0
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-__all__ = ["counted", "given", "listed"]
+__all__ = ["counted", "given", "listed", "shown"]
 
 
 def counted(number: int, noun: str) -> str:
@@ -18,3 +18,11 @@ def listed(noun: str, numbers: Sequence[int]) -> str:
 def given(name: str, value: object) -> str:
     """What messages are to call a value: ``-np 2`` or, if it is not a flag's, ``np=2``."""
     return f"{name} {value}" if name.startswith("-") else f"{name}={value}"
+
+
+def shown(value: object) -> str:
+    """A value as Python writes it; it does not write out numbers of thousands of digits."""
+    try:
+        return repr(value)
+    except ValueError:
+        return "(a number of thousands of digits)"

@@ -89,6 +89,9 @@ def test_the_description_of_this_host(tmp_path: Path, monkeypatch: pytest.Monkey
     [problem] = decode_description(describe(encode_needs(str(tmp_path), "./program"))).problems
     assert problem.startswith(f"there is no program {tmp_path}/./program, ")
     (tmp_path / "program").touch(0o755)
+    files = encode_needs(str(tmp_path), "./program", files=("none/timeline.json", "timeline.json"))
+    trouble = f"{tmp_path}/none/timeline.json cannot be written: there is no folder {tmp_path}/none"
+    assert decode_description(describe(files)).problems == (trouble,)
     assert decode_description(describe(encode_needs(str(tmp_path), "./program"))).problems == ()
 
 

@@ -6,6 +6,7 @@ training catches) and *this call is wrong* (only that tensor failed, the job goe
     RuntimeError
      +-- HorovodInternalError                   a collective failed
      |    +-- MismatchError                     the ranks disagree about this tensor; the job goes on
+     |    +-- UnsupportedReductionError         op=Adasum where it has no meaning; a ValueError as well
      |    +-- JobBrokenError                    a peer is lost or stalled
      |    +-- ShutDownError                     a rank has shut the job down
      +-- HostsUpdatedInterrupt                  elastic: the set of hosts has changed
@@ -27,6 +28,14 @@ class MismatchError(HorovodInternalError):
     """The ranks do not agree about one tensor (shape, dtype, operation, root ...).
 
     Only that tensor failed, on every rank that takes part in it; the job goes on.
+    """
+
+
+class UnsupportedReductionError(HorovodInternalError, ValueError):
+    """This operation does not know the reduction that it was asked for. Nothing was sent; the job goes on.
+
+    Of both families, since Horovod's scripts catch a `HorovodInternalError` here. Elastic training does not start
+    again because of it.
     """
 
 

@@ -81,10 +81,19 @@ class ProcessSet:
         """The set itself: a model that is copied with its layers stays in the same job."""
         return self
 
+    def __reduce__(self) -> tuple[Callable[..., ProcessSet], tuple[object, ...]]:
+        """A pickle has the ranks: the id is the job's, and where it is read the set has another one, or none."""
+        return _of_ranks, (self.ranks,)
+
     def __repr__(self) -> str:
         """Id and ranks, and the communicator where there is one."""
         communicator = "" if self.mpi_comm is None else f", mpi_comm={self.mpi_comm}"
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}{communicator})"
+
+
+def _of_ranks(ranks: list[int]) -> ProcessSet:
+    """Return the set of these ranks that is registered here; a new one if there is none."""
+    return next((one for one in _registered.values() if one.ranks == ranks), None) or ProcessSet(ranks)
 
 
 class _GlobalProcessSet(ProcessSet):
@@ -94,7 +103,7 @@ class _GlobalProcessSet(ProcessSet):
         super().__init__(())
         self.process_set_id = 0
 
-    def __reduce__(self) -> str:
+    def __reduce__(self) -> str:  # type: ignore[override]
         """Copies and pickles refer to the one object: `global_process_set` of the process that reads them."""
         return "global_process_set"
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from horovodlike import basics, ops
 from horovodlike import process_set as process_sets
+from horovodlike._arguments import called, check_name, factor, integer, reduce_op
 from horovodlike.ops import DType, Kind, Output, Request
 from horovodlike.process_set import ProcessSet, global_process_set, members, registered_id
 
@@ -42,8 +43,7 @@ def _described(label: str, array: np.ndarray[Any, Any]) -> tuple[DType, Sequence
 
 
 def _label(kind: Kind, name: str | None) -> str:
-    operation = kind.name.lower()
-    return operation if name is None else f"{operation} {name!r}"
+    return called(kind.name.lower(), name)
 
 
 def _run(
@@ -54,6 +54,7 @@ def _run(
     set_id: int,
     **options: Any,
 ) -> list[Output]:
+    check_name(name, kind.name.lower())
     described = [_described(_label(kind, name), array) for array in inputs]
     with _counting:
         number = _unnamed.get(set_id, 0)
@@ -76,6 +77,9 @@ def allreduce(
     """Return the reduction of an array over the ranks. Of the same dtype and shape on all ranks."""
     result = np.array(array, order="C")
     set_id = registered_id(process_set)
+    label = _label(Kind.ALLREDUCE, name)
+    op = reduce_op(op, label)
+    prescale, postscale = factor(prescale, "prescale_factor", label), factor(postscale, "postscale_factor", label)
     _run(Kind.ALLREDUCE, name, [result], [result], set_id, op=op, prescale=prescale, postscale=postscale)
     return result
 
@@ -86,8 +90,9 @@ def reducescatter(
     """Return this rank's rows of the reduction of an array; the first ranks get one more if they are uneven."""
     array = np.asarray(array, order="C")
     set_id = registered_id(process_set)
+    label = _label(Kind.REDUCESCATTER, name)
+    op = reduce_op(op, label, adasum=False)
     if array.ndim == 0:
-        label = _label(Kind.REDUCESCATTER, name)
         raise ValueError(f"{label}: a scalar has no rows; a reducescatter needs at least one dimension")
     ranks = members(set_id)
     rows = (array.shape[0] + len(ranks) - 1 - ranks.index(basics.rank())) // len(ranks)
@@ -114,6 +119,7 @@ def broadcast(
 ) -> list[np.ndarray[Any, Any]]:
     """Return the arrays of one rank, in one operation. Of the same dtypes and shapes on all ranks."""
     results = [np.array(array, order="C") for array in arrays]
+    root_rank = integer(root_rank, "root_rank", _label(Kind.BROADCAST, name))
     if results:
         _run(Kind.BROADCAST, name, results, results, registered_id(process_set), root_rank=root_rank)
     return results

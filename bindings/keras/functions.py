@@ -9,6 +9,7 @@ import keras
 import numpy as np
 
 from horovodlike import basics
+from horovodlike._arguments import check_compression
 from horovodlike.keras import _arrays, _backend
 from horovodlike.keras._legacy import check_keras_3
 from horovodlike.process_set import ProcessSet, global_process_set
@@ -51,6 +52,7 @@ def allreduce(
     if op is None:
         op = basics.Sum if average is False else basics.Average
     if compression is not None:
+        check_compression(compression, "allreduce")
         tensor, context = compression.compress(keras.ops.convert_to_tensor(_array(value)))
         reduced = _arrays.allreduce(_array(tensor), name, op, prescale_factor, postscale_factor, process_set)
         restored = compression.decompress(keras.ops.convert_to_tensor(reduced), context)

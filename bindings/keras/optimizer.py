@@ -11,6 +11,7 @@ import keras
 from keras import ops
 
 from horovodlike import basics
+from horovodlike._arguments import check_compression, check_name, passes_per_step, predivide_factor, reduce_op
 from horovodlike.keras._gradients import Gradients, Groups, Local, Options
 from horovodlike.keras._legacy import check_keras_3
 from horovodlike.keras._loss_scaling import build, gradients_of, teach
@@ -154,8 +155,8 @@ def DistributedOptimizer(
         compression=compression,
         sparse_as_dense=sparse_as_dense,
         gradient_predivide_factor=gradient_predivide_factor,
-        op=op,
-        backward_passes_per_step=backward_passes_per_step,
+        op=reduce_op(op, "DistributedOptimizer"),
+        backward_passes_per_step=passes_per_step(backward_passes_per_step, "DistributedOptimizer"),
         average_aggregated_gradients=average_aggregated_gradients,
         groups=_one_of(num_groups, groups),
         process_set=process_set,
@@ -205,8 +206,8 @@ def PartialDistributedOptimizer(
         compression=compression,
         sparse_as_dense=sparse_as_dense,
         gradient_predivide_factor=gradient_predivide_factor,
-        op=op,
-        backward_passes_per_step=backward_passes_per_step,
+        op=reduce_op(op, "DistributedOptimizer"),
+        backward_passes_per_step=passes_per_step(backward_passes_per_step, "DistributedOptimizer"),
         average_aggregated_gradients=average_aggregated_gradients,
         groups=_one_of(num_groups, groups),
         process_set=process_set,
@@ -287,12 +288,10 @@ def _check(optimizer: keras.Optimizer, options: Options) -> None:
         raise ValueError(f"{optimizer.name} is distributed already: wrap an optimizer once")
     if options.op not in (basics.Average, basics.Sum):
         raise ValueError(f"op currently only supports Average and Sum, got {options.op!r}")
-    if options.gradient_predivide_factor != 1.0 and options.op != basics.Average:
-        raise ValueError("gradient_predivide_factor not supported with op != Average")
-    if not options.gradient_predivide_factor > 0:
-        raise ValueError(f"gradient_predivide_factor must be > 0, got {options.gradient_predivide_factor}")
-    if options.backward_passes_per_step < 1:
-        raise ValueError(f"backward_passes_per_step must be > 0, got {options.backward_passes_per_step}")
+    predivide_factor(options.gradient_predivide_factor, options.op, "DistributedOptimizer")
+    check_name(options.name, "DistributedOptimizer")
+    if options.compression is not None:
+        check_compression(options.compression, "DistributedOptimizer")
     inner_steps = getattr(optimizer, "gradient_accumulation_steps", None)
     if options.backward_passes_per_step > 1 and inner_steps:
         raise ValueError(

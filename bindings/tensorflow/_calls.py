@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -15,8 +15,10 @@ from tensorflow.python.ops.gradients_util import PossibleTapeGradientTypes
 
 from horovodlike import basics
 from horovodlike import ops as engine_ops
-from horovodlike.basics import Adasum, Average, Max, Min, Product, Sum
-from horovodlike.process_set import ProcessSet, global_process_set, members, registered_id
+from horovodlike._arguments import check_compression, check_name, factor, no_adasum, reduce_op
+from horovodlike.basics import Adasum, Average, Sum
+from horovodlike.process_set import ProcessSet, check_registered, global_process_set, members, registered_id
+from horovodlike.tensorflow._failures import NotAMemberError, UnsupportedReductionError
 from horovodlike.tensorflow._native import ops
 from horovodlike.tensorflow.compression import Compression, Compressor
 
@@ -67,37 +69,56 @@ def set_id_of(process_set: ProcessSet) -> int:
     """Return the id of a process set of which this rank is a member.
 
     Raises:
-        ValueError: It is not registered, or this rank is no member.
+        NotAMemberError: This rank is no member.
+        ValueError: It is not registered.
         TypeError: It is no process set.
     """
-    return 0 if process_set is global_process_set else registered_id(process_set)
+    if process_set is global_process_set:
+        return 0
+    check_registered(process_set)
+    try:
+        return registered_id(process_set)
+    except ValueError as error:
+        raise NotAMemberError(None, None, str(error)) from error
 
 
 def ranks_of(process_set: ProcessSet) -> list[int]:
     """Return the ranks of a process set of which this rank is a member, ascending.
 
     Raises:
-        ValueError: Not initialised, the set is not registered, or this rank is no member.
+        NotAMemberError: This rank is no member.
+        ValueError: Not initialised, or the set is not registered.
         TypeError: It is no process set.
     """
     basics.size()  # raises before init()
     return members(set_id_of(process_set))
 
 
-def reduction(op: int | None, average: bool | None, *, adasum: bool) -> int:
+def reduction(op: Any, average: bool | None, operation: str, *, adasum: bool = True) -> int:
     """Return how to reduce, from Horovod's two ways to say so.
 
     Raises:
+        UnsupportedReductionError: It is Adasum, of which this operation knows nothing.
         ValueError: Both are given, or `op` is none of the known ones.
     """
     if average is not None:
         return handle_average_backwards_compatibility(op, average)
     if op is None:
         return Average
-    if op not in (Average, Sum, Min, Max, Product) and not (adasum and op == Adasum):
-        also = ", Product and Adasum" if adasum else " and Product"
-        raise ValueError(f"op must be one of hvd.Average, Sum, Min, Max{also}, got {op!r}")
-    return op
+    chosen = reduce_op(op, operation)
+    if chosen == Adasum and not adasum:
+        raise UnsupportedReductionError(None, None, no_adasum(operation))
+    return chosen
+
+
+def factors_of(prescale: Any, postscale: Any, operation: str) -> tuple[float, float]:
+    """Return the factors of a reduction, checked.
+
+    Raises:
+        TypeError: One is no number.
+        ValueError: One is not finite.
+    """
+    return factor(prescale, "prescale_factor", operation), factor(postscale, "postscale_factor", operation)
 
 
 def handle_average_backwards_compatibility(op: int | None, average: bool | None) -> int:
@@ -150,10 +171,12 @@ def describe(
     of a graph that do different things under one name, perhaps at the same time, remain different.
 
     Raises:
-        ValueError: The process set cannot be used by this rank.
+        TypeError: The name is no string, or this is no process set.
+        ValueError: The process set cannot be used by this rank, or the name cannot be used.
         tf.errors.InvalidArgumentError: XLA is to compile the graph.
     """
     set_id = set_id_of(process_set)
+    check_name(name, operation)
     if tf.executing_eagerly():
         engine_ops.hand_over()  # what bindings of other frameworks hold back: this thread is going to wait
         is_whole = name is not None and bool(tensors)
@@ -256,8 +279,11 @@ def as_tensors(tensors: Sequence[Any], operation: str) -> list[tf.Tensor]:
     """Return values as tensors that the engine can take.
 
     Raises:
+        TypeError: They are one tensor, or no sequence.
         ValueError: As `as_tensor`.
     """
+    if isinstance(tensors, (tf.Tensor, tf.Variable, str)) or not isinstance(tensors, Iterable):
+        raise TypeError(f"{operation}: expected a list of tensors, got {type(tensors).__name__}")
     return [as_tensor(tensor, operation) for tensor in tensors]
 
 
@@ -273,6 +299,7 @@ def reduce(
     ignore_name_scope: bool,
 ) -> list[tf.Tensor]:
     """Add the op that reduces tensors, which this kind of operation does, with what the compression makes of them."""
+    check_compression(compression, operation)
     description = describe(operation, name, tensors, ignore_name_scope, process_set, op, factors)
     if compression is Compression.none:
         return run(kind, tensors, description)

@@ -1,4 +1,4 @@
-"""What the engine says when the job has ended, which TensorFlow makes errors of its own of."""
+"""What TensorFlow's errors have to do with the engine's."""
 
 from __future__ import annotations
 
@@ -8,6 +8,14 @@ from contextlib import contextmanager
 import tensorflow as tf
 
 from horovodlike import ops
+
+
+class NotAMemberError(tf.errors.InvalidArgumentError, ValueError):  # type: ignore[misc]
+    """This rank is not in the process set of a collective: what TensorFlow says of a bad argument, and Python."""
+
+
+class UnsupportedReductionError(tf.errors.AbortedError, ValueError):  # type: ignore[misc]
+    """This operation does not know the reduction that it was asked for. Nothing was sent."""
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from horovodlike import basics
+from horovodlike._arguments import check_compression, predivide_factor, reduce_op
 from horovodlike.basics import Average
 from horovodlike.process_set import ProcessSet, check_registered, global_process_set
 from horovodlike.tensorflow._calls import outermost
@@ -39,7 +40,8 @@ class GradientReduction:
         scale_local: Divide the gradients of local variables by the number of ranks, as if those of the others were 0.
 
     Raises:
-        ValueError: The arguments contradict each other.
+        TypeError: An argument is of another type.
+        ValueError: An argument cannot be used, or they contradict each other.
     """
 
     compression: type[Compressor] = Compression.none
@@ -50,13 +52,15 @@ class GradientReduction:
     groups: int | Sequence[Sequence[Variable]] | None = None
     process_set: ProcessSet = global_process_set
     scale_local: bool = True
-    _local: set[int] = field(default_factory=set, init=False, repr=False)
-    _kept: list[Variable] = field(default_factory=list, init=False, repr=False)  # whose ids are in there
+    _local: list[Variable] = field(default_factory=list, init=False, repr=False)
     _local_layers: list[Any] = field(default_factory=list, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.predivide_factor != 1.0 and self.op != Average:
-            raise ValueError("gradient_predivide_factor not supported with op != Average")
+        what = "distributed gradients"
+        check_registered(self.process_set)
+        check_compression(self.compression, what)
+        self.op = reduce_op(self.op, what)
+        self.predivide_factor = predivide_factor(self.predivide_factor, self.op, what)
         if isinstance(self.groups, int) and not isinstance(self.groups, bool):
             self.num_groups, self.groups = self.groups, None
         if self.num_groups < 0:
@@ -66,9 +70,8 @@ class GradientReduction:
 
     def register_local(self, variable: Variable) -> None:
         """Have the gradient of this variable stay on its rank."""
-        if id(variable) not in self._local:
-            self._local.add(id(variable))
-            self._kept.append(variable)
+        if not any(variable is one for one in self._local):
+            self._local.append(variable)
 
     def register_local_layers(self, layers: Sequence[Any]) -> None:
         """Have the gradients of all variables of these layers stay on their rank. They need not be built yet."""
@@ -87,7 +90,8 @@ class GradientReduction:
         results = list(gradients)
         if not self.process_set.included():
             return results
-        local = self._local | {id(one) for layer in self._local_layers for one in layer.trainable_variables}
+        of_layers = [one for layer in self._local_layers for one in layer.trainable_variables]
+        local = {id(one) for one in (*self._local, *of_layers)}  # ids, which a copy has others of
         reduced = []
         for i, (gradient, variable) in enumerate(zip(results, variables, strict=True)):
             if gradient is None:

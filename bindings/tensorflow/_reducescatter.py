@@ -7,9 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from horovodlike._arguments import called
 from horovodlike.basics import Average
 from horovodlike.process_set import ProcessSet, global_process_set
-from horovodlike.tensorflow._calls import as_tensor, as_tensors, reduce, reduction
+from horovodlike.tensorflow._calls import as_tensor, as_tensors, factors_of, reduce, reduction
 from horovodlike.tensorflow.compression import Compression, Compressor
 
 __all__ = ["grouped_reducescatter", "reducescatter"]
@@ -49,8 +50,8 @@ def reducescatter(
         tf.errors.OpError: As described for the module.
     """
     del device_dense
-    op = reduction(op, None, adasum=False)
-    factors = (prescale_factor, postscale_factor)
+    op = reduction(op, None, called("reducescatter", name), adasum=False)
+    factors = factors_of(prescale_factor, postscale_factor, called("reducescatter", name))
     tensors = [as_tensor(tensor, "reducescatter")]
     return reduce(
         *("reducescatter", "reducescatter", tensors, compression, op, factors, name, process_set, ignore_name_scope)
@@ -70,8 +71,8 @@ def grouped_reducescatter(
 ) -> list[tf.Tensor]:
     """Do what `reducescatter` does for a list of tensors, of any dtypes, as one operation; return a list."""
     del device_dense
-    op = reduction(op, None, adasum=False)
-    factors = (prescale_factor, postscale_factor)
+    op = reduction(op, None, called("grouped_reducescatter", name), adasum=False)
+    factors = factors_of(prescale_factor, postscale_factor, called("grouped_reducescatter", name))
     group = as_tensors(tensors, "grouped_reducescatter")
     if not group:
         return []

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from horovodlike import basics
+from horovodlike._arguments import check_name, integer
 from horovodlike.errors import HorovodInternalError
 from horovodlike.process_set import ProcessSet, global_process_set
 from horovodlike.tensorflow._calls import ranks_of
@@ -169,8 +170,10 @@ def broadcast_object(
         tf.errors.UnknownError: The job is broken or shut down.
     """
     del session
+    check_name(name, "broadcast_object")
     name = f"broadcast_object.{name or 'noname'}"
     ranks = ranks_of(process_set)
+    root_rank = integer(root_rank, "root_rank", name)
     if root_rank not in ranks:
         raise ValueError(f"{name}: the root rank {root_rank} is not one of the ranks {ranks}")
     is_root = basics.rank() == root_rank
@@ -218,6 +221,7 @@ def allgather_object(
         tf.errors.UnknownError: The job is broken or shut down.
     """
     del session
+    check_name(name, "allgather_object")
     name = f"allgather_object.{name or 'noname'}"
     data, error = _pickled(obj)
     gathered = _gather_bytes(data, error is None, name, process_set)

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from horovodlike._arguments import passes_per_step
 from horovodlike.process_set import ProcessSet, global_process_set
 
 __all__ = ["LocalGradientAggregationHelper"]
@@ -41,9 +42,7 @@ class LocalGradientAggregationHelper:
         scale_local_gradients: bool = True,
     ) -> None:
         del rank, optimizer_type, process_set, scale_local_gradients
-        if backward_passes_per_step <= 0:
-            raise ValueError("backward_passes_per_step must be > 0")
-        self.backward_passes_per_step = backward_passes_per_step
+        self.backward_passes_per_step = passes_per_step(backward_passes_per_step, "distributed gradients")
         self._reduce = allreduce_func
         self._sparse_as_dense = sparse_as_dense
         self._average = average_aggregated_gradients

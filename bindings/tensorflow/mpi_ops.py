@@ -27,6 +27,7 @@ from typing import Any
 import tensorflow as tf
 
 from horovodlike import basics
+from horovodlike._arguments import called, integer, split_counts
 from horovodlike.basics import *  # noqa: F403  # scripts take them from this module as well
 from horovodlike.basics import Adasum, Average, Sum, average_counts_joined
 from horovodlike.process_set import ProcessSet, add_process_set, global_process_set, remove_process_set
@@ -37,6 +38,7 @@ from horovodlike.tensorflow._calls import (
     as_tensors,
     call,
     describe,
+    factors_of,
     handle_average_backwards_compatibility,
     ranks_of,
     reduce,
@@ -121,8 +123,8 @@ def allreduce(
         tf.errors.OpError: As described for the module.
     """
     del device_dense, device_sparse
-    op = reduction(op, average, adasum=True)
-    factors = (prescale_factor, postscale_factor)
+    op = reduction(op, average, called("allreduce", name))
+    factors = factors_of(prescale_factor, postscale_factor, called("allreduce", name))
     if isinstance(tensor, tf.IndexedSlices):
         return _gathered_slices([tensor], op, factors, name, process_set, ignore_name_scope)[0]
     tensors = [as_tensor(tensor, "allreduce")]
@@ -147,9 +149,10 @@ def grouped_allreduce(
     The `tf.IndexedSlices` in the list are gathered as another operation. An empty list is returned as it is.
     """
     del device_dense, device_sparse
-    op = reduction(op, average, adasum=True)
-    factors = (prescale_factor, postscale_factor)
+    op = reduction(op, average, called("grouped_allreduce", name))
+    factors = factors_of(prescale_factor, postscale_factor, called("grouped_allreduce", name))
     results: list[TensorOrSlices] = list(tensors)
+    _check_group(results, op, factors)
     sparse = [i for i, tensor in enumerate(results) if isinstance(tensor, tf.IndexedSlices)]
     dense = [i for i in range(len(results)) if i not in set(sparse)]
     if dense:
@@ -190,6 +193,28 @@ def reduce_dense(
     return reduce("allreduce", operation, group, compression, op, factors, name, process_set, False) if group else []
 
 
+def _check_slices(op: int, factors: tuple[float, float]) -> None:
+    """Make sure that slices can be reduced in this way.
+
+    Raises:
+        NotImplementedError: They cannot.
+    """
+    if op == Adasum:
+        raise NotImplementedError("Adasum is not for tf.IndexedSlices: make them dense, with sparse_as_dense=True")
+    if op not in (Average, Sum):
+        raise NotImplementedError("Only Sum and Average ops are supported with tf.IndexedSlices")
+    if factors != (1.0, 1.0):
+        raise NotImplementedError("prescale_factor and postscale_factor are not supported with tf.IndexedSlices")
+
+
+def _check_group(tensors: Sequence[TensorOrSlices], op: int, factors: tuple[float, float]) -> None:
+    """Refuse a group as a whole where its slices cannot be sent: before its tensors have been."""
+    slices = [tensor for tensor in tensors if isinstance(tensor, tf.IndexedSlices)]
+    if slices:
+        _check_slices(op, factors)
+        as_tensors([part for one in slices for part in (one.values, one.indices)], "grouped_allreduce")
+
+
 def _gathered_slices(
     slices: Sequence[tf.IndexedSlices],
     op: int,
@@ -198,12 +223,7 @@ def _gathered_slices(
     process_set: ProcessSet,
     ignore_name_scope: bool,
 ) -> list[tf.IndexedSlices]:
-    if op == Adasum:
-        raise NotImplementedError("Adasum is not for tf.IndexedSlices: make them dense, with sparse_as_dense=True")
-    if op not in (Average, Sum):
-        raise NotImplementedError("Only Sum and Average ops are supported with tf.IndexedSlices")
-    if factors != (1.0, 1.0):
-        raise NotImplementedError("prescale_factor and postscale_factor are not supported with tf.IndexedSlices")
+    _check_slices(op, factors)
     parts = [part for one in slices for part in (one.values, one.indices)]
     counts_present = op == Average and not average_counts_joined()
     if counts_present:
@@ -304,6 +324,7 @@ def _broadcast(
     process_set: ProcessSet,
 ) -> list[tf.Tensor]:
     ranks = ranks_of(process_set)
+    root_rank = integer(root_rank, "root_rank", called(operation, name))
     if root_rank not in ranks:
         raise ValueError(f"{operation}: the root rank {root_rank} is not one of the ranks {ranks}")
     description = describe(operation, name, tensors, ignore_name_scope, process_set, root_rank=root_rank)
@@ -366,11 +387,17 @@ def alltoall(
         tf.errors.OpError: As described for the module.
     """
     tensor = as_tensor(tensor, "alltoall")
-    given = tf.zeros([0], tf.int32) if splits is None else tf.convert_to_tensor(splits)
+    label = called("alltoall", name)
+    if splits is None:
+        given = tf.zeros([0], tf.int32)
+    elif hasattr(splits, "dtype"):
+        given = tf.convert_to_tensor(splits)
+    else:
+        given = tf.constant(split_counts(splits, len(ranks_of(process_set)), label), tf.int64)
     if given.dtype not in (tf.int32, tf.int64):
-        raise ValueError(f"alltoall: splits must be int32 or int64, not {given.dtype.name}")
+        raise ValueError(f"{label}: splits must be int32 or int64, not {given.dtype.name}")
     if splits is not None and given.shape == (0,):
-        raise ValueError("alltoall: splits are empty; there is one for each rank")
+        raise ValueError(f"{label}: splits are empty; there is one for each rank")
     description = describe("alltoall", name, [tensor], ignore_name_scope, process_set)
     (tensor,) = anchored([tensor])
     result, received_splits = call("alltoall", description, tensor, given)

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from horovodlike._arguments import passes_per_step, reduce_op
 from horovodlike.basics import Adasum, Average
 from horovodlike.process_set import ProcessSet, global_process_set
 from horovodlike.tensorflow._gradient_reduction import GradientReduction
@@ -97,6 +98,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     Raises:
         ValueError: The arguments contradict each other.
     """
+    op = reduce_op(op, "DistributedOptimizer")
     if op == Adasum and average_aggregated_gradients:
         raise ValueError("Adasum does not support average_aggregated_gradients == True")
     if not isinstance(optimizer, _Legacy):
@@ -114,6 +116,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             process_set=process_set,
             scale_local_gradients=scale_local_gradients,
         )
+    backward_passes_per_step = passes_per_step(backward_passes_per_step, "DistributedOptimizer")
     if tf.executing_eagerly() and backward_passes_per_step > 1:
         raise ValueError(
             "backward_passes_per_step > 1 is not supported eagerly with an optimizer of TensorFlow 1; use one of Keras"

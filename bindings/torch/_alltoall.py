@@ -7,6 +7,7 @@ from itertools import compress
 
 import torch
 
+from horovodlike._arguments import check_name, split_counts
 from horovodlike.ops import Kind
 from horovodlike.process_set import ProcessSet, global_process_set, members, registered_id
 from horovodlike.torch._autograd import is_differentiable
@@ -94,6 +95,7 @@ def grouped_alltoall_async(
 
 def _call(operation: str, name: str | None, process_set: ProcessSet) -> Call:
     set_id = registered_id(process_set)
+    check_name(name, operation)
     return Call(Kind.ALLTOALL, full_name(operation, name, set_id), process_set=set_id)
 
 
@@ -102,6 +104,8 @@ def _splits_of_each(
 ) -> Sequence[Splits]:
     if splits is None:
         return [None] * len(tensors)
+    if not isinstance(splits, (list, tuple)):
+        raise TypeError(f"{operation}: splits must be a list with an entry for each tensor, got {splits!r}")
     if len(splits) != len(tensors):
         raise ValueError(f"{operation}: splits for {len(splits)} tensors, but there are {len(tensors)}")
     return splits
@@ -115,7 +119,7 @@ def row_counts(tensor: torch.Tensor, splits: Splits, call: Call) -> Counts:
     """Return how many rows go to each member of the process set.
 
     Raises:
-        TypeError: `tensor` is no tensor.
+        TypeError: `tensor` is no tensor, or `splits` are no sequence.
         ValueError: `splits` do not fit the tensor or the process set.
     """
     check(tensor, call.name)
@@ -127,12 +131,9 @@ def row_counts(tensor: torch.Tensor, splits: Splits, call: Call) -> Counts:
         return [rows // size] * size
     if isinstance(splits, torch.Tensor):
         if splits.dim() != 1 or splits.is_floating_point() or splits.dtype is torch.bool:
-            raise ValueError(f"{call.name}: splits must be integers in one dimension")
+            raise ValueError(f"{call.name}: splits must be integers in one dimension, got {splits!r}")
         splits = splits.tolist()
-    counts = [int(count) for count in splits]
-    if len(counts) != size:
-        raise ValueError(f"{call.name}: {len(counts)} splits for {size} ranks")
-    return counts
+    return split_counts(splits, size, call.name)
 
 
 def _exchange(

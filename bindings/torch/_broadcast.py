@@ -7,6 +7,7 @@ from functools import lru_cache
 
 import torch
 
+from horovodlike._arguments import called, check_name, integer
 from horovodlike.ops import Kind
 from horovodlike.process_set import ProcessSet, global_process_set, registered_id
 from horovodlike.torch._autograd import run
@@ -16,6 +17,8 @@ from horovodlike.torch._engine import CALLS_KEPT, Call, full_name, start_in_plac
 
 def _broadcast_call(root_rank: int, name: str | None, process_set: ProcessSet, operation: str = "broadcast") -> Call:
     set_id = registered_id(process_set)
+    check_name(name, operation)
+    root_rank = integer(root_rank, "root_rank", called(operation, name))
     return (_new_broadcast if name is None else _known_broadcast)(operation, root_rank, name, set_id)
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import TypeVar
 
 import torch
 
-from horovodlike.basics import Adasum, Average, Max, Min, Product, Sum
+from horovodlike._arguments import called, check_compression, check_name, factor, reduce_op
+from horovodlike.basics import Average
 from horovodlike.ops import Kind
 from horovodlike.process_set import ProcessSet, global_process_set, registered_id
 from horovodlike.torch._engine import CALLS_KEPT, Call, full_name, synchronize
+from horovodlike.torch._tensor import check
+from horovodlike.torch.compression import Compressor, NoneCompressor
 
 T = TypeVar("T")
 
@@ -27,32 +30,49 @@ def reduction_call(
 ) -> Call:
     """Return the call of an allreduce or a reducescatter; `operation` begins its full name."""
     set_id = 0 if process_set is global_process_set else registered_id(process_set)
+    check_name(name, operation)
+    label = called(operation, name)
+    op = Average if op is None else reduce_op(op, label, adasum=kind is Kind.ALLREDUCE)
+    prescale, postscale = factor(prescale, "prescale_factor", label), factor(postscale, "postscale_factor", label)
     if name is None:
         return new_reduction(kind, operation, None, op, prescale, postscale, set_id)
     return known_reduction(kind, operation, name, op, prescale, postscale, set_id)
 
 
 def new_reduction(
-    kind: Kind, operation: str, name: str | None, op: int | None, prescale: float, postscale: float, set_id: int
+    kind: Kind, operation: str, name: str | None, op: int, prescale: float, postscale: float, set_id: int
 ) -> Call:
-    """As `reduction_call`, for the id of a process set; `known_reduction` keeps those that have names."""
-    if op is None:
-        op = Average
-    if op not in (Average, Sum, Min, Max, Product) and not (op == Adasum and kind is Kind.ALLREDUCE):
-        also = ", Product and Adasum" if kind is Kind.ALLREDUCE else " and Product"
-        raise ValueError(f"op must be one of hvd.Average, Sum, Min, Max{also}, got {op!r}")
+    """As `reduction_call`, of checked arguments; `known_reduction` keeps those that have names."""
     return Call(kind, full_name(operation, name, set_id), op, -1, prescale, postscale, set_id)
 
 
 known_reduction = lru_cache(maxsize=CALLS_KEPT)(new_reduction)
 
 
-def group(tensors: Sequence[torch.Tensor], operation: str) -> Sequence[torch.Tensor]:
+def compressed(
+    compression: type[Compressor], tensors: Sequence[torch.Tensor], operation: str
+) -> list[tuple[torch.Tensor, object]]:
+    """Return what is sent in place of tensors, with what `decompress` needs to know.
+
+    Raises:
+        TypeError: It is no compression, or one of them is no tensor.
+    """
+    check_compression(compression, operation)
+    if compression is not NoneCompressor:
+        for tensor in tensors:
+            check(tensor, operation)
+    return [compression.compress(tensor) for tensor in tensors]
+
+
+def group(tensors: Iterable[torch.Tensor], operation: str) -> Sequence[torch.Tensor]:
     """Return the tensors of a grouped operation as a list.
 
     Raises:
+        TypeError: It is no list.
         ValueError: There are none, or they are on more than one device.
     """
+    if isinstance(tensors, torch.Tensor) or not isinstance(tensors, Iterable):
+        raise TypeError(f"{operation}: expected a list of tensors, got {type(tensors).__name__}")
     tensors = list(tensors)
     if not tensors:
         raise ValueError(f"{operation}: the list of tensors is empty")

@@ -10,7 +10,7 @@ from horovodlike.basics import Average
 from horovodlike.ops import Kind
 from horovodlike.process_set import ProcessSet, global_process_set
 from horovodlike.torch._autograd import run
-from horovodlike.torch._calls import group, reduction_call
+from horovodlike.torch._calls import compressed, group, reduction_call
 from horovodlike.torch._engine import start_reducescatter
 from horovodlike.torch.compression import Compression, Compressor
 
@@ -43,11 +43,12 @@ def reducescatter(
 
     Raises:
         HorovodInternalError: The ranks disagree, or the job is broken or shut down.
+        UnsupportedReductionError: `op` is Adasum.
         ValueError: An argument cannot be used, or the name is in flight already.
     """
     call = reduction_call(Kind.REDUCESCATTER, "reducescatter", name, op, prescale_factor, postscale_factor, process_set)
-    compressed, ctx = compression.compress(tensor)
-    return compression.decompress(run(call, [compressed])[0], ctx)
+    [(sent, ctx)] = compressed(compression, [tensor], call.name)
+    return compression.decompress(run(call, [sent])[0], ctx)
 
 
 def reducescatter_async(
@@ -76,8 +77,8 @@ def grouped_reducescatter(
     call = reduction_call(
         Kind.REDUCESCATTER, "grouped_reducescatter", name, op, prescale_factor, postscale_factor, process_set
     )
-    pairs = [compression.compress(tensor) for tensor in group(tensors, call.name)]
-    reduced = run(call, [compressed for compressed, _ in pairs])
+    pairs = compressed(compression, group(tensors, call.name), call.name)
+    reduced = run(call, [sent for sent, _ in pairs])
     return [compression.decompress(tensor, ctx) for tensor, (_, ctx) in zip(reduced, pairs, strict=True)]
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 
 from horovodlike import basics
+from horovodlike._arguments import called, check_name, reduce_op
 from horovodlike.ops import Kind
 from horovodlike.process_set import ProcessSet, global_process_set, members, registered_id
 from horovodlike.torch._calls import result
@@ -76,8 +77,14 @@ def sparse_allreduce_async(
         To be called once. The sum is sparse and not coalesced.
 
     Raises:
+        TypeError: An argument is of another type.
         ValueError: An argument cannot be used, or the name is in flight already.
     """
+    check_name(name, "sparse_allreduce_async")
+    label = called("sparse_allreduce_async", name)
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{label}: expected a torch.Tensor, got {type(tensor).__name__}")
+    op = reduce_op(op, label)
     if tensor.layout is not torch.sparse_coo:
         raise ValueError(f"sparse_allreduce_async needs a tensor in coordinate format, got layout {tensor.layout}")
     if op not in (basics.Average, basics.Sum):

@@ -31,6 +31,7 @@ from functools import lru_cache
 import torch
 
 from horovodlike import ops
+from horovodlike._arguments import check_name, integer
 from horovodlike.basics import (
     Adasum,
     Average,
@@ -63,6 +64,7 @@ from horovodlike.errors import HorovodInternalError
 from horovodlike.ops import Kind, Request
 from horovodlike.process_set import ProcessSet, global_process_set, registered_id
 from horovodlike.timeline import start_timeline, stop_timeline
+from horovodlike.torch import _engine
 from horovodlike.torch._alltoall import alltoall, alltoall_async, grouped_alltoall, grouped_alltoall_async
 from horovodlike.torch._autograd import run
 from horovodlike.torch._broadcast import (
@@ -75,19 +77,18 @@ from horovodlike.torch._broadcast import (
     grouped_broadcast_async,
     grouped_broadcast_async_,
 )
-from horovodlike.torch._calls import group, reduction_call, result
+from horovodlike.torch._calls import compressed, group, reduction_call, result
 from horovodlike.torch._compile import leave_alone
 from horovodlike.torch._engine import (
     CALLS_KEPT,
     Call,
+    Result,
     forget_numbers,
     full_name,
-    poll,
     start_again_in_place,
     start_in_place,
     start_in_place_and_remember,
     start_to_new,
-    synchronize,
 )
 from horovodlike.torch._reducescatter import (
     grouped_reducescatter,
@@ -213,8 +214,8 @@ def allreduce(
         ValueError: An argument cannot be used, or the name is in flight already.
     """
     call = _allreduce_call("allreduce", average, name, op, prescale_factor, postscale_factor, process_set)
-    compressed, ctx = compression.compress(tensor)
-    return compression.decompress(run(call, [compressed])[0], ctx)
+    [(sent, ctx)] = compressed(compression, [tensor], call.name)
+    return compression.decompress(run(call, [sent])[0], ctx)
 
 
 def allreduce_async(
@@ -260,10 +261,14 @@ def allreduce_async_(
 ) -> int:
     """Start what `allreduce_` does and return a handle for `poll` and `synchronize`."""
     arguments = (average, op, prescale_factor, postscale_factor, getattr(process_set, "process_set_id", None))
-    handle = start_again_in_place(name, arguments, tensor)
-    if handle:
-        return handle
+    # Only what has been checked is remembered, but True and torch's SUM are equal to integers that mean something else.
+    if type(name) is str and (op is None or type(op) is int):
+        handle = start_again_in_place(name, arguments, tensor)
+        if handle:
+            return handle
     call = _allreduce_call("allreduce", average, name, op, prescale_factor, postscale_factor, process_set)
+    if op is not None and type(op) is not int:
+        return start_in_place(call, [tensor], single=True)
     return start_in_place_and_remember(name, arguments, call, tensor)
 
 
@@ -279,8 +284,8 @@ def grouped_allreduce(
 ) -> list[torch.Tensor]:
     """Do what `allreduce` does for a list of tensors, of any dtypes, as one operation; return a list."""
     call = _allreduce_call("grouped_allreduce", average, name, op, prescale_factor, postscale_factor, process_set)
-    pairs = [compression.compress(tensor) for tensor in group(tensors, call.name)]
-    reduced = run(call, [compressed for compressed, _ in pairs])
+    pairs = compressed(compression, group(tensors, call.name), call.name)
+    reduced = run(call, [sent for sent, _ in pairs])
     return [compression.decompress(tensor, ctx) for tensor, (_, ctx) in zip(reduced, pairs, strict=True)]
 
 
@@ -328,6 +333,7 @@ def grouped_allreduce_async_(
 
 def _allgather_call(operation: str, name: str | None, process_set: ProcessSet) -> Call:
     set_id = registered_id(process_set)
+    check_name(name, operation)
     return (_new_allgather if name is None else _known_allgather)(operation, name, set_id)
 
 
@@ -378,6 +384,31 @@ def grouped_allgather_async(
     return start_allgather(call, group(tensors, call.name), single=False)
 
 
+def synchronize(handle: int) -> Result:
+    """Wait for an operation and return its result; None for a handle that is unknown or was synchronized before.
+
+    Results on a GPU may not be there yet: the current stream waits for them, the host does not. So they can be used as
+    those of any operation on the GPU.
+
+    Raises:
+        HorovodInternalError: The operation failed: the ranks disagree about it, or the job is broken or shut down, or
+            another one has begun since.
+        TypeError: It is no handle.
+        ValueError: The operation cannot be carried out with these arguments.
+    """
+    return _engine.synchronize(handle if type(handle) is int else integer(handle, "handle", "synchronize"))
+
+
+def poll(handle: int) -> bool:
+    """Return whether `synchronize` would return at once. On a GPU the result need not be there yet: see there.
+
+    Raises:
+        TypeError: It is no handle.
+        ValueError: The handle is unknown, or was synchronized before.
+    """
+    return _engine.poll(handle if type(handle) is int else integer(handle, "handle", "poll"))
+
+
 @lru_cache(maxsize=CALLS_KEPT)
 def _barrier_call(set_id: int) -> Call:
     return Call(Kind.BARRIER, "barrier.noname", process_set=set_id)
@@ -385,7 +416,7 @@ def _barrier_call(set_id: int) -> Call:
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Return when all ranks of the process set have called it."""
-    synchronize(start_in_place(_barrier_call(registered_id(process_set)), [], single=False))
+    _engine.synchronize(start_in_place(_barrier_call(registered_id(process_set)), [], single=False))
 
 
 def join(device: int = -1, process_set: ProcessSet = global_process_set) -> int:

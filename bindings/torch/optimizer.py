@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import copy
+import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 
 from horovodlike import basics
-from horovodlike.process_set import ProcessSet, check_registered, global_process_set
+from horovodlike._arguments import check_compression, check_name, passes_per_step, predivide_factor, reduce_op
+from horovodlike.process_set import ProcessSet, check_registered, global_process_set, registered_of
 from horovodlike.torch._compile import leave_alone
 from horovodlike.torch._compressed_reduction import CompressedReduction
 from horovodlike.torch._delta_reduction import DeltaReduction
@@ -31,6 +35,34 @@ _CHANGED = (
 Groups = Sequence[Sequence[torch.nn.Parameter]]
 
 
+@dataclass(frozen=True)
+class _Options:
+    """The arguments of `DistributedOptimizer`, checked."""
+
+    names: dict[torch.nn.Parameter, str]
+    reduction: ReductionOptions
+    passes: int
+    reducer: GradientReducer | None
+    groups: int | list[list[torch.nn.Parameter]] | None
+
+    def for_copies(self, pickled: bool) -> dict[str, Any]:
+        """Return what a copy is made of: these, but for what it cannot have, with the reason if it cannot reduce."""
+        compression, process_set = self.reduction.compression, self.reduction.process_set
+        obstacle = None
+        if self.reducer is not None:
+            obstacle = f"compression={type(self.reducer).__name__} has a state of its own for the parameters"
+        elif pickled and not _can_be_imported(compression):
+            obstacle = f"compression={compression.__name__} cannot be imported, so that the pickle has none"
+            compression = Compression.none
+        return {
+            **vars(self),
+            "reducer": None,
+            "reduction": replace(self.reduction, process_set=global_process_set, compression=compression),
+            "ranks": None if process_set is global_process_set else process_set.ranks,
+            "obstacle": obstacle,
+        }
+
+
 class _DistributedOptimizer(torch.optim.Optimizer):
     """What `DistributedOptimizer` puts in front of the class of the optimizer that it wraps."""
 
@@ -42,6 +74,9 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     _explicit_groups: list[list[torch.nn.Parameter]] | None
     _should_synchronize: bool
     _synchronized: bool
+    _options: _Options
+    _copied: dict[str, Any] | None = None  # of a copy that does not reduce yet: the options as they were pickled
+    _shared_with: Any = None  # of a shallow copy: the optimizer whose reduction it uses
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Wait until the gradients are reduced, and do the wrapped optimizer's step.
@@ -57,6 +92,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         Raises:
             HorovodInternalError: A reduction failed.
         """
+        self._settle()
         self._inner._opt_called = True  # type: ignore[attr-defined]  # for schedulers made before the wrapping
         if self._delta is not None:
             own_step = partial(super().step, *([] if closure is None else [closure]))
@@ -112,6 +148,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         self._finish()
 
     def _finish(self) -> None:
+        self._settle()
         self._take_in_added()
         if self._reduction.finish():
             warnings.warn(_CHANGED, stacklevel=3)  # of who has called step() or synchronize()
@@ -119,7 +156,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
     def _take_in_added(self) -> None:
         """Have parameters reduced that were added to the groups in another way than by `add_param_group`."""
-        if self._delta is not None:
+        if self._delta is not None or self._copied is not None:
             return
         params = [id(param) for group in self.param_groups for param in group["params"]]
         if params == self._known_params:
@@ -170,7 +207,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         super().add_param_group(param_group)
         index = len(self.param_groups) - 1
         added = self.param_groups[index]["params"]
-        if self._delta is None:
+        if self._delta is None and self._copied is None:
             self._reduction.add(_named(added, index, self._names))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -180,15 +217,102 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         self._inner.state, self._inner.param_groups = self.state, self.param_groups
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copies and pickles are of the optimizer inside: the class of this one cannot be imported."""
-        return _new, (type(self._inner),), self.__getstate__()
+        """Deep copies and pickles are distributed again, on their own parameters."""
+        return _blank, (type(self._inner),), self._state_for_copies(pickled=True)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _DistributedOptimizer:
+        copied = memo[id(self)] = _blank(type(self._inner))
+        copied.__setstate__(copy.deepcopy(self._state_for_copies(pickled=False), memo))
+        return copied
+
+    def _state_for_copies(self, pickled: bool) -> dict[str, Any]:
+        options = self._copied or replace(self._options, passes=self._reduction.passes).for_copies(pickled)
+        return {"optimizer": super().__getstate__(), "options": options}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "options" not in state:  # copied by something that leaves the class out
+            super().__setstate__(state)
+            return
+        inner = self._inner
+        inner.__setstate__(state["optimizer"])
+        self.__dict__.update(inner.__dict__)
+        self._copied = state["options"]
+        # A stand-in without parameters, until this one reduces.
+        self._begin(_Options({}, ReductionOptions(basics.Average, Compression.none, 1.0, 1.0, False), 1, None, None))
+        if basics.is_initialized() and self._obstacle() is None:
+            self._settle()
+
+    def __copy__(self) -> _DistributedOptimizer:
+        """Return an optimizer of the same parameters, state and reduction: these have one hook each."""
+        copied = object.__new__(type(self))
+        copied.__dict__.update(self.__dict__)
+        copied._shared_with = self
+        return copied
+
+    def _obstacle(self) -> str | None:
+        """Why a copy cannot reduce, in the job as it is; None if it can."""
+        assert self._copied is not None
+        if self._copied["obstacle"] is not None:
+            return str(self._copied["obstacle"])
+        try:
+            _process_set_of(self._copied["ranks"])
+        except ValueError as error:
+            return str(error)
+        return None
+
+    def _settle(self) -> None:
+        """Have a copy reduce, if it does not yet and there is a job to reduce in.
+
+        Raises:
+            RuntimeError: It cannot, and there are several ranks.
+        """
+        if self._copied is None or not basics.is_initialized():
+            return
+        reason = self._obstacle()
+        if reason is not None:
+            if basics.size() == 1:
+                return
+            raise RuntimeError(
+                f"this {type(self).__name__} is a copy of a DistributedOptimizer and reduces no gradients: {reason}. "
+                "Wrap it: hvd.DistributedOptimizer(optimizer, model.named_parameters(), ...)"
+            )
+        fields, self._copied = dict(self._copied), None
+        process_set = _process_set_of(fields.pop("ranks"))
+        del fields["obstacle"]
+        fields["reduction"] = replace(fields["reduction"], process_set=process_set)
+        self._reduction.remove_hooks()
+        self._begin(_Options(**fields))
+
+    def _begin(self, options: _Options) -> None:
+        """Start reducing the gradients of the parameters."""
+        names = options.names
+        if options.reducer is None:
+            reduction = Reduction(options.reduction, options.passes)
+        else:
+            reduction = CompressedReduction(options.reduction, options.passes, options.reducer)
+        groups = [] if self._copied is not None else self.param_groups
+        named = [entry for index, group in enumerate(groups) for entry in _named(group["params"], index, names)]
+        self._delta = None
+        if options.reduction.op == basics.Adasum:
+            name = f"delta.{min((name for name, _ in named), default='')}"
+            self._delta, named = DeltaReduction(self, name, options.reduction), []
+        slots = reduction.add(named)
+        self._reduction = reduction
+        self._names = names
+        self._options = options
+        self._known_params = []
+        self._explicit_groups = _make_groups(reduction, slots, options.groups)
+        self._should_synchronize = True
+        self._synchronized = False
+        weakref.finalize(self, reduction.remove_hooks).atexit = False
+        _share_what_is_loaded(self._inner, self)
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Set how many times `backward` adds to the gradients before they are reduced. Counting begins anew."""
-        if passes <= 0:
-            raise ValueError(f"backward_passes_per_step must be > 0, got {passes}")
         self._reduction.forget_passes()
-        self._reduction.passes = passes
+        self._reduction.passes = passes_per_step(passes, "set_backward_passes_per_step")
+        if self._copied is not None:
+            self._copied["passes"] = self._reduction.passes
 
     @property
     def backward_passes_per_step(self) -> int:
@@ -230,8 +354,22 @@ def reducer_of(optimizer: torch.optim.Optimizer) -> GradientReducer | None:
     return optimizer._reduction.reducer if isinstance(optimizer, _DistributedOptimizer) else None
 
 
-def _new(base: type[torch.optim.Optimizer]) -> torch.optim.Optimizer:
-    return base.__new__(base)
+def _blank(base: type[torch.optim.Optimizer]) -> _DistributedOptimizer:
+    """Return what is to become a copy, around an optimizer of this class; both get their state later."""
+    wrapped: _DistributedOptimizer = object.__new__(_subclass(base))
+    wrapped._inner = base.__new__(base)
+    return wrapped
+
+
+def _can_be_imported(cls: type) -> bool:
+    found: Any = sys.modules.get(cls.__module__)
+    for part in cls.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return found is cls
+
+
+def _process_set_of(ranks: list[int] | None) -> ProcessSet:
+    return global_process_set if ranks is None else registered_of(ranks)
 
 
 def _named(
@@ -251,6 +389,8 @@ def _checked_names(
             "named_parameters must be a sequence of tuples (name, parameter), as model.named_parameters() returns"
         )
     names = [name for name, _ in named]
+    for name in names:
+        check_name(name, "named_parameters")
     duplicates = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
     if duplicates:
         raise ValueError(f"the names in named_parameters must be unique, found duplicates: {', '.join(duplicates)}")
@@ -292,6 +432,7 @@ def _checked_compression(
     if isinstance(compression, type) and issubclass(compression, GradientReducer):
         raise ValueError(f"compression must be an object of {compression.__name__}, not the class: add parentheses")
     if not isinstance(compression, GradientReducer):
+        check_compression(compression, "DistributedOptimizer")
         return None, compression
     if groups:
         raise ValueError(f"compression={type(compression).__name__} reduces all gradients together: leave out groups")
@@ -336,6 +477,10 @@ def DistributedOptimizer(
     engine has no processor to itself (`HOROVODLIKE_OVERLAP`), when it has computed all. `step` waits for the results.
     With one rank nothing is sent, but the rules are the same.
 
+    A copy, and what is read from a pickle, is distributed as well, with its own parameters: copy the model and the
+    optimizer in one go, `copy.deepcopy((model, optimizer))`. Where that cannot be (the compression is an object; no
+    process set of these ranks is registered), a copy says so in its first `step` in a job of several ranks.
+
     Parameters that begin to require a gradient later are taken in at the end of the step in which they do, on all
     ranks.
 
@@ -368,45 +513,31 @@ def DistributedOptimizer(
         process_set: The ranks whose gradients are reduced together. On others the optimizer is a plain one.
 
     Raises:
+        TypeError: An argument is of another type.
         ValueError: An argument cannot be used, or `init()` has not been called.
     """
     basics.size()  # raises before init()
     check_registered(process_set)
     if isinstance(optimizer, _DistributedOptimizer):
-        raise ValueError("the optimizer is a DistributedOptimizer already")
-    if gradient_predivide_factor != 1.0 and op != basics.Average:
-        raise ValueError("gradient_predivide_factor works with op=Average only")
-    if backward_passes_per_step <= 0:
-        raise ValueError(f"backward_passes_per_step must be > 0, got {backward_passes_per_step}")
+        if optimizer._copied is None:
+            raise ValueError("the optimizer is a DistributedOptimizer already")
+        optimizer = optimizer._inner  # a copy that reduces nothing
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TypeError(f"DistributedOptimizer: optimizer must be a torch.optim.Optimizer, got {optimizer!r}")
+    op = reduce_op(op, "DistributedOptimizer")
+    divisor = predivide_factor(gradient_predivide_factor, op, "DistributedOptimizer")
+    passes = passes_per_step(backward_passes_per_step, "DistributedOptimizer")
     chosen_groups = _checked_groups(groups, num_groups)
-    names = _checked_names(named_parameters, [p for group in optimizer.param_groups for p in group["params"]])
-    factor = gradient_predivide_factor
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    names = _checked_names(named_parameters, params)
+    names = {param: names[param] for param in params if param in names}
     reducer, compressor = _checked_compression(compression, chosen_groups)
-    options = ReductionOptions(op, compressor, 1.0 / factor, factor, sparse_as_dense, process_set)
-    if reducer is None:
-        reduction = Reduction(options, backward_passes_per_step)
-    else:
-        reduction = CompressedReduction(options, backward_passes_per_step, reducer)
-    named = [
-        entry for index, group in enumerate(optimizer.param_groups) for entry in _named(group["params"], index, names)
-    ]
+    if op == basics.Adasum and (reducer is not None or chosen_groups):
+        raise ValueError("op=Adasum knows no groups, and of compressions those that are classes")
+    options = ReductionOptions(op, compressor, 1.0 / divisor, divisor, sparse_as_dense, process_set)
     wrapped = _subclass_instance(optimizer)
-    wrapped._delta = None
-    if op == basics.Adasum:
-        if reducer is not None or chosen_groups:
-            raise ValueError("op=Adasum knows no groups, and of compressions those that are classes")
-        name = f"delta.{min((name for name, _ in named), default='')}"
-        wrapped._delta, named = DeltaReduction(wrapped, name, options), []
-    slots = reduction.add(named)
     wrapped._inner = optimizer
-    wrapped._reduction = reduction
-    wrapped._names = names
-    wrapped._known_params = []
-    wrapped._explicit_groups = _make_groups(reduction, slots, chosen_groups)
-    wrapped._should_synchronize = True
-    wrapped._synchronized = False
-    weakref.finalize(wrapped, reduction.remove_hooks).atexit = False
-    _share_what_is_loaded(optimizer, wrapped)
+    wrapped._begin(_Options(names, options, passes, reducer, chosen_groups))
     return wrapped
 
 
@@ -425,10 +556,12 @@ def _share_what_is_loaded(inner: torch.optim.Optimizer, wrapped: _DistributedOpt
 
 def _subclass_instance(optimizer: torch.optim.Optimizer) -> _DistributedOptimizer:
     """Return an object of a subclass of the optimizer's class that shares everything the optimizer holds."""
-    base = type(optimizer)
-    derived = type(base.__name__, (_DistributedOptimizer, base), {"__module__": base.__module__})
-    wrapped: _DistributedOptimizer = object.__new__(derived)
+    wrapped: _DistributedOptimizer = object.__new__(_subclass(type(optimizer)))
     wrapped.__dict__.update(optimizer.__dict__)
     # A scheduler made before the wrapping has put its own `step` on the object, which is bound to the base class.
     wrapped.__dict__.pop("step", None)
     return wrapped
+
+
+def _subclass(base: type[torch.optim.Optimizer]) -> Any:
+    return type(base.__name__, (_DistributedOptimizer, base), {"__module__": base.__module__})

@@ -19,7 +19,7 @@ from types import ModuleType
 
 from horovodlike.compat import children
 
-__all__ = ["ALIASES", "API_VERSION", "Alias", "counterpart", "install"]
+__all__ = ["ALIASES", "API_VERSION", "DEFAULTS", "Alias", "counterpart", "install"]
 
 API_VERSION = "0.28.1"
 """What ``horovod.__version__`` says: the release of Horovod whose API this is, for scripts that compare versions."""
@@ -85,6 +85,10 @@ def counterpart(name: str, table: Sequence[Alias] = ALIASES) -> Alias | None:
     return rows[above] if not below else Alias(name, rows[above].module + below)
 
 
+DEFAULTS = {"HOROVODLIKE_JOIN_AVERAGE": "all"}
+"""Settings whose defaults give other numbers than Horovod's, with the values that give Horovod's."""
+
+
 class _Loader(Loader):
     """Lets an import end with a module that has another name."""
 
@@ -122,7 +126,9 @@ class _Finder(MetaPathFinder):
 
 
 def install(*, quiet: bool = False) -> None:
-    """Gives this process and its children Horovod's module names. A second call does nothing.
+    """Gives this process and its children Horovod's module names and `DEFAULTS`. A second call does nothing.
+
+    A setting that the environment has stays as it is. To take effect, it has to be called before ``init()``.
 
     An installed Horovod is hidden by this, and a line on standard error (of rank 0) says so.
 
@@ -142,6 +148,8 @@ def install(*, quiet: bool = False) -> None:
         )
     if not quiet and os.environ.get("HOROVODLIKE_RANK", os.environ.get("HOROVOD_RANK", "0")) == "0":
         _mention_what_is_hidden()
+    for name, value in DEFAULTS.items():
+        os.environ.setdefault(name, value)
     sys.meta_path.insert(0, _Finder())
     children.follow()
 

@@ -12,7 +12,7 @@ from horovodlike._fault_points import reach
 from horovodlike.elastic import _worker
 from horovodlike.elastic._membership import agree_to_start
 from horovodlike.elastic._state import State
-from horovodlike.errors import HorovodInternalError, HostsUpdatedInterrupt, MismatchError
+from horovodlike.errors import HorovodInternalError, HostsUpdatedInterrupt, MismatchError, UnsupportedReductionError
 
 __all__ = ["run"]
 
@@ -69,6 +69,8 @@ def _train(
             _begin(state, needs_sync, is_first)
             return func(state, *args, **kwargs)
         except HorovodInternalError as error:
+            if isinstance(error, UnsupportedReductionError):
+                raise  # the script's mistake, which would come again and again
             if worker is None:
                 raise _explain(error) from error
             mismatch = (state.commits, str(error)) if isinstance(error, MismatchError) else None

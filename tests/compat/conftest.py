@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import horovodlike.compat
+from horovodlike.compat.aliases import DEFAULTS
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -23,6 +24,9 @@ def names(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     spawn: Any = multiprocessing.spawn
     monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     monkeypatch.setattr(spawn, "get_preparation_data", spawn.get_preparation_data)
+    for setting in DEFAULTS:
+        monkeypatch.setenv(setting, "")  # so that it is put back afterwards
+        monkeypatch.delenv(setting)
     horovodlike.compat.install()
     yield
     for name in [name for name in sys.modules if name.partition(".")[0] == "horovod"]:

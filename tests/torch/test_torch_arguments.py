@@ -19,16 +19,16 @@ def _ones(count: int = 4) -> torch.Tensor:
 
 def _reductions_of_torch() -> None:
     total = sum(range(1, hvd.size() + 1))
-    meant = {
-        ReduceOp.SUM: total,
-        ReduceOp.AVG: total / hvd.size(),
-        ReduceOp.MAX: hvd.size(),
-        ReduceOp.MIN: 1,
-        ReduceOp(ReduceOp.SUM): total,
-        np.int64(hvd.Sum): total,
-    }
+    meant = (  # pairs: as keys of a dictionary some would be the same
+        (ReduceOp.SUM, total),
+        (ReduceOp.AVG, total / hvd.size()),
+        (ReduceOp.MAX, hvd.size()),
+        (ReduceOp.MIN, 1),
+        (ReduceOp(ReduceOp.SUM), total),
+        (np.int64(hvd.Sum), total),
+    )
     hvd.allreduce_(_ones(), name="same", op=hvd.Average)  # which torch's SUM is equal to, and remembered
-    for op, expected in meant.items():
+    for op, expected in meant:
         assert hvd.allreduce_(_ones(), name="same", op=op)[0] == expected, op
         assert hvd.allreduce(_ones(), name="same", op=op)[0] == expected, op
         assert hvd.grouped_allreduce([_ones()], name="same", op=op)[0][0] == expected, op
@@ -96,7 +96,11 @@ _CALLS = {
 def _names() -> None:
     for operation, call in _CALLS.items():
         for name in (5, b"bytes", ["list"], 1.5):
-            _refused(f"{operation.rstrip('_')}.*: name must be a string", lambda: call(name), TypeError)  # noqa: B023
+            _refused(
+                f"{operation.partition('_async')[0].rstrip('_')}.*: name must be a string",
+                lambda: call(name),
+                TypeError,
+            )  # noqa: B023
         _refused("name is empty", lambda: call(""))  # noqa: B023
         _refused("NUL", lambda: call("a\0b"))  # noqa: B023
         _refused("limit", lambda: call("a" * 5000))  # noqa: B023

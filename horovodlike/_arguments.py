@@ -165,7 +165,7 @@ def split_counts(values: Iterable[Any], size: int, operation: str) -> list[int]:
 
     Raises:
         TypeError: They are no sequence.
-        ValueError: There are more or fewer; or one is no integer, is negative or does not fit into 64 bits.
+        ValueError: There are more or fewer; or one is no integer or does not fit into 64 bits.
     """
     if isinstance(values, (str, bytes)) or not hasattr(values, "__iter__"):
         raise TypeError(f"{operation}: splits must be a sequence of integers, one for each rank, got {_shown(values)}")
@@ -175,7 +175,7 @@ def split_counts(values: Iterable[Any], size: int, operation: str) -> list[int]:
     for place, count in enumerate(counts):
         if not _is_integer(count):
             raise ValueError(f"{operation}: splits must be integers, got {_shown(count)} for place {place}")
-        if not 0 <= count <= _MAX_COUNT:
+        if abs(count) > _MAX_COUNT:  # the engine refuses those that are negative, and names the tensor
             raise ValueError(f"{operation}: splits must be from 0 to 2**63 - 1, got {count} for place {place}")
     return [int(count) for count in counts]
 

@@ -98,9 +98,9 @@ def _names() -> None:
         for name in (5, b"bytes", ["list"], 1.5):
             _refused(
                 f"{operation.partition('_async')[0].rstrip('_')}.*: name must be a string",
-                lambda: call(name),
+                lambda: call(name),  # noqa: B023
                 TypeError,
-            )  # noqa: B023
+            )
         _refused("name is empty", lambda: call(""))  # noqa: B023
         _refused("NUL", lambda: call("a\0b"))  # noqa: B023
         _refused("limit", lambda: call("a" * 5000))  # noqa: B023
@@ -111,7 +111,7 @@ def _names() -> None:
 
 def _splits() -> None:
     rest = [0] * (hvd.size() - 1)
-    for bad in (1.0, True, "1", 2**63, 2**70, -1, None):
+    for bad in (1.0, True, "1", 2**63, 2**70, -(2**70), None):
         _refused("splits must be", lambda: hvd.alltoall(_ones(), [bad, *rest], name="s"))  # noqa: B023
         _refused("splits must be", lambda: hvd.grouped_alltoall_async([_ones()], [[bad, *rest]], name="s"))  # noqa: B023
     _refused("splits must be integers", lambda: hvd.alltoall(_ones(), torch.ones(hvd.size())))

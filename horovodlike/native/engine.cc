@@ -341,19 +341,9 @@ void Engine::complete(NamedTensor* tensor, Status status, std::vector<hvl_output
   }
 }
 
-void Engine::end(const Status& status) {
-  ended_ = true;
-  if (status.code() == HVL_JOB_BROKEN) {
-    write_flights(status);
-    if (options_.external) {
-      const hvl_external& external = options_.external->functions;
-      external.broken(external.context, status.message().c_str());
-    }
-  }
-  if (autotuner_ != nullptr) autotuner_->stop();
-  queue_.close(status);
-  end_on_gpu(status);
-  do {  // first what submit() left behind, if it was interrupted
+// What has not been announced, first what submit() left behind if it was interrupted.
+void Engine::gather_queued() {
+  do {
     for (std::unique_ptr<Entry>& entry : new_entries_) {
       if (entry == nullptr) continue;
       NamedTensor* tensor = entry->tensor.get();
@@ -364,6 +354,23 @@ void Engine::end(const Status& status) {
     new_entries_.clear();
     queue_.take(&new_entries_);
   } while (!new_entries_.empty());
+}
+
+void Engine::end(const Status& reason) {
+  ended_ = true;
+  gather_queued();
+  const Status status = with_what_is_in_flight(reason);
+  if (status.code() == HVL_JOB_BROKEN) {
+    write_flights(reason);
+    if (options_.external) {
+      const hvl_external& external = options_.external->functions;
+      external.broken(external.context, reason.message().c_str());
+    }
+  }
+  if (autotuner_ != nullptr) autotuner_->stop();
+  queue_.close(status);
+  end_on_gpu(status);
+  gather_queued();  // what came before the queue was closed
   auto unknown = std::move(in_full_);
   in_full_.clear();
   for (auto& waiting : unknown) {

@@ -179,11 +179,17 @@ class Engine {
   Status go_on_with_group();
   Status go_on_with_adasum();
   void complete(NamedTensor* tensor, Status status, std::vector<hvl_output> outputs = {});
-  void end(const Status& status);
+  void end(const Status& reason);
+  void gather_queued();
 
   // engine_life.cc: that the others live, and hear how the job ends.
   Status watch();
+  Status check_coordinator(uint64_t now);
+  bool is_on_coordinators_host() const {
+    return options_.hosts.empty() || options_.hosts[static_cast<size_t>(options_.rank)] == 0;
+  }
   std::string describe_coordinator() const;
+  std::string describe_silence(uint64_t seconds) const;
   void check_other_hosts();
   void hear_why(Status* status);
   void flush_before_leaving();
@@ -207,6 +213,8 @@ class Engine {
   void note_begin();
   void note_end();
   void write_flights(const Status& reason) const;
+  std::vector<const Entry*> in_flight() const;
+  Status with_what_is_in_flight(const Status& reason) const;
 
   // engine_tuning.cc: the values that are found out while the job runs.
   static std::unique_ptr<Autotuner> make_autotuner(const EngineOptions& options);  // null: none are
@@ -269,6 +277,8 @@ class Engine {
   uint64_t stop_announced_at_ = 0;
   bool ended_ = false;
   uint64_t last_watch_ = 0;
+  uint32_t inquiries_ = 0;           // of HostHeader, when last looked at
+  uint64_t last_inquiry_ = 0;        // when they were first seen to be so many
   uint64_t last_record_ = now_ns();  // when the log last said something
   uint64_t held_since_ = 0;          // when requests began to be held back; 0: none are
   uint64_t held_limit_ = 0;          // and for how long they were to be

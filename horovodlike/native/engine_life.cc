@@ -25,34 +25,52 @@ Status Engine::watch() {
   if (now - last_watch_ < kStallCheckInterval) return Status();
   last_watch_ = now;
   status = control_->check_stalls();
-  if (!status.ok() || num_in_flight_ == 0 || options_.stall_shutdown <= 0) return status;
-  // The coordinator ends a stalled job. If it says nothing for much longer, it is itself what is stuck.
-  uint64_t patience = to_ns(options_.stall_shutdown) + kAnswerTime + 2 * kStallCheckInterval;
-  if (now - last_record_ < patience || options_.rank == 0) return status;
+  return status.ok() ? check_coordinator(now) : status;
+}
+
+// The coordinator ends a stalled job. If it says nothing for much longer, it is itself what is stuck; but while it asks
+// for the report on others where they are, it says that.
+Status Engine::check_coordinator(uint64_t now) {
+  const uint32_t inquiries = memory_->header().inquiries.load(std::memory_order_relaxed);
+  if (inquiries != inquiries_) last_inquiry_ = now;
+  inquiries_ = inquiries;
+  if (num_in_flight_ == 0 || options_.stall_shutdown <= 0 || options_.rank == 0) return Status();
+  const uint64_t patience = to_ns(options_.stall_shutdown) + kAnswerTime + 2 * kStallCheckInterval;
+  if (now - last_record_ < patience || now - last_inquiry_ < kAnswerTime) return Status();
   const auto is_recent = [&](const NamedTensor* tensor) {
     return tensor != nullptr && tensor->entry != nullptr && now - tensor->entry->enqueued_at < patience;
   };
   for (const auto& [id, known] : known_) {
-    if (is_recent(known.tensor.get())) return status;
+    if (is_recent(known.tensor.get())) return Status();
   }
   for (const auto& [key, tensor] : in_full_) {
     // Who joins may wait for long.
     const bool joins = tensor->entry != nullptr && tensor->entry->signature().kind == HVL_JOIN;
-    if (joins || is_recent(tensor.get())) return status;
+    if (joins || is_recent(tensor.get())) return Status();
+  }
+  return Status(HVL_JOB_BROKEN, describe_silence((now - last_record_) / kSecond));
+}
+
+// That this rank has not heard of the coordinator. Of processes on its own host it can see whether they are stopped.
+std::string Engine::describe_silence(uint64_t seconds) const {
+  const std::string silence = ", has said nothing for " + std::to_string(seconds) + " s: ";
+  const std::string coordinator = "stalled: the coordinator, " + describe_coordinator();
+  if (!options_.local_pids.empty() && is_stopped(options_.local_pids[0])) {
+    const std::string who = is_on_coordinators_host() ? coordinator
+                                                      : "stalled: " + waiter_.describe(0) +
+                                                            ", through which this host hears of the coordinator";
+    return who + silence + "its process is stopped, by a signal or a debugger";
   }
   std::string relays;
   for (int rank : options_.relays_of(options_.rank)) {
     relays += (relays.empty() ? "" : ", ") + options_.describe_remote(rank);
   }
   if (!relays.empty()) relays = ", or so is who passes on what it says: " + relays;
-  return Status(HVL_JOB_BROKEN, "stalled: the coordinator, " + describe_coordinator() + ", has said nothing for " +
-                                    std::to_string((now - last_record_) / kSecond) + " s: it is stopped or stuck" +
-                                    relays);
+  return coordinator + silence + "it is stopped or stuck" + relays;
 }
 
 std::string Engine::describe_coordinator() const {
-  const bool is_here = options_.hosts.empty() || options_.hosts[static_cast<size_t>(options_.rank)] == 0;
-  return is_here ? waiter_.describe(0) : options_.describe_remote(0);
+  return is_on_coordinators_host() ? waiter_.describe(0) : options_.describe_remote(0);
 }
 
 void Engine::check_other_hosts() {

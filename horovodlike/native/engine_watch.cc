@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <fstream>
 #include <string>
+#include <tuple>
+#include <utility>
 
 #include "base/json.h"
 #include "base/log.h"
@@ -14,6 +16,8 @@
 namespace hvl {
 
 namespace {
+
+constexpr size_t kMaxNamed = 5;
 
 std::string describe(const Entry& entry, const EpochClock& clock) {
   const Signature& signature = entry.signature();
@@ -58,23 +62,58 @@ void Engine::note_end() {
   counters_.execution_time.fetch_add(static_cast<int64_t>(now - begun_), std::memory_order_relaxed);
 }
 
+// The oldest first.
+std::vector<const Entry*> Engine::in_flight() const {
+  std::vector<const Entry*> entries;
+  const auto add = [&](const NamedTensor* tensor) {
+    if (tensor != nullptr && tensor->entry != nullptr) entries.push_back(tensor->entry.get());
+  };
+  for (const auto& waiting : in_full_) add(waiting.second.get());
+  for (const auto& known : known_) add(known.second.tensor.get());
+  std::sort(entries.begin(), entries.end(), [](const Entry* one, const Entry* other) {
+    return std::tie(one->enqueued_at, one->handle, one) < std::tie(other->enqueued_at, other->handle, other);
+  });
+  // What has changed is known by its id and announced in full.
+  entries.erase(std::unique(entries.begin(), entries.end()), entries.end());
+  return entries;
+}
+
+// Why the job has ended, as who waits for a result here hears it.
+Status Engine::with_what_is_in_flight(const Status& reason) const {
+  std::string text = reason.message();
+  if (reason.code() == HVL_SHUT_DOWN && !stop_requested_.load()) {
+    text +=
+        ". If it has only run out of batches before the others: call hvd.join() after the last one, or give all ranks "
+        "as many";
+  }
+  const std::vector<const Entry*> entries = in_flight();
+  if (entries.empty()) return Status(reason.code(), std::move(text));
+  // A report of several lines gets one more.
+  text += (text.find('\n') == std::string::npos ? ". " : "\n") + std::string("In flight on rank ") +
+          std::to_string(options_.rank) + ": ";
+  const size_t num_named = std::min(entries.size(), kMaxNamed);
+  for (size_t i = 0; i < num_named; ++i) {
+    const Signature& signature = entries[i]->signature();
+    text += (i == 0 ? "" : ", ") + std::string(name_of(signature.kind)) + " of '" + signature.name + "'";
+  }
+  if (entries.size() > num_named) text += " and " + std::to_string(entries.size() - num_named) + " more";
+  return Status(reason.code(), std::move(text));
+}
+
 // Before anybody hears of the error: a process that does may end at once.
 void Engine::write_flights(const Status& reason) const {
   if (options_.flight_recorder_folder.empty()) return;
   const EpochClock clock;
-  std::string in_flight;
-  const auto add = [&](const NamedTensor* tensor) {
-    if (tensor == nullptr || tensor->entry == nullptr) return;
-    in_flight += (in_flight.empty() ? "\n" : ",\n") + describe(*tensor->entry, clock);
-  };
-  for (const auto& waiting : in_full_) add(waiting.second.get());
-  for (const auto& known : known_) add(known.second.tensor.get());
+  std::string described;
+  for (const Entry* entry : in_flight()) {
+    described += (described.empty() ? "\n" : ",\n") + describe(*entry, clock);
+  }
   mkdir(options_.flight_recorder_folder.c_str(), 0777);  // if it is not there
   const std::string path = options_.flight_recorder_folder + "/rank" + std::to_string(options_.rank) + ".json";
   std::ofstream file(path);
   file << "{\"rank\": " << options_.rank << ", \"size\": " << options_.size << ", \"pid\": " << getpid()
        << ", \"written\": " << clock.seconds(now_ns()) << ", \"reason\": " << quoted(reason.message())
-       << ",\n\"collectives\": " << to_json(flights_.read()) << ",\n\"in_flight\": [" << in_flight << "\n]}\n";
+       << ",\n\"collectives\": " << to_json(flights_.read()) << ",\n\"in_flight\": [" << described << "\n]}\n";
   file.close();
   if (!file) log(LogLevel::kWarning, "cannot write what the flight recorder has to '" + path + "'");
 }

@@ -1,5 +1,6 @@
 #include "negotiate/coordinator_seat.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/clock.h"
@@ -36,21 +37,26 @@ bool CoordinatorSeat::next(Record* record) {
   return true;
 }
 
-Status CoordinatorSeat::check_stalls(StackQuestions* questions) {
+Status CoordinatorSeat::check_stalls(StackQuestions* questions, const std::function<void()>& show_inquiry) {
   const uint64_t now = now_ns();
-  const uint64_t latest = inspector_.latest_stall(now);
+  const std::vector<Pending> pending = coordinator_.pending(inspector_.latest_stall(now));
+  const bool is_over = inspector_.is_over(pending, now);
+  if (is_over) show_inquiry();
   if (verdict_.warning.empty()) {
-    verdict_ = inspector_.inspect(coordinator_.pending(latest), now);
+    verdict_ = inspector_.inspect(pending, now);
     if (!verdict_.warning.empty()) questions->ask(verdict_.missing, now);
   }
   if (verdict_.warning.empty() || !questions->is_over(now)) return Status();
-  const std::string report = verdict_.warning + "\n" + questions->report();
-  // Those that were missing may have come while they were asked.
-  const bool ends = verdict_.shut_down && inspector_.is_over(coordinator_.pending(latest), now);
-  verdict_ = StallVerdict();
-  if (ends) return Status(HVL_JOB_BROKEN, report);
-  log(LogLevel::kWarning, report);
-  return Status();
+  // While they were asked, those that were missing may have come, and the time of a tensor may have ended.
+  const StallVerdict asked = std::exchange(verdict_, StallVerdict());
+  const StallVerdict last = is_over ? inspector_.inspect(pending, now) : StallVerdict();
+  const bool has_asked_all =
+      std::includes(asked.missing.begin(), asked.missing.end(), last.missing.begin(), last.missing.end());
+  if (is_over && (has_asked_all || asked.shut_down)) {
+    return Status(HVL_JOB_BROKEN, last.warning + "\n" + questions->report());
+  }
+  log(LogLevel::kWarning, asked.warning + "\n" + questions->report());
+  return Status();  // if it is over, the next call asks the others
 }
 
 }  // namespace hvl

@@ -35,8 +35,8 @@ class CoordinatorSeat {
   bool has_messages() const { return accepted_; }
   bool has_records() const { return !log_.empty(); }
   // Asks ranks that others have waited for for long where they are; a later call, when they have answered, reports.
-  // Never waits.
-  Status check_stalls(StackQuestions* questions);
+  // Never waits. Calls show_inquiry() as long as it asks with the time of a tensor over.
+  Status check_stalls(StackQuestions* questions, const std::function<void()>& show_inquiry);
 
  private:
   Coordinator coordinator_;

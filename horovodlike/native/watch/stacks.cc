@@ -28,6 +28,11 @@ char state_of(int pid) {
 
 }  // namespace
 
+bool is_stopped(int pid) {
+  const char state = state_of(pid);
+  return state == 'T' || state == 't';
+}
+
 uint32_t await_question(HostMemory* memory, int local_rank) {
   StackBlock& block = memory->stacks(local_rank);
   for (;;) {

@@ -19,6 +19,9 @@ namespace hvl {
 // How long a rank has to answer. It needs milliseconds, unless it is what the report is about.
 constexpr uint64_t kAnswerTime = 2 * kSecond;
 
+// Whether a signal or a debugger has stopped a process of this host.
+bool is_stopped(int pid);
+
 // Any thread of the rank that is asked: sleeps until there is a question, and returns its number; 0: there will be
 // none, as the rank leaves.
 uint32_t await_question(HostMemory* memory, int local_rank);

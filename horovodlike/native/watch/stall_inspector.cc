@@ -68,7 +68,8 @@ StallVerdict StallInspector::inspect(const std::vector<Pending>& pending, uint64
   if (stalled > kMaxNames) names += "\n  and " + std::to_string(stalled - kMaxNames) + " more";
   verdict.warning =
       "stalled: some ranks wait for others that have not asked for the same tensors. Ranks that go "
-      "through different code, or one that is stuck, are the usual causes." +
+      "through different code, one that has run out of data without hvd.join(), or one that is stuck, are the usual "
+      "causes." +
       names;
   return verdict;
 }

@@ -1,10 +1,11 @@
 // What is said of ranks that others wait for, and where those are.
 #include <atomic>
+#include <chrono>
 #include <numeric>
 #include <thread>
 
 #include "check.h"
-#include "job_of_threads.h"
+#include "hosts_job.h"
 #include "watch/stacks.h"
 #include "watch/stall_inspector.h"
 
@@ -164,6 +165,105 @@ TEST(the_error_of_a_stalled_job_says_on_all_ranks_where_the_missing_one_is) {
     CHECK_HAS(status.message(), "rank 1:\n    in waiting_for_data");
   });
   asked.join();
+}
+
+// The ranks that wait get the report; `missing` does nothing.
+void check_report(Job& job, int missing, const std::string& expected) {
+  job.on_all([&](int rank) {
+    if (rank == missing) return;
+    float data = 0;
+    const Status status = job.run(rank, make("late", HVL_ALLREDUCE, {{1}}), &data);
+    CHECK_EQ(static_cast<int>(status.code()), static_cast<int>(HVL_JOB_BROKEN));
+    CHECK_HAS(status.message(), expected);
+  });
+}
+
+const std::string kMissing1 = "allreduce of 'late': ready on ranks [0, 2, 3] for ";
+
+// Asking takes until the limit is over.
+TEST(a_limit_soon_after_a_warning_ends_the_job_with_the_report_on_all_ranks_of_all_hosts) {
+  for (const std::vector<int>& hosts : {std::vector<int>{0, 0, 0, 0}, {0, 0, 1, 1}}) {
+    EngineOptions options = on_hosts(hosts);
+    options.stall_warning = 0.3;
+    options.stall_shutdown = 0.6;
+    Job job(4, options);
+    check_report(job, 1, kMissing1);
+  }
+}
+
+TEST(a_coordinator_that_is_late_with_its_report_is_not_taken_for_one_that_is_stuck) {
+  for (const std::vector<int>& hosts : {std::vector<int>{0, 0, 0, 0}, {0, 0, 1, 1}}) {
+    EngineOptions options = on_hosts(hosts);
+    options.stall_warning = 0;
+    options.stall_shutdown = 0.1;
+    Job job(4, options);
+    // It begins to ask when half a second of the others' patience is left, and asking takes two.
+    job.engine(0).fault(HVL_FAULT_IN_NEGOTIATION).arm([] { std::this_thread::sleep_for(std::chrono::seconds(2)); });
+    check_report(job, 1, kMissing1);
+  }
+}
+
+TEST(a_coordinator_that_is_stuck_while_it_asks_is_found_out) {
+  EngineOptions options;
+  options.stall_warning = 0;
+  options.stall_shutdown = 0.1;
+  Job job(3, options);
+  std::atomic<bool> is_over{false};
+  std::thread asked([&] {
+    HostMemory* memory = job.engine(1).memory().get();
+    await_question(memory, 1);
+    const auto strike = [&] {
+      while (!is_over) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    };
+    job.engine(0).fault(HVL_FAULT_IN_NEGOTIATION).arm(strike);
+    float data = 0;
+    job.run(0, make("more", HVL_ALLREDUCE, {{1}}), &data);
+  });
+  float data = 0;
+  const uint64_t begun = now_ns();
+  const Status status = job.run(2, make("late", HVL_ALLREDUCE, {{1}}), &data);
+  CHECK_HAS(status.message(), "the coordinator, rank 0, has said nothing for ");
+  CHECK(now_ns() - begun < 10 * kSecond);
+  is_over = true;
+  asked.join();
+}
+
+TEST(the_error_of_a_broken_job_names_what_was_in_flight_on_each_rank) {
+  Job job(2);
+  std::vector<float> data(8);
+  std::vector<int64_t> handles;
+  for (size_t i = 0; i < data.size(); ++i) {
+    char* address = reinterpret_cast<char*>(&data[i]);
+    handles.push_back(job.enqueue(0, make("t" + std::to_string(i), HVL_ALLREDUCE, {{1}}), {address}, {address}));
+  }
+  job.engine(0).memory()->break_job("rank 1 is lost");
+  const std::string in_flight =
+      "rank 1 is lost. In flight on rank 0: allreduce of 't0', allreduce of 't1', allreduce of 't2', allreduce of "
+      "'t3', allreduce of 't4' and 3 more";
+  for (const int64_t handle : handles) CHECK_EQ(job.wait(0, handle).message(), in_flight);
+  CHECK_EQ(job.engine(0).job_status().message(), in_flight);
+  float more = 0;
+  Status status;
+  job.enqueue(1, make("t0", HVL_ALLREDUCE, {{1}}), {reinterpret_cast<char*>(&more)}, {reinterpret_cast<char*>(&more)},
+              &status);
+  if (status.ok()) return;  // it has not heard of it yet
+  CHECK_EQ(status.message(), "rank 1 is lost");
+}
+
+TEST(who_waits_for_a_rank_that_has_left_hears_of_join) {
+  Job job(2);
+  job.on_all([&](int rank) {
+    if (rank == 1) return job.engine(1).shut_down();
+    float data = 0;
+    char* address = reinterpret_cast<char*>(&data);
+    Status status;
+    const int64_t handle = job.enqueue(0, make("late", HVL_ALLREDUCE, {{1}}), {address}, {address}, &status);
+    if (status.ok()) status = job.wait(0, handle);
+    CHECK_EQ(static_cast<int>(status.code()), static_cast<int>(HVL_SHUT_DOWN));
+    CHECK_HAS(status.message(), "rank 1 has shut the job down");
+    CHECK_HAS(status.message(), "hvd.join()");
+  });
+  CHECK(job.engine(1).job_status().message().find("hvd.join()") == std::string::npos);
 }
 
 }  // namespace

@@ -29,6 +29,10 @@ struct alignas(kCacheLine) HostHeader {
   // The job is broken: 0 no, 1 the text is being written, 2 the text is there. The first to break it writes.
   alignas(kCacheLine) std::atomic<uint32_t> broken;
   char broken_text[32 << 10];  // room for a report with the stacks of several ranks
+
+  // How often the coordinator has told this host that it is about to end a stalled job, and asks where the missing
+  // ranks are: so it is not what is stuck. Written by the engine of local rank 0.
+  alignas(kCacheLine) std::atomic<uint32_t> inquiries;
 };
 
 // How far a rank has come in the chunks of the collectives that it takes part in; see collective/chunk_pipeline.h.

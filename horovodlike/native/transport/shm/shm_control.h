@@ -23,7 +23,9 @@ class ShmCoordinator : public ControlPlane {
   Status next(Record* record, bool* found) override;
   bool has_news() override { return seat_.has_messages() || next_is_public() || rings_.has_news(); }
   bool is_flushed() override { return rings_.is_flushed(); }
-  Status check_stalls() override { return seat_.check_stalls(&questions_); }
+  Status check_stalls() override {
+    return seat_.check_stalls(&questions_, [this] { rings_.show_inquiry(); });
+  }
   void set_fusion_threshold(int64_t num_bytes) override { seat_.set_fusion_threshold(num_bytes); }
 
  private:

@@ -35,6 +35,10 @@ Status TreeLeader::take_frame(bool from_parent) {
   const size_t length = frame_.size() - 1;
   Status status;
   if (type == Frame::kBroken) return Status(HVL_JOB_BROKEN, frame_.substr(1));
+  if (type == Frame::kInquiry && from_parent) {
+    show_inquiry();
+    return status;
+  }
   if (type == Frame::kMessage && !from_parent) {
     message_ = Message();
     status = decode(body, length, &message_);
@@ -112,6 +116,12 @@ void TreeLeader::send_up(const Message& message) {
   begin_frame(Frame::kMessage);
   encode(message, &frame_);
   parent_->send(frame_);
+}
+
+void TreeLeader::show_inquiry() {
+  rings_.show_inquiry();
+  begin_frame(Frame::kInquiry);
+  for (const auto& child : children_) child->send(frame_);
 }
 
 bool TreeLeader::next_is_public() const {

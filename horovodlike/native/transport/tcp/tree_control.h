@@ -45,11 +45,13 @@ class TreeLeader : public ControlPlane {
   // For this host and all below it.
   void publish(const Record& record, const std::vector<int>& concerned_ranks);
   void send_up(const Message& message);
+  // Shows to this host and all below it that the coordinator asks for missing ranks.
+  void show_inquiry();
   LeaderRings& rings() { return rings_; }
   const std::vector<int>& ranks() const { return ranks_; }
 
  private:
-  enum class Frame : char { kMessage = 'M', kRecord = 'R', kBroken = 'B' };
+  enum class Frame : char { kMessage = 'M', kRecord = 'R', kBroken = 'B', kInquiry = 'I' };
 
   Status accept_local(int local_rank, const Message& message, uint64_t sent);
   Status receive_from(Channel* channel, bool* progressed);
@@ -84,7 +86,9 @@ class TreeRoot : public TreeLeader {
   TreeRoot(std::shared_ptr<HostMemory> memory, const SeatOptions& options, std::vector<int> ranks,
            std::vector<int> pids, std::vector<std::vector<int>> relays, std::vector<std::unique_ptr<Channel>> children);
 
-  Status check_stalls() override { return seat_.check_stalls(&questions_); }
+  Status check_stalls() override {
+    return seat_.check_stalls(&questions_, [this] { show_inquiry(); });
+  }
   void set_fusion_threshold(int64_t num_bytes) override { seat_.set_fusion_threshold(num_bytes); }
 
  protected:

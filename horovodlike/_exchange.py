@@ -66,6 +66,7 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None, proc
         ValueError: Not initialised, or there is no such rank.
     """
     name = f"horovodlike.object.{next(_unnamed)}" if name is None else name
+    root_rank = ops.root_rank_of(name, root_rank)
     is_root = basics.rank() == root_rank
     data, problem = _pickled(obj) if is_root else (b"", None)
     length = ffi.new("int64_t[]", [_PICKLING_FAILED if problem else len(data)])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -136,6 +137,43 @@ def check(status: int) -> None:
         raise ERRORS.get(status, HorovodInternalError)(text_of(lib.hvl_last_error()))
 
 
+# What callers give an hvl_request by other words.
+_SAID = {"reduce_op": "op", "prescale": "the prescale factor", "postscale": "the postscale factor"}
+
+
+def _refuse(name: str, what: str, value: object, ctype: Any) -> None:
+    """Raise an error that names the value if cffi does not take it for this type."""
+    expected = "a number" if ctype.kind == "primitive" and ctype.cname == "double" else "an integer"
+    try:
+        ffi.new(ffi.getctype(ctype, "[1]"), [value])  # None alone would stand for a zero
+    except TypeError:
+        raise TypeError(f"{name}: {what} must be {expected}, got {value!r}") from None
+    except OverflowError:
+        raise ValueError(f"{name}: {what} is out of range: {value!r}") from None
+
+
+def _integers(name: str, what: str, values: Sequence[int]) -> Any:
+    """Return them for cffi, or raise an error that names the one that is no integer."""
+    try:
+        return ffi.new("int64_t[]", list(values))
+    except (TypeError, OverflowError):
+        for value in values:
+            _refuse(name, what, value, ffi.typeof("int64_t"))
+        raise
+
+
+def root_rank_of(label: str, root_rank: Any) -> int:
+    """Return a root rank as an integer.
+
+    Raises:
+        TypeError: It is something else.
+    """
+    try:
+        return operator.index(root_rank)
+    except TypeError:
+        raise TypeError(f"{label}: root_rank must be an integer, got {root_rank!r}") from None
+
+
 def _check_request(status: int, name: str) -> None:
     """As `check`, of what may be refused for its GPU before it is looked at: the message says whose it is."""
     try:
@@ -185,29 +223,35 @@ class Request:
         postscale: float = 1.0,
         arguments: Sequence[int] = (),
     ) -> None:
-        shapes = [ffi.new("int64_t[]", list(shape)) for _, shape in tensors]
+        if not isinstance(name, str):
+            raise TypeError(f"{kind.name.lower()}: name must be a string, got {name!r}")
+        shapes = [_integers(name, "an extent of the shape", shape) for _, shape in tensors]
         described = ffi.new("hvl_tensor[]", len(tensors))
         for native, (dtype, shape), extents in zip(described, tensors, shapes, strict=True):
             native.shape, native.ndim, native.dtype = extents, len(shape), dtype
         encoded = ffi.new("char[]", name.encode())
-        numbers = ffi.new("int64_t[]", list(arguments))
-        request = ffi.new(
-            "hvl_request *",
-            {
-                "name": encoded,
-                "tensors": described,
-                "num_tensors": len(tensors),
-                "kind": kind,
-                "reduce_op": op,
-                "root_rank": root_rank,
-                "process_set": process_set,
-                "device": device,
-                "prescale": prescale,
-                "postscale": postscale,
-                "arguments": numbers,
-                "num_arguments": len(arguments),
-            },
-        )
+        numbers = _integers(name, "an argument", arguments)
+        description = {
+            "name": encoded,
+            "tensors": described,
+            "num_tensors": len(tensors),
+            "kind": kind,
+            "reduce_op": op,
+            "root_rank": root_rank,
+            "process_set": process_set,
+            "device": device,
+            "prescale": prescale,
+            "postscale": postscale,
+            "arguments": numbers,
+            "num_arguments": len(arguments),
+        }
+        try:
+            request = ffi.new("hvl_request *", description)
+        except (TypeError, OverflowError):
+            for field, native in ffi.typeof("hvl_request").fields:
+                if native.type.kind in ("primitive", "enum"):
+                    _refuse(name, _SAID.get(field, field), description[field], native.type)
+            raise
         prepared = lib.hvl_prepare(request)
         if prepared == ffi.NULL:
             check(lib.HVL_INVALID_ARGUMENT)
@@ -234,7 +278,29 @@ class Request:
         addresses = self._addresses(inputs, outputs)
         handle: int = lib.hvl_enqueue(self._native, addresses, addresses + self._num_tensors, ffi.NULL)
         if handle < 0:
-            check(-handle)
+            handle = self._enqueue_again(-handle, lib.hvl_enqueue, addresses, addresses + self._num_tensors, ffi.NULL)
+        return handle
+
+    def handle_in_flight(self) -> int:
+        """Return the handle of the request that is in flight under this name; 0 if there is none."""
+        handle: int = lib.hvl_handle_in_flight(self._native)
+        return handle
+
+    def _enqueue_again(self, status: int, enqueue: Callable[..., int], *arguments: object) -> int:
+        """Raise what stands for the status of an enqueue, unless it is an interrupted call that keeps the name.
+
+        Then wait until that has been carried out, and do it again.
+        """
+        from horovodlike import ops
+
+        try:
+            _check_request(status, self.name)
+        except ValueError:
+            if not ops.wait_for_given_up(self.handle_in_flight()):
+                raise
+        handle = enqueue(self._native, *arguments)
+        if handle < 0:
+            _check_request(-handle, self.name)
         return handle
 
     def _addresses(self, inputs: Sequence[int], outputs: Sequence[int]) -> Any:
@@ -250,7 +316,7 @@ class Request:
         """As :meth:`enqueue`, for one tensor that is input and output: the quickest way in."""
         handle: int = lib.hvl_enqueue_inplace(self._native, address)
         if handle < 0:
-            check(-handle)
+            handle = self._enqueue_again(-handle, lib.hvl_enqueue_inplace, address)
         return handle
 
     def enqueue_on_stream(
@@ -280,16 +346,11 @@ class Request:
         """
         addresses = self._addresses(inputs, outputs)
         callbacks = ffi.NULL if allocation is None else allocation.callbacks
-        handle: int = lib.hvl_enqueue_on_stream(
-            self._native,
-            addresses,
-            addresses + self._num_tensors,
-            callbacks,
-            stream.device,
-            ffi.cast("void *", stream.pointer),
-        )
+        pointer = ffi.cast("void *", stream.pointer)
+        arguments = (addresses, addresses + self._num_tensors, callbacks, stream.device, pointer)
+        handle: int = lib.hvl_enqueue_on_stream(self._native, *arguments)
         if handle < 0:
-            _check_request(-handle, self.name)
+            handle = self._enqueue_again(-handle, lib.hvl_enqueue_on_stream, *arguments)
         return handle
 
 

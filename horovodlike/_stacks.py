@@ -50,7 +50,8 @@ def describe_threads(num_bytes: int) -> bytes:
     """Return the Python stacks of this process as text, the main thread's first.
 
     Args:
-        num_bytes: Of the text at most. The outermost calls are left out first, and other threads than the main one.
+        num_bytes: Of the text at most. The outermost calls are left out first, and other threads than the main one. Of
+            the innermost calls that are this package's own, only the outermost is named.
     """
     main = threading.main_thread()
     names = {thread.ident or 0: thread.name for thread in threading.enumerate() if thread.name not in _OURS}
@@ -68,12 +69,24 @@ def describe_threads(num_bytes: int) -> bytes:
 
 
 def _describe_stack(innermost: FrameType, limit: int | None, room: int) -> bytes:
+    frames = list(traceback.walk_stack(innermost))
+    num_ours = 0
+    while num_ours < len(frames) and _is_ours(frames[num_ours][0]):
+        num_ours += 1
     lines: list[bytes] = []
+    if num_ours:  # of these the reader needs to know the one that his code has called
+        called = frames[num_ours - 1][0]
+        lines.append(f"      in {called.f_globals.get('__name__')}.{called.f_code.co_name}()\n".encode())
+        room -= len(lines[0])
     # Without the source's lines: to read them could take for ever, where it is a file system that keeps the rank.
-    for frame, line in traceback.walk_stack(innermost):
+    for frame, line in frames[num_ours:]:
         described = f'      File "{frame.f_code.co_filename}", line {line}, in {frame.f_code.co_name}\n'.encode()
         room -= len(described)
         if room < 0 or len(lines) == limit:
             break
         lines.append(described)
     return b"".join(reversed(lines))
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__")).partition(".")[0] == "horovodlike"

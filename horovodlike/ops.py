@@ -25,6 +25,7 @@ from horovodlike._requests import (
     Request,
     RequestList,
     check,
+    root_rank_of,
     shape_of,
     text_of,
 )
@@ -42,22 +43,29 @@ __all__ = [
     "Request",
     "RequestList",
     "before_waiting",
+    "carry_out",
     "check",
     "counters",
     "forget",
+    "give_up",
     "hand_over",
     "has_ended",
     "is_in_flight",
     "is_known",
     "poll",
+    "root_rank_of",
     "text_of",
     "wait",
     "wait_all",
     "wait_done",
+    "wait_for_given_up",
     "wait_on_stream",
 ]
 
 _before_waiting: list[Callable[[], None]] = []
+
+# By handle: what keeps the memory of requests for which nobody waits any more.
+_given_up: dict[int, object] = {}
 
 # A wait without end still lets Python run its signal handlers this often.
 _WAIT_SLICE_SECONDS = 1.0
@@ -116,6 +124,57 @@ def forget(handle: int) -> bool:
         Whether the memory is free: neither the engine nor a GPU uses it any more. An unknown handle has none.
     """
     return bool(lib.hvl_try_wait(handle) != lib.HVL_IN_PROGRESS)
+
+
+def give_up(handle: int, memory: object) -> None:
+    """Let go of a request whose wait a signal handler has ended, as Ctrl-C does, where its caller has no handle.
+
+    The other ranks take it for asked, so it stays in flight until they have asked, too. Who enqueues another request of
+    its name waits for that.
+
+    Args:
+        handle: The request's; it may be complete by now.
+        memory: What keeps its memory alive, for as long as the engine may use it.
+    """
+    for each in list(_given_up):
+        if forget(each):
+            _given_up.pop(each, None)
+    if not forget(handle):
+        _given_up[handle] = memory
+
+
+def wait_for_given_up(handle: int) -> bool:
+    """Wait until a request is complete that was given up; False, at once, if it was not."""
+    if handle not in _given_up:
+        return False
+    _until_complete(lib.hvl_wait, handle, _WAIT_SLICE_SECONDS, ffi.NULL, ffi.NULL)  # its error was for its caller
+    _given_up.pop(handle, None)
+    return True
+
+
+def carry_out(request: Request, description: object = None) -> list[Output]:
+    """Enqueue a request without tensors, such as a join, and wait for it.
+
+    A call that a signal handler has interrupted goes on when it is made again.
+
+    Args:
+        request: The request.
+        description: What it asks for, apart from kind and name.
+
+    Raises:
+        MismatchError: The ranks do not agree about the request.
+        HorovodInternalError: The job is broken or shut down.
+    """
+    what = (request.kind, request.name, description)
+    interrupted = request.handle_in_flight() if _given_up else 0
+    is_same = interrupted != 0 and _given_up.get(interrupted) == what
+    handle = interrupted if is_same else request.enqueue([], [])
+    _given_up.pop(handle, None)
+    try:
+        return wait(handle)
+    except BaseException:
+        give_up(handle, what)
+        raise
 
 
 def poll(handle: int) -> bool:

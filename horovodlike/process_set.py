@@ -152,7 +152,7 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
         raise ValueError(f"{chosen} is registered already")
     basics.size()  # raises before init()
     request = Request(Kind.ADD_PROCESS_SET, "add_process_set", [], arguments=chosen.ranks or [])
-    (output,) = ops.wait(request.enqueue([], []))
+    (output,) = ops.carry_out(request, chosen.ranks)
     process_set_id = int.from_bytes(output.memory[:], "little")
     _registered[process_set_id] = chosen
     chosen.process_set_id = process_set_id
@@ -180,8 +180,11 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         False, having done nothing, if the set is the global one or is not registered.
 
     Raises:
+        TypeError: It is no process set.
         HorovodInternalError: The ranks disagree about the set, or the job is broken or shut down.
     """
+    if not isinstance(process_set, ProcessSet):
+        raise TypeError(f"process_set must be a ProcessSet, got {process_set!r}")
     process_set_id = process_set.process_set_id
     if process_set is global_process_set or process_set_id is None:
         return False
@@ -190,7 +193,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         process_set.process_set_id = None
         return True
     request = Request(Kind.REMOVE_PROCESS_SET, "remove_process_set", [], arguments=[process_set_id])
-    ops.wait(request.enqueue([], []))
+    ops.carry_out(request, process_set_id)
     del _registered[process_set_id]
     process_set.process_set_id = None
     for notify in _on_removed:

@@ -63,7 +63,11 @@ def _run(
         handle = request.enqueue([array.ctypes.data for array in inputs], [array.ctypes.data for array in outputs])
         if name is None:
             _unnamed[set_id] = number + 1  # not before: the other ranks do not count a call that this one refuses
-    return ops.wait(handle)
+    try:
+        return ops.wait(handle)
+    except BaseException:
+        ops.give_up(handle, (inputs, outputs))
+        raise
 
 
 def allreduce(

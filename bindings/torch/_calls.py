@@ -12,7 +12,7 @@ from horovodlike._arguments import called, check_compression, check_name, factor
 from horovodlike.basics import Average
 from horovodlike.ops import Kind
 from horovodlike.process_set import ProcessSet, global_process_set, registered_id
-from horovodlike.torch._engine import CALLS_KEPT, Call, full_name, synchronize
+from horovodlike.torch._engine import CALLS_KEPT, Call, full_name, give_up, synchronize
 from horovodlike.torch._tensor import check
 from horovodlike.torch.compression import Compressor, NoneCompressor
 
@@ -83,4 +83,8 @@ def group(tensors: Iterable[torch.Tensor], operation: str) -> Sequence[torch.Ten
 
 def result(handle: int, _: type[T]) -> T:
     """Synchronize a handle that has just been made, whose result is known to be of the given type."""
-    return synchronize(handle)  # type: ignore[return-value]
+    try:
+        return synchronize(handle)  # type: ignore[return-value]
+    except BaseException:
+        give_up(handle)  # the caller has no handle to wait for
+        raise

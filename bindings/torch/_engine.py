@@ -383,6 +383,11 @@ def poll(handle: int) -> bool:
     return ops.poll(handle)
 
 
+def give_up(handle: int) -> None:
+    """Let go of an operation that a signal handler has interrupted, and that nobody will synchronize."""
+    ops.give_up(handle, _in_flight.pop(handle, None))
+
+
 def abandon(handles: Sequence[int], borrowed: Sequence[object]) -> None:
     """After an error, keep what holds the memory of operations alive for as long as one of them uses it."""
     operations = [_in_flight.pop(handle, None) for handle in handles]

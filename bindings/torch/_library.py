@@ -19,11 +19,12 @@ from typing import Any
 
 import torch
 
-from horovodlike.ops import Kind
+from horovodlike import ops
+from horovodlike.ops import Kind, Request
 from horovodlike.torch._alltoall import Counts, row_counts, send_back
 from horovodlike.torch._autograd import carry_out, is_differentiable, rows_in, run_backward
 from horovodlike.torch._calls import group, known_reduction, new_reduction, result
-from horovodlike.torch._engine import Call, next_number, numbered, start_in_place, synchronize
+from horovodlike.torch._engine import Call, next_number, numbered
 from horovodlike.torch._varying import start_alltoall
 
 # Older releases lack ordered effects, or may have faults with them in the backward pass, such as pytorch issue 172248.
@@ -271,6 +272,5 @@ def _next_number(process_set: int) -> torch.Tensor:
 
 
 def _barrier(process_set: int) -> torch.Tensor:
-    call = Call(Kind.BARRIER, "barrier.noname", process_set=process_set)
-    synchronize(start_in_place(call, [], single=False))
+    ops.carry_out(Request(Kind.BARRIER, "barrier.noname", [], process_set=process_set), process_set)
     return torch.empty(0, device="cpu")

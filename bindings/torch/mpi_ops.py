@@ -410,13 +410,14 @@ def poll(handle: int) -> bool:
 
 
 @lru_cache(maxsize=CALLS_KEPT)
-def _barrier_call(set_id: int) -> Call:
-    return Call(Kind.BARRIER, "barrier.noname", process_set=set_id)
+def _barrier_request(set_id: int) -> Request:
+    return Request(Kind.BARRIER, "barrier.noname", [], process_set=set_id)
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Return when all ranks of the process set have called it."""
-    _engine.synchronize(start_in_place(_barrier_call(registered_id(process_set)), [], single=False))
+    set_id = registered_id(process_set)
+    ops.carry_out(_barrier_request(set_id), set_id)
 
 
 def join(device: int = -1, process_set: ProcessSet = global_process_set) -> int:
@@ -440,7 +441,7 @@ def join(device: int = -1, process_set: ProcessSet = global_process_set) -> int:
     """
     del device
     set_id = registered_id(process_set)
-    (output,) = ops.wait(Request(Kind.JOIN, "join", [], process_set=set_id).enqueue([], []))
+    (output,) = ops.carry_out(Request(Kind.JOIN, "join", [], process_set=set_id), set_id)
     forget_numbers(set_id)  # the ranks have made different numbers of calls
     return int.from_bytes(output.memory[:], "little")
 

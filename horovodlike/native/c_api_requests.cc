@@ -229,6 +229,15 @@ int64_t hvl_enqueue_inplace(hvl_prepared* prepared, uintptr_t data) {
   return status == HVL_OK ? handle : -status;
 }
 
+int64_t hvl_handle_in_flight(hvl_prepared* prepared) {
+  int64_t handle = 0;
+  hvl::with_engine([&](hvl::Engine* engine) {
+    handle = engine->handle_in_flight(prepared->operation.get());
+    return hvl::Status();
+  });
+  return handle;
+}
+
 int32_t hvl_enqueue_all(hvl_prepared* const* prepared, const uintptr_t* data, int32_t count, int64_t* handles) {
   std::fill_n(handles, count, 0);
   return hvl::with_engine(

@@ -100,6 +100,8 @@ class Engine {
   hvl_status wait(const int64_t* handles, size_t count, uint64_t deadline);
   // Any thread: somebody looked for a result in vain, and will look again.
   void hurry();
+  // Any thread: the handle of the request in flight under the operation's name; 0: there is none.
+  int64_t handle_in_flight(Operation* operation) { return queue_.handle_in_flight(operation); }
   // Any thread: why requests are not accepted any more.
   Status job_status() const { return queue_.closed(); }
   // Ends the job on all ranks. Returns when the engine thread has ended.

@@ -126,7 +126,8 @@ def test_the_innermost_calls_are_kept_where_there_is_no_room() -> None:
     assert len(text) <= 2000
     lines = text.splitlines()
     assert lines[0] == "    thread MainThread:"
-    assert "in describe_threads" in lines[-1]
+    assert lines[-1] == "      in horovodlike._stacks.describe_threads()"
+    assert re.fullmatch(rf'      File "{re.escape(__file__)}", line [0-9]+, in call', lines[-2])
     assert "in call" in lines[1]
 
 

@@ -25,6 +25,8 @@ struct NamedTensor {
   std::atomic<bool> in_flight{false};
   std::atomic<bool> forgotten{false};  // no longer in the table: look the name up again
 
+  int64_t handle = 0;  // of the request in flight; guarded by the table's mutex
+
   // For the engine only.
   bool announced_in_full = false;     // the entry below, without an id
   TensorId id = kNoId;                // what the log calls it

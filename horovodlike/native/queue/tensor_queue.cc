@@ -28,10 +28,17 @@ Status TensorQueue::push(std::unique_ptr<Entry> entry) {
                   "'" + entry->signature().name +
                       "' is already in flight on this rank; wait for its result first, or use another name");
   }
+  entry->tensor->handle = entry->handle;
   queued_bytes_.fetch_add(entry->operation->total_bytes);
   entries_.push_back(std::move(entry));
   queued_->fetch_add(1);
   return Status();
+}
+
+int64_t TensorQueue::handle_in_flight(Operation* operation) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = names_.find(key_of(operation->signature.process_set, operation->signature.name));
+  return found != names_.end() && found->second->in_flight.load() ? found->second->handle : 0;
 }
 
 void TensorQueue::take(std::vector<std::unique_ptr<Entry>>* entries) {

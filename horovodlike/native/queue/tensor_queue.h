@@ -21,6 +21,9 @@ class TensorQueue {
   // Any thread. Fails if the name is in flight already or the queue is closed.
   Status push(std::unique_ptr<Entry> entry);
 
+  // Any thread: the handle of the request in flight under the operation's name; 0: there is none.
+  int64_t handle_in_flight(Operation* operation);
+
   // The engine: takes all that came since the last call; `entries` is empty.
   void take(std::vector<std::unique_ptr<Entry>>* entries);
   // The engine: the entry is complete; its name may be used again.

@@ -10,13 +10,27 @@ from horovodlike import ops
 from horovodlike._generation import file_of_generation
 from horovodlike._gpu_libraries import nccl_library
 from horovodlike._native import ffi, lib
+from horovodlike.errors import ConfigError
 
 if TYPE_CHECKING:
     from horovodlike.config import Config
     from horovodlike.place import Place
     from horovodlike.rendezvous import Membership
 
-__all__ = ["describe", "segment_bytes", "start"]
+__all__ = ["check", "describe", "segment_bytes", "start"]
+
+
+def check(settings: Config) -> None:
+    """Refuse settings that contradict each other.
+
+    Raises:
+        ConfigError: Data cannot be sealed as the settings want it to be.
+    """
+    if settings.seal_data and settings.cpu_operations == "mpi":
+        raise ConfigError(
+            "HOROVODLIKE_SEAL_DATA=1 cannot be used with HOROVODLIKE_CPU_OPERATIONS=mpi (hvdrun --mpi): MPI moves the "
+            "data, and nothing that MPI moves is sealed. Leave out one of them"
+        )
 
 
 def segment_bytes(settings: Config, place: Place) -> int:
@@ -26,7 +40,7 @@ def segment_bytes(settings: Config, place: Place) -> int:
 
 def start(settings: Config, native: Any, joined: Membership) -> None:
     """Start the engine with what :func:`describe` has made and what the ranks have found."""
-    kept = [_describe_hosts(native, joined)]  # memory that lives as long as it is pointed to
+    kept = [_describe_hosts(settings, native, joined)]  # memory that lives as long as it is pointed to
     pids = ffi.new("int32_t[]", joined.pids)
     native.local_pids = pids if joined.place.local_size > 1 else ffi.NULL
     native.segment_fd = joined.segment_fd
@@ -43,10 +57,12 @@ def start(settings: Config, native: Any, joined: Membership) -> None:
     joined.close_descriptors()
 
 
-def _describe_hosts(native: Any, joined: Membership) -> list[Any]:
+def _describe_hosts(settings: Config, native: Any, joined: Membership) -> list[Any]:
     """Write into the engine's options what a job of several hosts needs; return the memory that they point to."""
     if joined.bells is None:  # one host
         return []
+    if settings.seal_data:
+        native.seal_data, native.gpu_operations = True, _sealed_gpu_operations(settings)
     names = [ffi.new("char[]", os.fsencode(name)) for name in joined.host_names]
     connections = ffi.new("hvl_connection[]", len(joined.connections))
     for entry, connection in zip(connections, joined.connections, strict=True):
@@ -59,6 +75,21 @@ def _describe_hosts(native: Any, joined: Membership) -> list[Any]:
     native.bell_fd = joined.bells.own
     native.bell_fds = bells = ffi.new("int32_t[]", joined.bells.ends)
     return [*names, connections, hosts, pointers, bells]
+
+
+def _sealed_gpu_operations(settings: Config) -> int:
+    """What moves tensors on GPUs in a job of several hosts whose data is sealed.
+
+    Raises:
+        ConfigError: It would be NCCL.
+    """
+    if settings.gpu_operations == "nccl":
+        raise ConfigError(
+            "HOROVODLIKE_SEAL_DATA=1 cannot be used with HOROVODLIKE_GPU_OPERATIONS=nccl on several hosts: nothing that "
+            "NCCL moves between hosts is sealed. Leave out one of them; staging and auto copy tensors to the host, from "
+            "where they go over sealed connections"
+        )
+    return config_module.GPU_OPERATIONS.index("staging")
 
 
 def _overlaps(settings: Config, place: Place, processors: int) -> bool:

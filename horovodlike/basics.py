@@ -135,6 +135,7 @@ def _start(comm: Any) -> bool:
         if is_initialized():
             return False
         settings = config_module.load(os.environ)
+        _engine_options.check(settings)
         worker = _find_worker(settings)
         if worker is None:
             _join(comm, settings)

@@ -278,6 +278,14 @@ class Config:
         "kernel's default; auto: the default too, but in place of BBR, which stops each connection for a moment every "
         "10 s, cubic or reno where the round trip is shorter than 1 ms.",
     )
+    seal_data: bool = _row(
+        False,
+        "Gives each frame of the TCP connections for data between hosts a MAC, so that tensors that were changed on the "
+        "way are never used: the job breaks. It costs time, see hosts.md. Not with MPI (HOROVODLIKE_CPU_OPERATIONS=mpi), "
+        "and not with NCCL between hosts: there, gpu_operations=auto means staging. Shared memory within a host is not "
+        "sealed.",
+        same_on_all_ranks=True,
+    )
     elastic_timeout: float = _row(
         600.0,
         "Elastic jobs: how long the job waits for enough workers before it ends.",

@@ -108,6 +108,7 @@ EngineOptions options_of(const hvl_config& config) {
     options.connections.assign(config.connections, config.connections + config.num_connections);
     options.fan_out = config.fan_out;
     options.bell = config.bell_fd;
+    options.seals_data = config.seal_data != 0;
   }
   options.gpu.operations = static_cast<GpuOperations>(config.gpu_operations);
   options.gpu.staging_bytes = static_cast<uint64_t>(config.gpu_staging_bytes);

@@ -60,6 +60,7 @@ struct EngineOptions {
   int fan_out = 16;
   std::vector<hvl_connection> connections;
   int bell = -1;
+  bool seals_data = false;  // between hosts
 
   bool has_several_hosts() const { return !connections.empty(); }
   std::vector<int> local_ranks() const;         // the ranks of this host, ascending

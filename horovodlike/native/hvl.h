@@ -27,7 +27,7 @@ extern "C" {
 #pragma GCC visibility push(default)
 
 /* cffi:begin */
-enum { HVL_ABI_VERSION = 7, HVL_STACK_BYTES = 8064, HVL_KEY_BYTES = 32 };
+enum { HVL_ABI_VERSION = 8, HVL_STACK_BYTES = 8064, HVL_KEY_BYTES = 32 };
 
 typedef enum hvl_status {
   HVL_OK = 0,
@@ -150,7 +150,7 @@ typedef struct hvl_callbacks {
 typedef enum hvl_use { HVL_CONTROL = 0, HVL_DATA = 1 } hvl_use;
 
 /* A TCP connection to a rank of another host, over which both sides have proven who they are, and nothing has been sent
- * since. The keys are those of the two directions' MACs; of data they are not used. */
+ * since. The keys are those of the two directions' MACs; of data they are used if it is sealed. */
 typedef struct hvl_connection {
   int32_t fd;
   int32_t rank;
@@ -215,6 +215,7 @@ typedef struct hvl_config {
    * rank those to write to; duplicates are used. */
   int32_t bell_fd;
   const int32_t* bell_fds;
+  int32_t seal_data;          /* 1: what goes over connections for data has MACs; on all ranks, or on none */
   int32_t segment_fd;         /* this host's shared memory, hvl_segment_bytes() long, zeroed; -1 if local_size is 1 */
   int32_t processors;         /* that this host's ranks may use, all together */
   const int32_t* local_pids;  /* process ids of this host's ranks, by local rank */

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <cstring>
+#include <functional>
 #include <map>
 #include <vector>
 
@@ -14,10 +15,18 @@
 
 namespace hvl {
 
+// Makes the two ends of a connection for data.
+using MakeEnds = std::function<void(int* ends)>;
+
+inline void make_pair_of_ends(int* ends) {
+  REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0);
+}
+
 class Connections {
  public:
   // `num_streams`: of each pair of ranks.
-  explicit Connections(const EngineOptions& options, int num_streams = 1) {
+  explicit Connections(const EngineOptions& options, int num_streams = 1, MakeEnds data_ends = make_pair_of_ends)
+      : data_ends_(std::move(data_ends)) {
     const std::vector<int>& hosts = options.hosts;
     for (int rank = 0; rank < options.size; ++rank) {
       int ends[2];
@@ -65,7 +74,7 @@ class Connections {
  private:
   void connect(int a, int b, hvl_use use) {
     int ends[2];
-    REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0);
+    use == HVL_DATA ? data_ends_(ends) : make_pair_of_ends(ends);
     hvl_connection of_a{ends[0], b, use, {}, {}};
     hvl_connection of_b{ends[1], a, use, {}, {}};
     memset(of_a.send_key, a + 1, sizeof of_a.send_key);
@@ -76,6 +85,7 @@ class Connections {
     by_rank_[b].push_back(of_b);
   }
 
+  const MakeEnds data_ends_;
   std::map<int, std::vector<hvl_connection>> by_rank_;
   std::vector<std::pair<int, int>> bells_;  // by rank: the ends to read from and to write to
 };

@@ -30,16 +30,20 @@ inline EngineOptions on_hosts(const std::vector<int>& hosts) {
 }
 
 // Calls function(job) for jobs on hosts of all kinds, of which every second one is impatient: its waits are over after
-// a few microseconds, in the middle of collectives, and begin again. Briefly it is one on each kind of hosts.
+// a few microseconds, in the middle of collectives, and begin again. What goes between hosts is sealed in half of both.
+// Briefly it is one on each kind of hosts.
 template <typename Function>
 void on_all_places(Function&& function, int64_t slot_bytes = 4096) {
   bool brief_overlap = false;
+  bool seals = true;
   for (const std::vector<int>& hosts : kPlaces) {
     brief_overlap = !brief_overlap;
+    if (brief_overlap) seals = !seals;
     for (bool overlap : {true, false}) {
       if (check::is_brief && overlap != brief_overlap) continue;
       EngineOptions options = on_hosts(hosts);
       options.overlap = overlap;
+      options.seals_data = seals == overlap;
       Job job(static_cast<int>(hosts.size()), options, slot_bytes);
       if (!overlap) job.become_impatient(20 * kMicrosecond);
       function(job);

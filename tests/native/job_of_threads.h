@@ -26,11 +26,11 @@ class Job {
  public:
   // `local_pids`, if there are any, are those of each host's ranks; the first are enough of them.
   explicit Job(int size, EngineOptions options = EngineOptions(), int64_t slot_bytes = 4096, int slot_depth = 4,
-               int num_streams = 1) {
+               int num_streams = 1, const MakeEnds& data_ends = make_pair_of_ends) {
     const std::vector<int> pids = options.local_pids;
     options.size = size;
     if (options.hosts.empty()) options.hosts.assign(static_cast<size_t>(size), 0);
-    connections_ = std::make_unique<Connections>(options, num_streams);
+    connections_ = std::make_unique<Connections>(options, num_streams, data_ends);
     std::vector<std::shared_ptr<HostMemory>> memories;
     std::vector<int> num_ranks;  // by host
     for (int host : options.hosts) {

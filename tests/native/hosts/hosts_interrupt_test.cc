@@ -42,6 +42,7 @@ class Planes {
   explicit Planes(const std::vector<int>& hosts, int num_streams) : size_(static_cast<int>(hosts.size())) {
     EngineOptions options = on_hosts(hosts);
     options.size = size_;
+    options.seals_data = num_streams > 1;
     const Connections connections(options, num_streams);
     std::vector<std::shared_ptr<HostMemory>> memories;
     for (int rank = 0; rank < size_; ++rank) {
@@ -94,8 +95,8 @@ class Planes {
   std::vector<std::unique_ptr<Rank>> ranks_;
 };
 
-// Calls function(planes) for places of all kinds, with one stream for each pair and with three. It returns how often
-// ranks were interrupted: on this or that place perhaps never.
+// Calls function(planes) for places of all kinds, with one stream for each pair and with three, which are sealed. It
+// returns how often ranks were interrupted: on this or that place perhaps never.
 template <typename Function>
 void on_all_planes(Function&& function) {
   int num_interruptions = 0;

@@ -102,7 +102,10 @@ std::unique_ptr<DataPlane> make_hosts_data_plane(const EngineOptions& options,
   auto mesh = std::make_unique<Mesh>(options.size);
   for (const hvl_connection& connection : options.connections) {
     if (connection.use != HVL_DATA) continue;
-    mesh->add(connection.rank, duplicate(connection.fd), options.describe_remote(connection.rank));
+    const std::string peer = options.describe_remote(connection.rank);
+    std::unique_ptr<DataSeal> seal;
+    if (options.seals_data) seal = std::make_unique<DataSeal>(connection.send_key, connection.receive_key, peer);
+    mesh->add(connection.rank, duplicate(connection.fd), peer, std::move(seal));
   }
   return std::make_unique<HostsDataPlane>(memory, options.rank, options.local_rank, options.hosts, std::move(mesh),
                                           waiter);

@@ -6,8 +6,8 @@
 
 namespace hvl {
 
-void Mesh::add(int rank, int fd, const std::string& peer) {
-  streams_[static_cast<size_t>(rank)].push_back(std::make_unique<Stream>(fd, peer));
+void Mesh::add(int rank, int fd, const std::string& peer, std::unique_ptr<DataSeal> seal) {
+  streams_[static_cast<size_t>(rank)].push_back(std::make_unique<Stream>(fd, peer, std::move(seal)));
 }
 
 void Mesh::close_in_child() {

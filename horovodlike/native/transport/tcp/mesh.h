@@ -14,8 +14,8 @@ class Mesh : public Sockets {
  public:
   explicit Mesh(int size) : streams_(static_cast<size_t>(size)) {}
 
-  // Takes a descriptor over: the next stream to that rank. `peer` is its name for messages.
-  void add(int rank, int fd, const std::string& peer);
+  // Takes a descriptor over: the next stream to that rank. `peer` is its name for messages. `seal`: as of a Stream.
+  void add(int rank, int fd, const std::string& peer, std::unique_ptr<DataSeal> seal = nullptr);
 
   // Which of several streams: for things that have a number, in turn. Both sides use the same one.
   uint64_t send(int rank, uint64_t turn, const void* data, uint64_t num_bytes) {

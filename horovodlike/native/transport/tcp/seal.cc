@@ -1,6 +1,5 @@
 #include "transport/tcp/seal.h"
 
-#include <algorithm>
 #include <cstring>
 
 namespace hvl {
@@ -24,6 +23,11 @@ Sha256::Digest mac_of(Hmac* mac, uint64_t number, const void* length, const void
 std::string name_of(uint64_t number) { return "frame " + std::to_string(number + 1); }
 
 }  // namespace
+
+std::string wrong_mac(const std::string& noun, uint64_t number, const std::string& peer) {
+  return "the MAC of " + noun + " " + std::to_string(number + 1) + " from " + peer +
+         " is wrong: it was changed on the way, or the other side has another key";
+}
 
 void Sealer::seal(const std::string& payload, ByteQueue* stream) {
   append(static_cast<Length>(payload.size()), payload, stream);
@@ -83,18 +87,11 @@ bool Opener::is_frame(uint64_t number, const char* frame, size_t payload_bytes) 
   return equal_in_constant_time(mac.data(), payload + payload_bytes, kMacBytes);
 }
 
-// Why this is not the next frame. Knowing that it is another one helps to find out who interferes.
+// Why this is not the next frame.
 std::string Opener::explain(const char* frame, size_t payload_bytes) {
-  constexpr uint64_t kNeighbours = 16;         // to either side
   constexpr size_t kShort = size_t{64} << 10;  // so that a stranger cannot make this cost much
-  const uint64_t first = next_ - std::min(next_, kNeighbours);
-  for (uint64_t number = first; number <= next_ + kNeighbours && payload_bytes <= kShort; ++number) {
-    if (!is_frame(number, frame, payload_bytes)) continue;
-    return name_of(number) + " from " + peer_ + " came in place of " + name_of(next_) + ": it was " +
-           (number < next_ ? "replayed" : "reordered, or others were dropped,") + " on the way";
-  }
-  return "the MAC of " + name_of(next_) + " from " + peer_ +
-         " is wrong: it was changed on the way, or the other side has another key";
+  if (payload_bytes > kShort) return wrong_mac("frame", next_, peer_);
+  return explain_frame("frame", next_, peer_, [&](uint64_t number) { return is_frame(number, frame, payload_bytes); });
 }
 
 Status Opener::close() const {

@@ -10,6 +10,7 @@
 // Both classes are pure: bytes in, bytes out. One thread at a time.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 
@@ -23,6 +24,22 @@ constexpr size_t kMacBytes = 16;
 constexpr size_t kFrameLimit = size_t{16} << 20;  // the longest payload
 
 using ChannelKey = uint8_t[HVL_KEY_BYTES];
+
+// What to say of a frame whose MAC is wrong. `noun`: what frames are called there; number 0 is "frame 1".
+std::string wrong_mac(const std::string& noun, uint64_t number, const std::string& peer);
+// The same where the frame may be another one of this sender's: knowing that helps to find out who interferes.
+// `is_frame(number)` says whether it is the one of that number.
+template <typename IsFrame>
+std::string explain_frame(const std::string& noun, uint64_t next, const std::string& peer, IsFrame&& is_frame) {
+  constexpr uint64_t kNeighbours = 16;  // to either side
+  for (uint64_t number = next - std::min(next, kNeighbours); number <= next + kNeighbours; ++number) {
+    if (!is_frame(number)) continue;
+    return noun + " " + std::to_string(number + 1) + " from " + peer + " came in place of " + noun + " " +
+           std::to_string(next + 1) + ": it was " +
+           (number < next ? "replayed" : "reordered, or others were dropped,") + " on the way";
+  }
+  return wrong_mac(noun, next, peer);
+}
 
 class Sealer {
  public:

@@ -15,10 +15,6 @@ namespace hvl {
 
 namespace {
 
-constexpr size_t kMaxPieces = 64;          // of one system call
-constexpr uint64_t kMaxBytes = 512 << 10;  // of one system call, so that both directions get on
-constexpr size_t kForgetPieces = 256;      // that were moved
-
 constexpr uint64_t kPatience = 4;  // keepalive times: data may queue behind other data on a slow link
 
 uint64_t keepalive_time(int fd) {
@@ -31,53 +27,6 @@ uint64_t keepalive_time(int fd) {
 }
 
 }  // namespace
-
-uint64_t Transfer::add(void* data, uint64_t num_bytes) {
-  if (num_bytes == 0) return queued_;
-  if (first_ == pieces_.size()) {
-    pieces_.clear();
-    first_ = 0;
-  }
-  queued_ += num_bytes;
-  const bool has_last = first_ < pieces_.size();
-  if (has_last && static_cast<char*>(pieces_.back().iov_base) + pieces_.back().iov_len == data) {
-    pieces_.back().iov_len += num_bytes;
-  } else {
-    pieces_.push_back({data, num_bytes});
-  }
-  return queued_;
-}
-
-size_t Transfer::count() const {
-  const size_t most = std::min(kMaxPieces, pieces_.size() - first_);
-  size_t count = 0;
-  for (uint64_t num_bytes = 0; count < most && num_bytes < kMaxBytes; ++count) {
-    num_bytes += pieces_[first_ + count].iov_len;
-  }
-  return count;
-}
-
-uint64_t Transfer::num_bytes_of(size_t count) const {
-  uint64_t num_bytes = 0;
-  for (size_t index = 0; index < count; ++index) num_bytes += pieces_[first_ + index].iov_len;
-  return num_bytes;
-}
-
-void Transfer::advance(uint64_t num_bytes) {
-  moved_ += num_bytes;
-  while (num_bytes > 0) {
-    iovec& piece = pieces_[first_];
-    const uint64_t part = std::min<uint64_t>(num_bytes, piece.iov_len);
-    piece.iov_base = static_cast<char*>(piece.iov_base) + part;
-    piece.iov_len -= part;
-    num_bytes -= part;
-    if (piece.iov_len == 0) ++first_;
-  }
-  if (first_ >= kForgetPieces) {
-    pieces_.erase(pieces_.begin(), pieces_.begin() + static_cast<std::ptrdiff_t>(first_));
-    first_ = 0;
-  }
-}
 
 Stream::~Stream() { close(); }
 
@@ -92,8 +41,8 @@ Status Stream::lost(const std::string& why) const {
 
 Status Stream::progress(bool* moved) {
   Status status;
-  if (!sent_.is_empty()) status = send_some(moved);
-  if (status.ok() && !received_.is_empty()) status = receive_some(moved);
+  if (!sent_.is_empty()) status = seal_ == nullptr ? send_some(moved) : send_sealed(moved);
+  if (status.ok() && !received_.is_empty()) status = seal_ == nullptr ? receive_some(moved) : receive_sealed(moved);
   return status;
 }
 
@@ -127,6 +76,40 @@ Status Stream::receive_some(bool* moved) {
     return Status();
   }
   return Status();
+}
+
+// Frame by frame. Memory is given back when the kernel has taken the whole frame that it is in.
+Status Stream::send_sealed(bool* moved) {
+  while (!sent_.is_empty()) {
+    DataSealer& sealer = seal_->sealer;
+    if (sealer.is_flushed()) sealer.seal(sent_);
+    const ssize_t sent = ::send(fd_, sealer.data(), sealer.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent == -1 && errno == EINTR) continue;
+    if (sent == -1) return errno == EAGAIN || errno == EWOULDBLOCK ? Status() : lost(strerror(errno));
+    sealer.drop(static_cast<size_t>(sent));
+    *moved = true;
+    if (!sealer.is_flushed()) return Status();
+    sent_.advance(sealer.payload_bytes());
+    if (!received_.is_empty()) return Status();
+  }
+  return Status();
+}
+
+Status Stream::receive_sealed(bool* moved) {
+  DataOpener& opener = seal_->opener;
+  const uint64_t before = received_.moved();
+  Status status = opener.open(&received_);  // what has come before it was asked for
+  *moved |= received_.moved() != before;
+  if (!status.ok() || received_.is_empty()) return status;
+  ssize_t came;
+  do {
+    came = recv(fd_, opener.room(), opener.room_bytes(), MSG_DONTWAIT);
+  } while (came == -1 && errno == EINTR);
+  if (came == -1) return errno == EAGAIN || errno == EWOULDBLOCK ? Status() : lost(strerror(errno));
+  if (came == 0) return lost("it has closed it in the middle of a collective, so it has ended or given up");
+  opener.add(static_cast<size_t>(came));
+  *moved = true;
+  return opener.open(&received_);
 }
 
 pollfd Stream::polled() const {

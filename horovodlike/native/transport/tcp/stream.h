@@ -1,42 +1,25 @@
 // One connection to a rank of another host, for the bytes of collectives: what to send and where to put what comes, in
-// an order that both sides know. No bytes but these are on it.
+// an order that both sides know. No bytes but these are on it; or they are in sealed frames, and count as received when
+// their frame is verified.
 #pragma once
 
 #include <poll.h>
-#include <sys/uio.h>
 
 #include <cstdint>
+#include <memory>
 #include <string>
-#include <vector>
 
 #include "base/status.h"
+#include "transport/tcp/sealed_data.h"
+#include "transport/tcp/transfer.h"
 
 namespace hvl {
 
-// Memory that waits to be sent or filled. Positions count the bytes of one direction from its beginning.
-class Transfer {
- public:
-  // Returns where it ends.
-  uint64_t add(void* data, uint64_t num_bytes);
-  bool is_empty() const { return moved_ == queued_; }
-  uint64_t moved() const { return moved_; }
-  // The next pieces, for one system call.
-  iovec* next() { return &pieces_[first_]; }
-  size_t count() const;
-  uint64_t num_bytes_of(size_t count) const;
-  void advance(uint64_t num_bytes);
-
- private:
-  std::vector<iovec> pieces_;
-  size_t first_ = 0;
-  uint64_t queued_ = 0;
-  uint64_t moved_ = 0;
-};
-
 class Stream {
  public:
-  // Owns `fd`, which does not block. `peer` is for messages.
-  Stream(int fd, std::string peer) : fd_(fd), peer_(std::move(peer)) {}
+  // Owns `fd`, which does not block. `peer` is for messages. `seal`: null: the bytes go as they are.
+  Stream(int fd, std::string peer, std::unique_ptr<DataSeal> seal = nullptr)
+      : fd_(fd), peer_(std::move(peer)), seal_(std::move(seal)) {}
   ~Stream();
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
@@ -63,10 +46,13 @@ class Stream {
  private:
   Status send_some(bool* moved);
   Status receive_some(bool* moved);
+  Status send_sealed(bool* moved);
+  Status receive_sealed(bool* moved);
   Status lost(const std::string& why) const;
 
   int fd_;
   std::string peer_;
+  const std::unique_ptr<DataSeal> seal_;
   Transfer sent_;
   Transfer received_;
 };

@@ -1,0 +1,90 @@
+// The data of collectives in frames that prove where they come from. One direction of a connection is a stream of them:
+//
+//   length of the payload (4 bytes), MAC(2 n; length), payload, MAC(2 n + 1; payload)
+//
+// n is the number of the frame, from 0. A MAC is the first 16 bytes of HMAC-SHA256(key; number (8 bytes), bytes).
+// Numbers are little-endian. Each direction has a key of its own, so a frame that is changed, dropped, replayed,
+// reordered or sent back to where it came from fails. The length has a MAC of its own, or one that was changed to a
+// larger one would have the receiver wait for bytes that never come.
+//
+// There is no end: a collective knows how many bytes it waits for, and what is missing is an error of the connection.
+//
+// These classes are pure: bytes in, bytes out. One thread at a time.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/hmac.h"
+#include "base/status.h"
+#include "transport/tcp/seal.h"
+#include "transport/tcp/transfer.h"
+
+namespace hvl {
+
+constexpr const char* kDataFrameName = "data frame";  // in messages
+constexpr size_t kDataPayload = size_t{64} << 10;     // the longest
+constexpr size_t kDataHeader = sizeof(uint32_t) + kMacBytes;
+constexpr size_t kDataFrame = kDataHeader + kDataPayload + kMacBytes;
+
+class DataSealer {
+ public:
+  explicit DataSealer(const ChannelKey& key) : mac_(key, sizeof key) {}
+
+  // Makes the next frame, a copy of the next bytes of `sent`, when the last one is flushed. What others write to this
+  // memory meanwhile does not make a frame wrong.
+  void seal(const Transfer& sent);
+  const char* data() const { return frame_.data() + begin_; }
+  size_t size() const { return end_ - begin_; }
+  void drop(size_t num_bytes) { begin_ += num_bytes; }
+  bool is_flushed() const { return begin_ == end_; }
+  // Of the last frame.
+  size_t payload_bytes() const { return payload_bytes_; }
+
+ private:
+  Hmac mac_;
+  uint64_t next_ = 0;
+  std::vector<char> frame_;
+  size_t begin_ = 0, end_ = 0;
+  size_t payload_bytes_ = 0;
+};
+
+class DataOpener {
+ public:
+  // `peer` says who sends, for messages.
+  DataOpener(const ChannelKey& key, std::string peer) : mac_(key, sizeof key), peer_(std::move(peer)) {}
+
+  // Where the next bytes of the stream go, after open(); add() says how many have come.
+  char* room();
+  size_t room_bytes() const { return bytes_.size() - end_; }
+  void add(size_t num_bytes) { end_ += num_bytes; }
+  // Moves what is verified to where it belongs, as far as that is known. An error says what is wrong with a frame, and
+  // is final: nothing of that frame has been moved, and nothing will be.
+  Status open(Transfer* received);
+
+ private:
+  // Makes the next frame ready to be moved if all of it is there. Returns what is wrong with it.
+  std::string verify();
+  std::string verify_header(const char* frame);
+
+  Hmac mac_;
+  const std::string peer_;
+  std::vector<char> bytes_;  // what has come is from begin_ to end_
+  size_t begin_ = 0, end_ = 0;
+  size_t length_ = 0;        // of the payload of the frame in front, if its header is verified; else 0
+  size_t num_verified_ = 0;  // bytes of payload in front, with their MAC behind them
+  uint64_t next_ = 0;        // the number of the frame that is verified next
+  Status failure_;
+};
+
+// Both directions of a connection.
+struct DataSeal {
+  DataSeal(const ChannelKey& send_key, const ChannelKey& receive_key, const std::string& peer)
+      : sealer(send_key), opener(receive_key, peer) {}
+
+  DataSealer sealer;
+  DataOpener opener;
+};
+
+}  // namespace hvl

@@ -1,0 +1,132 @@
+// Jobs of two hosts with somebody on the connection for data, who changes what he likes: where it is sealed, nothing
+// that was changed is used.
+#include <poll.h>
+
+#include <atomic>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "hosts_job.h"
+#include "teams.h"
+
+namespace hvl {
+namespace {
+
+// Passes on what each end sends to the other. `change` gets each byte that goes to the second end (rank 1) and how many
+// came before it.
+class Wiretap {
+ public:
+  using Change = std::function<char(uint64_t position, char byte)>;
+
+  explicit Wiretap(Change change) : change_(std::move(change)) {}
+  ~Wiretap() {
+    for (std::thread& thread : threads_) thread.join();
+    for (int fd : {inner_[0], inner_[1]}) close(fd);
+  }
+  Wiretap(const Wiretap&) = delete;
+  Wiretap& operator=(const Wiretap&) = delete;
+
+  // For one connection.
+  void make_ends(int* ends) {
+    for (int side : {0, 1}) {
+      int pair[2];
+      make_pair_of_ends(pair);
+      ends[side] = pair[0];
+      inner_[side] = pair[1];
+      REQUIRE(fcntl(pair[1], F_SETFL, 0) == 0);  // it blocks
+    }
+    threads_.emplace_back([this] { pass_on(inner_[0], inner_[1], change_); });
+    threads_.emplace_back([this] { pass_on(inner_[1], inner_[0], nullptr); });
+  }
+
+ private:
+  static void pass_on(int from, int to, const Change& change) {
+    std::vector<char> bytes(1 << 16);
+    uint64_t position = 0;
+    for (ssize_t count; (count = recv(from, bytes.data(), bytes.size(), 0)) > 0;) {
+      for (ssize_t i = 0; i < count && change != nullptr; ++i) {
+        bytes[static_cast<size_t>(i)] = change(position++, bytes[static_cast<size_t>(i)]);
+      }
+      for (ssize_t sent = 0; sent < count;) {
+        const ssize_t part = send(to, bytes.data() + sent, static_cast<size_t>(count - sent), MSG_NOSIGNAL);
+        if (part <= 0) break;
+        sent += part;
+      }
+    }
+    shutdown(from, SHUT_RDWR);
+    shutdown(to, SHUT_RDWR);
+  }
+
+  const Change change_;
+  int inner_[2] = {-1, -1};
+  std::vector<std::thread> threads_;
+};
+
+struct Outcome {
+  Status status;
+  bool has_wrong_result = false;  // of a collective that succeeded
+};
+
+// A few allreduces and broadcasts of that many numbers, of which one byte is changed on its way to rank 1; by rank.
+std::vector<Outcome> run_with_change(bool seals, uint64_t changed, int64_t count) {
+  std::vector<Outcome> outcomes(2);
+  Wiretap tap([&](uint64_t position, char byte) { return position == changed ? static_cast<char>(byte ^ 64) : byte; });
+  EngineOptions options = on_hosts({0, 1});
+  options.seals_data = seals;
+  Job job(2, options, 4096, 4, 1, [&](int* ends) { tap.make_ends(ends); });
+  job.on_all([&](int rank) {
+    Outcome& outcome = outcomes[static_cast<size_t>(rank)];
+    for (int round = 0; round < 4 && outcome.status.ok(); ++round) {
+      std::vector<float> data(static_cast<size_t>(count));
+      for (size_t i = 0; i < data.size(); ++i) data[i] = value(rank, i);
+      const Kind kind = round % 2 == 0 ? HVL_ALLREDUCE : HVL_BROADCAST;
+      outcome.status = job.run(rank, make(std::to_string(kind), kind, {{count}}, HVL_SUM, 0), data.data());
+      if (!outcome.status.ok()) break;
+      for (size_t i = 0; i < data.size(); ++i) {
+        const float expected = kind == HVL_ALLREDUCE ? value(0, i) + value(1, i) : value(0, i);
+        outcome.has_wrong_result |= data[i] != expected;
+      }
+    }
+  });
+  return outcomes;
+}
+
+// What is changed, and how many numbers each collective has: small ones, and in large ones the first frame, a later one
+// and the gather step.
+const std::vector<std::pair<uint64_t, int64_t>> kChanges = {
+    {0, 5}, {3, 5}, {10, 5}, {20, 5}, {50, 5}, {100, 5}, {40, 100000}, {70001, 100000}, {300000, 100000},
+};
+
+TEST(without_seals_a_changed_byte_is_used) {
+  size_t num_wrong = 0;
+  for (const auto& [position, count] : {std::pair<uint64_t, int64_t>{3, 5}, {70003, 100000}}) {
+    const std::vector<Outcome> outcomes = run_with_change(false, position, count);
+    for (const Outcome& outcome : outcomes) CHECK_EQ(outcome.status.message(), "");
+    num_wrong += outcomes[1].has_wrong_result ? 1 : 0;
+  }
+  CHECK_EQ(num_wrong, size_t{2});
+}
+
+TEST(with_seals_a_changed_byte_breaks_the_job_and_is_never_used) {
+  for (const auto& [position, count] : kChanges) {
+    for (const Outcome& outcome : run_with_change(true, position, count)) {
+      CHECK(!outcome.has_wrong_result);
+      CHECK_EQ(outcome.status.code(), HVL_JOB_BROKEN);
+      CHECK_HAS(outcome.status.message(), "the MAC of data frame ");
+      CHECK_HAS(outcome.status.message(), "from rank 0 on host a is wrong: it was changed on the way");
+    }
+  }
+}
+
+TEST(seals_change_no_result) {
+  for (const Outcome& outcome : run_with_change(true, UINT64_MAX, 100000)) {
+    CHECK_EQ(outcome.status.message(), "");
+    CHECK(!outcome.has_wrong_result);
+  }
+}
+
+}  // namespace
+}  // namespace hvl

@@ -153,6 +153,16 @@ def test_settings_that_differ(run_ranks: RunRanks, runtime: dict[str, str]) -> N
         assert "HOROVODLIKE_SLOT_BYTES differs between the ranks: 8192 on ranks 0, 2, 4096 on rank 1" in str(error)
 
 
+def test_data_that_only_some_ranks_seal(run_ranks: RunRanks, runtime: dict[str, str]) -> None:
+    def body(rank: int) -> None:
+        config = Config(seal_data=rank == 1, start_timeout=20.0, log_level="error")
+        establish(config, segment_bytes, environ_of(rank, 2, runtime, HOROVODLIKE_JOB_ID="j"))
+
+    for error in run_ranks(2, body):
+        assert isinstance(error, RendezvousError)
+        assert "HOROVODLIKE_SEAL_DATA differs between the ranks: False on rank 0, True on rank 1" in str(error)
+
+
 def test_local_ranks_that_are_there_twice(run_ranks: RunRanks, runtime: dict[str, str]) -> None:
     def body(rank: int) -> None:
         establish(

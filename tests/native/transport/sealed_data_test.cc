@@ -59,8 +59,9 @@ Opened open_all(const std::string& stream, size_t asked, const ChannelKey& key =
   received.add(opened.memory.data(), asked);
   opened.status = opener.open(&received);
   for (size_t fed = 0; fed < stream.size() && !received.is_empty() && opened.status.ok();) {
-    char* room = opener.room();
-    const size_t part = std::min({piece, opener.room_bytes(), stream.size() - fed});
+    size_t most;
+    char* room = opener.room(&most);
+    const size_t part = std::min({piece, most, stream.size() - fed});
     REQUIRE(part > 0);
     stream.copy(room, part, fed);
     fed += part;
@@ -123,7 +124,8 @@ TEST(what_has_come_waits_until_it_is_asked_for) {
   DataOpener opener(kDataKey, kSender);
   std::string memory(100, kUntouched);
   Transfer received;
-  stream.copy(opener.room(), stream.size());
+  size_t most;
+  stream.copy(opener.room(&most), stream.size());
   opener.add(stream.size());
   for (size_t asked = 0; asked < 100; asked += 10) {
     CHECK(opener.open(&received).ok());
@@ -222,7 +224,8 @@ TEST(an_error_is_final) {
   Transfer received;
   received.add(memory.data(), memory.size());
   for (const std::string& stream : {frames[1], frames[0]}) {
-    stream.copy(opener.room(), stream.size());
+    size_t most;
+    stream.copy(opener.room(&most), stream.size());
     opener.add(stream.size());
     CHECK_HAS(opener.open(&received).message(), "data frame 2");
   }
@@ -230,8 +233,8 @@ TEST(an_error_is_final) {
 }
 
 // Two streams, and the test between them.
-struct Network {
-  Network() {
+struct Line {
+  Line() {
     int left[2], right[2];
     for (int* ends : {left, right}) {
       REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends) == 0);
@@ -240,12 +243,12 @@ struct Network {
     b = std::make_unique<Stream>(right[0], "rank 0", std::make_unique<DataSeal>(kBackKey, kDataKey, "rank 0"));
     at_a = left[1], at_b = right[1];
   }
-  ~Network() {
+  ~Line() {
     close(at_a);
     close(at_b);
   }
-  Network(const Network&) = delete;
-  Network& operator=(const Network&) = delete;
+  Line(const Line&) = delete;
+  Line& operator=(const Line&) = delete;
 
   static std::string take(int fd) {
     std::string bytes(1 << 18, ' ');
@@ -262,30 +265,30 @@ struct Network {
 };
 
 TEST(both_directions_of_a_sealed_stream) {
-  Network network;
+  Line line;
   const std::string up = some_bytes(1000001, 1), down = some_bytes(700001, 2);
   std::string at_a(down.size(), kUntouched), at_b(up.size(), kUntouched);
-  const uint64_t sent = network.a->send(up.data(), up.size());
-  network.b->send(down.data(), down.size());
-  network.a->receive(at_a.data(), at_a.size());
-  network.b->receive(at_b.data(), 1);  // the rest is asked for when it has come
-  network.b->receive(at_b.data() + 1, at_b.size() - 1);
+  const uint64_t sent = line.a->send(up.data(), up.size());
+  line.b->send(down.data(), down.size());
+  line.a->receive(at_a.data(), at_a.size());
+  line.b->receive(at_b.data(), 1);  // the rest is asked for when it has come
+  line.b->receive(at_b.data() + 1, at_b.size() - 1);
   bool is_done = false;
   for (int round = 0; !is_done && round < 10000; ++round) {
     bool moved = false;
-    for (Stream* stream : {network.a.get(), network.b.get()}) CHECK_EQ(stream->progress(&moved).message(), "");
-    std::string bytes = Network::take(network.at_a);
-    CHECK(!network.a->has_sent(sent) || bytes.size() > 0 || moved || network.a->is_idle());
+    for (Stream* stream : {line.a.get(), line.b.get()}) CHECK_EQ(stream->progress(&moved).message(), "");
+    std::string bytes = Line::take(line.at_a);
+    CHECK(!line.a->has_sent(sent) || bytes.size() > 0 || moved || line.a->is_idle());
     // What the other side's socket does not take is tried again.
     for (auto [to, from] :
-         {std::pair<int, std::string>{network.at_b, std::move(bytes)}, {network.at_a, Network::take(network.at_b)}}) {
+         {std::pair<int, std::string>{line.at_b, std::move(bytes)}, {line.at_a, Line::take(line.at_b)}}) {
       for (size_t put = 0; put < from.size();) {
         const ssize_t part = send(to, from.data() + put, from.size() - put, MSG_NOSIGNAL);
         if (part > 0) put += static_cast<size_t>(part);
-        for (Stream* stream : {network.a.get(), network.b.get()}) CHECK(stream->progress(&moved).ok());
+        for (Stream* stream : {line.a.get(), line.b.get()}) CHECK(stream->progress(&moved).ok());
       }
     }
-    is_done = network.a->is_idle() && network.b->is_idle();
+    is_done = line.a->is_idle() && line.b->is_idle();
   }
   CHECK(is_done);
   CHECK(at_a == down);
@@ -293,49 +296,49 @@ TEST(both_directions_of_a_sealed_stream) {
 }
 
 TEST(memory_that_is_written_while_it_is_sent_makes_no_frame_wrong) {
-  Network network;
+  Line line;
   std::string data(2000, 'x'), got(2000, kUntouched);
-  network.a->send(data.data(), data.size());
+  line.a->send(data.data(), data.size());
   bool moved = false;
-  CHECK(network.a->progress(&moved).ok());
+  CHECK(line.a->progress(&moved).ok());
   data.assign(2000, 'y');
-  Network::put(network.at_b, Network::take(network.at_a));
-  network.b->receive(got.data(), got.size());
-  CHECK_EQ(network.b->progress(&moved).message(), "");
+  Line::put(line.at_b, Line::take(line.at_a));
+  line.b->receive(got.data(), got.size());
+  CHECK_EQ(line.b->progress(&moved).message(), "");
   CHECK(got == std::string(2000, 'x'));
 }
 
 TEST(a_sealed_stream_that_is_cut_at_the_end_of_a_frame) {
-  Network network;
+  Line line;
   const std::string data = some_bytes(100);
   std::string got(200, kUntouched);
-  network.a->send(data.data(), data.size());
+  line.a->send(data.data(), data.size());
   bool moved = false;
-  CHECK(network.a->progress(&moved).ok());
-  Network::put(network.at_b, Network::take(network.at_a));
-  shutdown(network.at_b, SHUT_RDWR);
-  network.b->receive(got.data(), got.size());
-  CHECK(network.b->progress(&moved).ok());
-  CHECK(!network.b->has_received(200));
-  const Status status = network.b->progress(&moved);
+  CHECK(line.a->progress(&moved).ok());
+  Line::put(line.at_b, Line::take(line.at_a));
+  shutdown(line.at_b, SHUT_RDWR);
+  line.b->receive(got.data(), got.size());
+  CHECK(line.b->progress(&moved).ok());
+  CHECK(!line.b->has_received(200));
+  const Status status = line.b->progress(&moved);
   CHECK_EQ(status.code(), HVL_JOB_BROKEN);
   CHECK_HAS(status.message(), "the connection to rank 0 was lost: it has closed it in the middle of a collective");
 }
 
 TEST(a_sealed_stream_says_who_sent_what_was_changed) {
-  Network network;
+  Line line;
   const std::string data = some_bytes(100);
   std::string got(100, kUntouched);
-  network.a->send(data.data(), data.size());
+  line.a->send(data.data(), data.size());
   bool moved = false;
-  CHECK(network.a->progress(&moved).ok());
-  std::string wire = Network::take(network.at_a);
+  CHECK(line.a->progress(&moved).ok());
+  std::string wire = Line::take(line.at_a);
   wire[50] ^= 1;
-  Network::put(network.at_b, wire);
-  network.b->receive(got.data(), got.size());
+  Line::put(line.at_b, wire);
+  line.b->receive(got.data(), got.size());
   const std::string flaw = "the MAC of data frame 1 from rank 0 is wrong";
-  CHECK_HAS(network.b->progress(&moved).message(), flaw);
-  CHECK_HAS(network.b->progress(&moved).message(), flaw);
+  CHECK_HAS(line.b->progress(&moved).message(), flaw);
+  CHECK_HAS(line.b->progress(&moved).message(), flaw);
   CHECK(got == std::string(100, kUntouched));
 }
 

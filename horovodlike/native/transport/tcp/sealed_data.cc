@@ -37,13 +37,14 @@ void DataSealer::seal(const Transfer& sent) {
   end_ = kDataHeader + payload_bytes_ + kMacBytes;
 }
 
-char* DataOpener::room() {
+char* DataOpener::room(size_t* num_bytes) {
   bytes_.resize(2 * kDataFrame);  // so that a system call brings a frame, whatever was left of the one before
   if (begin_ == end_ || bytes_.size() - begin_ < kDataFrame) {
     std::memmove(bytes_.data(), bytes_.data() + begin_, end_ - begin_);
     end_ -= begin_;
     begin_ = 0;
   }
+  *num_bytes = bytes_.size() - end_;
   return bytes_.data() + end_;
 }
 

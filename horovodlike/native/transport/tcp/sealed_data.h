@@ -56,8 +56,7 @@ class DataOpener {
   DataOpener(const ChannelKey& key, std::string peer) : mac_(key, sizeof key), peer_(std::move(peer)) {}
 
   // Where the next bytes of the stream go, after open(); add() says how many have come.
-  char* room();
-  size_t room_bytes() const { return bytes_.size() - end_; }
+  char* room(size_t* num_bytes);
   void add(size_t num_bytes) { end_ += num_bytes; }
   // Moves what is verified to where it belongs, as far as that is known. An error says what is wrong with a frame, and
   // is final: nothing of that frame has been moved, and nothing will be.

@@ -101,9 +101,11 @@ Status Stream::receive_sealed(bool* moved) {
   Status status = opener.open(&received_);  // what has come before it was asked for
   *moved |= received_.moved() != before;
   if (!status.ok() || received_.is_empty()) return status;
+  size_t most;
+  char* room = opener.room(&most);
   ssize_t came;
   do {
-    came = recv(fd_, opener.room(), opener.room_bytes(), MSG_DONTWAIT);
+    came = recv(fd_, room, most, MSG_DONTWAIT);
   } while (came == -1 && errno == EINTR);
   if (came == -1) return errno == EAGAIN || errno == EWOULDBLOCK ? Status() : lost(strerror(errno));
   if (came == 0) return lost("it has closed it in the middle of a collective, so it has ended or given up");

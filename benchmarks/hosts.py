@@ -43,6 +43,7 @@ class Network:
         direct: A cable between two hosts, instead of a switch.
         per_host: Numbers of ranks on each host that horovodlike is measured with.
         latency: Whether small tensors and training steps are measured too.
+        sealed: Whether horovodlike with one rank on each host is measured with HOROVODLIKE_SEAL_DATA, too.
     """
 
     hosts: int
@@ -50,11 +51,12 @@ class Network:
     direct: bool = False
     per_host: tuple[int, ...] = (1,)
     latency: bool = False
+    sealed: bool = False
 
 
 NETWORKS = {
-    "shaped": Network(2, rate=1e9, per_host=(1, 2)),
-    "cable": Network(2, direct=True, latency=True),
+    "shaped": Network(2, rate=1e9, per_host=(1, 2), sealed=True),
+    "cable": Network(2, direct=True, latency=True, sealed=True),
     "four": Network(4, rate=1e9),
 }
 
@@ -107,10 +109,10 @@ def bits_to_send(nbytes: int, hosts: int) -> float:
     return 8 * nbytes * 2 * (hosts - 1) / hosts
 
 
-def horovodlike(hosts: Sequence[Host], per_host: int = 1) -> launch.Launcher:
-    """One `hvdrun --nnodes` on each host, as without ssh; ranks of different `per_host` can be there together."""
+def horovodlike(hosts: Sequence[Host], per_host: int = 1, sealed: bool = False) -> launch.Launcher:
+    """One `hvdrun --nnodes` on each host, as without ssh; jobs of different arguments can be there together."""
     hvdrun = launch.beside(sys.executable, "hvdrun")
-    rendezvous = f"{hosts[0].name}:{RENDEZVOUS_PORT + per_host}"
+    rendezvous = f"{hosts[0].name}:{RENDEZVOUS_PORT + 2 * per_host + sealed}"
 
     def commands(size: int, scratch: Path) -> list[launch.Command]:
         key = scratch / "key"
@@ -119,11 +121,12 @@ def horovodlike(hosts: Sequence[Host], per_host: int = 1) -> launch.Launcher:
         nodes = ["--nnodes", str(len(hosts)), "--rendezvous", rendezvous, "--secret-key-file", str(key)]
         ranks = ["-np", str(per_host), *launch.worker("horovodlike")]
         return [
-            launch.Command(host.inside([str(hvdrun), *nodes, "--node-rank", str(number), *ranks]))
+            launch.Command(host.inside([str(hvdrun), *nodes, "--node-rank", str(number), *ranks]), settings)
             for number, host in enumerate(hosts)
         ]
 
-    name = "horovodlike" if per_host == 1 else f"horovodlike.{per_host}"
+    settings = {"HOROVODLIKE_SEAL_DATA": "1"} if sealed else {}
+    name = "horovodlike" + (f".{per_host}" if per_host != 1 else "") + (".sealed" if sealed else "")
     return launch.Launcher(name, commands, "" if hvdrun else "hvdrun is not installed")
 
 
@@ -161,6 +164,8 @@ def measure(
     with _hosts(network) as hosts, contextlib.ExitStack() as stack:
         peers = [horovodlike(hosts, count) for count in network.per_host]
         sizes = {peer.name: count * len(hosts) for peer, count in zip(peers, network.per_host, strict=True)}
+        if network.sealed:
+            peers.append(horovodlike(hosts, sealed=True))
         peers.append(gloo(hosts))
         if trains:
             peers.append(launch.independent("alone"))

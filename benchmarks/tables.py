@@ -20,6 +20,7 @@ HOSTS_PEERS = {
     "iperf3": "iperf3",
     "horovodlike": "horovodlike",
     "horovodlike.2": "horovodlike, 2 ranks on each host",
+    "horovodlike.sealed": "horovodlike, HOROVODLIKE_SEAL_DATA=1",
     "gloo": "Gloo",
 }
 NETWORKS = {

@@ -85,9 +85,9 @@ def _sealed_gpu_operations(settings: Config) -> int:
     """
     if settings.gpu_operations == "nccl":
         raise ConfigError(
-            "HOROVODLIKE_SEAL_DATA=1 cannot be used with HOROVODLIKE_GPU_OPERATIONS=nccl on several hosts: nothing that "
-            "NCCL moves between hosts is sealed. Leave out one of them; staging and auto copy tensors to the host, from "
-            "where they go over sealed connections"
+            "HOROVODLIKE_SEAL_DATA=1 cannot be used with HOROVODLIKE_GPU_OPERATIONS=nccl on several hosts: nothing "
+            "that NCCL moves between hosts is sealed. Leave out one of them; staging and auto copy tensors to the "
+            "host, from where they go over sealed connections"
         )
     return config_module.GPU_OPERATIONS.index("staging")
 

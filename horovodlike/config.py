@@ -280,10 +280,10 @@ class Config:
     )
     seal_data: bool = _row(
         False,
-        "Gives each frame of the TCP connections for data between hosts a MAC, so that tensors that were changed on the "
-        "way are never used: the job breaks. It costs time, see hosts.md. Not with MPI (HOROVODLIKE_CPU_OPERATIONS=mpi), "
-        "and not with NCCL between hosts: there, gpu_operations=auto means staging. Shared memory within a host is not "
-        "sealed.",
+        "Gives each frame of the TCP connections for data between hosts a MAC, so that tensors that were changed on "
+        "the way are never used: the job breaks. It costs time, see hosts.md. Refused with MPI (cpu_operations=mpi) "
+        "and with NCCL between hosts (gpu_operations=nccl; auto means staging there). Shared memory within a host is "
+        "not sealed.",
         same_on_all_ranks=True,
     )
     elastic_timeout: float = _row(

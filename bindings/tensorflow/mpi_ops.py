@@ -26,7 +26,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovodlike import basics, ops
+from horovodlike import basics
 from horovodlike._arguments import called, integer, split_counts
 from horovodlike.basics import *  # noqa: F403  # scripts take them from this module as well
 from horovodlike.basics import Adasum, Average, Sum, average_counts_joined

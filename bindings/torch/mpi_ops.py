@@ -242,11 +242,7 @@ def allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
     """Do what `allreduce` does in place, and return the tensor. Not differentiable."""
-    arguments = (average, op, prescale_factor, postscale_factor, getattr(process_set, "process_set_id", None))
-    handle = start_again_in_place(name, arguments, tensor, waits=True)
-    if not handle:
-        call = _allreduce_call("allreduce", average, name, op, prescale_factor, postscale_factor, process_set)
-        handle = start_in_place_and_remember(name, arguments, call, tensor, waits=True)
+    handle = _start_in_place(tensor, average, name, op, prescale_factor, postscale_factor, process_set, True)
     return result(handle, torch.Tensor)
 
 
@@ -260,16 +256,29 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Start what `allreduce_` does and return a handle for `poll` and `synchronize`."""
-    arguments = (average, op, prescale_factor, postscale_factor, getattr(process_set, "process_set_id", None))
+    return _start_in_place(tensor, average, name, op, prescale_factor, postscale_factor, process_set, False)
+
+
+def _start_in_place(
+    tensor: torch.Tensor,
+    average: bool | None,
+    name: str | None,
+    op: int | None,
+    prescale: float,
+    postscale: float,
+    process_set: ProcessSet,
+    waits: bool,
+) -> int:
+    arguments = (average, op, prescale, postscale, getattr(process_set, "process_set_id", None))
     # Only what has been checked is remembered, but True and torch's SUM are equal to integers that mean something else.
-    if type(name) is str and (op is None or type(op) is int):
-        handle = start_again_in_place(name, arguments, tensor)
-        if handle:
-            return handle
-    call = _allreduce_call("allreduce", average, name, op, prescale_factor, postscale_factor, process_set)
+    checked = type(name) is str and (op is None or type(op) is int)
+    handle = start_again_in_place(name, arguments, tensor, waits) if checked else 0
+    if handle:
+        return handle
+    call = _allreduce_call("allreduce", average, name, op, prescale, postscale, process_set)
     if op is not None and type(op) is not int:
-        return start_in_place(call, [tensor], single=True)
-    return start_in_place_and_remember(name, arguments, call, tensor)
+        return start_in_place(call, [tensor], True, waits)
+    return start_in_place_and_remember(name, arguments, call, tensor, waits)
 
 
 def grouped_allreduce(

@@ -66,6 +66,7 @@ _place: Place | None = None
 _engine_overlaps = False
 _average_counts_joined = False
 _mpi_library: Library | None = None  # that moves the data
+_object_key: JobKey | None = None  # of this generation
 _pid = 0  # the process that called init()
 _at_init: list[Callable[[Place], None]] = []
 _at_shutdown: list[Callable[[], None]] = []
@@ -168,7 +169,7 @@ def _find_worker(settings: Config) -> Worker | None:
 
 def _join(comm: Any, settings: Config, key: JobKey | None = None) -> None:
     """Join the job at the place that the environment says."""
-    global _place, _pid, _mpi_library, _engine_overlaps, _average_counts_joined, _generation
+    global _place, _pid, _mpi_library, _engine_overlaps, _average_counts_joined, _generation, _object_key
     from horovodlike import rendezvous
     from horovodlike._communicator import check_comm
 
@@ -189,7 +190,7 @@ def _join(comm: Any, settings: Config, key: JobKey | None = None) -> None:
     if _pid != os.getpid():
         atexit.register(shutdown)
     _place, _pid, _engine_overlaps = joined.place, os.getpid(), bool(native.overlap)
-    _mpi_library = library
+    _mpi_library, _object_key = library, joined.object_key
     _average_counts_joined = bool(native.average_counts_joined)
     _generation += 1
     if joined.place.size > 1:
@@ -242,13 +243,13 @@ def shutdown() -> None:
 
     Does nothing if not initialised, and in a process forked after ``init()``.
     """
-    global _place
+    global _place, _object_key
     if _pid != os.getpid():
         return
     with _lock:
         ops.check(lib.hvl_shutdown())
         _stacks.stop()
-        _place = None
+        _place = _object_key = None
         for notify in _at_shutdown:
             notify()
 
@@ -269,6 +270,11 @@ def generation() -> int:
     The engine's handles and the ids of process sets end with a generation.
     """
     return _generation
+
+
+def object_key() -> JobKey | None:
+    """What authenticates the objects that the ranks of this generation send each other; None in a job of one."""
+    return _object_key
 
 
 def is_elastic() -> bool:

@@ -7,6 +7,7 @@ training catches) and *this call is wrong* (only that tensor failed, the job goe
      +-- HorovodInternalError                   a collective failed
      |    +-- MismatchError                     the ranks disagree about this tensor; the job goes on
      |    +-- UnsupportedReductionError         op=Adasum where it has no meaning; a ValueError as well
+     |    +-- IntegrityError                    an object was changed on its way
      |    +-- JobBrokenError                    a peer is lost or stalled
      |    +-- ShutDownError                     a rank has shut the job down
      +-- HostsUpdatedInterrupt                  elastic: the set of hosts has changed
@@ -36,6 +37,14 @@ class UnsupportedReductionError(HorovodInternalError, ValueError):
 
     Of both families, since Horovod's scripts catch a `HorovodInternalError` here. Elastic training does not start
     again because of it.
+    """
+
+
+class IntegrityError(HorovodInternalError):
+    """An object was changed between two ranks, and was not unpickled: see docs/security.md.
+
+    Raised on the ranks that have received it so. The others may have received it as it was sent: they learn of the
+    failure when a rank that has raised this ends or calls ``shutdown()``.
     """
 
 

@@ -115,12 +115,14 @@ class _GlobalProcessSet(ProcessSet):
 global_process_set: ProcessSet = _GlobalProcessSet()
 
 _registered: dict[int, ProcessSet] = {}  # by id, without the global one
+_registrations: dict[int, int] = {}  # by id, the number of the registration that gave it, equal on all ranks
 _of_all_ranks: list[ProcessSet] = []  # with the id of the global one, see register()
 _on_added: list[Callable[[int], None]] = []
 _on_removed: list[Callable[[int], None]] = []
 
 
 def _forget_all() -> None:
+    _registrations.clear()
     while _registered:
         _registered.popitem()[1].process_set_id = None
     while _of_all_ranks:
@@ -155,6 +157,7 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     (output,) = ops.carry_out(request, chosen.ranks)
     process_set_id = int.from_bytes(output.memory[:], "little")
     _registered[process_set_id] = chosen
+    _registrations[process_set_id] = 1 + max(_registrations.values(), default=0)
     chosen.process_set_id = process_set_id
     for notify in _on_added:
         notify(process_set_id)
@@ -236,6 +239,14 @@ def members(process_set_id: int) -> list[int]:
     ranks = (_registered[process_set_id] if process_set_id else global_process_set).ranks
     assert ranks is not None
     return ranks
+
+
+def registration(process_set_id: int) -> int:
+    """Return the number of the registration that gave a set its id, which may have been another set's before.
+
+    Equal on all ranks. 0 for the global set.
+    """
+    return _registrations.get(process_set_id, 0)
 
 
 def registered_of(ranks: Sequence[int]) -> ProcessSet:

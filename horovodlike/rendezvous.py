@@ -15,13 +15,14 @@
 import hashlib
 import json
 import os
+import secrets
 import sys
 from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from horovodlike import __version__
-from horovodlike._channel import JobKey
+from horovodlike._channel import KEY_BYTES, JobKey
 from horovodlike._entrance import enter
 from horovodlike._hosts import HostFacts, HostTable
 from horovodlike._job_key import take_key
@@ -56,6 +57,8 @@ class Membership:
         connections: To the ranks of other hosts.
         bells: What wakes the ranks of this host, if the job has several.
         rendezvous: The connection to the other ranks, or None in a job of one.
+        object_key: What authenticates the objects that these ranks send each other until they meet again; None in a
+            job of one.
     """
 
     place: Place
@@ -66,6 +69,7 @@ class Membership:
     connections: "list[Connection]" = field(default_factory=list)
     bells: "Bells | None" = None
     rendezvous: Rendezvous | None = None
+    object_key: JobKey | None = field(default=None, repr=False)
     _server: RendezvousServer | None = field(default=None, repr=False)
 
     def confirm(self) -> None:
@@ -156,6 +160,7 @@ def establish(
             rendezvous = membership.rendezvous = entrance.rendezvous
             membership._server = entrance.server
             greetings = _greet(rendezvous, place, config)
+        membership.object_key = rendezvous.derive_key(b"objects", bytes.fromhex(greetings[0]["salt"]))
         _meet_beside(membership, rendezvous, greetings, config, segment_bytes)
         assert membership.table is not None
         if len(membership.table.ranks) > 1:
@@ -176,6 +181,7 @@ def _greet(rendezvous: Rendezvous, place: Place, config: Config) -> list[Any]:
             "processors": f"{sum(1 << processor for processor in os.sched_getaffinity(0)):x}",
             "host": HostFacts.collect(place, chosen=bool(config.hostid)).to_json(),
             "ends": [rendezvous.local_address, rendezvous.server_address],
+            "salt": secrets.token_hex(KEY_BYTES) if place.rank == 0 else "",
         }
     )
     _compare("the version of horovodlike", "Install the same one", [each["version"] for each in greetings])

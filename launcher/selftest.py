@@ -14,16 +14,15 @@ sys.path[:] = [entry for entry in sys.path if entry != os.path.dirname(os.path.a
 import array  # noqa: E402 - after the search path was cleared of this folder
 import contextlib  # noqa: E402
 import importlib.metadata  # noqa: E402
-import json  # noqa: E402
 import platform  # noqa: E402
 import statistics  # noqa: E402
 import time  # noqa: E402
 from collections.abc import Sequence  # noqa: E402
-from typing import Any  # noqa: E402
 
 from horovodlike import basics  # noqa: E402
+from horovodlike._exchange import allgather_object  # noqa: E402
 from horovodlike.launcher.selftest_report import Coverage, Link, differences, pair_up, render  # noqa: E402
-from horovodlike.ops import DType, Kind, ReduceOp, Request, wait, wait_done  # noqa: E402
+from horovodlike.ops import DType, Kind, ReduceOp, Request, wait_done  # noqa: E402
 from horovodlike.process_set import (  # noqa: E402
     ProcessSet,
     add_process_set,
@@ -45,7 +44,7 @@ _SMALL_TIMES, _LARGE_TIMES = 200, 8
 def main() -> int:
     """Runs on each rank; returns the exit code."""
     basics.init()
-    facts = [json.loads(text) for text in _gather("facts", json.dumps(_facts()))]
+    facts: list[dict[str, str]] = allgather_object(_facts(), "selftest.facts")
     between, inside = _rounds(facts)
     links = [link for pairs in (*between, inside) if pairs for link in _measure_round(pairs)]
     if basics.rank() == 0:
@@ -67,24 +66,6 @@ def _facts() -> dict[str, str]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             facts[package] = importlib.metadata.version(package)
     return facts
-
-
-def _gather(name: str, text: str) -> list[str]:
-    """The texts of all ranks."""
-    data = array.array("B", text.encode())
-    (lengths,) = _allgather(f"{name}.length", array.array("q", [len(data)]), DType.INT64)
-    (everything,) = _allgather(name, data, DType.UINT8)
-    texts, start = [], 0
-    for length in array.array("q", bytes(lengths)):
-        texts.append(bytes(everything[start : start + length]).decode())
-        start += length
-    return texts
-
-
-def _allgather(name: str, data: Any, dtype: DType) -> list[Any]:
-    address, length = data.buffer_info()
-    outputs = wait(Request(Kind.ALLGATHER, f"selftest.{name}", [(dtype, [length])]).enqueue([address], []))
-    return [output.memory for output in outputs]
 
 
 def _rounds(facts: Sequence[dict[str, str]]) -> tuple[list[_Pairs], _Pairs]:
@@ -114,7 +95,7 @@ def _measure_round(pairs: _Pairs) -> list[Link]:
         if basics.rank() in pair:
             small = _measure(process_set, _SMALL, _SMALL_TIMES)
             times = statistics.median(small), statistics.median(_measure(process_set, _LARGE, _LARGE_TIMES))
-    found = [json.loads(text) for text in _gather("times", json.dumps(times))]
+    found = allgather_object(times, "selftest.times")
     for process_set in process_sets:
         if process_set is not global_process_set:
             remove_process_set(process_set)

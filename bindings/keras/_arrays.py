@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -127,12 +126,3 @@ def broadcast(
     if results:
         _run(Kind.BROADCAST, name, results, results, registered_id(process_set), root_rank=root_rank)
     return results
-
-
-def allgather_json(value: Any, name: str) -> list[Any]:
-    """Return what each rank has, by rank. For numbers, strings, lists and dictionaries of them."""
-    encoded = np.frombuffer(json.dumps(value).encode(), np.uint8)
-    sizes = allgather(np.array([len(encoded)]), f"{name}.sizes")
-    joined = allgather(encoded, name).tobytes()
-    ends = np.cumsum(sizes)
-    return [json.loads(joined[end - size : end]) for size, end in zip(sizes, ends, strict=True)]

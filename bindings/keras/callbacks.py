@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from horovodlike import basics
+from horovodlike import _exchange, basics
 from horovodlike.keras import _arrays
 from horovodlike.keras._learning_rate import LearningRateScheduleCallback, LearningRateWarmupCallback
 from horovodlike.keras._legacy import OfKeras3
@@ -94,7 +94,7 @@ class MetricAverageCallback(OfKeras3, keras.callbacks.Callback):
         if logs is None or basics.size() == 1:
             return
         mine = {name: float(value) for name, value in logs.items() if np.ndim(value) == 0}
-        everyone = _arrays.allgather_json(mine, "metrics")
+        everyone = _exchange.allgather_object(mine, "keras.metrics")
         for rank, theirs in enumerate(everyone):
             if theirs.keys() != everyone[0].keys():
                 raise ValueError(

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import cloudpickle  # type: ignore[import-untyped]
-import numpy as np
 import tensorflow as tf
 
-from horovodlike import basics
-from horovodlike._arguments import check_name, integer
-from horovodlike.errors import HorovodInternalError
+from horovodlike import _exchange
+from horovodlike._arguments import check_name
 from horovodlike.process_set import ProcessSet, global_process_set
-from horovodlike.tensorflow._calls import ranks_of
-from horovodlike.tensorflow.mpi_ops import grouped_allgather, grouped_broadcast
+from horovodlike.tensorflow._calls import set_id_of
+from horovodlike.tensorflow.mpi_ops import grouped_broadcast
 
 __all__ = [
     "BroadcastGlobalVariablesHook",
@@ -122,32 +119,6 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):  # type: 
         session.run(self._broadcast[1])
 
 
-def _pickled(obj: object) -> tuple[bytes, Exception | None]:
-    try:
-        return cloudpickle.dumps(obj), None
-    except Exception as error:  # whatever __reduce__ and __getstate__ raise
-        return b"", error
-
-
-def _gather_bytes(data: bytes, ok: bool, name: str, process_set: ProcessSet) -> dict[int, bytes | None]:
-    """Return what each rank has, by rank in ascending order; None for those that are not ok.
-
-    Ranks that have joined are missing.
-    """
-    with tf.init_scope():
-        if not tf.executing_eagerly():
-            raise RuntimeError(f"{name}: objects are sent eagerly; call it outside of graphs of TensorFlow 1")
-        with tf.device("CPU:0"):
-            mine = tf.constant([[basics.rank(), len(data), int(ok)]], tf.int64)
-            parts = [mine, tf.constant(np.frombuffer(data, np.uint8))]
-            described, everything = (part.numpy() for part in grouped_allgather(parts, name, process_set=process_set))
-    ends = np.cumsum(described[:, 1])
-    return {
-        rank: everything[end - count : end].tobytes() if is_ok else None
-        for end, (rank, count, is_ok) in zip(ends, described.tolist(), strict=True)
-    }
-
-
 def broadcast_object(
     obj: Any,
     root_rank: int = 0,
@@ -165,28 +136,22 @@ def broadcast_object(
         process_set: The ranks that take part.
 
     Raises:
-        HorovodInternalError: The root could not pickle its object (on the root, the cause), or has joined.
+        IntegrityError: (A `HorovodInternalError`.) The object was changed on its way, and was not unpickled.
+        HorovodInternalError: The job is broken; or the root could not pickle its object (on the root, the cause), or
+            has joined.
         ValueError: An argument cannot be used.
-        tf.errors.UnknownError: The job is broken or shut down.
     """
     del session
     check_name(name, "broadcast_object")
-    name = f"broadcast_object.{name or 'noname'}"
-    ranks = ranks_of(process_set)
-    root_rank = integer(root_rank, "root_rank", name)
-    if root_rank not in ranks:
-        raise ValueError(f"{name}: the root rank {root_rank} is not one of the ranks {ranks}")
-    is_root = basics.rank() == root_rank
-    data, error = _pickled(obj) if is_root else (b"", None)
-    gathered = _gather_bytes(data, error is None, name, process_set)
-    if error is not None:
-        raise error
-    if root_rank not in gathered:
-        raise HorovodInternalError(f"{name}: the root, rank {root_rank}, has joined; take a rank that has not")
-    sent = gathered[root_rank]
-    if sent is None:
-        raise HorovodInternalError(f"{name}: rank {root_rank} could not pickle its object")
-    return obj if is_root else cloudpickle.loads(sent)
+    name = f"tensorflow.broadcast_object.{name or 'noname'}"
+    with tf.init_scope():
+        _check_runs_eagerly(name)
+        return _exchange.broadcast_object(obj, root_rank, name, set_id_of(process_set))
+
+
+def _check_runs_eagerly(name: str) -> None:
+    if not tf.executing_eagerly():
+        raise RuntimeError(f"{name}: objects are sent eagerly; call it outside of graphs of TensorFlow 1")
 
 
 def broadcast_object_fn(
@@ -216,18 +181,13 @@ def allgather_object(
         process_set: The ranks that take part.
 
     Raises:
-        HorovodInternalError: A rank could not pickle its object (on that rank, the cause).
+        IntegrityError: (A `HorovodInternalError`.) An object was changed on its way; none was unpickled.
+        HorovodInternalError: The job is broken; or a rank could not pickle its object (on that rank, the cause).
         ValueError: An argument cannot be used.
-        tf.errors.UnknownError: The job is broken or shut down.
     """
     del session
     check_name(name, "allgather_object")
-    name = f"allgather_object.{name or 'noname'}"
-    data, error = _pickled(obj)
-    gathered = _gather_bytes(data, error is None, name, process_set)
-    if error is not None:
-        raise error
-    failed = [rank for rank, part in gathered.items() if part is None]
-    if failed:
-        raise HorovodInternalError(f"{name}: ranks {failed} could not pickle their objects")
-    return [cloudpickle.loads(part) for part in gathered.values() if part is not None]
+    name = f"tensorflow.allgather_object.{name or 'noname'}"
+    with tf.init_scope():
+        _check_runs_eagerly(name)
+        return _exchange.allgather_object(obj, name, set_id_of(process_set))

@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 import torch
 
+from horovodlike import _exchange
 from horovodlike.errors import MismatchError
-from horovodlike.process_set import ProcessSet, global_process_set
+from horovodlike.process_set import ProcessSet, global_process_set, registered_id
 from horovodlike.torch._compile import leave_alone
-from horovodlike.torch.mpi_ops import allgather
 
 _DIGEST_BYTES = 16
 
@@ -58,12 +58,11 @@ def check_consistency(model: Model, process_set: ProcessSet = global_process_set
     if process_set.size() == 1:
         return
     records = [_record(name, tensor) for name, tensor in named]
-    digests = allgather(_digest_of_all(records).unsqueeze(0), "consistency.digest", process_set)
-    if bool((digests == digests[0]).all()):
+    set_id = registered_id(process_set)
+    digests = _exchange.allgather_object(_digest_of_all(records), "allgather.consistency.digest", set_id)
+    if len(set(digests)) == 1:
         return
-    lines = json.dumps(records).encode() + b"\n"  # within which json leaves no line ends
-    gathered = allgather(torch.frombuffer(bytearray(lines), dtype=torch.uint8), "consistency.records", process_set)
-    held = [[Record(*record) for record in json.loads(line)] for line in _bytes_of(gathered).splitlines()]
+    held = _exchange.allgather_object(records, "allgather.consistency.records", set_id)
     raise MismatchError(describe_difference(held, process_set.ranks or range(len(held))))
 
 
@@ -110,14 +109,10 @@ def _memory(tensor: torch.Tensor) -> Any:
     return (ctypes.c_ubyte * size).from_address(tensor.data_ptr()) if size else b""
 
 
-def _bytes_of(tensor: torch.Tensor) -> bytes:
-    return bytes(_memory(tensor))
-
-
-def _digest_of_all(records: Sequence[Record]) -> torch.Tensor:
+def _digest_of_all(records: Sequence[Record]) -> bytes:
     """One hash of all records. They are sorted: a dict may have been filled in another order on another rank."""
     text = json.dumps(sorted(records)).encode()
-    return torch.frombuffer(bytearray(hashlib.blake2b(text, digest_size=32).digest()), dtype=torch.uint8)
+    return hashlib.blake2b(text, digest_size=32).digest()
 
 
 def describe_difference(held: Sequence[Sequence[Record]], ranks: Sequence[int]) -> str:

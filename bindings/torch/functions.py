@@ -1,16 +1,15 @@
 """Bringing ranks to the same state: parameters, optimizers, and any object.
 
-Objects travel as cloudpickle, and unpickling runs code that the sender chose. All ranks of a job hold its secret key
-and trust each other; do not use the object functions across a boundary of trust.
+Objects travel as cloudpickle, and unpickling runs code that the sender chose. All ranks of a job hold its secret key,
+which authenticates objects before they are unpickled, and trust each other; do not use the object functions across a
+boundary of trust.
 """
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
-import cloudpickle  # type: ignore[import-untyped]
 import torch
 
 from horovodlike import _exchange, basics
@@ -18,12 +17,9 @@ from horovodlike.errors import HorovodInternalError
 from horovodlike.process_set import ProcessSet, global_process_set, registered_id
 from horovodlike.torch._compile import leave_alone
 from horovodlike.torch._engine import full_name
-from horovodlike.torch.mpi_ops import allgather_async, broadcast_async_, synchronize
+from horovodlike.torch.mpi_ops import broadcast_async_, synchronize
 
 T = TypeVar("T")
-
-# Sent in place of a length by a rank whose object cannot be pickled, so that no rank waits for it.
-_PICKLING_FAILED = -1
 
 
 def broadcast_parameters(
@@ -148,19 +144,6 @@ def load_exactly(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> Non
                 loaded[key] = value
 
 
-def _pickled(obj: object) -> tuple[torch.Tensor, Exception | None]:
-    """Return the object as bytes in a tensor; or no bytes and why it cannot be pickled."""
-    try:
-        data = cloudpickle.dumps(obj)
-    except Exception as error:  # whatever __reduce__ and __getstate__ raise
-        return torch.empty(0, dtype=torch.uint8, device="cpu"), error
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8), None
-
-
-def _unpickled(data: torch.Tensor) -> Any:
-    return cloudpickle.loads(ctypes.string_at(data.data_ptr(), data.numel()))
-
-
 def broadcast_object(
     obj: Any,
     root_rank: int = 0,
@@ -176,7 +159,9 @@ def broadcast_object(
         process_set: The ranks that take part.
 
     Raises:
+        IntegrityError: (A `HorovodInternalError`.) The object was changed on its way, and was not unpickled.
         HorovodInternalError: The job is broken; or the root could not pickle its object (on the root, the cause).
+        ValueError: The root is not one of the ranks that take part.
     """
     process_set_id = registered_id(process_set)
     return _exchange.broadcast_object(obj, root_rank, full_name("object", name, process_set_id), process_set_id)
@@ -195,25 +180,11 @@ def allgather_object(
         process_set: The ranks that take part.
 
     Raises:
+        IntegrityError: (A `HorovodInternalError`.) An object was changed on its way; none was unpickled.
         HorovodInternalError: The job is broken; or a rank could not pickle its object (on that rank, the cause).
     """
-    name = full_name("object", name, registered_id(process_set))
-    data, error = _pickled(obj)
-    mine = torch.tensor([data.numel() if error is None else _PICKLING_FAILED], device="cpu")
-    handles = [
-        allgather_async(mine, f"{name}.sz", process_set),
-        allgather_async(data, f"{name}.t", process_set),
-    ]
-    sizes, everything = (synchronize(handle) for handle in handles)
-    assert isinstance(sizes, torch.Tensor) and isinstance(everything, torch.Tensor)
-    if error is not None:
-        raise error
-    counts = sizes.tolist()
-    if _PICKLING_FAILED in counts:
-        ranks = process_set.ranks or []
-        failed = [rank for rank, count in zip(ranks, counts, strict=True) if count == _PICKLING_FAILED]
-        raise HorovodInternalError(f"{name}: ranks {failed} could not pickle their objects")
-    return [_unpickled(part) for part in torch.split(everything, counts)]
+    process_set_id = registered_id(process_set)
+    return _exchange.allgather_object(obj, full_name("object", name, process_set_id), process_set_id)
 
 
 leave_alone(allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters)

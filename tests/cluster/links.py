@@ -43,7 +43,8 @@ class Link:
             if delay and not missing("netem"):
                 self._add(end, "netem", "delay", f"{delay * 1e6:.0f}us", "limit", "100000", inside=bool(rate))
         if delay and missing("netem"):
-            self._start_delay_line(delay)
+            assert self.bridge is not None, f"without a switch, delay needs netem: {missing('netem')}"
+            self.insert(DELAY_LINE, str(delay))
         if loss:
             self._lose(loss)
 
@@ -75,9 +76,14 @@ class Link:
         """Where what the host sends enters the switch."""
         return self.other if self._delay_line is None else (self.other[0], f"b-{self.other[1]}")
 
-    def _start_delay_line(self, delay: float) -> None:
-        """Put a program between the switch and its end of the cable, in place of netem."""
-        assert self.bridge is not None, f"without a switch, delay needs netem: {missing('netem')}"
+    def insert(self, program: Path, *words: str) -> subprocess.Popen[str]:
+        """Put a program between the switch and its end of the cable, until the link is shaped again.
+
+        Args:
+            program: Gets the names of the two interfaces first; it prints `ready` when it carries frames between them.
+            words: What else it gets.
+        """
+        assert self.bridge is not None, "there is no switch"
         namespace, port = self.other
         wire, entry = f"w-{port}", f"b-{port}"
         lines = [
@@ -87,14 +93,15 @@ class Link:
             f"link set {wire} addrgenmode none up",
         ]
         command("ip", "-n", namespace, "-batch", "-", input="\n".join(lines))
-        program = [sys.executable, str(DELAY_LINE), port, wire, str(delay)]
+        argv = [sys.executable, str(program), port, wire, *words]
         self._delay_line = subprocess.Popen(
-            [find("ip") or "ip", "netns", "exec", namespace, "setpriv", "--pdeathsig", "KILL", "--", *program],
+            [find("ip") or "ip", "netns", "exec", namespace, "setpriv", "--pdeathsig", "KILL", "--", *argv],
             stdout=subprocess.PIPE,
             text=True,
         )
         assert self._delay_line.stdout is not None
-        assert self._delay_line.stdout.readline() == "ready\n", "the delay line has not started"
+        assert self._delay_line.stdout.readline() == "ready\n", f"{program.name} has not started"
+        return self._delay_line
 
     def _end_delay_line(self) -> None:
         if self._delay_line is not None:

@@ -1,0 +1,69 @@
+"""What the ranks of a job execute whose connections are tampered with: the function `main`.
+
+All kinds of what is interpreted elsewhere travel, in pickles that note what they are unpickled to. At the end a rank
+prints one line of JSON: the class and the text of its error, what it has unpickled that nobody has sent, and whether
+tensors had the right values.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+
+CANARY = "canary!" * 64
+NUMBER = 1234.56789  # of all tensors, so its bytes are easy to find
+unexpected: list[str] = []
+
+
+class Canary:
+    """Is unpickled by a call that tells."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return unpickle, (self.text,)
+
+
+def unpickle(text: str) -> Canary:
+    if text != CANARY:
+        unexpected.append(text)
+    return Canary(text)
+
+
+def train() -> bool:
+    """Return whether all tensors had the right values."""
+    from collectives import allreduce
+
+    from horovodlike import _exchange, basics, elastic
+
+    basics.init()
+    right = True
+    for step in range(2):
+        total = allreduce("total", np.full(4096, NUMBER))
+        right = right and bool((total == NUMBER * basics.size()).all())
+        for root in range(basics.size()):
+            _exchange.broadcast_object(Canary(CANARY), root, f"object.{root}")
+        _exchange.broadcast_object({"step": step, "canary": Canary(CANARY)})
+        state = elastic.ObjectState(step=step, canary=Canary(CANARY))
+        state.sync()
+        state.commit()
+        if hasattr(_exchange, "allgather_object"):  # not in releases before objects were authenticated
+            _exchange.allgather_object(Canary(CANARY), "all")
+    basics.shutdown()
+    return right
+
+
+def main() -> None:
+    error, text, right = "", "", True
+    try:
+        right = train()
+    except Exception as problem:
+        error, text = type(problem).__name__, str(problem)
+    told = json.dumps({"error": error, "text": text, "unexpected": unexpected, "right": right})
+    if folder := os.environ.get("TAMPER_FOLDER"):
+        Path(folder, f"{os.environ['HOROVODLIKE_RANK']}.{os.getpid()}").write_text(told)
+    print(told, flush=True)

@@ -19,7 +19,7 @@ from horovodlike import config
 from horovodlike.launcher import options
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
 HVDRUN = Path(sys.executable).parent / "hvdrun"
 
 # What `hvd` is in pages that are not about PyTorch.
@@ -27,6 +27,7 @@ FRAMEWORKS = {"tensorflow.md": "horovodlike.tensorflow"}
 
 # Programs that users bring along, and scripts that stand for their own.
 FOREIGN = {"torchrun", "mpirun", "mpiexec", "srun", "salloc", "sbatch", "openssl", "export", "mkdir", "umask", "py-spy"}
+FOREIGN |= {"ip", "ssh", "wg", "wg-quick"}
 USERS_SCRIPT = "train.py"
 
 # Pages about another module than horovodlike.torch. Their names are looked at by the tests of that module.

@@ -65,5 +65,5 @@ def main() -> None:
         error, text = type(problem).__name__, str(problem)
     told = json.dumps({"error": error, "text": text, "unexpected": unexpected, "right": right})
     if folder := os.environ.get("TAMPER_FOLDER"):
-        Path(folder, f"{os.environ['HOROVODLIKE_RANK']}.{os.getpid()}").write_text(told)
+        Path(folder, f"{os.getpid()}.told").write_text(told)
     print(told, flush=True)

@@ -175,7 +175,7 @@ def test_a_changed_byte_of_an_elastic_job(
         changes = line.stdout.read().split()
         hosts.shape(hosts.hosts[1])
     assert changes == ["changed"], out
-    told = [json.loads(path.read_text()) for path in tmp_path.iterdir() if path.name[0].isdigit()]
+    told = [json.loads(path.read_text()) for path in tmp_path.glob("*.told")]
     check(told, sealed=False)
     assert hvdrun.returncode == 0 or "hvdrun" in out
     assert "Traceback" not in out, out

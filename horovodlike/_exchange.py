@@ -14,6 +14,7 @@ from typing import Any
 import cloudpickle  # type: ignore[import-untyped]
 
 from horovodlike import basics, ops, process_set
+from horovodlike._arguments import integer
 from horovodlike._native import ffi
 from horovodlike._object_seal import NO_ROOT, Context, ObjectSeal, Opened
 from horovodlike.errors import HorovodInternalError, MismatchError

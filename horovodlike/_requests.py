@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -160,18 +159,6 @@ def _integers(name: str, what: str, values: Sequence[int]) -> Any:
         for value in values:
             _refuse(name, what, value, ffi.typeof("int64_t"))
         raise
-
-
-def root_rank_of(label: str, root_rank: Any) -> int:
-    """Return a root rank as an integer.
-
-    Raises:
-        TypeError: It is something else.
-    """
-    try:
-        return operator.index(root_rank)
-    except TypeError:
-        raise TypeError(f"{label}: root_rank must be an integer, got {root_rank!r}") from None
 
 
 def _check_request(status: int, name: str) -> None:

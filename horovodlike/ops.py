@@ -25,7 +25,6 @@ from horovodlike._requests import (
     Request,
     RequestList,
     check,
-    root_rank_of,
     shape_of,
     text_of,
 )
@@ -53,7 +52,6 @@ __all__ = [
     "is_in_flight",
     "is_known",
     "poll",
-    "root_rank_of",
     "text_of",
     "wait",
     "wait_all",

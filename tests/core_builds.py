@@ -38,7 +38,8 @@ def sanitized(name: str, *targets: str) -> Path:
     folder = BUILDS / name
     folder.mkdir(parents=True, exist_ok=True)
     options = [
-        "-DHVL_PYTHON=OFF",
+        "-DHVL_PYTHON=ON",  # only what is named in `targets` is built
+        f"-DPython_EXECUTABLE={sys.executable}",
         "-DHVL_TESTS=ON",
         f"-DHVL_SANITIZE={SANITIZERS[name]}",
         "-DCMAKE_BUILD_TYPE=None",
@@ -55,3 +56,24 @@ def sanitized(name: str, *targets: str) -> Path:
             done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stdout + done.stderr
     return folder / "tests"
+
+
+@functools.cache
+def sanitized_package() -> Path:
+    """A folder for PYTHONPATH with the package on a core under AddressSanitizer; its Python files are these sources."""
+    built = sanitized("address", "_native").parent
+    folder = BUILDS / "address_package"
+    package = folder / "horovodlike"
+    root = BUILDS.parent
+    sources = {path.name: path for path in (root / "horovodlike").iterdir() if path.name not in ("native", "__pycache__")}
+    sources |= {name: root / "bindings" / name for name in ("torch", "tensorflow", "keras")}
+    sources |= {"launcher": root / "launcher", "_native.abi3.so": built / "_native.abi3.so"}
+    sources |= {"lib/libhorovodlike.so": built / "libhorovodlike.so", "include/hvl.h": root / "horovodlike/native/hvl.h"}
+    with (built / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for name, source in sources.items():
+            link = package / name
+            link.parent.mkdir(parents=True, exist_ok=True)
+            if not link.is_symlink():
+                link.symlink_to(source)
+    return folder

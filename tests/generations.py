@@ -21,6 +21,6 @@ class Generation:
     def enter(self, rank: int) -> None:
         """Leave the job that there is, and join this one. Blocks until all its ranks have."""
         basics.shutdown()
-        environment = ranks._environment(rank, self.size, self.key, self.port)
+        environment = ranks.environment_of(rank, self.size, self.key, self.port)
         os.environ.update({name: value for name, value in environment.items() if name.startswith("HOROVODLIKE_")})
         basics.init()

@@ -86,7 +86,7 @@ class RankPool:
         self._sent_at = 0.0
         mother = nursery((*COMMON_MODULES, *modules), tuple(sorted((before or {}).items())))
         for rank in range(size):
-            environment = {**_environment(rank, size, key, self._server.port), **(before or {}), **(settings or {})}
+            environment = {**environment_of(rank, size, key, self._server.port), **(before or {}), **(settings or {})}
             ours, theirs = socket.socketpair()
             with theirs:
                 self.processes.append(mother.start(__file__, theirs.fileno(), environment, self._logs[rank].fileno()))
@@ -239,7 +239,8 @@ def shm_entries() -> set[str]:
     return {entry.name for entry in SHM.iterdir() if "horovodlike" in entry.name or "hvl" in entry.name}
 
 
-def _environment(rank: int, size: int, key: bytes, port: int) -> dict[str, str]:
+def environment_of(rank: int, size: int, key: bytes, port: int) -> dict[str, str]:
+    """Return the environment of a rank of a job on this host, whose rendezvous server listens at `port`."""
     foreign = ("HOROVOD", "OMPI_", "PMI", "PMIX_", "SLURM_", "TORCHELASTIC_", "MASTER_")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
     return {

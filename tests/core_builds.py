@@ -65,10 +65,15 @@ def sanitized_package() -> Path:
     folder = BUILDS / "address_package"
     package = folder / "horovodlike"
     root = BUILDS.parent
-    sources = {path.name: path for path in (root / "horovodlike").iterdir() if path.name not in ("native", "__pycache__")}
+    sources = {
+        path.name: path for path in (root / "horovodlike").iterdir() if path.name not in ("native", "__pycache__")
+    }
     sources |= {name: root / "bindings" / name for name in ("torch", "tensorflow", "keras")}
     sources |= {"launcher": root / "launcher", "_native.abi3.so": built / "_native.abi3.so"}
-    sources |= {"lib/libhorovodlike.so": built / "libhorovodlike.so", "include/hvl.h": root / "horovodlike/native/hvl.h"}
+    sources |= {
+        "lib/libhorovodlike.so": built / "libhorovodlike.so",
+        "include/hvl.h": root / "horovodlike/native/hvl.h",
+    }
     with (built / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for name, source in sources.items():

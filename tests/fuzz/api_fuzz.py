@@ -34,7 +34,7 @@ from ranks import environment_of
 from horovodlike.rendezvous import RendezvousServer
 
 RANK = Path(__file__).with_name("rank.py")
-SEQUENCE_SECONDS = 60.0
+SEQUENCE_SECONDS = 40.0
 START_SECONDS = 120.0
 REPORT_SECONDS = 30.0
 SHOWN_CHARACTERS = 6000
@@ -131,7 +131,9 @@ class Job:
 def main() -> int:
     """Run the fuzz; 0 without a finding."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, default=None, help="of the first sequence; the next one has the next number")
+    parser.add_argument(
+        "--seed", type=int, default=None, help="of the first sequence; the next one has the next number"
+    )
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--sequences", type=int, default=sys.maxsize, help="at most so many")
     parser.add_argument("--np", type=int, default=2)

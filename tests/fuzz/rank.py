@@ -102,7 +102,6 @@ class Sequence:
         self.common = random.Random(self.seed)
         hvd.init()
         self.own = random.Random(f"{self.seed} of rank {hvd.rank()}")
-        self.sets = [hvd.global_process_set]
         names = [name for name in self.actions if name not in self.without]
         weights = [self.actions[name] for name in names]
         try:
@@ -218,6 +217,8 @@ class Sequence:
 
     def _mutate(self, operation: Operation) -> None:
         operation.changed = True
+        if not operation.tensors:  # this rank has let go of them
+            return
         names = [name for name in mutations.MUTATIONS if name not in self.without]
         for _ in range(self.own.randint(1, 2)):
             name, tensor = self.own.choice(names), self.own.choice(operation.tensors)
@@ -277,7 +278,7 @@ class Sequence:
         for thread in threads:
             thread.start()
         if self.own.random() < 0.5 and self.pending:
-            self._mutate(self.own.choice([one for one in self.pending]))
+            self._mutate(self.own.choice(self.pending))
         for thread in threads:
             thread.join()
         if failures:
@@ -392,7 +393,9 @@ class Sequence:
         """Disagree in shape, dtype, operation or root: all ranks get the error, or none."""
         how = self.common.choice(("shape", "dtype", "op", "kind", "root"))
         own = hvd.rank() == 0
-        tensor = torch.ones(1001 if how == "shape" and own else 1000, dtype=torch.float64 if how == "dtype" and own else None)
+        tensor = torch.ones(
+            1001 if how == "shape" and own else 1000, dtype=torch.float64 if how == "dtype" and own else None
+        )
         name = f"{self.number}"
         if how == "kind" and own:
             handle = hvd.allgather_async(tensor, name=name)

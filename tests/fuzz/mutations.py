@@ -1,4 +1,4 @@
-"""What users do to tensors that are in flight. Wrong, much of it: results are undefined, but nothing may be corrupted."""
+"""What users do to tensors that are in flight. Much of it is wrong, but may corrupt nothing."""
 
 from __future__ import annotations
 

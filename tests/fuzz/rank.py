@@ -80,10 +80,11 @@ class Operation:
     """What is in flight: its handle, the tensors handed over, and what checks the result unless they were changed."""
 
     what: str
-    handle: int
+    handle: Any  # of a sparse allreduce: a function that waits
     tensors: list[torch.Tensor]
     check: Callable[[Any], None]
     changed: bool = False
+    mutable: bool = True  # on all ranks alike: what one rank changes is in the results of all
 
 
 @dataclass
@@ -184,10 +185,11 @@ class Sequence:
     def start(self) -> None:
         """Enqueue something, and change its tensors while it is in flight."""
         operation = self._or_give_up(lambda: self._enqueue(self.common.choice(KINDS)))
+        operation.mutable = self.common.random() < 0.7
         self.pending.append(operation)
-        if self.own.random() < 0.6:
+        if self.own.random() < 0.8:
             self._mutate(operation)
-        if self.own.random() < 0.1:
+        if self.own.random() < 0.1 and not callable(operation.handle):
             hvd.poll(operation.handle)
 
     def shared(self) -> None:
@@ -203,7 +205,7 @@ class Sequence:
             self._mutate(self.own.choice(self.pending[-4:]))
 
     def _or_give_up(self, call: Callable[[], Any]) -> Any:
-        """Return what a call gives; if it cannot be made here, shut down, or the other ranks would wait for this one."""
+        """Return what a call gives; if it fails, shut down: the other ranks would wait for this one."""
         try:
             return call()
         except EXPECTED as error:
@@ -216,6 +218,8 @@ class Sequence:
             raise AssertionError(f"an error without a text: {error!r}") from error
 
     def _mutate(self, operation: Operation) -> None:
+        if not operation.mutable:
+            return
         operation.changed = True
         if not operation.tensors:  # this rank has let go of them
             return
@@ -232,15 +236,15 @@ class Sequence:
 
     def _finish(self, operation: Operation) -> None:
         try:
-            result = hvd.synchronize(operation.handle)
-            if self.own.random() < 0.05:
+            result = operation.handle() if callable(operation.handle) else hvd.synchronize(operation.handle)
+            if self.own.random() < 0.05 and not callable(operation.handle):
                 hvd.synchronize(operation.handle)
         except EXPECTED as error:
             self._note(error)
             if not operation.changed and not self._is_over() and hvd.is_initialized():
                 raise
             return
-        if not operation.changed and result is not None:
+        if not operation.mutable and not operation.changed and result is not None:
             try:
                 operation.check(result)
             except AssertionError as error:
@@ -452,7 +456,7 @@ class Sequence:
                 _refused(lambda: hvd.allreduce(torch.ones(3)))
             elif what == "waits":
                 for operation in self.pending:
-                    _refused(lambda operation=operation: hvd.synchronize(operation.handle))
+                    _refused(lambda operation=operation: self._finish(operation))
                 hvd.shutdown()
             elif what == "begins":
                 for name in [name for name in os.environ if name.startswith("HOROVODLIKE_")]:
@@ -460,7 +464,7 @@ class Sequence:
                 hvd.init()
                 assert float(hvd.allreduce(torch.ones(3), op=hvd.Sum)[0]) == 1.0 and hvd.size() == 1
                 for operation in self.pending:
-                    _refused(lambda operation=operation: hvd.synchronize(operation.handle))
+                    _refused(lambda operation=operation: self._finish(operation))
                 hvd.shutdown()
             elif what == "churns":
                 self.pending.clear()
@@ -489,7 +493,7 @@ class Sequence:
                 signal.setitimer(signal.ITIMER_REAL, self.own.choice((0.0001, 0.001, 0.01)))
             if is_slow:
                 time.sleep(0.005)
-            hvd.synchronize(operation.handle)
+            _ = operation.handle() if callable(operation.handle) else hvd.synchronize(operation.handle)
             if interrupted:
                 time.sleep(0.02)
         except Interruption:

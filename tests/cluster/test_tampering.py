@@ -63,9 +63,7 @@ SWEEP = cases(
 )
 SEALED = [
     pytest.param(False, id="plain"),
-    pytest.param(
-        True, id="sealed", marks=pytest.mark.skipif("seal_data" not in SETTINGS, reason="no HOROVODLIKE_SEAL_DATA")
-    ),
+    pytest.param(True, id="sealed"),
 ]
 
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
 
-import keras
-
+from horovodlike.keras._module import keras
 from horovodlike.process_set import ProcessSet
 
 MODULES = {"tensorflow": "horovodlike.keras._tensorflow", "torch": "horovodlike.keras._torch"}

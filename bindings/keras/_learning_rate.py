@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import keras
-
 from horovodlike import basics
-from horovodlike.keras._legacy import OfKeras3
+from horovodlike.keras._module import OfSameKeras, keras
+from horovodlike.keras._objects import objects
 
 __all__ = ["LearningRateScheduleCallback", "LearningRateWarmupCallback"]
 
 
-class LearningRateScheduleCallback(OfKeras3, keras.callbacks.Callback):
+class LearningRateScheduleCallback(OfSameKeras, keras.callbacks.Callback):
     """Multiplies the initial learning rate by a factor that depends on the epoch.
 
     Writes the learning rate into the logs of each epoch, as "lr". Several may be given to `fit()`, for different
@@ -67,8 +66,8 @@ class LearningRateScheduleCallback(OfKeras3, keras.callbacks.Callback):
         Raises:
             ValueError: `fit()` does not know, or the optimizer has a schedule of its own.
         """
-        schedule = getattr(innermost(self.model.optimizer), "_learning_rate", None)
-        if not isinstance(schedule, keras.Variable):
+        schedule = objects.schedule_of(self.model.optimizer)
+        if schedule is not None:
             raise ValueError(
                 f"{type(self).__name__} cannot set the learning rate of an optimizer that was made with "
                 f"learning_rate={schedule!r}: give it a number"
@@ -101,33 +100,28 @@ class LearningRateScheduleCallback(OfKeras3, keras.callbacks.Callback):
         return self.start_epoch <= self._epoch and (self.end_epoch is None or self._epoch < self.end_epoch)
 
     def _get(self) -> float:
-        return float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate))
+        return float(objects.to_numpy(self.model.optimizer.learning_rate))
 
     def _set(self, multiplier: float) -> None:
         before, after = self._get(), self.initial_lr * multiplier
         self.model.optimizer.learning_rate = after
         if self.momentum_correction and before > 0 and before != after:
             # As good as another factor in front of them in this batch, and not compiled into the train step as that is.
-            for momentum in _momenta(innermost(self.model.optimizer)):
-                momentum.assign(momentum * (after / before))
+            momenta = self._momenta()
+            objects.write(momenta, [value * (after / before) for value in objects.read(momenta)])
 
-
-def innermost(optimizer: Any) -> Any:
-    """Return the optimizer that trains, which loss scaling has inside."""
-    return optimizer.inner_optimizer if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) else optimizer
-
-
-def _momenta(optimizer: Any) -> list[keras.Variable]:
-    """Return the variables that hold momenta, if the optimizer is built and has any."""
-    if not getattr(optimizer, "momentum", 0) or not optimizer.built:
-        return []
-    momenta = getattr(optimizer, "momentums", None) or getattr(optimizer, "_momentums", None)
-    if momenta is None:
-        raise ValueError(
-            f"{optimizer.name} has a momentum, but neither `momentums` nor `_momentums` to correct: pass "
-            "momentum_correction=False"
-        )
-    return [momentum for momentum in momenta if momentum is not None]
+    def _momenta(self) -> list[Any]:
+        """Return the variables that hold momenta, if the optimizer is built and has any."""
+        optimizer = objects.innermost(self.model.optimizer)
+        if not getattr(optimizer, "momentum", 0) or not objects.is_built(optimizer):
+            return []
+        momenta = objects.momenta(optimizer, self.model.trainable_variables)
+        if momenta is None:
+            raise ValueError(
+                f"{optimizer.name} has a momentum, but no variables that hold it, to correct: pass "
+                "momentum_correction=False"
+            )
+        return momenta
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):

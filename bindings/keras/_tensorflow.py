@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from horovodlike.keras._backend import Reduction, with_those_alone
@@ -22,7 +21,7 @@ def reduce(
     groups: Sequence[Sequence[int]],
     names: Sequence[str],
     gradients: Sequence[Any],
-    like: Sequence[keras.Variable],
+    like: Sequence[Any],
 ) -> list[Any]:
     """Reduce in groups; without any asked for, each on its own in a graph, while TensorFlow computes the next.
 
@@ -54,7 +53,7 @@ def _reduce_eagerly(
     groups: Sequence[Sequence[int]],
     names: Sequence[str],
     gradients: Sequence[Any],
-    like: Sequence[keras.Variable],
+    like: Sequence[Any],
 ) -> list[Any]:
     """Reduce in groups, zeros where there is no gradient; what no rank has stays None.
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import keras
 import numpy as np
 
 from horovodlike import _exchange, basics
 from horovodlike.keras import _arrays
 from horovodlike.keras._learning_rate import LearningRateScheduleCallback, LearningRateWarmupCallback
-from horovodlike.keras._legacy import OfKeras3
-from horovodlike.keras._loss_scaling import gradients_of
+from horovodlike.keras._module import OfSameKeras, keras
+from horovodlike.keras._objects import objects
 from horovodlike.keras.functions import broadcast_variables, join, variables_of
 
 __all__ = [
@@ -25,7 +24,7 @@ __all__ = [
 ]
 
 
-class BroadcastGlobalVariablesCallback(OfKeras3, keras.callbacks.Callback):
+class BroadcastGlobalVariablesCallback(OfSameKeras, keras.callbacks.Callback):
     """Gives all ranks the weights and the optimizer's state of one rank when training begins.
 
     If the model of any rank is not built by then, it happens after the first batch, which is then trained from
@@ -57,8 +56,8 @@ class BroadcastGlobalVariablesCallback(OfKeras3, keras.callbacks.Callback):
         if not built:
             return
         optimizer = self.model.optimizer
-        if optimizer is not None and not optimizer.built:
-            optimizer.build(self.model.trainable_variables)
+        if optimizer is not None:
+            objects.build(optimizer, self.model.trainable_variables)
         self._broadcast()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
@@ -71,7 +70,7 @@ class BroadcastGlobalVariablesCallback(OfKeras3, keras.callbacks.Callback):
         self._is_done = True
 
 
-class MetricAverageCallback(OfKeras3, keras.callbacks.Callback):
+class MetricAverageCallback(OfSameKeras, keras.callbacks.Callback):
     """Replaces the metrics of an epoch by their averages over the ranks.
 
     Callbacks that use metrics (`ReduceLROnPlateau`, `EarlyStopping`, `ModelCheckpoint`) have to come after this one:
@@ -105,7 +104,7 @@ class MetricAverageCallback(OfKeras3, keras.callbacks.Callback):
             logs[name] = sum(theirs[name] for theirs in everyone) / len(everyone)
 
 
-class JoinCallback(OfKeras3, keras.callbacks.Callback):
+class JoinCallback(OfSameKeras, keras.callbacks.Callback):
     """Lets ranks have different numbers of batches: who has no more in an epoch waits until nobody has.
 
     The others go on without it. They average gradients over those that are left, or divide by the number of all ranks
@@ -148,13 +147,13 @@ class JoinCallback(OfKeras3, keras.callbacks.Callback):
         counts = _arrays.allgather(np.array([self._batches]), "batches")
         if counts.min() == counts.max():
             return
-        gradients = gradients_of(self.model.optimizer)
+        gradients = objects.gradients_of(self.model.optimizer)
         if gradients is not None:
             gradients.forget()
         broadcast_variables(variables_of(self.model, self._local), int(counts.argmax()))
 
 
-class BestModelCheckpoint(OfKeras3, keras.callbacks.ModelCheckpoint):
+class BestModelCheckpoint(OfSameKeras, keras.callbacks.ModelCheckpoint):
     """A `ModelCheckpoint` that saves the best model only, and whose `filepath` is set later.
 
     Give it to one rank, after `MetricAverageCallback`.

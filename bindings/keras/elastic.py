@@ -28,15 +28,14 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import cloudpickle  # type: ignore[import-untyped]
-import keras
 import numpy as np
 
 from horovodlike import elastic
 from horovodlike.elastic import ObjectState, State
 from horovodlike.elastic._state import check_results
 from horovodlike.keras import _backend
-from horovodlike.keras._legacy import OfKeras3, check_keras_3
-from horovodlike.keras._loss_scaling import gradients_of
+from horovodlike.keras._module import OfSameKeras, check, keras
+from horovodlike.keras._objects import objects
 from horovodlike.keras.functions import broadcast_variables
 from horovodlike.process_set import global_process_set
 
@@ -79,12 +78,12 @@ class KerasState(ObjectState):
 
     Raises:
         ValueError: The model is not built, or a name is one of the state's own.
-        TypeError: The model or the optimizer is of tf_keras.
+        TypeError: The model or the optimizer is of tf_keras, and this process uses Keras 3; or the other way round.
     """
 
-    def __init__(self, model: keras.Model, optimizer: keras.Optimizer | None = None, **kwargs: Any) -> None:
+    def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any) -> None:
         for given in (model, optimizer):
-            check_keras_3(given, type(self).__name__)
+            check(given, type(self).__name__)
         if not model.built:
             raise ValueError(
                 f"{model.name} has no variables yet: build it, or call it once, before KerasState({model.name})"
@@ -92,13 +91,13 @@ class KerasState(ObjectState):
         super().__init__(**kwargs)
         self.model = model
         self.optimizer = getattr(model, "optimizer", None) if optimizer is None else optimizer
-        if self.optimizer is not None and not self.optimizer.built:
-            self.optimizer.build(model.trainable_variables)
+        if self.optimizer is not None:
+            objects.build(self.optimizer, model.trainable_variables)
         self._saved_values: list[Array] = []
         self._keep(self._read_variables())
 
     def _shared_variables(self) -> list[Any]:
-        return [*self.model.weights, *([] if self.optimizer is None else self.optimizer.variables)]
+        return [*self.model.weights, *([] if self.optimizer is None else objects.variables_of(self.optimizer))]
 
     def _all_variables(self) -> list[Any]:
         shared = self._shared_variables()
@@ -106,7 +105,7 @@ class KerasState(ObjectState):
         return [*shared, *(variable for variable in self.model.variables if id(variable) not in known)]
 
     def _read_variables(self) -> list[Array]:
-        return [keras.ops.convert_to_numpy(variable) for variable in self._all_variables()]
+        return objects.read(self._all_variables())
 
     def _keep(self, values: list[Array]) -> None:
         before = self._saved_values
@@ -140,8 +139,7 @@ class KerasState(ObjectState):
                 f"{len(self._saved_values)} when they were saved: make another KerasState when a model is changed"
             )
         super().restore()
-        for variable, value in zip(variables, self._saved_values, strict=True):
-            variable.assign(value)
+        objects.write(variables, self._saved_values)
 
     def sync(self) -> None:
         """Take everything from the rank that has committed most, and save it. Collective.
@@ -155,8 +153,8 @@ class KerasState(ObjectState):
     def reset(self) -> None:
         """Adapt to other ranks: drop accumulated gradients, and what Keras has kept of a `fit()` that was left."""
         super().reset()
-        self.model._eval_epoch_iterator = None  # that of the validation data of the job before
-        gradients = gradients_of(self.optimizer)
+        objects.forget_fit(self.model)
+        gradients = objects.gradients_of(self.optimizer)
         if gradients is None:
             return
         gradients.forget()
@@ -174,7 +172,7 @@ class KerasState(ObjectState):
         super().saved_from_bytes(objects)
 
 
-class CommitStateCallback(OfKeras3, keras.callbacks.Callback):
+class CommitStateCallback(OfSameKeras, keras.callbacks.Callback):
     """Commits the state every so many batches, and after each epoch.
 
     It does so before the next batch or epoch begins, or when the training ends: when all callbacks have seen the end
@@ -228,7 +226,7 @@ class CommitStateCallback(OfKeras3, keras.callbacks.Callback):
             self.state.commit()
 
 
-class UpdateBatchStateCallback(OfKeras3, keras.callbacks.Callback):
+class UpdateBatchStateCallback(OfSameKeras, keras.callbacks.Callback):
     """Has `state.batch` say how many batches of the epoch have been trained.
 
     Where `fit()` goes on in an epoch, this ends the epoch after as many batches as are left of it, at least one. That
@@ -263,7 +261,7 @@ class UpdateBatchStateCallback(OfKeras3, keras.callbacks.Callback):
             self._ends_early = self.model.stop_training = False
 
 
-class UpdateEpochStateCallback(OfKeras3, keras.callbacks.Callback):
+class UpdateEpochStateCallback(OfSameKeras, keras.callbacks.Callback):
     """Has `state.epoch` say how many epochs are complete, whether or not `fit()` is told by `initial_epoch`.
 
     Args:

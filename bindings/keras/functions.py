@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import keras
 import numpy as np
 
 from horovodlike import basics
 from horovodlike._arguments import check_compression
 from horovodlike.keras import _arrays, _backend
-from horovodlike.keras._legacy import check_keras_3
+from horovodlike.keras._module import check
+from horovodlike.keras._objects import objects
 from horovodlike.process_set import ProcessSet, global_process_set
 
 __all__ = ["allgather", "allreduce", "broadcast", "broadcast_global_variables", "join", "reducescatter"]
@@ -53,11 +53,12 @@ def allreduce(
         op = basics.Sum if average is False else basics.Average
     if compression is not None:
         check_compression(compression, "allreduce")
-        tensor, context = compression.compress(keras.ops.convert_to_tensor(_array(value)))
-        reduced = _arrays.allreduce(_array(tensor), name, op, prescale_factor, postscale_factor, process_set)
-        restored = compression.decompress(keras.ops.convert_to_tensor(reduced), context)
-        return restored if _is_tensor(value) else keras.ops.convert_to_numpy(restored)[()]
-    return _like(value, _arrays.allreduce(_array(value), name, op, prescale_factor, postscale_factor, process_set))
+        tensor, context = compression.compress(objects.to_tensor(objects.to_numpy(value)))
+        reduced = _arrays.allreduce(objects.to_numpy(tensor), name, op, prescale_factor, postscale_factor, process_set)
+        restored = compression.decompress(objects.to_tensor(reduced), context)
+        return restored if objects.is_tensor(value) else objects.to_numpy(restored)[()]
+    array = objects.to_numpy(value)
+    return _like(value, _arrays.allreduce(array, name, op, prescale_factor, postscale_factor, process_set))
 
 
 def allgather(value: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
@@ -65,7 +66,7 @@ def allgather(value: Any, name: str | None = None, process_set: ProcessSet = glo
 
     Arguments, result and errors are as those of `allreduce`; the value has at least one dimension.
     """
-    return _like(value, _arrays.allgather(_array(value), name, process_set))
+    return _like(value, _arrays.allgather(objects.to_numpy(value), name, process_set))
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
@@ -73,7 +74,7 @@ def broadcast(value: Any, root_rank: int, name: str | None = None, process_set: 
 
     Other arguments, result and errors are as those of `allreduce`.
     """
-    return _like(value, _arrays.broadcast([_array(value)], root_rank, name, process_set)[0])
+    return _like(value, _arrays.broadcast([objects.to_numpy(value)], root_rank, name, process_set)[0])
 
 
 def reducescatter(
@@ -84,21 +85,21 @@ def reducescatter(
     The first ranks get one row more where they cannot be divided evenly. Other arguments, result and errors are as
     those of `allreduce`; the value has at least one dimension.
     """
-    return _like(value, _arrays.reducescatter(_array(value), name, op, process_set))
+    return _like(value, _arrays.reducescatter(objects.to_numpy(value), name, op, process_set))
 
 
-def broadcast_global_variables(root_rank: int, model: keras.Model | None = None) -> None:
+def broadcast_global_variables(root_rank: int, model: Any | None = None) -> None:
     """Give all ranks the weights of one rank's model, and the state of its optimizer as far as that is built.
 
     States of random number generators stay, so that dropout differs between the ranks, as their data does.
 
     Args:
         root_rank: The rank whose values are taken.
-        model: A built model, the same on all ranks. Keras 3 keeps no list of all variables, so it has to be given.
+        model: A built model, the same on all ranks. Keras keeps no list of all variables, so it has to be given.
 
     Raises:
         ValueError: There is no model, or it is not built.
-        TypeError: The model is of tf_keras.
+        TypeError: The model is of tf_keras, and this process uses Keras 3; or the other way round.
         HorovodInternalError: The models differ in shape, or the job is broken or shut down.
     """
     if model is None:
@@ -106,7 +107,7 @@ def broadcast_global_variables(root_rank: int, model: keras.Model | None = None)
             "Keras keeps no list of global variables: call broadcast_global_variables(root_rank, model), or give "
             "hvd.callbacks.BroadcastGlobalVariablesCallback(root_rank) to fit()"
         )
-    check_keras_3(model, "broadcast_global_variables")
+    check(model, "broadcast_global_variables")
     if not model.built:
         raise ValueError(f"{model.name} has no variables yet: build it, or call it once, on all ranks")
     broadcast_variables(variables_of(model), root_rank)
@@ -115,14 +116,13 @@ def broadcast_global_variables(root_rank: int, model: keras.Model | None = None)
 def broadcast_variables(variables: Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set) -> None:
     """Give all ranks the values of one rank's variables, in one operation."""
     variables = list(variables)
-    values = [_array(variable) for variable in variables]
+    values = objects.read(variables)
     results = _arrays.broadcast(values, root_rank, "variables", process_set)
-    for variable, value, result in zip(variables, values, results, strict=True):
-        if not np.array_equal(value, result):
-            variable.assign(result)
+    changed = [i for i, result in enumerate(results) if not np.array_equal(values[i], result)]
+    objects.write([variables[i] for i in changed], [results[i] for i in changed])
 
 
-def variables_of(model: keras.Model, local: Iterable[Any] = ()) -> list[Any]:
+def variables_of(model: Any, local: Iterable[Any] = ()) -> list[Any]:
     """Return the weights of a model and the variables of its optimizer.
 
     Args:
@@ -132,16 +132,13 @@ def variables_of(model: keras.Model, local: Iterable[Any] = ()) -> list[Any]:
     left_out = {id(variable) for variable in local}
     weights = [weight for weight in model.weights if id(weight) not in left_out]
     optimizer = getattr(model, "optimizer", None)
-    if optimizer is None or not optimizer.built:
+    if optimizer is None or not objects.is_built(optimizer):
         return weights
-    # Keras names these variables after those of the model. One path may be the beginning of another.
-    paths = {f"{v.path.replace('/', '_')}_": id(v) in left_out for v in model.trainable_variables}
-
-    def is_local(slot: Any) -> bool:
-        owners = [path for path in paths if slot.name.startswith(path)]
-        return bool(owners) and paths[max(owners, key=len)]
-
-    return [*weights, *(slot for slot in optimizer.variables if not is_local(slot))]
+    slots = objects.variables_of(optimizer)
+    if left_out:
+        trained = model.trainable_variables
+        slots = [slot for slot in slots if id(objects.owner(optimizer, slot, trained)) not in left_out]
+    return [*weights, *slots]
 
 
 def join() -> int:
@@ -160,13 +157,5 @@ def join() -> int:
     return last
 
 
-def _is_tensor(value: Any) -> bool:
-    return keras.ops.is_tensor(value) or isinstance(value, keras.Variable)
-
-
-def _array(value: Any) -> np.ndarray[Any, Any]:
-    return np.asarray(keras.ops.convert_to_numpy(value) if hasattr(value, "dtype") else value)
-
-
 def _like(value: Any, result: np.ndarray[Any, Any]) -> Any:
-    return keras.ops.convert_to_tensor(result) if _is_tensor(value) else result[()]
+    return objects.to_tensor(result) if objects.is_tensor(value) else result[()]

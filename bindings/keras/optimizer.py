@@ -2,95 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 import warnings
-from collections.abc import Callable, Sequence
 from typing import Any
-
-import keras
-from keras import ops
 
 from horovodlike import basics
 from horovodlike._arguments import check_compression, check_name, passes_per_step, predivide_factor, reduce_op
-from horovodlike.keras._gradients import Gradients, Groups, Local, Options
-from horovodlike.keras._legacy import check_keras_3
-from horovodlike.keras._loss_scaling import build, gradients_of, teach
+from horovodlike.keras._module import check, keras
+from horovodlike.keras._objects import objects
+from horovodlike.keras._options import Groups, Local, Options
 from horovodlike.process_set import ProcessSet, check_registered, global_process_set
 
 __all__ = ["DistributedOptimizer", "PartialDistributedOptimizer"]
 
 
-class _Registering:
-    """What wrapped optimizers have besides the methods of the optimizer."""
-
-    _wrap: Callable[[keras.Optimizer], keras.Optimizer]
-
-    def register_local_var(self, var: Any) -> None:
-        """Leave the gradient of a variable with its rank: it is not reduced.
-
-        Args:
-            var: A variable that the optimizer trains, before the first step.
-        """
-        gradients = gradients_of(self)
-        assert gradients is not None
-        gradients.register_local(var)
-
-    # Keras writes the class of an optimizer into a saved model, and asks for it by this name. It gets that of the
-    # optimizer that was wrapped, so the model can be loaded where there is no horovodlike.
-    @property  # type: ignore[misc]  # it is not to be written to
-    def __class__(self) -> Any:
-        return type(self).__bases__[1]
-
-    @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
-        """Make an optimizer from what `get_config` returned, and wrap it in the same way."""
-        wrapped: Any = cls.__bases__[1]
-        return cls._wrap(wrapped.from_config(config, custom_objects=custom_objects))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _reduced(self)
-
-
-class _Distributed(_Registering):
-    """What `DistributedOptimizer` puts in front of the class of the optimizer that it wraps."""
-
-    _distributed_gradients: Gradients
-
-    def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
-        """Reduce the gradients over the ranks, and do what the wrapped optimizer does with them.
-
-        Raises:
-            HorovodInternalError: A reduction failed, on the torch backend.
-            tf.errors.OpError: A reduction failed, or the step is being compiled with XLA, on the TensorFlow backend.
-        """
-        gradients = self._distributed_gradients
-        grads = list(grads)
-        if gradients.is_done or not grads:
-            self._apply_reduced(grads, trainable_variables)
-            return
-        variables = build(self, trainable_variables)
-        gradients.apply(grads, variables, lambda reduced: self._apply_reduced(reduced, variables))
-
-    def _apply_reduced(self, grads: list[Any], variables: Sequence[Any] | None) -> None:
-        passes = self._distributed_gradients.options.backward_passes_per_step
-        if passes > 1:
-            self._iterations.assign_add(passes - 1)  # type: ignore[attr-defined]
-        super().apply(grads, variables)  # type: ignore[misc]
-
-    @property
-    def iterations(self) -> Any:
-        """How many steps have been made. Learning rate schedules are given how many passes."""
-        passes = self._distributed_gradients.options.backward_passes_per_step
-        iterations = super().iterations  # type: ignore[misc]
-        return iterations if passes == 1 else ops.floor_divide(iterations, passes)
-
-
-class _DistributedLossScale(_Registering):
-    """What stands in front of the class of a LossScaleOptimizer, whose inner optimizer is a distributed one."""
-
-
 def DistributedOptimizer(
-    optimizer: keras.Optimizer | str,
+    optimizer: Any,
     name: str | None = None,
     device_dense: str = "",
     device_sparse: str = "",
@@ -104,7 +30,7 @@ def DistributedOptimizer(
     groups: Groups = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
-) -> keras.Optimizer:
+) -> Any:
     """Wrap an optimizer so that it steps with gradients reduced over all ranks.
 
     The result is of a subclass of the optimizer's class, shares its variables, and replaces it: in `compile()`, or
@@ -147,7 +73,7 @@ def DistributedOptimizer(
     Raises:
         NotImplementedError: Keras uses a backend other than "tensorflow" and "torch".
         ValueError: An argument cannot be used.
-        TypeError: The optimizer is of tf_keras.
+        TypeError: The optimizer is of tf_keras, and this process uses Keras 3; or the other way round.
     """
     del device_dense, device_sparse
     options = Options(
@@ -166,7 +92,7 @@ def DistributedOptimizer(
 
 
 def PartialDistributedOptimizer(
-    optimizer: keras.Optimizer | str,
+    optimizer: Any,
     name: str | None = None,
     device_dense: str = "",
     device_sparse: str = "",
@@ -179,9 +105,9 @@ def PartialDistributedOptimizer(
     num_groups: int = 0,
     groups: Groups = None,
     process_set: ProcessSet = global_process_set,
-    local_layers: keras.layers.Layer | Sequence[keras.layers.Layer] | None = None,
+    local_layers: Any = None,
     scale_local_gradients: bool = True,
-) -> keras.Optimizer:
+) -> Any:
     """Do what `DistributedOptimizer` does, but leave the gradients of some layers with their rank.
 
     `local_layers` is a layer or several, whose variables may then have different values on each rank. They need not be
@@ -190,15 +116,15 @@ def PartialDistributedOptimizer(
     Raises:
         NotImplementedError: Keras uses a backend other than "tensorflow" and "torch".
         ValueError: An argument cannot be used, or one of `local_layers` is no layer.
-        TypeError: The optimizer or a layer is of tf_keras.
+        TypeError: The optimizer or a layer is of tf_keras, and this process uses Keras 3; or the other way round.
     """
     del device_dense, device_sparse
     if local_layers is None:
         local_layers = []
-    check_keras_3(local_layers, "PartialDistributedOptimizer")
+    check(local_layers, "PartialDistributedOptimizer")
     layers = [local_layers] if isinstance(local_layers, keras.layers.Layer) else list(local_layers)
     for layer in layers:
-        check_keras_3(layer, "PartialDistributedOptimizer")
+        check(layer, "PartialDistributedOptimizer")
     if not all(isinstance(layer, keras.layers.Layer) for layer in layers):
         raise ValueError(f"All local layers must be of keras.layers.Layer type, got {layers!r}")
     options = Options(
@@ -216,65 +142,11 @@ def PartialDistributedOptimizer(
     return _wrapped(optimizer, options, Local(layers))
 
 
-def _wrapped(optimizer: keras.Optimizer | str, options: Options, local: Local) -> keras.Optimizer:
-    check_keras_3(optimizer, "DistributedOptimizer")
+def _wrapped(optimizer: Any, options: Options, local: Local) -> Any:
+    check(optimizer, "DistributedOptimizer")
     optimizer = keras.optimizers.get(optimizer)
     _check(optimizer, options)
-    teach()
-    _teach_to_copy()
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        wrapper: type = _DistributedLossScale
-        added = {"inner_optimizer": _wrapped(optimizer.inner_optimizer, options, local)}
-    else:
-        wrapper = _Distributed
-        added = {"_distributed_gradients": Gradients(options, optimizer._var_key, local)}
-    base = type(optimizer)
-
-    def wrap(other: keras.Optimizer) -> keras.Optimizer:
-        return _wrapped(other, options, local)
-
-    namespace = {"__module__": base.__module__, "__doc__": base.__doc__, "_wrap": staticmethod(wrap)}
-    cls: Any = type(base.__name__, (wrapper, base), namespace)
-    result = cls.__new__(cls)
-    # The same variables and lists of them, so that nothing of its state is lost.
-    vars(result).update(vars(optimizer))
-    vars(result).update(added)
-    return result
-
-
-def _reduced(optimizer: keras.Optimizer) -> tuple[Any, ...]:
-    """Return how to make a copy, for `pickle` and `copy`: what Keras makes of the wrapped optimizer, wrapped again."""
-    gradients = gradients_of(optimizer)
-    assert gradients is not None
-    return _wrapped_copy, (*_unwrapped(optimizer).__reduce__(), gradients.options, gradients.local)
-
-
-def _wrapped_copy(make: Callable[..., Any], arguments: Any, options: Options, local: Local) -> keras.Optimizer:
-    return _wrapped(make(*arguments), options, local)
-
-
-def _unwrapped(optimizer: keras.Optimizer) -> keras.Optimizer:
-    """Return an optimizer of the class that was wrapped, with the same variables."""
-    plain_class = optimizer.__class__
-    plain = plain_class.__new__(plain_class)
-    vars(plain).update(vars(optimizer))
-    if isinstance(plain, keras.optimizers.LossScaleOptimizer):
-        vars(plain)["inner_optimizer"] = _unwrapped(plain.inner_optimizer)
-    else:
-        del vars(plain)["_distributed_gradients"]
-    return plain
-
-
-@functools.lru_cache(maxsize=1)
-def _teach_to_copy() -> None:
-    """Have LossScaleOptimizer know of copies, if the optimizer inside is distributed."""
-    reduce = keras.optimizers.LossScaleOptimizer.__reduce__
-
-    @functools.wraps(reduce)
-    def reduce_either(self: Any) -> Any:
-        return reduce(self) if gradients_of(self) is None else _reduced(self)
-
-    keras.optimizers.LossScaleOptimizer.__reduce__ = reduce_either
+    return objects.wrapped(optimizer, options, local)
 
 
 def _one_of(num_groups: int, groups: Groups) -> Groups:
@@ -283,8 +155,8 @@ def _one_of(num_groups: int, groups: Groups) -> Groups:
     return num_groups if groups is None and num_groups else groups
 
 
-def _check(optimizer: keras.Optimizer, options: Options) -> None:
-    if gradients_of(optimizer) is not None:
+def _check(optimizer: Any, options: Options) -> None:
+    if objects.gradients_of(optimizer) is not None:
         raise ValueError(f"{optimizer.name} is distributed already: wrap an optimizer once")
     if options.op not in (basics.Average, basics.Sum):
         raise ValueError(f"op currently only supports Average and Sum, got {options.op!r}")
@@ -314,5 +186,5 @@ def _check_groups(groups: Groups, optimizer: keras.Optimizer) -> None:
     members = [member for group in groups for member in group]
     if not all(hasattr(member, "assign") for member in members):
         raise ValueError("groups must be made of variables")
-    if len({optimizer._var_key(member) for member in members}) < len(members):
+    if len({id(member) for member in members}) < len(members):
         raise ValueError("a variable can be in one group only")

@@ -6,9 +6,8 @@ from collections.abc import Iterable, Mapping
 from os import PathLike
 from typing import Any
 
-import keras
-
-from horovodlike.keras._loss_scaling import gradients_of
+from horovodlike.keras._module import keras
+from horovodlike.keras._objects import objects
 from horovodlike.keras.optimizer import DistributedOptimizer
 
 __all__ = ["load_model"]
@@ -16,12 +15,12 @@ __all__ = ["load_model"]
 
 def load_model(
     filepath: str | PathLike[str],
-    custom_optimizers: Iterable[type[keras.Optimizer]] | None = None,
+    custom_optimizers: Iterable[type] | None = None,
     custom_objects: Mapping[str, Any] | None = None,
     compression: Any = None,
     legacy_opts: bool = False,
     **options: Any,
-) -> keras.Model:
+) -> Any:
     """Load a model as `keras.saving.load_model` does, and wrap its optimizer, whose state it keeps.
 
     Args:
@@ -40,9 +39,9 @@ def load_model(
         ValueError: Keras cannot load the file.
     """
     del legacy_opts
-    objects = {cls.__name__: cls for cls in custom_optimizers or ()} | dict(custom_objects or {})
-    model = keras.saving.load_model(filepath, custom_objects=objects)
+    known = {cls.__name__: cls for cls in custom_optimizers or ()} | dict(custom_objects or {})
+    model = keras.saving.load_model(filepath, custom_objects=known)
     optimizer = getattr(model, "optimizer", None)
-    if optimizer is not None and gradients_of(optimizer) is None:
+    if optimizer is not None and objects.gradients_of(optimizer) is None:
         model.optimizer = DistributedOptimizer(optimizer, compression=compression, **options)
     return model

@@ -47,7 +47,7 @@ class LocalGradientAggregationHelper:
         self._sparse_as_dense = sparse_as_dense
         self._average = average_aggregated_gradients
         self._counter: Any = None
-        self._is_last: Any = None  # what the last compute_gradients() has found, in the same graph
+        self.is_last: Any = None  # what the last compute_gradients() has found, in the same graph
         self._sums: dict[int, Any] = {}  # by the place of the gradient; of those that there have been so far
 
     def compute_gradients(self, grads: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
@@ -70,44 +70,54 @@ class LocalGradientAggregationHelper:
         added = [self._sums[i].assign_add(grads[i]) for i in present]
         summed = sorted(self._sums)
         with tf.control_dependencies([*added, self._counter.assign_add(1)]):
-            self._is_last = tf.equal(self._counter.read_value(), self.backward_passes_per_step)
+            self.is_last = tf.equal(self._counter.read_value(), self.backward_passes_per_step)
 
             def reduced() -> list[Any]:
                 factor = 1.0 / self.backward_passes_per_step if self._average else 1.0
                 totals = [self._sums[i] for i in summed]
                 sums = [total.read_value() * tf.cast(factor, total.dtype) for total in totals]
-                return [tf.convert_to_tensor(one) for one in self._reduce(sums, [variables[i] for i in summed])]
+                results = [tf.convert_to_tensor(one) for one in self._reduce(sums, [variables[i] for i in summed])]
+                # Here, since loss scaling may leave out what comes after it.
+                with tf.control_dependencies([*sums, *results]), tf.control_dependencies(self._zero()):
+                    return [tf.identity(result) for result in results]
 
             def own() -> list[Any]:
                 return [tf.zeros_like(self._sums[i]) if grads[i] is None else tf.identity(grads[i]) for i in summed]
 
-            passed_on = tf.cond(self._is_last, reduced, own)
+            passed_on = tf.cond(self.is_last, reduced, own)
         results: list[Any] = [None] * len(grads)
         for i, gradient in zip(summed, passed_on, strict=True):
             results[i] = gradient
         return results
 
+    def _zero(self) -> list[Any]:
+        sums = [total.assign(tf.zeros_like(total)) for total in self._sums.values()]
+        return [] if self._counter is None else [self._counter.assign(0), *sums]
+
+    def forget(self) -> None:
+        """Begin a step anew: drop what has been summed up."""
+        self._zero()
+
     def apply_gradients(self, apply_grads_closure: Callable[[], Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call the closure in the last pass of a step, and begin anew; else count the optimizer's iterations on.
+        """Call the closure in the last pass of a step; else count the optimizer's iterations on.
 
         To be called after `compute_gradients`.
         """
         del args
         if self.backward_passes_per_step == 1:
             return apply_grads_closure()
-        assert self._is_last is not None, "compute_gradients() comes first"
+        assert self.is_last is not None, "compute_gradients() comes first"
 
         def step() -> Any:
             operation = apply_grads_closure()
             with tf.control_dependencies([] if tf.executing_eagerly() or operation is None else [operation]):
-                zeros = [total.assign(tf.zeros_like(total)) for total in self._sums.values()]
-                return tf.group(self._counter.assign(0), *zeros)
+                return tf.group()
 
         def wait() -> Any:
             global_step = kwargs.get("global_step", getattr(optimizer, "iterations", None))
             return tf.group() if global_step is None else tf.group(global_step.assign_add(1))
 
-        return tf.cond(self._is_last, step, wait)
+        return tf.cond(self.is_last, step, wait)
 
     def _dense(self, gradient: Any) -> Any:
         if not isinstance(gradient, tf.IndexedSlices):

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from horovodlike.basics import Sum
-from horovodlike.keras._legacy import check_keras_3_is_used
+from horovodlike.keras._module import is_tf_keras, keras
 from horovodlike.process_set import ProcessSet, global_process_set, registered_of
 from horovodlike.tensorflow._calls import outermost
 from horovodlike.tensorflow.mpi_ops import allreduce, grouped_allreduce
@@ -31,15 +30,15 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
 
     Raises:
         ValueError: `fused` is True or None, or Keras does not run on TensorFlow.
-        TypeError: `tf.keras` is tf_keras (Keras 2), whose models cannot have this layer.
     """
 
     def __init__(self, fused: bool = False, process_set: ProcessSet = global_process_set, **kwargs: Any) -> None:
         if fused in (True, None):
             raise ValueError("SyncBatchNormalization does not support fused=True.")
-        check_keras_3_is_used("SyncBatchNormalization")
         if keras.backend.backend() != "tensorflow":
             raise ValueError(f"SyncBatchNormalization is for Keras on TensorFlow, not on {keras.backend.backend()}")
+        if is_tf_keras:
+            kwargs["fused"] = False
         super().__init__(**kwargs)
         self.process_set = process_set
 
@@ -60,29 +59,34 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
         layer: SyncBatchNormalization = super().from_config({**config, "process_set": process_set})
         return layer
 
-    def _moments(self, inputs: Any, mask: Any) -> tuple[Any, Any]:
+    # tf_keras hands over axes and keep_dims as well, and has a list of axes.
+    def _moments(self, inputs: Any, *args: Any, keep_dims: bool = False, mask: Any = None) -> tuple[Any, Any]:
+        if not is_tf_keras:
+            (mask,) = args
+        own = [self.axis] if isinstance(self.axis, int) else self.axis
+        rank = inputs.shape.rank
+        axes = [axis for axis in range(rank) if axis not in {one % rank for one in own}]
         # A name scope instead of those that Keras has around this, which TensorFlow would put into the names of the
         # gradients: see _name_now.
         with tf.name_scope("SyncBatchNormalization/"):
-            return self._moments_of_all(inputs, mask)
+            mean, variance = self._moments_of_all(inputs, axes, mask)
+        return (mean, variance) if keep_dims else (tf.squeeze(mean, axes), tf.squeeze(variance, axes))
 
-    def _moments_of_all(self, inputs: Any, mask: Any) -> tuple[Any, Any]:
-        axes = self._reduction_axes
-        weights = tf.ones_like(inputs[..., :1] if self.axis in (-1, inputs.shape.rank - 1) else inputs)
+    def _moments_of_all(self, inputs: Any, axes: list[int], mask: Any) -> tuple[Any, Any]:
+        """Return mean and variance, with 1 for each of the axes that they are over."""
+        weights = tf.ones_like(inputs[..., :1] if inputs.shape.rank - 1 not in axes else inputs)
         if mask is not None:
             weights *= tf.cast(mask, inputs.dtype)[..., tf.newaxis]
         total, count = grouped_allreduce(
-            [tf.reduce_sum(inputs * weights, axes), tf.reduce_sum(weights, axes)],
+            [tf.reduce_sum(inputs * weights, axes, True), tf.reduce_sum(weights, axes, True)],
             op=Sum,
             name=self._name_now("sum"),
             process_set=self.process_set,
         )
         count = tf.maximum(count, 1.0)  # no rank may have a sample
         mean = total / count
-        shape = [1] * inputs.shape.rank
-        shape[self.axis] = -1
         # Around the mean of all, because the difference of two large numbers would lose digits.
-        squares = tf.reduce_sum(weights * tf.square(inputs - tf.reshape(mean, shape)), axes)
+        squares = tf.reduce_sum(weights * tf.square(inputs - mean), axes, True)
         squares = allreduce(squares, op=Sum, name=self._name_now("squares"), process_set=self.process_set)
         return mean, squares / count
 

@@ -1,4 +1,4 @@
-"""Ranks that use one of Keras's backends.
+"""Ranks that use one of Keras's backends, or tf_keras.
 
 The test process itself does not import Keras: it can do so with one backend only, and other tests want another.
 """
@@ -17,7 +17,9 @@ MODULES = ("horovodlike.keras",)
 
 
 def _settings(backend: str) -> dict[str, str]:
-    return {"KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
+    """`backend` is one of Keras 3's, or "tf_keras", which is Keras 2."""
+    of_keras = {"TF_USE_LEGACY_KERAS": "1"} if backend == "tf_keras" else {"KERAS_BACKEND": backend}
+    return {**of_keras, "TF_CPP_MIN_LOG_LEVEL": "2", "CUDA_VISIBLE_DEVICES": ""}
 
 
 @pytest.fixture(scope="session")

@@ -5,9 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+# Keras 3 on its backends, and Keras 2.
+KERAS = pytest.mark.parametrize(
+    "backend", ("tensorflow", "tf_keras", pytest.param("torch", marks=pytest.mark.thorough)), indirect=True
+)
+
 
 def _model(seed, optimizer, layers=None, **options):
-    import keras
+    from horovodlike.keras._module import keras
 
     keras.utils.set_random_seed(seed)
     model = keras.Sequential(layers or [keras.Input((4,)), keras.layers.Dense(3)])
@@ -32,7 +37,7 @@ class _Watching:
     """Makes a callback that notes something at the end of each batch."""
 
     def __new__(cls, look):
-        import keras
+        from horovodlike.keras._module import keras
 
         class Watching(keras.callbacks.Callback):
             def __init__(self):
@@ -46,9 +51,8 @@ class _Watching:
 
 
 def _broadcast():
-    import keras
-
     import horovodlike.keras as hvd
+    from horovodlike.keras._module import keras
 
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9))
     model = _model(hvd.rank(), optimizer)
@@ -84,14 +88,14 @@ def _broadcast():
 
 
 @pytest.mark.slow
+@KERAS
 def test_broadcast(keras_ranks):
     keras_ranks(2).run(_broadcast)
 
 
 def _metrics():
-    import keras
-
     import horovodlike.keras as hvd
+    from horovodlike.keras._module import keras
 
     callback = hvd.callbacks.MetricAverageCallback()
     logs = {"loss": 1.0 + hvd.rank(), "accuracy": float(hvd.rank())}
@@ -109,20 +113,20 @@ def _metrics():
     assert len(set(hvd.allgather(np.array(history.history["val_loss"])))) == 1
 
 
+@KERAS
 def test_metric_average(keras_ranks):
     keras_ranks(2).run(_metrics)
 
 
 def _rate(model):
-    import keras
+    from horovodlike.keras._module import keras
 
     return float(keras.ops.convert_to_numpy(model.optimizer.learning_rate))
 
 
 def _schedule():
-    import keras
-
     import horovodlike.keras as hvd
+    from horovodlike.keras._module import keras
 
     def rates(callbacks, epochs=4, optimizer=None):
         model = _model(0, hvd.DistributedOptimizer(optimizer or keras.optimizers.SGD(0.5)))
@@ -161,9 +165,8 @@ def _schedule():
 
 def _momentum_correction(correct):
     """Make two steps at 0.5 and one at 0.05; return where momentum alone would take the variable."""
-    import keras
-
     import horovodlike.keras as hvd
+    from horovodlike.keras._module import keras
 
     model = _model(0, hvd.DistributedOptimizer(keras.optimizers.SGD(0.5, momentum=0.5)))
     callback = hvd.callbacks.LearningRateScheduleCallback(0.5, 0.1, momentum_correction=correct)
@@ -173,7 +176,7 @@ def _momentum_correction(correct):
 
 def _momenta():
     """In proportion to the learning rate: what SGD has that multiplies its momenta by it only when it uses them."""
-    import keras
+    from horovodlike.keras._module import keras
 
     layers = _model(0, "sgd")
     weights, momenta = layers.get_weights(), None
@@ -207,6 +210,7 @@ def _momenta():
 
 
 @pytest.mark.slow
+@KERAS
 def test_learning_rates(keras_ranks):
     pool = keras_ranks(2)
     pool.run(_schedule)
@@ -217,9 +221,8 @@ def test_learning_rates(keras_ranks):
 
 def _uneven(batches, validation):
     """Rank r trains on the first batches[r] of the same batches in each of two epochs."""
-    import keras
-
     import horovodlike.keras as hvd
+    from horovodlike.keras._module import keras
 
     rank = hvd.rank()
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9))
@@ -255,9 +258,8 @@ def _uneven(batches, validation):
 
 def _short_batches():
     """The last batch of rank 1 is short: its gradient counts as much as that of rank 0."""
-    import keras
-
     import horovodlike.keras as hvd
+    from horovodlike.keras._module import keras
 
     model = _model(0, hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)))
     x, y = (array[: 8 - hvd.rank()] for array in _data(8))
@@ -271,6 +273,7 @@ def _short_batches():
         np.testing.assert_allclose(mine, theirs, rtol=1e-5)
 
 
+@KERAS
 def test_uneven_data(keras_ranks):
     keras_ranks(2).run(_uneven, (2, 4), True)
     keras_ranks(2).run(_uneven, (3, 1), False)
@@ -278,9 +281,8 @@ def test_uneven_data(keras_ranks):
 
 
 def _checkpoint(folder):
-    import keras
-
     import horovodlike.keras as hvd
+    from horovodlike.keras._module import keras
 
     model = _model(0, hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)))
     checkpoint = hvd.callbacks.BestModelCheckpoint(monitor="loss")
@@ -294,5 +296,6 @@ def _checkpoint(folder):
     assert best.evaluate(x, y, verbose=0) < checkpoint.best
 
 
+@KERAS
 def test_best_model_checkpoint(keras_ranks, tmp_path):
     keras_ranks(2).run(_checkpoint, str(tmp_path))

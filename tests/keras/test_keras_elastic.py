@@ -8,11 +8,15 @@ import signal
 import numpy as np
 import pytest
 
+# Keras 3 on its backends, and Keras 2.
+KERAS = pytest.mark.parametrize(
+    "backend", ("tensorflow", "tf_keras", pytest.param("torch", marks=pytest.mark.thorough)), indirect=True
+)
+
 
 def _model(seed=1, steps=1, **options):
-    import keras
-
     import horovodlike.keras as hvd
+    from horovodlike.keras._module import keras
 
     keras.utils.set_random_seed(seed)
     layers = [keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dropout(0.5), keras.layers.BatchNormalization()]
@@ -29,7 +33,7 @@ def _data(batches, rows=4):
 
 
 def _values(state):
-    import keras
+    from horovodlike.keras._module import keras
 
     variables = [*state.model.variables, *state.optimizer.variables]
     return [keras.ops.convert_to_numpy(variable).copy() for variable in variables]
@@ -40,9 +44,8 @@ def _equal(one, other):
 
 
 def _saves_and_synchronizes():
-    import keras
-
     import horovodlike.keras as hvd
+    from horovodlike.keras._module import keras
 
     model = _model(seed=hvd.rank() + 1, run_eagerly=True)
     state = hvd.elastic.KerasState(model, epoch=0, seen=[])
@@ -88,6 +91,7 @@ def _saves_and_synchronizes():
         hvd.elastic.CommitStateCallback(state, batches_per_commit=0)
 
 
+@KERAS
 def test_a_state_is_saved_restored_and_synchronized(keras_ranks):
     keras_ranks(2).run(_saves_and_synchronizes)
 
@@ -106,6 +110,7 @@ def _persists(path):
     assert _equal(_values(resumed), _values(state))
 
 
+@KERAS
 def test_a_state_resumes_from_disk(keras_ranks, tmp_path):
     keras_ranks(1).run(_persists, str(tmp_path / "state"))
 
@@ -153,6 +158,7 @@ def _callbacks(order, batches_per_commit):
 
 
 @pytest.mark.parametrize("order", (("commit", "batch", "epoch"), ("epoch", "batch", "commit")))
+@KERAS
 def test_an_interrupted_fit_goes_on_where_it_was(keras_ranks, order):
     trained, committed = keras_ranks(1).run(_callbacks, order, 2)[0]
     assert trained == [(epoch, batch) for epoch in range(3) for batch in range(5)], "each batch once, none lost"
@@ -161,10 +167,9 @@ def test_an_interrupted_fit_goes_on_where_it_was(keras_ranks, order):
 
 def _lives(victim, jobs, ranks_in):
     """Train the same compiled model in one job after the other."""
-    import keras
-
     import horovodlike.keras as hvd
     from horovodlike import basics
+    from horovodlike.keras._module import keras
 
     basics.is_elastic = lambda: True  # as a driver would have it
     model = _model(seed=1, steps=2, jit_compile=False)

@@ -5,16 +5,15 @@
 Keras has to use its TensorFlow backend, as it does if nothing else is said.
 """
 
-import keras
-
 from horovodlike.keras import *  # noqa: F403
 from horovodlike.keras import __all__ as __all__
 from horovodlike.keras import __getattr__ as __getattr__
+from horovodlike.keras import _module as _module
 from horovodlike.keras import callbacks as callbacks
 from horovodlike.keras import elastic as elastic
 
-if keras.backend.backend() != "tensorflow":
+if _module.keras.backend.backend() != "tensorflow":
     raise ImportError(
-        f"horovodlike.tensorflow.keras is for Keras on TensorFlow, and Keras uses {keras.backend.backend()!r}: import "
-        "horovodlike.keras, or set KERAS_BACKEND=tensorflow"
+        "horovodlike.tensorflow.keras is for Keras on TensorFlow, and Keras uses "
+        f"{_module.keras.backend.backend()!r}: import horovodlike.keras, or set KERAS_BACKEND=tensorflow"
     )

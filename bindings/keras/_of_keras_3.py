@@ -1,0 +1,202 @@
+"""Variables, models and optimizers of Keras 3: see `_objects.Objects`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import keras
+import numpy as np
+from keras import ops
+
+from horovodlike.keras._gradients import Gradients
+from horovodlike.keras._loss_scaling import build as built_variables
+from horovodlike.keras._loss_scaling import gradients_of, teach
+from horovodlike.keras._options import Local, Options
+from horovodlike.keras._wrapping import Wrapped, subclassed, wrapped_copy
+
+__all__ = ["gradients_of", "wrapped"]
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether a value is a tensor or a variable."""
+    return keras.ops.is_tensor(value) or isinstance(value, keras.Variable)
+
+
+def to_tensor(value: Any) -> Any:
+    """Return an array as a tensor of the backend's."""
+    return ops.convert_to_tensor(value)
+
+
+def to_numpy(value: Any) -> np.ndarray[Any, Any]:
+    """Return a tensor, a variable or a number as an array."""
+    return np.asarray(ops.convert_to_numpy(value) if hasattr(value, "dtype") else value)
+
+
+def read(variables: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
+    """Return the values of variables."""
+    return [to_numpy(variable) for variable in variables]
+
+
+def write(variables: Sequence[Any], values: Sequence[np.ndarray[Any, Any]]) -> None:
+    """Set variables to these values."""
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
+
+
+def is_built(optimizer: keras.Optimizer) -> bool:
+    """Whether an optimizer has the variables that it keeps for each of the model's."""
+    return bool(optimizer.built)
+
+
+def build(optimizer: keras.Optimizer, variables: Sequence[Any]) -> None:
+    """Have an optimizer make these variables, if it has not."""
+    if not optimizer.built:
+        optimizer.build(variables)
+
+
+def variables_of(optimizer: keras.Optimizer) -> list[Any]:
+    """Return the variables of an optimizer."""
+    return list(optimizer.variables)
+
+
+def owner(optimizer: keras.Optimizer, slot: Any, variables: Sequence[Any]) -> Any:
+    """Return the variable for which an optimizer keeps one of its own: Keras names the one after the other."""
+    # One path may be the beginning of another.
+    paths = {f"{variable.path.replace('/', '_')}_": variable for variable in variables}
+    owners = [path for path in paths if slot.name.startswith(path)]
+    return paths[max(owners, key=len)] if owners else None
+
+
+def innermost(optimizer: keras.Optimizer) -> keras.Optimizer:
+    """Return the optimizer that trains, which loss scaling has inside."""
+    return optimizer.inner_optimizer if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) else optimizer
+
+
+def schedule_of(optimizer: keras.Optimizer) -> Any:
+    """Return what sets the learning rate; None if it is a number that can be set."""
+    rate = getattr(innermost(optimizer), "_learning_rate", "nothing")
+    return None if isinstance(rate, keras.Variable) else rate
+
+
+def momenta(optimizer: keras.Optimizer, variables: Sequence[Any]) -> list[Any] | None:
+    """Return the variables of a built optimizer that hold momenta; None if they cannot be found."""
+    found = getattr(optimizer, "momentums", None) or getattr(optimizer, "_momentums", None)
+    return None if found is None else [momentum for momentum in found if momentum is not None]
+
+
+def forget_fit(model: keras.Model) -> None:
+    """Drop what Keras has kept of a `fit()` that was left: the iterator over the validation data of the job before."""
+    model._eval_epoch_iterator = None
+
+
+class _Wrapped(Wrapped):
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
+        """Make an optimizer from what `get_config` returned, and wrap it in the same way.
+
+        Raises:
+            ValueError: The configuration is one of Keras 2, or has something else that Keras does not know.
+        """
+        if "lr" in config:
+            raise ValueError(f"{cls.__name__} of Keras 3 takes no lr={config['lr']!r}: use learning_rate")
+        return super().from_config(config, custom_objects)
+
+    @property
+    def lr(self) -> NoReturn:
+        """Not in Keras 3, where a script of Keras 2 would set an attribute that nothing reads.
+
+        Raises:
+            AttributeError: Always.
+        """
+        raise AttributeError(f"{type(self).__name__} of Keras 3 has no attribute 'lr': use learning_rate")
+
+    @lr.setter
+    def lr(self, value: Any) -> None:
+        raise AttributeError(
+            f"{type(self).__name__} of Keras 3 has no attribute 'lr' to set to {value!r}: use learning_rate"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _reduced(self)
+
+
+class _Distributed(_Wrapped):
+    """What `DistributedOptimizer` puts in front of the class of the optimizer that it wraps."""
+
+    _distributed_gradients: Gradients
+
+    def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
+        """Reduce the gradients over the ranks, and do what the wrapped optimizer does with them.
+
+        Raises:
+            HorovodInternalError: A reduction failed, on the torch backend.
+            tf.errors.OpError: A reduction failed, or the step is being compiled with XLA, on the TensorFlow backend.
+        """
+        gradients = self._distributed_gradients
+        grads = list(grads)
+        if gradients.is_done or not grads:
+            self._apply_reduced(grads, trainable_variables)
+            return
+        variables = built_variables(self, trainable_variables)
+        gradients.apply(grads, variables, lambda reduced: self._apply_reduced(reduced, variables))
+
+    def _apply_reduced(self, grads: list[Any], variables: Sequence[Any] | None) -> None:
+        passes = self._distributed_gradients.options.backward_passes_per_step
+        if passes > 1:
+            self._iterations.assign_add(passes - 1)  # type: ignore[attr-defined]
+        super().apply(grads, variables)  # type: ignore[misc]
+
+    @property
+    def iterations(self) -> Any:
+        """How many steps have been made. Learning rate schedules are given how many passes."""
+        passes = self._distributed_gradients.options.backward_passes_per_step
+        iterations = super().iterations  # type: ignore[misc]
+        return iterations if passes == 1 else ops.floor_divide(iterations, passes)
+
+
+class _DistributedLossScale(_Wrapped):
+    """What stands in front of the class of a LossScaleOptimizer, whose inner optimizer is a distributed one."""
+
+
+def wrapped(optimizer: keras.Optimizer, options: Options, local: Local) -> keras.Optimizer:
+    """Return an optimizer that does the same, with reduced gradients."""
+    teach()
+    _teach_to_copy()
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        added = {"inner_optimizer": wrapped(optimizer.inner_optimizer, options, local)}
+        return subclassed(optimizer, _DistributedLossScale, added, options, local)
+    gradients = Gradients(options, optimizer._var_key, local)
+    return subclassed(optimizer, _Distributed, {"_distributed_gradients": gradients}, options, local)
+
+
+def _reduced(optimizer: keras.Optimizer) -> tuple[Any, ...]:
+    """Return how to make a copy, for `pickle` and `copy`: what Keras makes of the wrapped optimizer, wrapped again."""
+    gradients = gradients_of(optimizer)
+    assert gradients is not None
+    return wrapped_copy, (*_unwrapped(optimizer).__reduce__(), gradients.options, gradients.local)
+
+
+def _unwrapped(optimizer: keras.Optimizer) -> keras.Optimizer:
+    """Return an optimizer of the class that was wrapped, with the same variables."""
+    plain_class = optimizer.__class__
+    plain = plain_class.__new__(plain_class)
+    vars(plain).update(vars(optimizer))
+    if isinstance(plain, keras.optimizers.LossScaleOptimizer):
+        vars(plain)["inner_optimizer"] = _unwrapped(plain.inner_optimizer)
+    else:
+        del vars(plain)["_distributed_gradients"]
+    return plain
+
+
+@functools.lru_cache(maxsize=1)
+def _teach_to_copy() -> None:
+    """Have LossScaleOptimizer know of copies, if the optimizer inside is distributed."""
+    reduce = keras.optimizers.LossScaleOptimizer.__reduce__
+
+    @functools.wraps(reduce)
+    def reduce_either(self: Any) -> Any:
+        return reduce(self) if gradients_of(self) is None else _reduced(self)
+
+    keras.optimizers.LossScaleOptimizer.__reduce__ = reduce_either

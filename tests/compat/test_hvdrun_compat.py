@@ -32,21 +32,27 @@ print("rank", hvd.rank(), "of", hvd.size(), "by", hvd.__name__)
 
 @pytest.mark.parametrize(
     "path",
-    [pytest.param(path, marks=pytest.mark.slow if path.stem == "plain" else pytest.mark.thorough) for path in SCRIPTS],
+    [
+        pytest.param(path, marks=pytest.mark.slow if path.stem in ("legacy_keras", "plain") else pytest.mark.thorough)
+        for path in SCRIPTS
+    ],
     ids=lambda path: path.stem,
 )
 def test_a_script_written_for_horovod_learns(run: Run, path: Path) -> None:
     text = path.read_text()
-    assert "import horovod.torch as hvd" in text and "horovodlike" not in text.lower()
-    done = run(*HVDRUN, "--compat", "-np", 2, "python", path)
+    assert (
+        re.search("^import horovod[.](torch|tensorflow.keras) as hvd$", text, re.MULTILINE)
+        and "horovodlike" not in text.lower()
+    )
+    done = run(*HVDRUN, "--compat", "-np", 2, "python", path, TF_USE_LEGACY_KERAS="1")
     assert done.returncode == 0, done.stdout + done.stderr
     [accuracy] = re.findall(r"^\[0\]<stdout>: final accuracy on 2 ranks: (0\.\d+|1\.0+)$", done.stdout, re.MULTILINE)
     assert float(accuracy) >= 0.92
     assert "[1]<stdout>" not in done.stdout, "only rank 0 prints"
 
 
-def test_there_are_three_scripts() -> None:
-    assert [path.stem for path in SCRIPTS] == ["accumulate", "amp", "plain"]
+def test_there_are_four_scripts() -> None:
+    assert [path.stem for path in SCRIPTS] == ["accumulate", "amp", "legacy_keras", "plain"]
 
 
 @pytest.mark.parametrize(

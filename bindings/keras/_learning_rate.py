@@ -118,7 +118,7 @@ class LearningRateScheduleCallback(OfSameKeras, keras.callbacks.Callback):
         momenta = objects.momenta(optimizer, self.model.trainable_variables)
         if momenta is None:
             raise ValueError(
-                f"{optimizer.name} has a momentum, but no variables that hold it, to correct: pass "
+                f"{type(optimizer).__name__} has a momentum, but no variables that hold it, to correct: pass "
                 "momentum_correction=False"
             )
         return momenta

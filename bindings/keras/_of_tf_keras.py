@@ -133,7 +133,8 @@ def schedule_of(optimizer: Any) -> Any:
 def momenta(optimizer: Any, variables: Sequence[Any]) -> list[Any] | None:
     """Return the variables of a built optimizer that hold momenta; None if they cannot be found."""
     if _is_legacy(optimizer):
-        if "momentum" not in optimizer.get_slot_names():
+        names = optimizer.get_slot_names()
+        if names and "momentum" not in names:
             return None
         slots = (_slot(optimizer, variable, "momentum") for variable in variables)
         return [slot for slot in slots if slot is not None]

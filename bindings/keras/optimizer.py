@@ -157,7 +157,7 @@ def _one_of(num_groups: int, groups: Groups) -> Groups:
 
 def _check(optimizer: Any, options: Options) -> None:
     if objects.gradients_of(optimizer) is not None:
-        raise ValueError(f"{optimizer.name} is distributed already: wrap an optimizer once")
+        raise ValueError(f"{type(optimizer).__name__} is distributed already: wrap an optimizer once")
     if options.op not in (basics.Average, basics.Sum):
         raise ValueError(f"op currently only supports Average and Sum, got {options.op!r}")
     predivide_factor(options.gradient_predivide_factor, options.op, "DistributedOptimizer")
@@ -167,7 +167,7 @@ def _check(optimizer: Any, options: Options) -> None:
     inner_steps = getattr(optimizer, "gradient_accumulation_steps", None)
     if options.backward_passes_per_step > 1 and inner_steps:
         raise ValueError(
-            f"{optimizer.name} has gradient_accumulation_steps={inner_steps}, which cannot be combined with "
+            f"{type(optimizer).__name__} has gradient_accumulation_steps={inner_steps}, which cannot be combined with "
             f"backward_passes_per_step={options.backward_passes_per_step}: leave one of them out"
         )
     check_registered(options.process_set)

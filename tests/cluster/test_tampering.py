@@ -17,7 +17,6 @@ from cluster.hosts import Cluster, Host, environment
 from cluster.jobs import HVDRUN
 from cluster.namespaces import wait_until
 from cluster.tamper_job import CANARY, NUMBER
-from horovodlike.config import SETTINGS
 
 pytestmark = pytest.mark.cluster
 

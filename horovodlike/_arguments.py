@@ -128,9 +128,7 @@ def predivide_factor(value: Any, op: int, operation: str) -> float:
     if chosen <= 0:
         raise ValueError(f"{operation}: gradient_predivide_factor must be > 0, got {value!r}")
     if chosen != 1.0 and op != ReduceOp.AVERAGE:
-        raise ValueError(
-            f"{operation}: gradient_predivide_factor works with op=Average only: not supported with op != Average"
-        )
+        raise ValueError(f"{operation}: gradient_predivide_factor not supported with op != Average, got {value!r}")
     return chosen
 
 

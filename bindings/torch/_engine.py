@@ -111,6 +111,7 @@ def _begin_anew(_: object) -> None:
     """Count from 0, and let go of what was in flight in the job before."""
     global _lost
     reset_names()
+    _mark_overwritten()
     _lost = frozenset(_in_flight)
     abandon(list(_lost), [])
 

@@ -306,7 +306,7 @@ class Reduction:
         self.count()
         changed = False
         try:
-            if self.communicates and self.slots:
+            if self.slots and self.communicates:
                 grad, version = self._first_seen
                 changed = self._submission.has_been_changed() or _version(grad) != version
                 with self._lock:

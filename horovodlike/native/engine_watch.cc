@@ -89,8 +89,7 @@ Status Engine::with_what_is_in_flight(const Status& reason) const {
   const std::vector<const Entry*> entries = in_flight();
   if (entries.empty()) return Status(reason.code(), std::move(text));
   // A report of several lines gets one more.
-  text += (text.find('\n') == std::string::npos ? ". " : "\n") + std::string("In flight on rank ") +
-          std::to_string(options_.rank) + ": ";
+  text += (text.find('\n') == std::string::npos ? ". " : "\n") + std::string("In flight here: ");
   const size_t num_named = std::min(entries.size(), kMaxNamed);
   for (size_t i = 0; i < num_named; ++i) {
     const Signature& signature = entries[i]->signature();

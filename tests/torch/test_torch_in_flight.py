@@ -173,9 +173,8 @@ def _gradients(change: str, overlaps: bool, options: dict[str, object]) -> None:
             optimizer.step()
         assert all(torch.equal(one, torch.full((WIDE,), -7.0)) for one in rubbish)
         if overlaps:
-            assert [str(one.message)[:40] for one in caught] == ["gradients have been changed between back"][
-                : 1 - hvd.rank()
-            ]
+            expected = ["gradients have been changed"] if hvd.rank() == 0 else []
+            assert [str(one.message)[:27] for one in caught] == expected
             if step == 0 and not options:
                 assert torch.allclose(model[0].bias.grad, bias_gradient * hvd.size())
     weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
@@ -188,7 +187,7 @@ def test_gradients(fresh_ranks, overlap):
     pool = fresh_ranks(2, {"HOROVODLIKE_OVERLAP": overlap})
     for change in GRADIENT_CHANGES:
         pool.run(_gradients, change, overlap == "always", {})
-    pool.run(_gradients, "data.clamp_", overlap == "always", {"groups": 1})
+    pool.run(_gradients, "data.clamp_", False, {"groups": 1})
     pool.run(_gradients, "set_", False, {"compression": hvd.Compression.fp16})
     if overlap == "always":
         pool.run(_resized_gradient)

@@ -238,7 +238,7 @@ TEST(the_error_of_a_broken_job_names_what_was_in_flight_on_each_rank) {
   }
   job.engine(0).memory()->break_job("rank 1 is lost");
   const std::string in_flight =
-      "rank 1 is lost. In flight on rank 0: allreduce of 't0', allreduce of 't1', allreduce of 't2', allreduce of "
+      "rank 1 is lost. In flight here: allreduce of 't0', allreduce of 't1', allreduce of 't2', allreduce of "
       "'t3', allreduce of 't4' and 3 more";
   for (const int64_t handle : handles) CHECK_EQ(job.wait(0, handle).message(), in_flight);
   CHECK_EQ(job.engine(0).job_status().message(), in_flight);

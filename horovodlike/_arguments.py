@@ -158,8 +158,8 @@ def passes_per_step(value: Any, operation: str) -> int:
     return passes
 
 
-def split_counts(values: Iterable[Any], size: int, operation: str) -> list[int]:
-    """Return how many rows of an alltoall go to each of so many ranks.
+def split_counts(values: Iterable[Any], size: int | None, operation: str) -> list[int]:
+    """Return how many rows of an alltoall go to each of so many ranks; None: their number is checked elsewhere.
 
     Raises:
         TypeError: They are no sequence.
@@ -168,7 +168,7 @@ def split_counts(values: Iterable[Any], size: int, operation: str) -> list[int]:
     if isinstance(values, (str, bytes)) or not hasattr(values, "__iter__"):
         raise TypeError(f"{operation}: splits must be a sequence of integers, one for each rank, got {_shown(values)}")
     counts = list(values)
-    if len(counts) != size:
+    if size is not None and len(counts) != size:
         raise ValueError(f"{operation}: {len(counts)} splits for {size} ranks")
     for place, count in enumerate(counts):
         if not _is_integer(count):

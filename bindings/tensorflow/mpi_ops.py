@@ -393,7 +393,7 @@ def alltoall(
     elif hasattr(splits, "dtype"):
         given = tf.convert_to_tensor(splits)
     else:
-        given = tf.constant(split_counts(splits, len(ranks_of(process_set)), label), tf.int64)
+        given = tf.constant(split_counts(splits, None, label), tf.int64)
     if given.dtype not in (tf.int32, tf.int64):
         raise ValueError(f"{label}: splits must be int32 or int64, not {given.dtype.name}")
     if splits is not None and given.shape == (0,):

@@ -75,8 +75,8 @@ def test_values_of_wrong_types_are_named(ranks: Callable[[int], RankPool]) -> No
         "splits": "TypeError: x: an argument must be an integer, got 2.0",
         "large split": "ValueError: x: an argument is out of range: 1180591620717411303424",
         "name": "TypeError: allreduce: name must be a string, got 7",
-        "object": "TypeError: horovodlike.object.0: root_rank must be an integer, got '0'",
+        "object": "TypeError: horovodlike.object.0: root_rank must be an integer, got '0' (str)",
         "removal": "TypeError: process_set must be a ProcessSet, got 1",
-        "broadcast None": "TypeError: broadcast: root_rank must be an integer, got 0.0",
-        "broadcast x": "TypeError: broadcast 'x': root_rank must be an integer, got 0.0",
+        "broadcast None": "TypeError: broadcast: root_rank must be an integer, got 0.0 (float)",
+        "broadcast x": "TypeError: broadcast 'x': root_rank must be an integer, got 0.0 (float)",
     }

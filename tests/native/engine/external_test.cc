@@ -219,7 +219,8 @@ TEST(a_library_that_fails_breaks_the_job) {
       const int root = each.kind == HVL_BROADCAST ? 0 : -1;
       const Status status = job.run(rank, make("x", each.kind, {{5}}, each.op, root), data.data());
       CHECK_EQ(status.code(), HVL_JOB_BROKEN);
-      CHECK_EQ(status.message(), "rank 1: the library is out of order");
+      CHECK_EQ(status.message(),
+               "rank 1: the library is out of order. In flight here: " + std::string(name_of(each.kind)) + " of 'x'");
     });
     CHECK_EQ(library.num_broken.load(), 3);
   }

@@ -99,7 +99,7 @@ TEST(what_a_broken_job_leaves_on_the_device_is_aborted_and_fails) {
       }
       const Status status = job.wait(rank, handle);
       CHECK_EQ(status.code(), HVL_JOB_BROKEN);
-      CHECK_EQ(status.message(), "rank 4711 is lost");
+      CHECK_HAS(status.message(), "rank 4711 is lost");
       Status refused;
       job.job().enqueue(rank, allreduce("y"), {memory}, {memory}, &refused);
       CHECK_EQ(refused.code(), HVL_JOB_BROKEN);
@@ -141,7 +141,7 @@ TEST(communicators_are_aborted_at_once) {
         wait_for_aborts_on_gpu_1(2);
         gpu_double::release(job.stream(1));
       }
-      if (handle != 0) CHECK_EQ(job.wait(rank, handle).message(), "rank 4711 is lost");
+      if (handle != 0) CHECK_HAS(job.wait(rank, handle).message(), "rank 4711 is lost");
       while (job.job().engine(rank).job_status().ok()) std::this_thread::yield();
     });
     job.job().shut_down();

@@ -43,6 +43,7 @@ __all__ = [
     "RequestList",
     "before_waiting",
     "carry_out",
+    "carry_out_once",
     "check",
     "counters",
     "forget",
@@ -64,6 +65,9 @@ _before_waiting: list[Callable[[], None]] = []
 
 # By handle: what keeps the memory of requests for which nobody waits any more.
 _given_up: dict[int, object] = {}
+
+# By name and description: requests that the next call of the same resumes.
+_interrupted: dict[tuple[str, object], int] = {}
 
 # A wait without end still lets Python run its signal handlers this often.
 _WAIT_SLICE_SECONDS = 1.0
@@ -150,28 +154,35 @@ def wait_for_given_up(handle: int) -> bool:
     return True
 
 
-def carry_out(request: Request, description: object = None) -> list[Output]:
-    """Enqueue a request without tensors, such as a join, and wait for it.
-
-    A call that a signal handler has interrupted goes on when it is made again.
-
-    Args:
-        request: The request.
-        description: What it asks for, apart from kind and name.
+def carry_out(request: Request) -> list[Output]:
+    """Enqueue a request without tensors, such as a barrier, and wait for it. If that is interrupted it counts as made.
 
     Raises:
         MismatchError: The ranks do not agree about the request.
         HorovodInternalError: The job is broken or shut down.
     """
-    what = (request.kind, request.name, description)
-    interrupted = request.handle_in_flight() if _given_up else 0
-    is_same = interrupted != 0 and _given_up.get(interrupted) == what
-    handle = interrupted if is_same else request.enqueue([], [])
-    _given_up.pop(handle, None)
+    handle = request.enqueue([], [])
     try:
         return wait(handle)
     except BaseException:
-        give_up(handle, what)
+        give_up(handle, None)
+        raise
+
+
+def carry_out_once(request: Request, what: object) -> list[Output]:
+    """As :func:`carry_out`, but an interrupted call is resumed by the next one, whose result would be lost else.
+
+    Args:
+        request: The request.
+        what: Tells it from others of its name.
+    """
+    handle = _interrupted.pop((request.name, what), 0)
+    if not is_known(handle):  # of a job before
+        handle = request.enqueue([], [])
+    try:
+        return wait(handle)
+    except BaseException:
+        _interrupted[request.name, what] = handle
         raise
 
 

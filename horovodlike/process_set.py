@@ -154,7 +154,7 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
         raise ValueError(f"{chosen} is registered already")
     basics.size()  # raises before init()
     request = Request(Kind.ADD_PROCESS_SET, "add_process_set", [], arguments=chosen.ranks or [])
-    (output,) = ops.carry_out(request, chosen.ranks)
+    (output,) = ops.carry_out_once(request, tuple(chosen.ranks or ()))
     process_set_id = int.from_bytes(output.memory[:], "little")
     _registered[process_set_id] = chosen
     _registrations[process_set_id] = 1 + max(_registrations.values(), default=0)
@@ -196,7 +196,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
         process_set.process_set_id = None
         return True
     request = Request(Kind.REMOVE_PROCESS_SET, "remove_process_set", [], arguments=[process_set_id])
-    ops.carry_out(request, process_set_id)
+    ops.carry_out_once(request, process_set_id)
     del _registered[process_set_id]
     process_set.process_set_id = None
     for notify in _on_removed:

@@ -272,5 +272,5 @@ def _next_number(process_set: int) -> torch.Tensor:
 
 
 def _barrier(process_set: int) -> torch.Tensor:
-    ops.carry_out(Request(Kind.BARRIER, "barrier.noname", [], process_set=process_set), process_set)
+    ops.carry_out(Request(Kind.BARRIER, "barrier.noname", [], process_set=process_set))
     return torch.empty(0, device="cpu")

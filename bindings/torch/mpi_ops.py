@@ -426,7 +426,7 @@ def _barrier_request(set_id: int) -> Request:
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Return when all ranks of the process set have called it."""
     set_id = registered_id(process_set)
-    ops.carry_out(_barrier_request(set_id), set_id)
+    ops.carry_out(_barrier_request(set_id))
 
 
 def join(device: int = -1, process_set: ProcessSet = global_process_set) -> int:
@@ -450,7 +450,7 @@ def join(device: int = -1, process_set: ProcessSet = global_process_set) -> int:
     """
     del device
     set_id = registered_id(process_set)
-    (output,) = ops.carry_out(Request(Kind.JOIN, "join", [], process_set=set_id), set_id)
+    (output,) = ops.carry_out(Request(Kind.JOIN, "join", [], process_set=set_id))
     forget_numbers(set_id)  # the ranks have made different numbers of calls
     return int.from_bytes(output.memory[:], "little")
 

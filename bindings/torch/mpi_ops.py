@@ -14,8 +14,9 @@ whole or not at all (`grouped_*`). What holds for all:
   `synchronize` has the stream that is current then wait for it, and not the host. No operation may be captured into a
   CUDA graph.
 * If the ranks disagree about an operation it raises `HorovodInternalError` on all of them, and the job goes on.
-* The tensors of an asynchronous operation may be neither written nor, in place, read until `synchronize`, to be called
-  once for each handle.
+* The tensors of an asynchronous operation are to be left alone until `synchronize`, to be called once for each handle.
+  What is done to them before is lost: what was handed over is reduced or sent, and the result of an operation in place
+  replaces what the tensor has. If there is no place for it any more, as the tensor was resized, that is a `ValueError`.
 * The synchronous forms that return new tensors are differentiable.
 * Every operation takes a process set. The rest of the ranks need not call it.
 * Any thread may call them, as long as all ranks do under the same names.

@@ -32,6 +32,12 @@ _CHANGED = (
     "optimizer.synchronize() before you change them, as for clipping, and then "
     "`with optimizer.skip_synchronize(): optimizer.step()`"
 )
+# Begins as Horovod's warning does, which scripts filter by its text.
+_REDUCED_AGAIN = (
+    "optimizer.step() called without optimizer.skip_synchronize() context after optimizer.synchronize(). This can "
+    "cause training slowdown: the gradients are reduced again. To use them as they are, write "
+    "`with optimizer.skip_synchronize(): optimizer.step()`"
+)
 Groups = Sequence[Sequence[torch.nn.Parameter]]
 
 
@@ -104,11 +110,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             return super().step(self._reducing(closure))
         if self._should_synchronize:
             if self._synchronized:
-                warnings.warn(
-                    "step() follows synchronize() and will reduce the gradients again; write "
-                    "`with optimizer.skip_synchronize(): optimizer.step()` to use them as they are",
-                    stacklevel=2,
-                )
+                warnings.warn(_REDUCED_AGAIN, stacklevel=2)
             self._finish()
         self._synchronized = False
         return super().step() if closure is None else super().step(closure)

@@ -121,6 +121,12 @@ def _rules() -> None:
     # Summed over the passes, averaged over the ranks.
     assert all(torch.allclose(p.grad, 3 * g) for p, g in zip(model.parameters(), once, strict=True))
 
+    # As scripts filter it that were written for Horovod.
+    with pytest.warns(
+        UserWarning, match=r"^optimizer\.step\(\) called without optimizer\.skip_synchronize\(\) context"
+    ):
+        optimizer.step()
+
     named = dict(model.named_parameters())
     assert optimizer._parameter_names == {p: name for name, p in named.items()}
     assert optimizer._requires_update == set(named.values())

@@ -109,8 +109,8 @@ def test_scripts_programs_and_arguments(hvdrun: Callable[..., object], tmp_path:
             "hvdrun: --config-file none.yaml: No such file or directory\n",
         ),
         (
-            ["-np", 99999, "--bind-to", "core", "true"],
-            "hvdrun: --bind-to core: 99999 ranks, but this process may use only",
+            ["-np", 9999, "--bind-to", "core", "true"],
+            "hvdrun: --bind-to core: 9999 ranks, but this process may use only",
         ),
         (["-np", 1, "--output-filename", "/dev/null/x", "true"], "hvdrun: --output-filename /dev/null/x: "),
     ],

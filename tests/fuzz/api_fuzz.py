@@ -72,6 +72,7 @@ class Job:
         for rank in range(size):
             environment = environment_of(rank, size, key, self._server.port) | OPTIONS
             environment |= {"LD_PRELOAD": _runtimes(), "PYTHONPATH": str(package)}
+            environment |= {"HOROVODLIKE_OVERLAP": os.environ.get("HOROVODLIKE_OVERLAP", "auto")}
             self.logs.append(tempfile.TemporaryFile())  # noqa: SIM115
             command = [sys.executable, str(RANK), frameworks, without]
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.logs[rank]}

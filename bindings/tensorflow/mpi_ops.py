@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from horovodlike import basics
@@ -390,7 +391,7 @@ def alltoall(
     label = called("alltoall", name)
     if splits is None:
         given = tf.zeros([0], tf.int32)
-    elif hasattr(splits, "dtype"):
+    elif hasattr(splits, "dtype") or np.ndim(splits) > 1:  # of which the op says what is wrong
         given = tf.convert_to_tensor(splits)
     else:
         given = tf.constant(split_counts(splits, None, label), tf.int64)

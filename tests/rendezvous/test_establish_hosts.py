@@ -221,7 +221,7 @@ def test_memory_that_cannot_be_shared(
 def test_what_the_engine_is_told(on_hosts: StartHosts) -> None:
     def fill(membership: Membership) -> dict[str, Any]:
         native = ffi.new("hvl_config *")
-        kept = _engine_options._describe_hosts(native, membership)
+        kept = _engine_options._describe_hosts(load({}), native, membership)
         assert kept
         place = membership.place
         connections = [native.connections[index] for index in range(native.num_connections)]

@@ -63,9 +63,8 @@ TEST(an_engine_that_fails_breaks_the_job_before_any_rank_has_the_result) {
       for (int64_t count : kCounts) {
         Job job(size);
         Fall fall{size - 1, point, count};
-        const std::string expected =
-            "the engine of rank " + std::to_string(size - 1) + " failed: struck. In flight here: allreduce of 'a'";
-        fall.check(job, kRaise, [&](int, const std::string& message) { return message == expected; });
+        const std::string expected = "the engine of rank " + std::to_string(size - 1) + " failed: struck";
+        fall.check(job, kRaise, [&](int, const std::string& message) { return message.rfind(expected, 0) == 0; });
       }
     }
   }

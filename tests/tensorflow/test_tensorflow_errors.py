@@ -115,6 +115,8 @@ def _refused():
         with pytest.raises(tf.errors.InvalidArgumentError, match=match):
             hvd.alltoall(tensor, given, name="wrong")
     with pytest.raises(ValueError, match="int32 or int64, not float32"):
+        hvd.alltoall(tf.ones([1]), tf.ones([size]))
+    with pytest.raises(ValueError, match=r"splits must be integers, got 1\.0"):
         hvd.alltoall(tf.ones([1]), [1.0] * size)
     some = hvd.ProcessSet([0])
     for call in (hvd.allreduce, hvd.allgather, hvd.alltoall):

@@ -102,10 +102,9 @@ class Submission:
         batch = self._batches.get(slots[0])
         if batch is None or batch.slots != slots:
             batch = self._batches[slots[0]] = SlotBatch(slots)
-        seen = [slot.seen for slot in slots]
-        if None in seen:  # not all passes were counted
-            seen = [slot.gradient() for slot in slots]
-        grads = [grad for grad in seen if grad is not None]
+        grads = [grad for grad in [slot.seen for slot in slots] if grad is not None]
+        if len(grads) < len(slots):  # not all passes were counted
+            grads = [grad for grad in [slot.gradient() for slot in slots] if grad is not None]
         if not batch.fits(grads):
             return False
         addresses = list(map(torch.Tensor.data_ptr, grads)) if waits else self._lend(grads, slots)

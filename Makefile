@@ -5,6 +5,8 @@ VENV ?= .venv
 # The versions that development and its tests are pinned to; the package itself takes torch >= 2.1, tensorflow >= 2.16.
 TORCH ?= torch==2.13.0
 TENSORFLOW ?= tensorflow-cpu==2.21.0
+# Without its dependencies: it names the package `tensorflow`, which pip would put over `tensorflow-cpu`.
+TF_KERAS ?= tf_keras==2.21.0
 # Further options of `pip install`, such as an index that holds small CPU-only builds of PyTorch.
 PIP_FLAGS ?=
 # More than two cores can run at once: tests wait much, for what they have started or stopped.
@@ -90,6 +92,7 @@ $(STAMPS)/torch: $(STAMPS)/venv
 
 $(STAMPS)/tensorflow: $(STAMPS)/venv
 	$(PIP_INSTALL) $(TENSORFLOW)
+	$(PIP_INSTALL) --no-deps $(TF_KERAS)
 	touch $@
 
 $(STAMPS)/package: $(STAMPS)/build $(STAMPS)/torch $(SOURCES)

@@ -19,7 +19,7 @@ from horovodlike import basics, ops, process_set
 from horovodlike.errors import HorovodInternalError, ShutDownError
 from horovodlike.ops import Allocation, Device, GpuStream, Kind, Output, Request
 from horovodlike.torch import _gpu
-from horovodlike.torch._loan import Loan, address_of, give_back, keep, lend, put
+from horovodlike.torch._loan import Loan, address_of, copy_of, give_back, keep, lend, put
 from horovodlike.torch._tensor import DTYPES, check, engine_shape, in_memory, is_in_memory
 
 Tensors = tuple[torch.Tensor, ...]
@@ -191,10 +191,9 @@ def lent(tensors: Sequence[torch.Tensor], name: str, waits: bool) -> tuple[list[
     if waits:
         return works, [None] * len(works)
     loans = [lend(work, name) if work is tensor else None for work, tensor in zip(works, tensors, strict=True)]
-    for index, (work, tensor, loan) in enumerate(zip(works, tensors, loans, strict=True)):
-        if work is tensor and loan is None:
-            works[index] = tensor.detach().clone()
-    return works, loans
+    copies = [None if loan is None else copy_of(loan) for loan in loans]
+    works = [work if copy is None else copy for work, copy in zip(works, copies, strict=True)]
+    return works, [loan if copy is None else None for loan, copy in zip(loans, copies, strict=True)]
 
 
 def start_in_place(call: Call, tensors: Sequence[torch.Tensor], single: bool, waits: bool = False) -> int:
@@ -251,8 +250,6 @@ def start_again_in_place(
         _in_flight[handle] = tensor
     else:
         loan = lend(tensor, last.request.name)
-        if loan is None:
-            return 0
         handle = last.request.enqueue_inplace(loan[1])
         _in_flight[handle] = loan
     _overwritten.append(tensor)
@@ -353,7 +350,7 @@ def synchronize(handle: int) -> Result:
 def _kept(operation: _InFlight | torch.Tensor | Loan) -> _InFlight | torch.Tensor | Loan:
     """Keep the memory of an operation for which its caller has stopped waiting."""
     if isinstance(operation, torch.Tensor):
-        return lend(operation, "") or operation
+        return lend(operation, "")
     if isinstance(operation, _InFlight):
         return operation._replace(borrowed=[*operation.borrowed, *keep(operation.borrowed)])
     return operation

@@ -10,9 +10,9 @@ its own, the engine neither sees nor is disturbed by it, and it can be told from
 Where torch makes no such clone:
 
 * on a GPU the storage is kept, which all but `resize_` leave the memory;
-* so it is where others than torch may hold the address and torch refuses to resize: after `Tensor.numpy()`, for the
-  memory of NumPy arrays, and for shared memory;
-* what remains (memory of other allocators; torch before 2.3) is copied.
+* so it is for shared memory, which torch neither resizes nor moves;
+* what remains is copied: memory whose address others may hold, so that a clone must not take it over (NumPy's, and
+  torch's after `Tensor.numpy()`), memory of other allocators, and all with torch before 2.3.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ _REMEDY = "Call synchronize() before you change a tensor that was given to an as
 # The tensor, its address and that of its storage, what keeps the memory, the tensor's dtype and shape, and the name of
 # the operation: a plain tuple, since it takes a tenth of the time of a class.
 Loan: TypeAlias = tuple[torch.Tensor, int, int, torch.Tensor | torch.UntypedStorage, torch.dtype, torch.Size, str]
+_COPIED = 0  # in place of the address of the storage: the engine has a copy
 
 
 def address_of(tensor: torch.Tensor) -> int:
@@ -44,38 +45,44 @@ def address_of(tensor: torch.Tensor) -> int:
     return _storage_address(tensor) + int(tensor.storage_offset()) * tensor.element_size()
 
 
-def lend(tensor: torch.Tensor, name: str) -> Loan | None:
-    """Keep the memory of a tensor that lies in memory without gaps; None where it has to be copied instead.
+def lend(tensor: torch.Tensor, name: str) -> Loan:
+    """Keep the memory of a tensor that lies in memory without gaps, or copy it where that cannot be kept.
 
     Args:
         tensor: On the CPU or a GPU.
         name: That of the operation, for messages.
     """
     storage = tensor.untyped_storage()
-    if not storage.resizable() or _gpu.is_on_gpu(tensor):
+    if _gpu.is_on_gpu(tensor) or (not storage.resizable() and tensor.is_shared()):
         return tensor, address_of(tensor), _storage_address(tensor), storage, tensor.dtype, tensor.shape, name
-    if _lazy_clone is None:
-        return None
-    try:
-        with _cloning:
-            clone = _lazy_clone(tensor)
-    except RuntimeError:  # the storage has another allocator's memory
-        return None
-    return tensor, address_of(clone), _storage_address(clone), clone, tensor.dtype, tensor.shape, name
+    if storage.resizable() and _lazy_clone is not None:
+        try:
+            with _cloning:
+                clone = _lazy_clone(tensor)
+            return tensor, address_of(clone), _storage_address(clone), clone, tensor.dtype, tensor.shape, name
+        except RuntimeError:  # the storage has another allocator's memory
+            pass
+    copy = tensor.detach().clone()
+    return tensor, address_of(copy), _COPIED, copy, tensor.dtype, tensor.shape, name
+
+
+def copy_of(loan: Loan) -> torch.Tensor | None:
+    """Return what the engine has in place of the tensor; None if that is the tensor's own memory."""
+    return loan[3] if loan[2] == _COPIED and isinstance(loan[3], torch.Tensor) else None
 
 
 def has_moved(loan: Loan) -> bool:
-    """Whether the tensor has other memory than it had: it has been written to, resized or given another storage."""
-    return _storage_address(loan[0]) != loan[2]
+    """Whether the tensor has other memory than was lent: it has been written to, resized or given another storage."""
+    return loan[2] not in (_COPIED, _storage_address(loan[0]))
 
 
 def give_back(loan: Loan) -> None:
-    """Put what the engine has made into the tensor, if that has other memory by now.
+    """Put what the engine has made into the tensor, if the engine had a copy or the tensor has other memory by now.
 
     Raises:
         ValueError: It has another shape, too: there is no place for the result.
     """
-    if has_moved(loan):
+    if loan[2] != _storage_address(loan[0]):
         put(_as_lent(loan), loan[0], loan[-1])
 
 
@@ -93,7 +100,7 @@ def _as_lent(loan: Loan) -> torch.Tensor:
 def keep(held: Iterable[object]) -> list[object]:
     """Keep the memory of the tensors among objects from now on, whose operations nobody will wait for."""
     tensors = [one for one in held if isinstance(one, torch.Tensor) and one.layout is torch.strided]
-    return [lend(tensor, "") or tensor.untyped_storage() for tensor in tensors]
+    return [one for tensor in tensors for one in (lend(tensor, ""), tensor.untyped_storage())]
 
 
 def put(result: torch.Tensor, tensor: torch.Tensor, name: str) -> None:

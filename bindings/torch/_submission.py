@@ -12,7 +12,7 @@ from horovodlike.ops import GpuStream, Kind, Request
 from horovodlike.process_set import ProcessSet, global_process_set
 from horovodlike.torch import _gpu
 from horovodlike.torch._engine import Call, abandon, build_request
-from horovodlike.torch._loan import Loan, address_of, give_back, has_moved, lend, put
+from horovodlike.torch._loan import Loan, address_of, copy_of, give_back, has_moved, lend, put
 from horovodlike.torch._slot import Group, Slot, SlotBatch
 from horovodlike.torch._sparse import SparseGathering
 from horovodlike.torch._tensor import in_memory_like
@@ -108,8 +108,6 @@ class Submission:
         if not batch.fits(grads):
             return False
         addresses = list(map(torch.Tensor.data_ptr, grads)) if waits else self._lend(grads, slots)
-        if addresses is None:
-            return False
         self.borrowed += grads
         for slot, grad in zip(slots, grads, strict=True):
             slot.grad = grad
@@ -120,19 +118,21 @@ class Submission:
             batch.requests.enqueue_inplace(addresses, self._handles)
         return True
 
-    def _lend(self, grads: list[torch.Tensor], slots: list[Slot]) -> list[int] | None:
-        """Lend gradients, and return their addresses; None if some of them have to be copied."""
-        loans = [loan for grad, slot in zip(grads, slots, strict=True) if (loan := lend(grad, slot.name)) is not None]
-        if len(loans) < len(grads):
-            return None
+    def _lend(self, grads: list[torch.Tensor], slots: list[Slot]) -> list[int]:
+        """Lend gradients, and return the addresses of what the engine gets."""
+        loans = [lend(grad, slot.name) for grad, slot in zip(grads, slots, strict=True)]
         self._loans += loans
         return [address for _, address, *_ in loans]
 
     def _lent_or_copied(self, work: torch.Tensor, slot: Slot, grad: torch.Tensor | None) -> torch.Tensor:
         """Lend what is reduced if it is the gradient itself; return it, or a copy where it cannot be lent."""
-        if work is not grad or self._lend([work], [slot]) is not None:
+        if work is not grad:
             return work
-        return work.clone()
+        loan = lend(work, slot.name)
+        copy = copy_of(loan)
+        if copy is None:
+            self._loans.append(loan)
+        return work if copy is None else copy
 
     def _note_stream(self, stream: GpuStream) -> GpuStream:
         self._streams.add(stream)

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from horovodlike import ops
+from horovodlike._arguments import reduce_op
 from horovodlike.ops import Kind, Request
 from horovodlike.torch._alltoall import Counts, row_counts, send_back
 from horovodlike.torch._autograd import carry_out, is_differentiable, rows_in, run_backward
@@ -122,6 +123,7 @@ def _call(
 ) -> Call:
     name = _name(name, number)
     if kind in (Kind.ALLREDUCE, Kind.REDUCESCATTER):
+        op = reduce_op(op, operation, adasum=kind is Kind.ALLREDUCE)
         reduction = known_reduction if number is None else new_reduction
         return reduction(kind, operation, name, op, prescale, postscale, set_id)
     return Call(kind, f"{operation}.{name}", root_rank=root_rank, process_set=set_id)

@@ -241,6 +241,8 @@ class Sequence:
                 hvd.synchronize(operation.handle)
         except EXPECTED as error:
             self._note(error)
+            if "is of the job before" in str(error):  # this rank has shut down and begun again since
+                return
             if not operation.changed and not self._is_over() and hvd.is_initialized():
                 raise
             return

@@ -53,7 +53,7 @@ def lend(tensor: torch.Tensor, name: str) -> Loan:
         name: That of the operation, for messages.
     """
     storage = tensor.untyped_storage()
-    if _gpu.is_on_gpu(tensor) or (not storage.resizable() and tensor.is_shared()):
+    if _gpu.is_on_gpu(tensor) or (not storage.resizable() and tensor.is_shared()):  # type: ignore[no-untyped-call]
         return tensor, address_of(tensor), _storage_address(tensor), storage, tensor.dtype, tensor.shape, name
     if storage.resizable() and _lazy_clone is not None:
         try:

@@ -13,6 +13,8 @@ from horovodlike.errors import HorovodInternalError, JobBrokenError, MismatchErr
 if TYPE_CHECKING:
     from horovodlike._allocation import Allocation
 
+MAX_COPIED_BYTES: int = lib.HVL_MAX_COPIED_BYTES  # of a request that the engine works on a copy for
+
 
 class Kind(IntEnum):
     """What a request does."""
@@ -304,6 +306,17 @@ class Request:
         handle: int = lib.hvl_enqueue_inplace(self._native, address)
         if handle < 0:
             handle = self._enqueue_again(-handle, lib.hvl_enqueue_inplace, address)
+        return handle
+
+    def enqueue_copied(self, address: int) -> int:
+        """As :meth:`enqueue_inplace`, on a copy that the engine makes of at most ``MAX_COPIED_BYTES`` on the CPU.
+
+        Returns:
+            A handle for :func:`horovodlike.ops.wait_copied`. The memory at the address may be freed at once.
+        """
+        handle: int = lib.hvl_enqueue_copied(self._native, address)
+        if handle < 0:
+            handle = self._enqueue_again(-handle, lib.hvl_enqueue_copied, address)
         return handle
 
     def enqueue_on_stream(

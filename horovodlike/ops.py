@@ -15,6 +15,7 @@ from horovodlike._allocation import Allocation, raise_interruption
 from horovodlike._native import ffi, lib
 from horovodlike._requests import (
     ERRORS,
+    MAX_COPIED_BYTES,
     Device,
     DType,
     GpuStream,
@@ -31,6 +32,7 @@ from horovodlike._requests import (
 from horovodlike.errors import HorovodInternalError
 
 __all__ = [
+    "MAX_COPIED_BYTES",
     "Allocation",
     "DType",
     "Device",
@@ -53,9 +55,11 @@ __all__ = [
     "is_in_flight",
     "is_known",
     "poll",
+    "take_copied",
     "text_of",
     "wait",
     "wait_all",
+    "wait_copied",
     "wait_done",
     "wait_for_given_up",
     "wait_on_stream",
@@ -233,6 +237,25 @@ def wait_done(handle: int) -> None:
         status = _until_complete(lib.hvl_wait, handle, _WAIT_SLICE_SECONDS, ffi.NULL, ffi.NULL)
     if status:
         check(status)
+
+
+def wait_copied(handle: int, address: int) -> None:
+    """As :func:`wait`, for a handle of :meth:`Request.enqueue_copied`: the result is written to the address."""
+    status = lib.hvl_wait_copied(handle, 0.0, address)
+    if status == lib.HVL_IN_PROGRESS:
+        status = _until_complete(lib.hvl_wait_copied, handle, _WAIT_SLICE_SECONDS, address)
+    if status:
+        check(status)
+
+
+def take_copied(handles: Sequence[int]) -> list[bool]:
+    """As :func:`wait_copied` for those that are complete without an error; return which they are.
+
+    The results are written to where the tensors were when they were enqueued.
+    """
+    native = ffi.new("int64_t[]", handles)
+    taken = lib.hvl_take_copied(native, len(handles))
+    return [True] * taken if taken == len(handles) else [not handle for handle in native]
 
 
 def wait_on_stream(handle: int, stream: GpuStream) -> None:

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
-from torch.autograd.graph import increment_version
 
 from horovodlike import basics, ops, process_set
+from horovodlike._arguments import integer
 from horovodlike.errors import HorovodInternalError, ShutDownError
-from horovodlike.ops import Allocation, Device, GpuStream, Kind, Output, Request
-from horovodlike.torch import _gpu
+from horovodlike.ops import MAX_COPIED_BYTES, Allocation, Device, GpuStream, Kind, Output, Request
+from horovodlike.torch import _copies, _gpu
 from horovodlike.torch._loan import Loan, address_of, copy_of, give_back, keep, lend, put
-from horovodlike.torch._tensor import DTYPES, check, engine_shape, in_memory, is_in_memory
+from horovodlike.torch._tensor import DTYPES, check, engine_shape, in_memory, is_in_memory, mark_overwritten
 
 Tensors = tuple[torch.Tensor, ...]
 # Of an alltoall: pairs of tensors.
@@ -60,21 +60,22 @@ class _InFlight(NamedTuple):
 class _Last:
     """What the allreduce in place of one name was when it was last started."""
 
+    op: object
     arguments: tuple[object, ...]
     dtype: torch.dtype
     shape: torch.Size
+    num_bytes: int
     is_one_element: bool
     request: Request
 
 
-# By handle. A tensor or a loan: it is the result, in place, and the engine's tensor.
-_in_flight: dict[int, _InFlight | torch.Tensor | Loan] = {}
+# By handle. A tensor: it is the result, in place, and the engine uses its memory.
+_in_flight: dict[int, _InFlight | torch.Tensor] = {}
 # Tensors that an operation in place overwrites, of which autograd has not been told.
 _overwritten: list[torch.Tensor] = []
 _last: dict[str | None, _Last] = {}  # by the name that the caller gave
 _STRIDED = torch.strided
-# From torch 2.7 on increment_version takes many tensors, and those of inference mode.
-_VERSIONS_OF_MANY = torch.__version__ >= "2.7"
+_copied, _pop_in_place = _copies.in_flight, _copies.in_place.pop
 _lost: frozenset[int] = frozenset()  # handles of the job before, which nobody had synchronized when this one began
 _abandoned: dict[tuple[int, ...], Sequence[object]] = {}  # by handles: what holds their memory
 
@@ -112,8 +113,9 @@ def _begin_anew(_: object) -> None:
     global _lost
     reset_names()
     _mark_overwritten()
-    _lost = frozenset(_in_flight)
-    abandon(list(_lost), [])
+    uncopied = list(_in_flight)
+    _lost = frozenset([*uncopied, *_copies.forget_all()])
+    abandon(uncopied, [])
 
 
 basics.on_init(_begin_anew)
@@ -167,16 +169,10 @@ def start(
 
 
 def _mark_overwritten() -> None:
-    """Make autograd refuse to use a tensor that it has saved for the backward pass and that has been overwritten."""
     tensors = []
     while _overwritten:
         tensors.append(_overwritten.pop())
-    if _VERSIONS_OF_MANY:
-        increment_version(tensors)
-    else:
-        for tensor in tensors:
-            if not tensor.is_inference():  # autograd does not save those
-                increment_version(tensor)
+    mark_overwritten(tensors)
 
 
 def lent(tensors: Sequence[torch.Tensor], name: str, waits: bool) -> tuple[list[torch.Tensor], list[Loan | None]]:
@@ -226,17 +222,26 @@ def start_in_place(call: Call, tensors: Sequence[torch.Tensor], single: bool, wa
 
 
 def start_again_in_place(
-    name: str | None, arguments: tuple[object, ...], tensor: torch.Tensor, waits: bool = False
+    name: object, op: object, arguments: tuple[object, ...], tensor: torch.Tensor, waits: bool
 ) -> int:
     """Enqueue an allreduce of one tensor in place if it is the same as the last one of this name.
 
-    The short way of small tensors, on the CPU: nothing has to be copied, and `synchronize` only has to wait.
-    Returns 0, having done nothing, where it does not apply. `waits`: as of `start_in_place`.
+    The short way of small tensors, on the CPU: `synchronize` only has to wait, and to copy the result where the caller
+    does not wait at once. Returns 0, having done nothing, where it does not apply.
+
+    Args:
+        name: As the caller gave it, as `op`, `arguments` and `tensor`: what has not been checked is not remembered.
+        op: The same object as last: True and torch's SUM are equal to integers that mean something else.
+        arguments: All others.
+        tensor: What to reduce.
+        waits: As of `start_in_place`.
     """
-    last = _last.get(name)
+    last = _last.get(name) if type(name) is str else None
     if (
         last is None
+        or last.op is not op
         or last.arguments != arguments
+        or not (waits or 0 < last.num_bytes <= MAX_COPIED_BYTES)
         or last.dtype is not getattr(tensor, "dtype", None)  # it need not be a tensor
         or tensor.layout is not _STRIDED
         or last.shape != tensor.shape
@@ -245,19 +250,19 @@ def start_again_in_place(
         or (last.is_one_element and tensor.is_neg())  # a negated view of more is not contiguous
     ):
         return 0
+    address = tensor.data_ptr()
     if waits:
-        handle = last.request.enqueue_inplace(tensor.data_ptr())
+        handle = last.request.enqueue_inplace(address)
         _in_flight[handle] = tensor
+        _overwritten.append(tensor)
     else:
-        loan = lend(tensor, last.request.name)
-        handle = last.request.enqueue_inplace(loan[1])
-        _in_flight[handle] = loan
-    _overwritten.append(tensor)
+        handle = last.request.enqueue_copied(address)
+        _copied[handle] = tensor, address, last.num_bytes, last.dtype, last.shape, last.request
     return handle
 
 
 def start_in_place_and_remember(
-    name: str | None, arguments: tuple[object, ...], call: Call, tensor: torch.Tensor, waits: bool = False
+    name: str | None, op: int | None, arguments: tuple[object, ...], call: Call, tensor: torch.Tensor, waits: bool
 ) -> int:
     """Enqueue an allreduce of one tensor in place so that `start_again_in_place` can do it again."""
     handle = start_in_place(call, [tensor], single=True, waits=waits)
@@ -265,7 +270,7 @@ def start_in_place_and_remember(
     if name is not None and request is not None and _gpu.is_on_cpu(tensor) and is_in_memory(tensor):
         if len(_last) >= CALLS_KEPT:
             _last.clear()
-        _last[name] = _Last(arguments, tensor.dtype, tensor.shape, tensor.numel() == 1, request)
+        _last[name] = _Last(op, arguments, tensor.dtype, tensor.shape, tensor.nbytes, tensor.numel() == 1, request)
     return handle
 
 
@@ -322,22 +327,28 @@ def synchronize(handle: int) -> Result:
     Raises:
         HorovodInternalError: The operation failed: the ranks disagree about it, or the job is broken or shut down, or
             another one has begun since.
+        TypeError: It is no handle.
         ValueError: The operation cannot be carried out with these arguments.
     """
     if _overwritten:
         _mark_overwritten()
+    if type(handle) is not int:
+        handle = integer(handle, "handle", "synchronize")
+    tensor = _pop_in_place(handle, None)
+    if tensor is not None:
+        return tensor
     operation = _in_flight.pop(handle, None)
     if operation is None:
+        tensor = _copies.wait(handle)
+        if tensor is not None:
+            return tensor
         if handle in _lost:
             raise ShutDownError(f"handle {handle} is of the job before the last init(): its operation is lost")
         return None
     try:
         if not isinstance(operation, _InFlight):
             ops.wait_done(handle)
-            if isinstance(operation, torch.Tensor):
-                return operation
-            give_back(operation)
-            return operation[0]
+            return operation
         outputs = ops.wait(handle) if operation.stream is None else _wait_on_stream(handle, operation, operation.stream)
     except BaseException:
         if ops.is_known(handle):
@@ -347,13 +358,11 @@ def synchronize(handle: int) -> Result:
     return operation.finish(outputs)
 
 
-def _kept(operation: _InFlight | torch.Tensor | Loan) -> _InFlight | torch.Tensor | Loan:
+def _kept(operation: _InFlight | torch.Tensor) -> _InFlight:
     """Keep the memory of an operation for which its caller has stopped waiting."""
     if isinstance(operation, torch.Tensor):
-        return lend(operation, "")
-    if isinstance(operation, _InFlight):
-        return operation._replace(borrowed=[*operation.borrowed, *keep(operation.borrowed)])
-    return operation
+        return _InFlight([operation, *keep([operation])], lambda _: operation)
+    return operation._replace(borrowed=[*operation.borrowed, *keep(operation.borrowed)])
 
 
 def _wait_on_stream(handle: int, operation: _InFlight, started_on: GpuStream) -> list[Output]:
@@ -372,11 +381,15 @@ def poll(handle: int) -> bool:
     """Return whether `synchronize` would return at once. On a GPU the result need not be there yet: see there.
 
     Raises:
+        TypeError: It is no handle.
         ValueError: The handle is unknown, or was synchronized before.
     """
     if _overwritten:
         _mark_overwritten()
-    if handle not in _in_flight:
+    handle = integer(handle, "handle", "poll")
+    if handle in _copies.in_place:
+        return True
+    if handle not in _in_flight and handle not in _copied:
         raise ValueError(f"handle {handle} does not belong to an operation in flight")
     return ops.poll(handle)
 

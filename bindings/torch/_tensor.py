@@ -10,11 +10,14 @@ import math
 from collections.abc import Sequence
 
 import torch
+from torch.autograd.graph import increment_version
 
 from horovodlike.ops import DType, MemoryFormat, Output
 from horovodlike.torch import _gpu
 
 MAX_DIMENSIONS = 8
+# From torch 2.7 on increment_version takes many tensors, and those of inference mode.
+_VERSIONS_OF_MANY = torch.__version__ >= "2.7"
 
 DTYPES: dict[torch.dtype, DType] = {
     torch.uint8: DType.UINT8,
@@ -98,3 +101,13 @@ def from_output(output: Output, like: torch.Tensor) -> torch.Tensor:
     if math.prod(shape) == 0:
         return torch.empty(shape, dtype=like.dtype, device=like.device)
     return torch.frombuffer(output.memory, dtype=like.dtype).reshape(shape).to(like.device)
+
+
+def mark_overwritten(tensors: Sequence[torch.Tensor]) -> None:
+    """Make autograd refuse to use tensors that it has saved for the backward pass and that have been overwritten."""
+    if _VERSIONS_OF_MANY:
+        increment_version(tensors)
+        return
+    for tensor in tensors:
+        if not tensor.is_inference():  # autograd does not save those
+            increment_version(tensor)

@@ -32,7 +32,7 @@ from functools import lru_cache
 import torch
 
 from horovodlike import ops
-from horovodlike._arguments import check_name, integer
+from horovodlike._arguments import check_name
 from horovodlike.basics import (
     Adasum,
     Average,
@@ -65,7 +65,6 @@ from horovodlike.errors import HorovodInternalError
 from horovodlike.ops import Kind, Request
 from horovodlike.process_set import ProcessSet, global_process_set, registered_id
 from horovodlike.timeline import start_timeline, stop_timeline
-from horovodlike.torch import _engine
 from horovodlike.torch._alltoall import alltoall, alltoall_async, grouped_alltoall, grouped_alltoall_async
 from horovodlike.torch._autograd import run
 from horovodlike.torch._broadcast import (
@@ -83,13 +82,14 @@ from horovodlike.torch._compile import leave_alone
 from horovodlike.torch._engine import (
     CALLS_KEPT,
     Call,
-    Result,
     forget_numbers,
     full_name,
+    poll,
     start_again_in_place,
     start_in_place,
     start_in_place_and_remember,
     start_to_new,
+    synchronize,
 )
 from horovodlike.torch._reducescatter import (
     grouped_reducescatter,
@@ -243,7 +243,10 @@ def allreduce_(
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
     """Do what `allreduce` does in place, and return the tensor. Not differentiable."""
-    handle = _start_in_place(tensor, average, name, op, prescale_factor, postscale_factor, process_set, True)
+    arguments = average, prescale_factor, postscale_factor, getattr(process_set, "process_set_id", None)
+    handle = start_again_in_place(name, op, arguments, tensor, True) or _start_in_place(
+        tensor, average, name, op, prescale_factor, postscale_factor, process_set, arguments, True
+    )
     return result(handle, torch.Tensor)
 
 
@@ -257,7 +260,10 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Start what `allreduce_` does and return a handle for `poll` and `synchronize`."""
-    return _start_in_place(tensor, average, name, op, prescale_factor, postscale_factor, process_set, False)
+    arguments = average, prescale_factor, postscale_factor, getattr(process_set, "process_set_id", None)
+    return start_again_in_place(name, op, arguments, tensor, False) or _start_in_place(
+        tensor, average, name, op, prescale_factor, postscale_factor, process_set, arguments, False
+    )
 
 
 def _start_in_place(
@@ -268,18 +274,11 @@ def _start_in_place(
     prescale: float,
     postscale: float,
     process_set: ProcessSet,
+    arguments: tuple[object, ...],
     waits: bool,
 ) -> int:
-    arguments = (average, op, prescale, postscale, getattr(process_set, "process_set_id", None))
-    # Only what has been checked is remembered, but True and torch's SUM are equal to integers that mean something else.
-    checked = type(name) is str and (op is None or type(op) is int)
-    handle = start_again_in_place(name, arguments, tensor, waits) if checked else 0
-    if handle:
-        return handle
     call = _allreduce_call("allreduce", average, name, op, prescale, postscale, process_set)
-    if op is not None and type(op) is not int:
-        return start_in_place(call, [tensor], True, waits)
-    return start_in_place_and_remember(name, arguments, call, tensor, waits)
+    return start_in_place_and_remember(name, op, arguments, call, tensor, waits)
 
 
 def grouped_allreduce(
@@ -392,31 +391,6 @@ def grouped_allgather_async(
     """Start what `grouped_allgather` does and return a handle, whose result is a tuple."""
     call = _allgather_call("grouped_allgather", name, process_set)
     return start_allgather(call, group(tensors, call.name), single=False)
-
-
-def synchronize(handle: int) -> Result:
-    """Wait for an operation and return its result; None for a handle that is unknown or was synchronized before.
-
-    Results on a GPU may not be there yet: the current stream waits for them, the host does not. So they can be used as
-    those of any operation on the GPU.
-
-    Raises:
-        HorovodInternalError: The operation failed: the ranks disagree about it, or the job is broken or shut down, or
-            another one has begun since.
-        TypeError: It is no handle.
-        ValueError: The operation cannot be carried out with these arguments.
-    """
-    return _engine.synchronize(handle if type(handle) is int else integer(handle, "handle", "synchronize"))
-
-
-def poll(handle: int) -> bool:
-    """Return whether `synchronize` would return at once. On a GPU the result need not be there yet: see there.
-
-    Raises:
-        TypeError: It is no handle.
-        ValueError: The handle is unknown, or was synchronized before.
-    """
-    return _engine.poll(handle if type(handle) is int else integer(handle, "handle", "poll"))
 
 
 @lru_cache(maxsize=CALLS_KEPT)

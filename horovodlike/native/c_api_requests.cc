@@ -31,6 +31,13 @@ Status check_inplace(const Signature& signature) {
                 "'" + signature.name + "' is not an operation of one tensor that is input and output");
 }
 
+Status check_copied(const Operation& operation) {
+  const Signature& signature = operation.signature;
+  if (signature.device == HVL_CPU && operation.total_bytes <= HVL_MAX_COPIED_BYTES) return Status();
+  return Status(HVL_INVALID_ARGUMENT, "'" + signature.name + "' is not on the CPU, or has more than " +
+                                          std::to_string(HVL_MAX_COPIED_BYTES) + " bytes: the engine does not copy it");
+}
+
 Status check_device(const Signature& signature, const hvl_callbacks* callbacks, bool has_stream) {
   if ((signature.device == HVL_CUDA) != has_stream) {
     return Status(HVL_INVALID_ARGUMENT, has_stream ? "'" + signature.name + "' is on the CPU, which has no stream"
@@ -58,7 +65,7 @@ using GpuRequestPtr = std::shared_ptr<const GpuRequest>;
 
 // Null outputs: the engine allocates them. Null `gpu`: the tensors are on the CPU.
 Status enqueue(Engine* engine, const hvl_prepared& prepared, const uintptr_t* inputs, const uintptr_t* outputs,
-               const hvl_callbacks* callbacks, const GpuRequestPtr& gpu, int64_t* handle) {
+               const hvl_callbacks* callbacks, const GpuRequestPtr& gpu, int64_t* handle, bool is_copied = false) {
   const Signature& signature = prepared.operation->signature;
   Status fits = check_against_job(signature, engine->options());
   if (fits.ok()) fits = check_device(signature, callbacks, gpu != nullptr);
@@ -72,6 +79,7 @@ Status enqueue(Engine* engine, const hvl_prepared& prepared, const uintptr_t* in
   entry->operation = prepared.operation;
   if (callbacks != nullptr) entry->callbacks = *callbacks;
   entry->gpu = gpu;
+  entry->is_copied = is_copied;
   if (!signature.tensors.empty()) entry->memory = memory(0);
   for (size_t t = 1; t < signature.tensors.size(); ++t) entry->more.push_back(memory(t));
   return engine->enqueue(std::move(entry), handle);
@@ -81,6 +89,12 @@ Status enqueue_inplace(Engine* engine, const hvl_prepared& prepared, uintptr_t d
                        int64_t* handle) {
   Status status = check_inplace(prepared.operation->signature);
   return status.ok() ? enqueue(engine, prepared, &data, &data, nullptr, gpu, handle) : status;
+}
+
+Status enqueue_copied(Engine* engine, const hvl_prepared& prepared, uintptr_t data, int64_t* handle) {
+  Status status = check_inplace(prepared.operation->signature);
+  if (status.ok()) status = check_copied(*prepared.operation);
+  return status.ok() ? enqueue(engine, prepared, &data, &data, nullptr, nullptr, handle, true) : status;
 }
 
 // Those that come before one that is refused.
@@ -157,11 +171,11 @@ bool leaves_handles(const Status& held) {
 }
 
 // The result of a handle that was found in this state, if that is to be complete.
-Status finish(int64_t handle, hvl_status state, hvl_output** outputs, int32_t* num_outputs) {
+Status finish(int64_t handle, hvl_status state, hvl_output** outputs, int32_t* num_outputs, char* copy_to = nullptr) {
   if (state == HVL_UNKNOWN_HANDLE) return Status(state, "the handle is unknown or was waited for already");
   if (state == HVL_IN_PROGRESS) return unfinished();
   std::vector<hvl_output> results;
-  Status status = handle_table().consume(handle, &results);
+  Status status = handle_table().consume(handle, &results, copy_to);
   if (status.ok()) return hand_over(results, outputs, num_outputs);
   free_all(results);
   return status;
@@ -229,6 +243,13 @@ int64_t hvl_enqueue_inplace(hvl_prepared* prepared, uintptr_t data) {
   return status == HVL_OK ? handle : -status;
 }
 
+int64_t hvl_enqueue_copied(hvl_prepared* prepared, uintptr_t data) {
+  int64_t handle = 0;
+  int32_t status =
+      hvl::with_engine([&](hvl::Engine* engine) { return hvl::enqueue_copied(engine, *prepared, data, &handle); });
+  return status == HVL_OK ? handle : -status;
+}
+
 int64_t hvl_handle_in_flight(hvl_prepared* prepared) {
   int64_t handle = 0;
   hvl::with_engine([&](hvl::Engine* engine) {
@@ -293,6 +314,18 @@ int32_t hvl_wait_on_stream(int64_t handle, double timeout, hvl_output** outputs,
 
 int32_t hvl_try_wait(int64_t handle) {
   return hvl::guarded([&] { return hvl::finish(handle, hvl::state_with_result(handle, 0), nullptr, nullptr); });
+}
+
+int32_t hvl_wait_copied(int64_t handle, double timeout, uintptr_t result) {
+  return hvl::guarded([&] {
+    hvl_status state = hvl::handle_table().poll(handle);
+    if (state == HVL_IN_PROGRESS && timeout > 0) state = hvl::wait(&handle, 1, hvl::now_ns() + hvl::to_ns(timeout));
+    return hvl::finish(handle, state, nullptr, nullptr, reinterpret_cast<char*>(result));
+  });
+}
+
+int32_t hvl_take_copied(int64_t* handles, int32_t count) {
+  return hvl::handle_table().take_copied(handles, static_cast<size_t>(count));
 }
 
 int32_t hvl_wait_all(int64_t* handles, int32_t count, double timeout) {

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstring>
 #include <numeric>
 #include <utility>
 
@@ -134,7 +135,15 @@ Status Engine::enqueue(std::unique_ptr<Entry> entry, int64_t* handle) {
   // a GPU are not: it computes them.
   const bool is_urgent = !with_handle || (entry->gpu != nullptr && !options_.overlap);
   entry->enqueued_at = now_ns();
-  entry->handle = with_handle ? handles_->create() : 0;
+  if (entry->is_copied) {
+    const size_t num_bytes = static_cast<size_t>(entry->operation->total_bytes);
+    char* copy;
+    entry->handle = handles_->create_with_copy(entry->memory.output, num_bytes, &copy);
+    memcpy(copy, entry->memory.input, num_bytes);
+    entry->memory = {copy, copy};
+  } else {
+    entry->handle = with_handle ? handles_->create() : 0;
+  }
   *handle = entry->handle;
   Status status = queue_.push(std::move(entry));
   if (!status.ok()) {

@@ -27,7 +27,7 @@ extern "C" {
 #pragma GCC visibility push(default)
 
 /* cffi:begin */
-enum { HVL_ABI_VERSION = 8, HVL_STACK_BYTES = 8064, HVL_KEY_BYTES = 32 };
+enum { HVL_ABI_VERSION = 8, HVL_STACK_BYTES = 8064, HVL_KEY_BYTES = 32, HVL_MAX_COPIED_BYTES = 16384 };
 
 typedef enum hvl_status {
   HVL_OK = 0,
@@ -313,6 +313,9 @@ int64_t hvl_enqueue(hvl_prepared* prepared, const uintptr_t* inputs, const uintp
                     const hvl_callbacks* callbacks);
 /* The same for one tensor that is input and output. */
 int64_t hvl_enqueue_inplace(hvl_prepared* prepared, uintptr_t data);
+/* The same, on a copy that the engine makes of a tensor on the CPU, of at most HVL_MAX_COPIED_BYTES: `data` is not used
+ * any more. hvl_wait_copied() gives the result. */
+int64_t hvl_enqueue_copied(hvl_prepared* prepared, uintptr_t data);
 /* The same for many; writes their handles. Returns an hvl_status: if one is refused, it and those after it are not
  * enqueued, and their handles are 0. */
 int32_t hvl_enqueue_all(hvl_prepared* const* prepared, const uintptr_t* data, int32_t count, int64_t* handles);
@@ -333,6 +336,11 @@ int32_t hvl_poll(int64_t handle);
 int32_t hvl_wait(int64_t handle, double timeout, hvl_output** outputs, int32_t* num_outputs);
 /* The same without waiting and without outputs: HVL_IN_PROGRESS at once if it is not complete. */
 int32_t hvl_try_wait(int64_t handle);
+/* As hvl_wait(), for a handle of hvl_enqueue_copied(): with HVL_OK, the result has been copied to `result`. */
+int32_t hvl_wait_copied(int64_t handle, double timeout, uintptr_t result);
+/* The same for those of several that are complete without an error, whose results go where the tensors were; consumes
+ * no others. Writes 0 over their handles, and returns how many they are. */
+int32_t hvl_take_copied(int64_t* handles, int32_t count);
 /* Waits for all, then consumes all and writes 0 over them; the status is the first error in order. Consumes none when
  * it returns HVL_IN_PROGRESS. A handle of 0 is passed over. */
 int32_t hvl_wait_all(int64_t* handles, int32_t count, double timeout);

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import horovodlike.torch as hvd
+from horovodlike.errors import HorovodInternalError
 from horovodlike.torch import _loan
 
 SIZES = (3, 1 << 16)  # the second is too large for malloc's bins: what is freed is gone
@@ -46,7 +47,8 @@ CHANGES: dict[str, tuple[Callable[[torch.Tensor], object], bool]] = {
 
 def _in_place(change: str, numel: int) -> None:
     alter, has_place = CHANGES[change]
-    for begin in (hvd.allreduce_async_, lambda t, **how: hvd.grouped_allreduce_async_([t, torch.ones(3)], **how)):
+    of_a_group = lambda t, **how: hvd.grouped_allreduce_async_([t, torch.ones(3)], **how)  # noqa: E731
+    for begin in (hvd.allreduce_async_, hvd.allreduce_async_, of_a_group):  # a name is known the second time
         tensor = torch.full((numel,), hvd.rank() + 1.0)
         handle = begin(tensor, name="in place", op=hvd.Sum)
         alter(tensor)
@@ -96,6 +98,57 @@ def _views_of_one_storage() -> None:
     assert torch.equal(flat, torch.full_like(flat, hvd.size() * (hvd.size() + 1) / 2))
 
 
+def _many_small() -> None:
+    """Results are put in place together, also of those that are waited for in another order, or not at all."""
+    expected = hvd.size() * (hvd.size() + 1) / 2
+    for turn in range(6):
+        tensors = [torch.full((3,), hvd.rank() + 1.0) for _ in range(40)]
+        flat = torch.full((5,), -1.0)  # the last of them begins within a storage
+        tensors.append(flat[2:].copy_(tensors[0]))
+        handles = [hvd.allreduce_async_(t, name=f"small.{n}", op=hvd.Sum) for n, t in enumerate(tensors)]
+        tensors[7].set_(torch.zeros(3))
+        del tensors[9]
+        order = handles[::-1] if turn % 2 else handles[20:] + handles[:20]
+        with torch.no_grad():
+            results = {handle: hvd.synchronize(handle) for handle in order}
+        assert all(torch.equal(result, torch.full((3,), expected)) for result in results.values())
+        assert flat.tolist() == [-1.0, -1.0, expected, expected, expected]
+        assert hvd.synchronize(handles[0]) is None
+        with pytest.raises(ValueError, match="does not belong to an operation in flight"):
+            hvd.poll(handles[0])
+
+
+def _small_and_saved() -> None:
+    """Autograd refuses a tensor that it has saved and that a result has been written over."""
+    for _ in range(3):
+        saved, others = torch.ones(3, requires_grad=True), [torch.ones(3) for _ in range(3)]
+        work = saved.detach().clone().requires_grad_()
+        inner = work * 2
+        product = inner * inner
+        with torch.no_grad():
+            handles = [
+                hvd.allreduce_async_(t, name=f"saved.{n}", op=hvd.Sum) for n, t in enumerate([*others, inner.detach()])
+            ]
+            for handle in handles:
+                while not hvd.poll(handle):
+                    pass
+                hvd.synchronize(handle)
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            product.sum().backward()
+
+
+def _small_over_an_end() -> None:
+    """What is in flight when the job ends is lost, and is said to be."""
+    for _ in range(2):
+        hvd.allreduce_(torch.ones(3), name="ended")
+    handle = hvd.allreduce_async_(torch.ones(3), name="ended")
+    hvd.shutdown()
+    hvd.init()
+    with pytest.raises(HorovodInternalError, match="is of the job before"):
+        hvd.synchronize(handle)
+    assert hvd.allreduce(torch.ones(3), name="ended", op=hvd.Sum).tolist() == [hvd.size()] * 3
+
+
 def _memory_of_numpy() -> None:
     """It is reduced where it lies, and the array sees the result."""
     array = np.full(1 << 12, hvd.rank() + 1.0, dtype=np.float32)
@@ -135,9 +188,15 @@ def test_to_new(ranks, change):
     ranks(3).run(_to_new, change, SIZES[1])
 
 
-@pytest.mark.parametrize("case", (_views_of_one_storage, _memory_of_numpy, _without_clones, _no_memory))
+@pytest.mark.parametrize(
+    "case", (_views_of_one_storage, _many_small, _small_and_saved, _memory_of_numpy, _without_clones, _no_memory)
+)
 def test_memory(ranks, case):
     ranks(2).run(case)
+
+
+def test_over_an_end(fresh_ranks):
+    fresh_ranks(2).run(_small_over_an_end)
 
 
 def _clip(gradient: torch.Tensor) -> None:

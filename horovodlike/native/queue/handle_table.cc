@@ -1,5 +1,6 @@
 #include "queue/handle_table.h"
 
+#include <cstring>
 #include <utility>
 
 #include "base/futex.h"
@@ -18,6 +19,22 @@ uint32_t generation_of(int64_t handle) { return static_cast<uint32_t>(handle >> 
 
 int64_t HandleTable::create() {
   std::lock_guard<std::mutex> lock(mutex_);
+  Slot* slot;
+  return take_slot(&slot);
+}
+
+int64_t HandleTable::create_with_copy(char* from, size_t num_bytes, char** copy) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Slot* slot;
+  const int64_t handle = take_slot(&slot);
+  if (num_bytes > slot->copy.size()) slot->copy.resize(num_bytes);
+  slot->copied_from = from;
+  slot->copied_bytes = num_bytes;
+  *copy = slot->copy.data();
+  return handle;
+}
+
+int64_t HandleTable::take_slot(Slot** taken) {
   if (free_.empty()) {
     free_.push_back(static_cast<uint32_t>(slots_.size()));
     slots_.emplace_back();
@@ -29,6 +46,7 @@ int64_t HandleTable::create() {
   slot.generation = (slot.generation + 1) & 0x7fffffff;
   if (slot.generation == 0) slot.generation = 1;  // a handle is > 0
   slot.state.store(kPending);
+  *taken = &slot;
   return (static_cast<int64_t>(slot.generation) << kIndexBits) | index;
 }
 
@@ -42,6 +60,7 @@ void HandleTable::release(int64_t handle, Slot* slot) {
   slot->used = false;
   slot->status = Status();
   slot->outputs.clear();
+  slot->copied_bytes = 0;
   free_.push_back(index_of(handle));
 }
 
@@ -98,7 +117,7 @@ GpuResultPtr HandleTable::result_on_gpu(int64_t handle) {
   return slot != nullptr ? slot->on_gpu : nullptr;
 }
 
-Status HandleTable::consume(int64_t handle, std::vector<hvl_output>* outputs) {
+Status HandleTable::consume(int64_t handle, std::vector<hvl_output>* outputs, char* copy_to) {
   GpuResultPtr on_gpu;  // let go of after the lock
   std::lock_guard<std::mutex> lock(mutex_);
   Slot* slot = find(handle);
@@ -110,8 +129,24 @@ Status HandleTable::consume(int64_t handle, std::vector<hvl_output>* outputs) {
     num_on_gpu_.fetch_sub(1);
     if (status.ok()) status = on_gpu->failure();
   }
+  if (status.ok() && slot->copied_bytes > 0 && copy_to != nullptr)
+    memcpy(copy_to, slot->copy.data(), slot->copied_bytes);
   release(handle, slot);
   return status;
+}
+
+int32_t HandleTable::take_copied(int64_t* handles, size_t count) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  int32_t taken = 0;
+  for (size_t index = 0; index < count; ++index) {
+    Slot* slot = find(handles[index]);
+    if (slot == nullptr || slot->state.load() != kComplete || !slot->status.ok()) continue;
+    if (slot->copied_bytes > 0) memcpy(slot->copied_from, slot->copy.data(), slot->copied_bytes);
+    release(handles[index], slot);
+    handles[index] = 0;
+    ++taken;
+  }
+  return taken;
 }
 
 void HandleTable::discard(int64_t handle) {

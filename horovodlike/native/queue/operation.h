@@ -58,6 +58,7 @@ struct Entry {
   Memory memory;             // of the first tensor
   std::vector<Memory> more;  // of the others in a group
   int64_t handle = 0;
+  bool is_copied = false;  // the engine works on a copy of the first tensor
   uint64_t enqueued_at = 0;
   hvl_callbacks callbacks{};              // none
   std::shared_ptr<const GpuRequest> gpu;  // null: the tensors are on the CPU

@@ -28,6 +28,8 @@ KERAS_FIT, TENSORFLOW_SMALL = 1.35, 3.0
 HOSTS_RATE = {"shaped": 0.97, "cable": 0.85, "four": 0.95}
 HOSTS_LATENCY = {"4 B": (4, 0.8), "64 KiB": (64 * KIB, 0.7)}
 HOSTS_OVER_GLOO = 1.2
+# With HOROVODLIKE_SEAL_DATA, at most so many times as long: most on a link that is as fast as the processor.
+HOSTS_SEALED = {"shaped": 1.03, "cable": 3.5}
 # Two ranks on each host against one: bytes on the wire may differ by this part, and the time is at most so much longer.
 HOSTS_BYTES, HOSTS_TIME = 0.01, 1.03
 # At one rank on a GPU: the step at most this many times the one without communication, and the host's time DDP's.
@@ -168,6 +170,9 @@ def _hosts(results: dict[str, Any]) -> Iterator[Verdict]:
     yield _at_most("2 hosts x 2 ranks: bytes on the wire, difference to 2 x 1", HOSTS_BYTES, difference)
     ratio = _ratio(value("seconds", "shaped", "horovodlike.2"), value("seconds", "shaped", "horovodlike"))
     yield _at_most("2 hosts x 2 ranks: time / that of 2 x 1", HOSTS_TIME, ratio)
+    for network, limit in HOSTS_SEALED.items():
+        sealed, plain = (value("seconds", network, peer) for peer in ("horovodlike.sealed", "horovodlike"))
+        yield _at_most(f"{titles[network]}: time with sealed data / without", limit, _ratio(sealed, plain))
     for title, (nbytes, limit) in HOSTS_LATENCY.items():
         ours, gloo = (value("seconds", "cable", peer, nbytes) for peer in ("horovodlike", "gloo"))
         yield _at_most(f"2 hosts: {title} allreduce: time / Gloo's", limit, _ratio(ours, gloo))

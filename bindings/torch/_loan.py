@@ -51,19 +51,31 @@ def lend(tensor: torch.Tensor, name: str) -> Loan:
     Args:
         tensor: On the CPU or a GPU.
         name: That of the operation, for messages.
+
+    Raises:
+        ValueError: The tensor's storage has been made smaller than the tensor.
     """
+    if not _fits_its_storage(tensor):
+        raise ValueError(f"a tensor of {name!r} has no memory for its {tensor.nbytes} bytes: was its storage resized?")
     storage = tensor.untyped_storage()
     if _gpu.is_on_gpu(tensor) or (not storage.resizable() and tensor.is_shared()):  # type: ignore[no-untyped-call]
         return tensor, address_of(tensor), _storage_address(tensor), storage, tensor.dtype, tensor.shape, name
-    if storage.resizable() and _lazy_clone is not None:
-        try:
-            with _cloning:
-                clone = _lazy_clone(tensor)
-            return tensor, address_of(clone), _storage_address(clone), clone, tensor.dtype, tensor.shape, name
-        except RuntimeError:  # the storage has another allocator's memory
-            pass
+    clone = _clone(tensor)
+    if clone is not None:
+        return tensor, address_of(clone), _storage_address(clone), clone, tensor.dtype, tensor.shape, name
     copy = tensor.detach().clone()
     return tensor, address_of(copy), _COPIED, copy, tensor.dtype, tensor.shape, name
+
+
+def _clone(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Clone a tensor lazily; None where torch cannot."""
+    if _lazy_clone is None or not tensor.untyped_storage().resizable():
+        return None
+    try:
+        with _cloning:
+            return _lazy_clone(tensor)
+    except RuntimeError:  # the storage has another allocator's memory
+        return None
 
 
 def copy_of(loan: Loan) -> torch.Tensor | None:
@@ -100,7 +112,7 @@ def _as_lent(loan: Loan) -> torch.Tensor:
 def keep(held: Iterable[object]) -> list[object]:
     """Keep the memory of the tensors among objects from now on, whose operations nobody will wait for."""
     tensors = [one for one in held if isinstance(one, torch.Tensor) and one.layout is torch.strided]
-    return [one for tensor in tensors for one in (lend(tensor, ""), tensor.untyped_storage())]
+    return [one for tensor in tensors for one in (_clone(tensor), tensor.untyped_storage())]
 
 
 def put(result: torch.Tensor, tensor: torch.Tensor, name: str) -> None:

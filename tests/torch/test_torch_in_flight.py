@@ -142,6 +142,9 @@ def _small_over_an_end() -> None:
     for _ in range(2):
         hvd.allreduce_(torch.ones(3), name="ended")
     handle = hvd.allreduce_async_(torch.ones(3), name="ended")
+    part = torch.ones(1 << 14)[4:]
+    hvd.allreduce_async_(part, name="emptied")
+    part.untyped_storage().resize_(0)
     hvd.shutdown()
     hvd.init()
     with pytest.raises(HorovodInternalError, match="is of the job before"):
@@ -174,6 +177,15 @@ def _no_memory() -> None:
         root = {"root_rank": 0} if begin is hvd.broadcast_async else {}
         with pytest.raises(ValueError, match=r"'\w+\.gone' has no memory for its 32 bytes"):
             begin(tensor, name="gone", **root)
+    flat = torch.ones(8)
+    part = flat[4:]
+    part.untyped_storage().resize_(20)
+    for begin in (hvd.allreduce_async_, hvd.allreduce_async, hvd.allgather_async):
+        with pytest.raises(ValueError, match=r"'\w+\.gone' has no memory for its 16 bytes"):
+            begin(part, name="gone")
+    part.untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match=r"'allreduce\.gone' has no memory for its 16 bytes"):
+        hvd.allreduce_(part, name="gone")
     assert hvd.allreduce(torch.ones(2), op=hvd.Sum).tolist() == [hvd.size()] * 2
 
 

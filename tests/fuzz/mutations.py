@@ -101,8 +101,19 @@ MUTATIONS: dict[str, Callable[[torch.Tensor, random.Random], None]] = {
 }
 
 
+def has_memory(tensor: torch.Tensor) -> bool:
+    """Whether torch itself can use the tensor: it does not look whether a storage has become too small."""
+    if tensor.layout is not torch.strided or tensor.numel() == 0:
+        return tensor.layout is torch.strided
+    last = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    needed = (tensor.storage_offset() + last + 1) * tensor.element_size()
+    return bool(tensor.untyped_storage().nbytes() >= needed)
+
+
 def mutate(name: str, tensor: torch.Tensor, own: random.Random) -> None:
     """Change a tensor in flight; torch refuses some of this for some tensors, and for those that are being used."""
+    if not has_memory(tensor):
+        return
     try:
         MUTATIONS[name](tensor, own)
     except (RuntimeError, TypeError, IndexError):

@@ -453,7 +453,7 @@ class Sequence:
             if what == "uses":
                 for operation in self.pending:
                     for tensor in operation.tensors:
-                        if tensor.layout is torch.strided:
+                        if mutations.has_memory(tensor):
                             tensor.zero_()
                 _refused(lambda: hvd.allreduce(torch.ones(3)))
             elif what == "waits":

@@ -101,6 +101,9 @@ MUTATIONS: dict[str, Callable[[torch.Tensor, random.Random], None]] = {
 }
 
 
+_RESIZING = {"resize_larger", "resize_storage_larger", "resize_storage_smaller", "empty_storage"}
+
+
 def has_memory(tensor: torch.Tensor) -> bool:
     """Whether torch itself can use the tensor: it does not look whether a storage has become too small."""
     if tensor.layout is not torch.strided or tensor.numel() == 0:
@@ -112,7 +115,7 @@ def has_memory(tensor: torch.Tensor) -> bool:
 
 def mutate(name: str, tensor: torch.Tensor, own: random.Random) -> None:
     """Change a tensor in flight; torch refuses some of this for some tensors, and for those that are being used."""
-    if not has_memory(tensor):
+    if not has_memory(tensor) or (name in _RESIZING and tensor.is_shared()):  # of which torch itself dies
         return
     try:
         MUTATIONS[name](tensor, own)
@@ -196,6 +199,8 @@ OF_GRADIENTS: dict[str, Callable[[torch.nn.Module, random.Random], None]] = {
 
 def mutate_gradients(name: str, model: torch.nn.Module, own: random.Random) -> None:
     """Change the gradients of a model between `backward()` and `step()`."""
+    if not all(parameter.grad is None or has_memory(parameter.grad) for parameter in model.parameters()):
+        return
     try:
         OF_GRADIENTS[name](model, own)
     except RuntimeError:

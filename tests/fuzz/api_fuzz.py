@@ -34,7 +34,7 @@ from ranks import environment_of
 from horovodlike.rendezvous import RendezvousServer
 
 RANK = Path(__file__).with_name("rank.py")
-SEQUENCE_SECONDS = 40.0
+SEQUENCE_SECONDS = 60.0
 START_SECONDS = 120.0
 REPORT_SECONDS = 30.0
 SHOWN_CHARACTERS = 6000

@@ -6,7 +6,6 @@ that were complete together are put in place together, when the first of them is
 
 from __future__ import annotations
 
-import operator
 import os
 import threading
 from collections.abc import Sequence
@@ -18,10 +17,9 @@ import torch
 from horovodlike import ops
 from horovodlike.ops import Request
 from horovodlike.torch._loan import put
-from horovodlike.torch._tensor import mark_overwritten
+from horovodlike.torch._tensor import have_memory, mark_overwritten
 
 _MOST_TOGETHER = 256
-_MAX_ITEM_BYTES = 16  # of any dtype
 
 # The tensor, its address, bytes, dtype and shape when it was copied, and what it was copied for.
 Copied: TypeAlias = tuple[torch.Tensor, int, int, torch.dtype, torch.Size, Request]
@@ -73,10 +71,7 @@ def forget_all() -> set[int]:
 
 
 def _are_where_they_were(tensors: Sequence[torch.Tensor], before: Sequence[int], num_bytes: Sequence[int]) -> bool:
-    sizes = map(torch.UntypedStorage.nbytes, map(torch.Tensor.untyped_storage, tensors))
-    offsets = list(map(torch.Tensor.storage_offset, tensors))
-    room = map(operator.sub, sizes, [_MAX_ITEM_BYTES * each for each in offsets]) if any(offsets) else sizes
-    return tuple(map(torch.Tensor.data_ptr, tensors)) == before and all(map(operator.ge, room, num_bytes))
+    return tuple(map(torch.Tensor.data_ptr, tensors)) == before and have_memory(tensors, num_bytes)
 
 
 def _put_in_place() -> None:

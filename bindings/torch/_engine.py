@@ -248,6 +248,7 @@ def start_again_in_place(
         or not tensor.is_cpu
         or not tensor.is_contiguous()
         or (last.is_one_element and tensor.is_neg())  # a negated view of more is not contiguous
+        or tensor.untyped_storage().nbytes() < tensor.storage_offset() * tensor.element_size() + last.num_bytes
     ):
         return 0
     address = tensor.data_ptr()

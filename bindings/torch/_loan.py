@@ -24,6 +24,7 @@ from typing import TypeAlias
 import torch
 
 from horovodlike.torch import _gpu
+from horovodlike.torch._tensor import fits_its_storage
 
 _lazy_clone: Callable[[torch.Tensor], torch.Tensor] | None = getattr(torch, "_lazy_clone", None)
 # The address of a tensor's storage. To ask for it otherwise moves a storage with clones to a copy.
@@ -51,12 +52,7 @@ def lend(tensor: torch.Tensor, name: str) -> Loan:
     Args:
         tensor: On the CPU or a GPU.
         name: That of the operation, for messages.
-
-    Raises:
-        ValueError: The tensor's storage has been made smaller than the tensor.
     """
-    if not _fits_its_storage(tensor):
-        raise ValueError(f"a tensor of {name!r} has no memory for its {tensor.nbytes} bytes: was its storage resized?")
     storage = tensor.untyped_storage()
     if _gpu.is_on_gpu(tensor) or (not storage.resizable() and tensor.is_shared()):  # type: ignore[no-untyped-call]
         return tensor, address_of(tensor), _storage_address(tensor), storage, tensor.dtype, tensor.shape, name
@@ -122,18 +118,10 @@ def put(result: torch.Tensor, tensor: torch.Tensor, name: str) -> None:
         ValueError: The tensor has had another shape when it was handed over, or its storage has become too small.
     """
     shape = result.shape
-    if tensor.shape != shape or not _fits_its_storage(tensor):
+    if tensor.shape != shape or not fits_its_storage(tensor):
         raise ValueError(
             f"{name}: its tensor had the shape {tuple(shape)} when it was handed over, and was resized before its "
             f"result was there (now {tuple(tensor.shape)}, of {tensor.untyped_storage().nbytes()} bytes). {_REMEDY}"
         )
     with torch.no_grad():
         tensor.copy_(result)
-
-
-def _fits_its_storage(tensor: torch.Tensor) -> bool:
-    if tensor.numel() == 0:
-        return True
-    last = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    needed = (tensor.storage_offset() + last + 1) * tensor.element_size()
-    return tensor.untyped_storage().nbytes() >= needed

@@ -7,7 +7,7 @@ from torch.utils.hooks import RemovableHandle
 
 from horovodlike.ops import GpuStream, MemoryFormat, Request, RequestList
 from horovodlike.torch import _gpu
-from horovodlike.torch._tensor import CHANNELS_LAST, check
+from horovodlike.torch._tensor import CHANNELS_LAST, check, have_memory
 
 # To lend a gradient takes about a microsecond: smaller ones are handed over when the step waits for them.
 SMALL_BYTES = 1 << 14
@@ -93,6 +93,7 @@ class SlotBatch:
         self.requests = RequestList([slot.request for slot in slots if slot.request is not None])
         self._dtypes = [slot.dtype for slot in slots]
         self._numels = [slot.numel for slot in slots]
+        self._num_bytes = [slot.numel * slot.dtype.itemsize for slot in slots if slot.dtype is not None]
         self._row_major = [slot.format is MemoryFormat.ROW_MAJOR for slot in slots]
         self._channels_last = [
             (index, CHANNELS_LAST[len(slot.shape or ())])
@@ -110,6 +111,7 @@ class SlotBatch:
             and all(map(_gpu.is_on_gpu if self.on_gpu else _gpu.is_on_cpu, grads))
             and list(map(torch.Tensor.numel, grads)) == self._numels
             and list(map(torch.Tensor.is_contiguous, grads)) == self._row_major
+            and have_memory(grads, self._num_bytes)
             and all(grads[index].is_contiguous(memory_format=how) for index, how in self._channels_last)
             and (not self.on_gpu or len(set(map(_gpu.device_of, grads))) == 1)
         )

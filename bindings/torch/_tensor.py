@@ -7,6 +7,7 @@ last, as torch makes them for parameters that do.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Sequence
 
 import torch
@@ -38,7 +39,8 @@ def check(tensor: torch.Tensor, name: str) -> None:
     """Refuse what the engine cannot reduce or send, before any rank waits for it.
 
     Raises:
-        ValueError: The dtype, layout or device is not supported; the message names it and the tensor.
+        ValueError: The dtype, layout or device is not supported, or the tensor is larger than its storage; the message
+            names it and the tensor.
         TypeError: It is no tensor.
     """
     if not isinstance(tensor, torch.Tensor):
@@ -50,6 +52,26 @@ def check(tensor: torch.Tensor, name: str) -> None:
         raise ValueError(f"{name}: tensors of dtype {tensor.dtype} are not supported; supported are {supported}")
     if tensor.device.type == "meta":
         raise ValueError(f"{name}: tensors on the meta device hold no data")
+    if not fits_its_storage(tensor):
+        raise ValueError(f"a tensor of {name!r} has no memory for its {tensor.nbytes} bytes: was its storage resized?")
+
+
+def fits_its_storage(tensor: torch.Tensor) -> bool:
+    """Whether a storage is large enough for its tensor: torch lets it be made smaller, and looks no more."""
+    if tensor.numel() == 0:
+        return True
+    last = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    needed = (tensor.storage_offset() + last + 1) * tensor.element_size()
+    return tensor.untyped_storage().nbytes() >= needed
+
+
+def have_memory(tensors: Sequence[torch.Tensor], num_bytes: Sequence[int]) -> bool:
+    """Whether storages are large enough for so many bytes from where their tensors begin; a quick look at many."""
+    sizes = map(torch.UntypedStorage.nbytes, map(torch.Tensor.untyped_storage, tensors))
+    offsets = list(map(torch.Tensor.storage_offset, tensors))
+    if any(offsets):
+        sizes = map(operator.sub, sizes, map(operator.mul, offsets, map(torch.Tensor.element_size, tensors)))
+    return all(map(operator.ge, sizes, num_bytes))
 
 
 def _is_channels_last(tensor: torch.Tensor) -> bool:

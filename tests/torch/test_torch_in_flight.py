@@ -179,13 +179,24 @@ def _no_memory() -> None:
             begin(tensor, name="gone", **root)
     flat = torch.ones(8)
     part = flat[4:]
-    part.untyped_storage().resize_(20)
-    for begin in (hvd.allreduce_async_, hvd.allreduce_async, hvd.allgather_async):
-        with pytest.raises(ValueError, match=r"'\w+\.gone' has no memory for its 16 bytes"):
-            begin(part, name="gone")
-    part.untyped_storage().resize_(0)
-    with pytest.raises(ValueError, match=r"'allreduce\.gone' has no memory for its 16 bytes"):
-        hvd.allreduce_(part, name="gone")
+    for begin in (hvd.allreduce_, hvd.allreduce_async_):  # whose calls are remembered by their names
+        for _ in range(2):
+            hvd.synchronize(begin(part, name="gone")) if begin is hvd.allreduce_async_ else begin(part, name="gone")
+    for num_bytes in (20, 0):
+        part.untyped_storage().resize_(num_bytes)
+        for begin in (hvd.allreduce_, hvd.allreduce_async_, hvd.allreduce_async, hvd.allgather_async):
+            with pytest.raises(ValueError, match=r"'\w+\.gone' has no memory for its 16 bytes"):
+                begin(part, name="gone")
+    model = torch.nn.Linear(3, 3)
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.1), model.named_parameters())
+    for storage_is_small in (False, False, True):
+        model(torch.ones(3)).sum().backward()
+        if storage_is_small:
+            model.bias.grad.untyped_storage().resize_(4)
+            with pytest.raises(ValueError, match=r"'allreduce.bias' has no memory for its 12 bytes"):
+                optimizer.step()
+        else:
+            optimizer.step()
     assert hvd.allreduce(torch.ones(2), op=hvd.Sum).tolist() == [hvd.size()] * 2
 
 

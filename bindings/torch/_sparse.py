@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -10,8 +11,7 @@ from horovodlike import basics
 from horovodlike._arguments import called, check_name, reduce_op
 from horovodlike.ops import Kind
 from horovodlike.process_set import ProcessSet, global_process_set, members, registered_id
-from horovodlike.torch._calls import result
-from horovodlike.torch._engine import Call, full_name
+from horovodlike.torch._engine import Call, full_name, synchronize
 from horovodlike.torch._varying import start_allgather
 from horovodlike.torch.compression import Compressor, NoneCompressor
 
@@ -30,6 +30,7 @@ class SparseGathering:
         """Start it."""
         set_id = registered_id(process_set)
         self.num_ranks = len(members(set_id))
+        self._name = name
         self._shape = tensor.shape
         self._device = tensor.device
         self._compression = compression
@@ -45,9 +46,13 @@ class SparseGathering:
 
         Raises:
             HorovodInternalError: The ranks disagree, or the job is broken or shut down.
+            ValueError: The result has been returned before.
             RuntimeError: Another rank's tensor has elements outside this one's shape.
         """
-        positions, values = result(self.handle, tuple)
+        gathered: Any = synchronize(self.handle)
+        if gathered is None:
+            raise ValueError(f"{self._name}: its result has been returned before, or was an error: wait for it once")
+        positions, values = gathered
         values = self._compression.decompress(values, self._ctx)
         if factor != 1.0:
             values = values * factor

@@ -145,6 +145,7 @@ def _small_over_an_end() -> None:
     part = torch.ones(1 << 14)[4:]
     hvd.allreduce_async_(part, name="emptied")
     part.untyped_storage().resize_(0)
+    hvd.barrier()  # all ranks have called
     hvd.shutdown()
     hvd.init()
     with pytest.raises(HorovodInternalError, match="is of the job before"):

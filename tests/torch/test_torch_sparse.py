@@ -31,6 +31,8 @@ def _allreduce() -> None:
                 [wait() for wait in waits]
                 continue
             summed, average = (wait().to_dense() for wait in waits)
+            with pytest.raises(ValueError, match="its result has been returned before"):
+                waits[0]()
             assert summed.dtype is dtype
             assert torch.equal(summed.double(), everybody.sum(0))
             assert torch.allclose(average.double(), everybody.mean(0), rtol=2e-3, atol=1e-2)

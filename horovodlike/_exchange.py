@@ -133,8 +133,11 @@ def _members(set_id: int) -> list[int]:
 def _gather(name: str, data: bytes | None, root: int, set_id: int) -> list[Opened]:
     """Return what each rank has sent, verified, in the order of the ranks."""
     context = Context(name, set_id, process_set.registration(set_id), _members(set_id))
+    key = basics.object_key()
+    if key is None and basics.size() > 1:
+        raise HorovodInternalError(f"{name}: this job has no key to authenticate objects with")
     # This module may have been imported after init(); the first of several threads decides.
-    seal = _seals.setdefault(basics.generation(), ObjectSeal(basics.object_key(), basics.rank()))
+    seal = _seals.setdefault(basics.generation(), ObjectSeal(key, basics.rank()))
     opened = seal.open(context, _allgather(name, seal.seal(context, data, root), set_id))
     roots = {each.root: each.rank for each in reversed(opened)}
     if len(roots) > 1:

@@ -285,7 +285,8 @@ class Request:
         try:
             _check_request(status, self.name)
         except ValueError:
-            if not ops.wait_for_given_up(self.handle_in_flight()):
+            in_flight = self.handle_in_flight()  # none: it has been carried out by now
+            if in_flight and not ops.wait_for_given_up(in_flight):
                 raise
         handle = enqueue(self._native, *arguments)
         if handle < 0:
@@ -312,7 +313,7 @@ class Request:
         """As :meth:`enqueue_inplace`, on a copy that the engine makes of at most ``MAX_COPIED_BYTES`` on the CPU.
 
         Returns:
-            A handle for :func:`horovodlike.ops.wait_copied`. The memory at the address may be freed at once.
+            A handle for :func:`horovodlike.ops.take_copy`. The memory at the address may be freed at once.
         """
         handle: int = lib.hvl_enqueue_copied(self._native, address)
         if handle < 0:

@@ -49,20 +49,22 @@ __all__ = [
     "check",
     "counters",
     "forget",
+    "forget_interrupted",
     "give_up",
     "hand_over",
     "has_ended",
     "is_in_flight",
     "is_known",
     "poll",
-    "take_copied",
+    "take_copies",
+    "take_copy",
     "text_of",
     "wait",
     "wait_all",
-    "wait_copied",
     "wait_done",
     "wait_for_given_up",
     "wait_on_stream",
+    "wait_until_complete",
 ]
 
 _before_waiting: list[Callable[[], None]] = []
@@ -135,8 +137,8 @@ def forget(handle: int) -> bool:
 def give_up(handle: int, memory: object) -> None:
     """Let go of a request whose wait a signal handler has ended, as Ctrl-C does, where its caller has no handle.
 
-    The other ranks take it for asked, so it stays in flight until they have asked, too. Who enqueues another request of
-    its name waits for that.
+    The other ranks count the request as made, so it stays in flight until they have made it, too. An enqueue of the
+    same name waits for that.
 
     Args:
         handle: The request's; it may be complete by now.
@@ -190,6 +192,12 @@ def carry_out_once(request: Request, what: object) -> list[Output]:
         raise
 
 
+def forget_interrupted() -> None:
+    """Drop interrupted calls that nothing has resumed: the job is over."""
+    while _interrupted:
+        forget(_interrupted.popitem()[1])
+
+
 def poll(handle: int) -> bool:
     """True if the request is complete; the handle stays valid.
 
@@ -239,22 +247,31 @@ def wait_done(handle: int) -> None:
         check(status)
 
 
-def wait_copied(handle: int, address: int) -> None:
-    """As :func:`wait`, for a handle of :meth:`Request.enqueue_copied`: the result is written to the address."""
-    status = lib.hvl_wait_copied(handle, 0.0, address)
-    if status == lib.HVL_IN_PROGRESS:
-        status = _until_complete(lib.hvl_wait_copied, handle, _WAIT_SLICE_SECONDS, address)
+def wait_until_complete(handle: int) -> None:
+    """Block until the request is complete, failed or not; the handle stays valid. Signal handlers run meanwhile."""
+    status = _until_complete(lib.hvl_wait_until_complete, handle, _WAIT_SLICE_SECONDS)
     if status:
         check(status)
 
 
-def take_copied(handles: Sequence[int]) -> list[bool]:
-    """As :func:`wait_copied` for those that are complete without an error; return which they are.
+def take_copy(handle: int, address: int) -> None:
+    """Write the result of a complete :meth:`Request.enqueue_copied` to the address, and consume the handle.
+
+    Raises:
+        HorovodInternalError: The request failed.
+    """
+    status = lib.hvl_take_copy(handle, address)
+    if status:
+        check(status)
+
+
+def take_copies(handles: Sequence[int]) -> list[bool]:
+    """As :func:`take_copy` for those that are complete without an error; return which they are.
 
     The results are written to where the tensors were when they were enqueued.
     """
     native = ffi.new("int64_t[]", handles)
-    taken = lib.hvl_take_copied(native, len(handles))
+    taken = lib.hvl_take_copies(native, len(handles))
     return [True] * taken if taken == len(handles) else [not handle for handle in native]
 
 

@@ -130,6 +130,7 @@ def _forget_all() -> None:
 
 
 basics.on_shutdown(_forget_all)
+basics.on_shutdown(ops.forget_interrupted)
 basics.on_init(lambda _: _forget_all())
 
 

@@ -1,4 +1,4 @@
-"""Small tensors in flight, of which the engine has copies: what is done to the tensors meanwhile does not disturb it.
+"""Small tensors in flight, of which the engine has copies: nothing that is done to the tensors reaches the engine.
 
 For a tensor of up to `ops.MAX_COPIED_BYTES` a copy takes less time than a loan (`_loan`). The results of operations
 that were complete together are put in place together, when the first of them is waited for.
@@ -26,7 +26,7 @@ Copied: TypeAlias = tuple[torch.Tensor, int, int, torch.dtype, torch.Size, Reque
 
 in_flight: dict[int, Copied] = {}  # by handle
 in_place: dict[int, torch.Tensor] = {}  # by handle: those that have their results, for which nobody has waited
-_lock = threading.Lock()  # held by a thread that takes handles which another one may wait for
+_lock = threading.RLock()  # held by a thread that takes handles which another one may wait for
 _together = 1  # how many are likely to be complete
 
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
@@ -39,24 +39,20 @@ def wait(handle: int) -> torch.Tensor | None:
         HorovodInternalError: The operation failed.
         ValueError: The operation failed, or the tensor was resized meanwhile.
     """
+    if handle in in_flight:
+        ops.wait_until_complete(handle)  # before looking at the tensor: what runs meanwhile may change it
     with _lock:
         done, copied = in_place.pop(handle, None), in_flight.pop(handle, None)
-    if copied is None:
-        return done
-    tensor, address, num_bytes, dtype, shape, request = copied
-    try:
+        if copied is None:
+            return done
+        tensor, address, num_bytes, dtype, shape, request = copied
         if _are_where_they_were((tensor,), (address,), (num_bytes,)):
-            ops.wait_copied(handle, address)
+            ops.take_copy(handle, address)
             mark_overwritten([tensor])
         else:
             result = torch.empty(shape, dtype=dtype)
-            ops.wait_copied(handle, result.data_ptr())
+            ops.take_copy(handle, result.data_ptr())
             put(result, tensor, request.name)
-    except BaseException:
-        if ops.is_known(handle):  # a signal handler has raised: the handle can be waited for again
-            in_flight[handle] = copied
-        raise
-    if in_flight:
         _put_in_place()
     return tensor
 
@@ -65,6 +61,8 @@ def forget_all() -> set[int]:
     """Let go of all operations, and return their handles."""
     with _lock:
         handles = {*in_flight, *in_place}
+        for handle in list(in_flight):
+            ops.forget(handle)
         in_flight.clear()
         in_place.clear()
     return handles
@@ -77,20 +75,16 @@ def _are_where_they_were(tensors: Sequence[torch.Tensor], before: Sequence[int],
 def _put_in_place() -> None:
     """Put the results of the oldest operations in place, as far as they are complete."""
     global _together
-    with _lock:
-        handles, oldest = zip(*islice(in_flight.items(), _together), strict=True)
-        tensors, addresses, num_bytes, *_ = zip(*oldest, strict=True)
-        if _are_where_they_were(tensors, addresses, num_bytes):
-            taken = ops.take_copied(handles)
-        else:
-            taken = [False] * len(handles)
-        if all(taken) and len(taken) == len(in_flight):
-            in_place.update(zip(handles, tensors, strict=True))
-            in_flight.clear()
-        else:
-            tensors = tuple(compress(tensors, taken))
-            for handle, tensor in zip(compress(handles, taken), tensors, strict=True):
-                in_place[handle] = tensor
-                del in_flight[handle]
+    oldest = list(islice(in_flight.items(), _together))
+    if not oldest:
+        return
+    handles, copied = zip(*oldest, strict=True)
+    tensors, addresses, num_bytes, *_ = zip(*copied, strict=True)
+    taken = ops.take_copies(handles) if _are_where_they_were(tensors, addresses, num_bytes) else [False] * len(handles)
+    if not all(taken):
+        handles, tensors = tuple(compress(handles, taken)), tuple(compress(tensors, taken))
+    in_place.update(zip(handles, tensors, strict=True))
+    for handle in handles:  # others may be added meanwhile
+        del in_flight[handle]
     mark_overwritten(tensors)
-    _together = min(2 * _together, _MOST_TOGETHER) if all(taken) else max(1, len(tensors))
+    _together = min(2 * _together, _MOST_TOGETHER) if len(handles) == len(oldest) else max(1, len(handles))

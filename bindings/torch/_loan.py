@@ -17,6 +17,7 @@ Where torch makes no such clone:
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterable
 from typing import TypeAlias
@@ -31,7 +32,9 @@ _lazy_clone: Callable[[torch.Tensor], torch.Tensor] | None = getattr(torch, "_la
 _storage_address: Callable[[torch.Tensor], int] = getattr(
     torch._C, "_data_address", lambda tensor: tensor.untyped_storage().data_ptr()
 )
-_cloning = threading.Lock()  # torch lets the interpreter's lock go, and two first clones of one storage would collide
+_cloning = threading.RLock()  # torch lets the interpreter's lock go, and two first clones of one storage would collide
+
+os.register_at_fork(before=_cloning.acquire, after_in_parent=_cloning.release, after_in_child=_cloning.release)
 
 _REMEDY = "Call synchronize() before you change a tensor that was given to an asynchronous operation"
 
@@ -91,7 +94,18 @@ def give_back(loan: Loan) -> None:
         ValueError: It has another shape, too: there is no place for the result.
     """
     if loan[2] != _storage_address(loan[0]):
+        _make_writable(loan[0])
         put(_as_lent(loan), loan[0], loan[-1])
+
+
+def _make_writable(tensor: torch.Tensor) -> None:
+    """Give a tensor other memory if torch cannot write to it, as after `resize_` while the storage had a clone."""
+    try:
+        tensor.data_ptr()
+    except RuntimeError:
+        if fits_its_storage(tensor):
+            with torch.no_grad():
+                tensor.set_(tensor.clone())  # type: ignore[call-overload]
 
 
 def _as_lent(loan: Loan) -> torch.Tensor:

@@ -194,11 +194,18 @@ class Reduction:
         return hook
 
     def hand_over_for_another(self) -> None:
-        """Hand over because somebody waits for something else. What is wrong here is not for him, but for `finish`."""
+        """Hand over because another operation is waited for. Errors are kept for `finish`."""
         try:
             self.hand_over()
         except Exception as error:
             self._failure = self._failure or error
+
+    def _were_replaced(self) -> bool:
+        """Whether a parameter has another gradient than the one that its backward pass ended with."""
+        return any(
+            slot.seen is not None and slot.param.grad is not None and slot.param.grad is not slot.seen
+            for slot in self.slots
+        )
 
     def count(self) -> None:
         """Count the backward passes noted so far.
@@ -308,7 +315,7 @@ class Reduction:
         try:
             if self.slots and self.communicates:
                 grad, version = self._first_seen
-                changed = self._submission.has_been_changed() or _version(grad) != version
+                changed = self._submission.has_been_changed() or _version(grad) != version or self._were_replaced()
                 with self._lock:
                     self._complete.clear()
                     everything = not self._submission.borrowed

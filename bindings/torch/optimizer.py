@@ -232,7 +232,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         return {"optimizer": super().__getstate__(), "options": options}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        if "options" not in state:  # copied by something that leaves the class out
+        if "options" not in state:  # from load_state_dict(), which passes only state and param_groups
             super().__setstate__(state)
             return
         inner = self._inner
@@ -311,8 +311,9 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """Set how many times `backward` adds to the gradients before they are reduced. Counting begins anew."""
+        passes = passes_per_step(passes, "set_backward_passes_per_step")
         self._reduction.forget_passes()
-        self._reduction.passes = passes_per_step(passes, "set_backward_passes_per_step")
+        self._reduction.passes = passes
         if self._copied is not None:
             self._copied["passes"] = self._reduction.passes
 

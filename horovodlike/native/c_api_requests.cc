@@ -318,15 +318,23 @@ int32_t hvl_try_wait(int64_t handle) {
   return hvl::guarded([&] { return hvl::finish(handle, hvl::state_with_result(handle, 0), nullptr, nullptr); });
 }
 
-int32_t hvl_wait_copied(int64_t handle, double timeout, uintptr_t result) {
-  return hvl::guarded([&] {
+int32_t hvl_wait_until_complete(int64_t handle, double timeout) {
+  return hvl::guarded([&]() -> hvl::Status {
     hvl_status state = hvl::handle_table().poll(handle);
-    if (state == HVL_IN_PROGRESS && timeout > 0) state = hvl::wait(&handle, 1, hvl::now_ns() + hvl::to_ns(timeout));
+    if (state == HVL_IN_PROGRESS) state = hvl::wait(&handle, 1, hvl::now_ns() + hvl::to_ns(timeout));
+    if (state == HVL_UNKNOWN_HANDLE) return hvl::finish(handle, state, nullptr, nullptr);
+    return state == HVL_IN_PROGRESS ? hvl::unfinished() : hvl::Status();
+  });
+}
+
+int32_t hvl_take_copy(int64_t handle, uintptr_t result) {
+  return hvl::guarded([&] {
+    const hvl_status state = hvl::handle_table().poll(handle);
     return hvl::finish(handle, state, nullptr, nullptr, reinterpret_cast<char*>(result));
   });
 }
 
-int32_t hvl_take_copied(int64_t* handles, int32_t count) {
+int32_t hvl_take_copies(int64_t* handles, int32_t count) {
   return hvl::handle_table().take_copied(handles, static_cast<size_t>(count));
 }
 

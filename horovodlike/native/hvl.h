@@ -314,7 +314,7 @@ int64_t hvl_enqueue(hvl_prepared* prepared, const uintptr_t* inputs, const uintp
 /* The same for one tensor that is input and output. */
 int64_t hvl_enqueue_inplace(hvl_prepared* prepared, uintptr_t data);
 /* The same, on a copy that the engine makes of a tensor on the CPU, of at most HVL_MAX_COPIED_BYTES: `data` is not used
- * any more. hvl_wait_copied() gives the result. */
+ * any more. hvl_take_copy() gives the result. */
 int64_t hvl_enqueue_copied(hvl_prepared* prepared, uintptr_t data);
 /* The same for many; writes their handles. Returns an hvl_status: if one is refused, it and those after it are not
  * enqueued, and their handles are 0. */
@@ -336,11 +336,13 @@ int32_t hvl_poll(int64_t handle);
 int32_t hvl_wait(int64_t handle, double timeout, hvl_output** outputs, int32_t* num_outputs);
 /* The same without waiting and without outputs: HVL_IN_PROGRESS at once if it is not complete. */
 int32_t hvl_try_wait(int64_t handle);
-/* As hvl_wait(), for a handle of hvl_enqueue_copied(): with HVL_OK, the result has been copied to `result`. */
-int32_t hvl_wait_copied(int64_t handle, double timeout, uintptr_t result);
+/* Waits up to `timeout` seconds, and consumes nothing: HVL_OK if the request is complete, failed or not. */
+int32_t hvl_wait_until_complete(int64_t handle, double timeout);
+/* As hvl_try_wait(), for a handle of hvl_enqueue_copied(): with HVL_OK, the result has been copied to `result`. */
+int32_t hvl_take_copy(int64_t handle, uintptr_t result);
 /* The same for those of several that are complete without an error, whose results go where the tensors were; consumes
  * no others. Writes 0 over their handles, and returns how many they are. */
-int32_t hvl_take_copied(int64_t* handles, int32_t count);
+int32_t hvl_take_copies(int64_t* handles, int32_t count);
 /* Waits for all, then consumes all and writes 0 over them; the status is the first error in order. Consumes none when
  * it returns HVL_IN_PROGRESS. A handle of 0 is passed over. */
 int32_t hvl_wait_all(int64_t* handles, int32_t count, double timeout);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import gc
@@ -41,6 +42,7 @@ ACTIONS = {  # with their weights
     "garbage": 2,
     "never": 1,
     "shared": 2,
+    "small": 4,
 }
 OTHERS = {"tensorflow": {"tensorflow": 6, "variables": 4}, "numpy": {"numpy": 6}}
 DTYPES = (torch.float32, torch.float64, torch.int32, torch.int64, torch.uint8, torch.float16, torch.bfloat16)
@@ -291,6 +293,48 @@ class Sequence:
         if failures:
             raise failures[0]
 
+    def small(self) -> None:
+        """Reduce small tensors under names that are used again, and wait for them in threads, in any order."""
+        for _ in range(self.common.randint(1, 4)):
+            operations = []
+            for index in range(self.common.randint(2, 20)):
+                tensor, name = torch.ones(5), f"small.{index}"
+                handle = self._or_give_up(
+                    lambda tensor=tensor, name=name: hvd.allreduce_async_(tensor, op=hvd.Sum, name=name)
+                )
+                operations.append(Operation("small", handle, [tensor], lambda _: None))
+            for operation in operations:
+                if self.own.random() < 0.3:
+                    self._mutate(operation)
+            self.own.shuffle(operations)
+            failures: list[BaseException] = []
+
+            def wait(part: list[Operation], failures: list[BaseException] = failures) -> None:
+                try:
+                    for operation in part:
+                        result = None
+                        with contextlib.suppress(*EXPECTED if operation.changed or self._is_over() else ()):
+                            result = hvd.synchronize(operation.handle)
+                        if not operation.changed and not self._is_over():
+                            assert torch.equal(result, torch.full((5,), float(hvd.size()))), f"small: {result}"
+                except EXPECTED as error:
+                    if not self._is_over() and hvd.is_initialized():
+                        failures.append(error)
+                except BaseException as error:
+                    failures.append(error)
+
+            parts = [operations[number::2] for number in range(2)]
+            threads = [threading.Thread(target=wait, args=(part,)) for part in parts]
+            for thread in threads:
+                thread.start()
+            for operation in operations:
+                if operation.changed:
+                    self._mutate(operation)
+            for thread in threads:
+                thread.join()
+            if failures:
+                raise failures[0]
+
     def threads(self) -> None:
         """Reduce in several threads at once."""
         count, each = self.common.randint(2, 3), self.common.randint(1, 5)
@@ -462,7 +506,8 @@ class Sequence:
                 for operation in self.pending:
                     for tensor in operation.tensors:
                         if mutations.has_memory(tensor):
-                            tensor.zero_()
+                            with contextlib.suppress(RuntimeError):  # resized while lent: torch cannot write to it
+                                tensor.zero_()
                 _refused(lambda: hvd.allreduce(torch.ones(3)))
             elif what == "waits":
                 for operation in self.pending:

@@ -61,6 +61,8 @@ def _in_place(change: str, numel: int) -> None:
         else:
             with pytest.raises(ValueError, match=r"in place: its tensor .* was resized before its result was there"):
                 hvd.synchronize(handle)
+            if change == "made larger":
+                tensor.zero_()  # torch can write to it again
         assert all(torch.equal(one, torch.full((numel,), -7.0)) for one in rubbish)
 
 
@@ -274,7 +276,23 @@ def test_gradients(fresh_ranks, overlap):
     pool.run(_gradients, "set_", False, {"compression": hvd.Compression.fp16})
     if overlap == "always":
         pool.run(_resized_gradient)
+    pool.run(_replaced_gradient)
     pool.run(_converted_module)
+
+
+def _replaced_gradient() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(WIDE))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD([parameter], lr=1.0), [("weight", parameter)], op=hvd.Sum)
+    for _ in range(2):
+        optimizer.zero_grad()
+        (parameter * (hvd.rank() + 1.0)).sum().backward()
+        if hvd.rank() == 0:
+            parameter.grad = torch.zeros(WIDE)
+            with pytest.warns(UserWarning, match="gradients have been changed"):
+                optimizer.step()
+        else:
+            optimizer.step()
+        assert torch.equal(parameter.grad, torch.full((WIDE,), 3.0))
 
 
 def _resized_gradient() -> None:

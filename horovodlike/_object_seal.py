@@ -1,7 +1,7 @@
 """Authentication, from end to end, of what is interpreted on another rank: objects, and agreements of elastic jobs.
 
-Collectives move bytes over connections, memory and libraries (TCP, shared memory, MPI) that do not, or need not, show
-whether somebody has changed them. So each rank puts its bytes into an *envelope*, and nothing is read out of one before
+Collectives move bytes over connections, memory and libraries (TCP, shared memory, MPI) that do not detect changes, or
+need not. So each rank puts its bytes into an *envelope*, and nothing is read out of one before
 its MAC has been verified. An envelope is a head, ``HMAC-SHA256(key; context, head, bytes)``, and the bytes:
 
 * The key belongs to one generation of one job (:class:`~horovodlike.rendezvous.Membership`), so no other one's

@@ -74,7 +74,7 @@ def _describe_stack(innermost: FrameType, limit: int | None, room: int) -> bytes
     while num_ours < len(frames) and _is_ours(frames[num_ours][0]):
         num_ours += 1
     lines: list[bytes] = []
-    if num_ours:  # of these the reader needs to know the one that his code has called
+    if num_ours:  # of these, name only the one that the user's code has called
         called = frames[num_ours - 1][0]
         lines.append(f"      in {called.f_globals.get('__name__')}.{called.f_code.co_name}()\n".encode())
         room -= len(lines[0])

@@ -69,7 +69,7 @@ __all__ = [
 
 _before_waiting: list[Callable[[], None]] = []
 
-# By handle: what keeps the memory of requests for which nobody waits any more.
+# By handle: what keeps the memory of requests that are not waited for any more.
 _given_up: dict[int, object] = {}
 
 # By name and description: requests that the next call of the same resumes.

@@ -25,7 +25,7 @@ _MOST_TOGETHER = 256
 Copied: TypeAlias = tuple[torch.Tensor, int, int, torch.dtype, torch.Size, Request]
 
 in_flight: dict[int, Copied] = {}  # by handle
-in_place: dict[int, torch.Tensor] = {}  # by handle: those that have their results, for which nobody has waited
+in_place: dict[int, torch.Tensor] = {}  # by handle: those that have their results, and have not been waited for
 _lock = threading.RLock()  # held by a thread that takes handles which another one may wait for
 _together = 1  # how many are likely to be complete
 

@@ -396,7 +396,7 @@ def poll(handle: int) -> bool:
 
 
 def give_up(handle: int) -> None:
-    """Let go of an operation that a signal handler has interrupted, and that nobody will synchronize."""
+    """Let go of an operation that a signal handler has interrupted, and that will not be synchronized."""
     ops.give_up(handle, _in_flight.pop(handle, None))
 
 

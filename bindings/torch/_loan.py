@@ -120,7 +120,7 @@ def _as_lent(loan: Loan) -> torch.Tensor:
 
 
 def keep(held: Iterable[object]) -> list[object]:
-    """Keep the memory of the tensors among objects from now on, whose operations nobody will wait for."""
+    """Keep the memory of the tensors among objects from now on, of operations that will not be waited for."""
     tensors = [one for one in held if isinstance(one, torch.Tensor) and one.layout is torch.strided]
     return [one for tensor in tensors for one in (_clone(tensor), tensor.untyped_storage())]
 
@@ -135,7 +135,8 @@ def put(result: torch.Tensor, tensor: torch.Tensor, name: str) -> None:
     if tensor.shape != shape or not fits_its_storage(tensor):
         raise ValueError(
             f"{name}: its tensor had the shape {tuple(shape)} when it was handed over, and was resized before its "
-            f"result was there (now {tuple(tensor.shape)}, of {tensor.untyped_storage().nbytes()} bytes). {_REMEDY}"
+            f"result was there (now {tuple(tensor.shape)}, in a storage of {tensor.untyped_storage().nbytes()} bytes). "
+            f"{_REMEDY}"
         )
     with torch.no_grad():
         tensor.copy_(result)

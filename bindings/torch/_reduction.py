@@ -79,8 +79,8 @@ class Reduction:
         self._presence = Presence()
         self._first_seen: tuple[torch.Tensor | None, int] = (None, 0)  # gradient, and its version then
         self._failure: Exception | None = None  # of handing over on behalf of another one's wait
-        # Whoever waits hands over, so more than one thread may do it: guards what leads from noted to handed over. Not
-        # held while waiting. Hooks append to `_noted` without it.
+        # Each thread that waits hands over, so several may do it at once: guards what leads from noted to handed over.
+        # Not held while waiting. Hooks append to `_noted` without it.
         self._lock = threading.RLock()
 
     def add(self, named: Iterable[tuple[str, torch.nn.Parameter]]) -> list[Slot]:
@@ -265,7 +265,11 @@ class Reduction:
         return bool(self._noted or self._complete)
 
     def hand_over(self, but_small: bool = False) -> None:
-        """Hand the gradients that are complete to the engine, but for small ones if so asked. Any thread."""
+        """Hand the gradients that are complete to the engine, but for small ones if so asked. Any thread.
+
+        Where the caller's code goes on, small gradients are left for `finish`, and so are those that share a storage: a
+        write to one of them would move all that are lent.
+        """
         with self._lock:
             try:
                 self.count()
@@ -276,8 +280,9 @@ class Reduction:
             if communicates:
                 complete, left = self._complete.copy(), []
                 if but_small and not self._streams:
-                    left = [slot for slot in complete if slot.is_small]
-                    complete = [slot for slot in complete if not slot.is_small]
+                    left = [slot for slot in complete if slot.is_small or slot.is_part_of_a_storage()]
+                    held_back = {*left}
+                    complete = [slot for slot in complete if slot not in held_back]
                 self._complete[:] = left
                 self._submit(complete, self._streams)
                 if self._submission.moved:

@@ -59,6 +59,11 @@ class Slot:
         grad = self.gradient()
         return grad is not None and _gpu.is_on_gpu(grad) != self.notes_stream
 
+    def is_part_of_a_storage(self) -> bool:
+        """Whether the gradient shares its storage with something else, as in a flat buffer of all gradients."""
+        grad = self.gradient()
+        return grad is not None and grad.layout is torch.strided and grad.untyped_storage().nbytes() > grad.nbytes
+
     def dense_form_of(self, grad: torch.Tensor, sparse_as_dense: bool) -> torch.Tensor:
         """Return the gradient, or a dense copy of a sparse one; refuse what cannot be reduced."""
         self.sparse = grad.layout is not torch.strided

@@ -277,7 +277,29 @@ def test_gradients(fresh_ranks, overlap):
     if overlap == "always":
         pool.run(_resized_gradient)
     pool.run(_replaced_gradient)
+    pool.run(_flat_gradients)
     pool.run(_converted_module)
+
+
+def _flat_gradients() -> None:
+    """Gradients may be parts of one buffer: none of what autograd does to them is taken for a change."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, WIDE), torch.nn.Linear(WIDE, 4))
+    optimizer = hvd.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.001), model.named_parameters())
+    flat = torch.zeros(sum(parameter.numel() for parameter in model.parameters()))
+    first = 0
+    for parameter in model.parameters():
+        parameter.grad = flat[first : first + parameter.numel()].view_as(parameter)
+        first += parameter.numel()
+    for _ in range(3):
+        address = flat.data_ptr()
+        optimizer.zero_grad(set_to_none=False)
+        model(torch.full((2, 4), hvd.rank() + 1.0)).sum().backward()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            optimizer.step()
+        assert flat.data_ptr() == address
+    everywhere = hvd.allgather(flat[None])
+    assert all(torch.equal(everywhere[0], other) for other in everywhere)
 
 
 def _replaced_gradient() -> None:

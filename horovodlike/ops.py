@@ -56,7 +56,6 @@ __all__ = [
     "is_in_flight",
     "is_known",
     "poll",
-    "take_copies",
     "take_copy",
     "text_of",
     "wait",
@@ -254,25 +253,21 @@ def wait_until_complete(handle: int) -> None:
         check(status)
 
 
-def take_copy(handle: int, address: int) -> None:
-    """Write the result of a complete :meth:`Request.enqueue_copied` to the address, and consume the handle.
+def take_copy(handle: int, address: int) -> bool:
+    """Write the result of a :meth:`Request.enqueue_copied` to the address, and consume the handle, if it is complete.
+
+    Returns:
+        Whether it is.
 
     Raises:
         HorovodInternalError: The request failed.
     """
     status = lib.hvl_take_copy(handle, address)
+    if status == lib.HVL_IN_PROGRESS:
+        return False
     if status:
         check(status)
-
-
-def take_copies(handles: Sequence[int]) -> list[bool]:
-    """As :func:`take_copy` for those that are complete without an error; return which they are.
-
-    The results are written to where the tensors were when they were enqueued.
-    """
-    native = ffi.new("int64_t[]", handles)
-    taken = lib.hvl_take_copies(native, len(handles))
-    return [True] * taken if taken == len(handles) else [not handle for handle in native]
+    return True
 
 
 def wait_on_stream(handle: int, stream: GpuStream) -> None:

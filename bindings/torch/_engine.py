@@ -75,7 +75,7 @@ _in_flight: dict[int, _InFlight | torch.Tensor] = {}
 _overwritten: list[torch.Tensor] = []
 _last: dict[str | None, _Last] = {}  # by the name that the caller gave
 _STRIDED = torch.strided
-_copied, _pop_in_place = _copies.in_flight, _copies.in_place.pop
+_copied = _copies.in_flight
 _lost: frozenset[int] = frozenset()  # handles of the job before, which nobody had synchronized when this one began
 _abandoned: dict[tuple[int, ...], Sequence[object]] = {}  # by handles: what holds their memory
 
@@ -255,10 +255,10 @@ def start_again_in_place(
     if waits:
         handle = last.request.enqueue_inplace(address)
         _in_flight[handle] = tensor
-        _overwritten.append(tensor)
     else:
         handle = last.request.enqueue_copied(address)
         _copied[handle] = tensor, address, last.num_bytes, last.dtype, last.shape, last.request
+    _overwritten.append(tensor)
     return handle
 
 
@@ -335,14 +335,11 @@ def synchronize(handle: int) -> Result:
         _mark_overwritten()
     if type(handle) is not int:
         handle = integer(handle, "handle", "synchronize")
-    tensor = _pop_in_place(handle, None)
-    if tensor is not None:
-        return tensor
+    copied = _copied.pop(handle, None)
+    if copied is not None:
+        return _copies.wait(handle, copied)
     operation = _in_flight.pop(handle, None)
     if operation is None:
-        tensor = _copies.wait(handle)
-        if tensor is not None:
-            return tensor
         if handle in _lost:
             raise ShutDownError(f"handle {handle} is of the job before the last init(): its operation is lost")
         return None
@@ -388,8 +385,6 @@ def poll(handle: int) -> bool:
     if _overwritten:
         _mark_overwritten()
     handle = integer(handle, "handle", "poll")
-    if handle in _copies.in_place:
-        return True
     if handle not in _in_flight and handle not in _copied:
         raise ValueError(f"handle {handle} does not belong to an operation in flight")
     return ops.poll(handle)

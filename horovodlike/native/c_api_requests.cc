@@ -334,10 +334,6 @@ int32_t hvl_take_copy(int64_t handle, uintptr_t result) {
   });
 }
 
-int32_t hvl_take_copies(int64_t* handles, int32_t count) {
-  return hvl::handle_table().take_copied(handles, static_cast<size_t>(count));
-}
-
 int32_t hvl_wait_all(int64_t* handles, int32_t count, double timeout) {
   return hvl::guarded([&]() -> hvl::Status {
     const uint64_t deadline = hvl::now_ns() + hvl::to_ns(timeout);

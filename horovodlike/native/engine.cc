@@ -138,7 +138,7 @@ Status Engine::enqueue(std::unique_ptr<Entry> entry, int64_t* handle) {
   if (entry->is_copied) {
     const size_t num_bytes = static_cast<size_t>(entry->operation->total_bytes);
     char* copy;
-    entry->handle = handles_->create_with_copy(entry->memory.output, num_bytes, &copy);
+    entry->handle = handles_->create_with_copy(num_bytes, &copy);
     memcpy(copy, entry->memory.input, num_bytes);
     entry->memory = {copy, copy};
   } else {

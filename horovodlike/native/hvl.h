@@ -340,9 +340,6 @@ int32_t hvl_try_wait(int64_t handle);
 int32_t hvl_wait_until_complete(int64_t handle, double timeout);
 /* As hvl_try_wait(), for a handle of hvl_enqueue_copied(): with HVL_OK, the result has been copied to `result`. */
 int32_t hvl_take_copy(int64_t handle, uintptr_t result);
-/* The same for those of several that are complete without an error, whose results go where the tensors were; consumes
- * no others. Writes 0 over their handles, and returns how many they are. */
-int32_t hvl_take_copies(int64_t* handles, int32_t count);
 /* Waits for all, then consumes all and writes 0 over them; the status is the first error in order. Consumes none when
  * it returns HVL_IN_PROGRESS. A handle of 0 is passed over. */
 int32_t hvl_wait_all(int64_t* handles, int32_t count, double timeout);

@@ -23,12 +23,11 @@ int64_t HandleTable::create() {
   return take_slot(&slot);
 }
 
-int64_t HandleTable::create_with_copy(char* from, size_t num_bytes, char** copy) {
+int64_t HandleTable::create_with_copy(size_t num_bytes, char** copy) {
   std::lock_guard<std::mutex> lock(mutex_);
   Slot* slot;
   const int64_t handle = take_slot(&slot);
   if (num_bytes > slot->copy.size()) slot->copy.resize(num_bytes);
-  slot->copied_from = from;
   slot->copied_bytes = num_bytes;
   *copy = slot->copy.data();
   return handle;
@@ -133,20 +132,6 @@ Status HandleTable::consume(int64_t handle, std::vector<hvl_output>* outputs, ch
     memcpy(copy_to, slot->copy.data(), slot->copied_bytes);
   release(handle, slot);
   return status;
-}
-
-int32_t HandleTable::take_copied(int64_t* handles, size_t count) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  int32_t taken = 0;
-  for (size_t index = 0; index < count; ++index) {
-    Slot* slot = find(handles[index]);
-    if (slot == nullptr || slot->state.load() != kComplete || !slot->status.ok()) continue;
-    if (slot->copied_bytes > 0) memcpy(slot->copied_from, slot->copy.data(), slot->copied_bytes);
-    release(handles[index], slot);
-    handles[index] = 0;
-    ++taken;
-  }
-  return taken;
 }
 
 void HandleTable::discard(int64_t handle) {

@@ -20,7 +20,7 @@ class HandleTable {
  public:
   int64_t create();
   // The same, for a request on a copy of so many bytes. `*copy` is the handle's for as long as it is known.
-  int64_t create_with_copy(char* from, size_t num_bytes, char** copy);
+  int64_t create_with_copy(size_t num_bytes, char** copy);
   // Takes over `outputs`, to be freed with hvl_free by who consumes the handle. Threads that wait stay asleep until
   // wake_waiters(): a thread that waits for many handles in turn is to find the whole batch complete when it wakes.
   // `on_gpu`: what tells when the result is there, where that is not now.
@@ -37,9 +37,6 @@ class HandleTable {
   GpuResultPtr result_on_gpu(int64_t handle);
   // The result of a complete handle, which is then unknown. If it is no error, its copy goes to `copy_to`.
   Status consume(int64_t handle, std::vector<hvl_output>* outputs, char* copy_to = nullptr);
-  // Copies the copies of those that are complete without an error to where they are from. Writes 0 over their handles,
-  // which are then unknown, and returns how many they are.
-  int32_t take_copied(int64_t* handles, size_t count);
   // Around fork(): no other thread is in the table then.
   void lock() { mutex_.lock(); }
   void unlock() { mutex_.unlock(); }
@@ -56,7 +53,6 @@ class HandleTable {
     Status status;
     std::vector<hvl_output> outputs;
     GpuResultPtr on_gpu;
-    char* copied_from = nullptr;
     size_t copied_bytes = 0;
     std::vector<char> copy;  // of as many bytes or more: kept for the slot's next user
   };

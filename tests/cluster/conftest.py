@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cluster import sshd
+from cluster import jobs, sshd
 from cluster.hosts import Cluster
 from cluster.tools import missing
 
@@ -48,6 +48,14 @@ def cluster() -> Iterator[Callable[..., Cluster]]:
             return made[key]
 
         yield shared
+
+
+@pytest.fixture(autouse=True)
+def ended_jobs() -> Iterator[None]:
+    """End the jobs that a failed test has left running on the hosts of the next one."""
+    yield
+    while jobs.started:
+        jobs.started.pop().end()
 
 
 @pytest.fixture

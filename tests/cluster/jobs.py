@@ -23,6 +23,9 @@ PROGRAM = Path(__file__).with_name("fault_job.py")
 SETTLE_S = 2.0  # what the other ranks have to end by themselves after a first failure
 GRACE_S = 5.0  # from SIGTERM to SIGKILL
 SLACK_S = 20.0  # what a busy machine may add to the end of a job
+START_S = 60.0  # what a busy machine may take until all ranks are up and have reduced
+
+started: list[Job] = []  # of the test that runs: what it leaves running is ended after it
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,7 @@ class Job(Diaries):
         self.process = self._start(
             cluster.launcher, ["-H", spec, *options, *python, PROGRAM, folder, *action], settings
         )
+        started.append(self)
 
     def _start(self, host: Host, words: Sequence[object], settings: dict[str, str]) -> subprocess.Popen[bytes]:
         with (self.folder / "out").open("wb") as out, (self.folder / "err").open("wb") as err:
@@ -120,7 +124,7 @@ class Job(Diaries):
         return (self.folder / "err").read_text(errors="replace")
 
     def wait_for(
-        self, name: str, ranks: Iterable[int] | None = None, *, times: int = 1, seconds: float = SLACK_S
+        self, name: str, ranks: Iterable[int] | None = None, *, times: int = 1, seconds: float = START_S
     ) -> None:
         """Wait until some ranks, or all, have noted something so many times."""
         awaited = list(range(self.size) if ranks is None else ranks)
@@ -137,6 +141,15 @@ class Job(Diaries):
         """Wait until the processes of some ranks have ended."""
         pids = {self.pid(rank) for rank in ranks}
         wait_until(lambda: not pids & self.cluster.processes().keys(), f"the end of {pids}", seconds)
+
+    def end(self) -> None:
+        """End what still runs of a job whose test has failed, since the next test uses the same hosts."""
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(GRACE_S + SLACK_S)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
 
     def go(self) -> None:
         """Let the ranks go on that wait for the word."""

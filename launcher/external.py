@@ -22,6 +22,8 @@ _GIVE_UP_S = 1.0
 """What is left so long after SIGKILL sleeps in the kernel and cannot be helped."""
 _MOST_BYTES = 4 * 1024 * 1024
 _PIECE = 64 * 1024
+_TOO_LONG = "it has not ended within"
+_NOT_WANTED = "its answer is not wanted any more"
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,11 @@ class Answer:
     out: bytes
     err: bytes
     trouble: str = ""
+
+    @property
+    def took_too_long(self) -> bool:
+        """Whether it was ended at its time limit."""
+        return self.trouble.startswith(_TOO_LONG)
 
 
 def ask(
@@ -98,9 +105,9 @@ def _listen(
             if trailing is not None and now >= trailing:
                 return ""  # what it has to say has been said; its children go as well
             if now >= deadline:
-                return f"it has not ended within {seconds:g} s"
+                return f"{_TOO_LONG} {seconds:g} s"
             if cancelled():
-                return "its answer is not wanted any more"
+                return _NOT_WANTED
             for key, _ in selector.select(min(_LOOK_S, deadline - now)):
                 piece = os.read(key.fd, _PIECE)
                 said[key.fd] += piece
@@ -110,10 +117,15 @@ def _listen(
                     return f"it has written more than {_MOST_BYTES >> 20} MiB"
             if trailing is None and process.poll() is not None:
                 trailing = time.monotonic() + _TRAILING_S
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(max(0.0, deadline - time.monotonic()))
-        return ""
-    return f"it has not ended within {seconds:g} s"
+    while process.poll() is None:  # it has closed its pipes and goes on
+        now = time.monotonic()
+        if now >= deadline:
+            return f"{_TOO_LONG} {seconds:g} s"
+        if cancelled():
+            return _NOT_WANTED
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(min(_LOOK_S, deadline - now))
+    return ""
 
 
 def _end(process: "subprocess.Popen[bytes]", gently: bool) -> None:

@@ -15,6 +15,8 @@ __all__ = ["check_files", "files_of_all_hosts", "why_unwritable"]
 
 def why_unwritable(path: str) -> str:
     """Why a file cannot be written on this host, or an empty string; nothing is made."""
+    if os.path.islink(path):
+        path = os.path.realpath(path)
     folder = os.path.dirname(path) or os.curdir
     try:
         if not os.path.isdir(folder):

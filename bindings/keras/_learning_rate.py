@@ -113,7 +113,8 @@ class LearningRateScheduleCallback(OfSameKeras, keras.callbacks.Callback):
     def _momenta(self) -> list[Any]:
         """Return the variables that hold momenta, if the optimizer is built and has any."""
         optimizer = objects.innermost(self.model.optimizer)
-        if not getattr(optimizer, "momentum", 0) or not objects.is_built(optimizer):
+        momentum = getattr(optimizer, "momentum", None)
+        if not objects.is_built(optimizer) or momentum is None or not objects.to_numpy(momentum):
             return []
         momenta = objects.momenta(optimizer, self.model.trainable_variables)
         if momenta is None:

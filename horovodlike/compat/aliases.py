@@ -149,7 +149,8 @@ def install(*, quiet: bool = False) -> None:
     if not quiet and os.environ.get("HOROVODLIKE_RANK", os.environ.get("HOROVOD_RANK", "0")) == "0":
         _mention_what_is_hidden()
     for name, value in DEFAULTS.items():
-        os.environ.setdefault(name, value)
+        if not os.environ.get(name):  # an empty one stands for the default, here as in `config`
+            os.environ[name] = value
     sys.meta_path.insert(0, _Finder())
     children.follow()
 

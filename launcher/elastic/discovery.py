@@ -100,7 +100,8 @@ class HostDiscoveryScript(HostDiscovery):
         said = answer.err.decode(errors="replace").strip().splitlines()[-5:]
         words = f"{': ' if said else ''}{'; '.join(said)}"
         if answer.trouble:
-            remedy = "; if it needs longer, raise --discovery-timeout (HOROVODLIKE_DISCOVERY_TIMEOUT)"
+            longer = "; if it needs longer, raise --discovery-timeout (HOROVODLIKE_DISCOVERY_TIMEOUT)"
+            remedy = longer if answer.took_too_long else ""
             raise DiscoveryError(f"{self._script} was ended: {answer.trouble}{remedy}{words}")
         if answer.status != 0:
             raise DiscoveryError(f"{self._script} ended with {answer.status}{words}")

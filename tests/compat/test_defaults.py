@@ -78,3 +78,4 @@ def test_one_process_under_compat(run: Run, tmp_path: Path) -> None:
     assert run("-m", "horovodlike.compat", "-c", text).stdout.strip() == "all"
     own = run("-m", "horovodlike.compat", "-c", text, HOROVODLIKE_JOIN_AVERAGE="present")
     assert own.stdout.strip() == "present"
+    assert run("-m", "horovodlike.compat", "-c", text, HOROVODLIKE_JOIN_AVERAGE="").stdout.strip() == "all"

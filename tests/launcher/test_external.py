@@ -70,6 +70,20 @@ def test_a_child_that_holds_the_output_open_does_not_hold_up_the_answer(program:
     assert time.monotonic() - began < SLACK_S
 
 
+def test_a_program_that_has_closed_its_output_is_not_waited_for_when_nobody_wants_its_answer(
+    program: Callable[[str], str],
+) -> None:
+    began = time.monotonic()
+    answer = ask([program("exec >&- 2>&-; sleep 1000")], 60, cancelled=lambda: time.monotonic() > began + 0.5)
+    assert (answer.trouble, answer.took_too_long) == ("its answer is not wanted any more", False)
+    assert time.monotonic() - began < SLACK_S
+
+
+def test_only_a_discovery_script_that_takes_too_long_is_told_of_the_time_limit(program: Callable[[str], str]) -> None:
+    with pytest.raises(DiscoveryError, match="has written more than 4 MiB$"):
+        HostDiscoveryScript(program("exec yes"), None, 60).find()
+
+
 def test_a_program_that_never_stops_writing(program: Callable[[str], str]) -> None:
     assert ask([program("exec yes")], 60).trouble == "it has written more than 4 MiB"
 

@@ -21,6 +21,7 @@ from horovodlike.launcher.backends import mpirun
 from horovodlike.launcher.elastic import run_elastic
 from horovodlike.launcher.elastic_options import ELASTIC_ARGUMENTS
 from horovodlike.launcher.options import OPTIONS
+from horovodlike.launcher.written_files import why_unwritable
 
 PYTHON = sys.executable  # before a test changes it
 HUGE = "99999999999999999999"
@@ -190,6 +191,15 @@ def test_a_port_of_ssh_is_checked_on_one_host_too(value: str) -> None:
 def test_files_are_checked_before_anything_starts(flag: str, path: str, why: str) -> None:
     message = f"hvdrun: {flag} {path} cannot be written: {why}; name a file in a folder that exists\n"
     assert outcome(["-np", "2", flag, path]) == (2, message)
+
+
+def test_a_file_may_be_a_link_to_one_that_is_still_to_be_written(tmp_path: Path) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "later.json")
+    assert why_unwritable(str(link)) == ""
+    link.unlink()
+    link.symlink_to(tmp_path / "none" / "later.json")
+    assert why_unwritable(str(link)) == f"there is no folder {tmp_path}/none"
 
 
 def flow(value: Any) -> str:

@@ -66,6 +66,7 @@ def test_the_names_bring_the_defaults(names: None) -> None:
     assert {name: os.environ[name] for name in DEFAULTS} == DEFAULTS
 
 
+@pytest.mark.slow
 def test_join_under_compat(run: Run, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT)
     done = run("-m", "horovodlike.launcher", "--compat", "-np", 2, "python", "train.py")

@@ -53,6 +53,7 @@ def test_mixed_collectives(ranks, size):
     assert ranks(size).run(_mixed, 5) == [STEPS * PER_STEP] * size
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_sixteen_ranks_run_a_thousand_mixed_collectives(fresh_ranks):
     assert fresh_ranks(16).run(_mixed, 6, timeout=200) == [STEPS * PER_STEP] * 16

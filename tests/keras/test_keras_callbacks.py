@@ -113,6 +113,7 @@ def _metrics():
     assert len(set(hvd.allgather(np.array(history.history["val_loss"])))) == 1
 
 
+@pytest.mark.slow
 @KERAS
 def test_metric_average(keras_ranks):
     keras_ranks(2).run(_metrics)

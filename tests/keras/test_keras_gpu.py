@@ -37,6 +37,7 @@ def _the_host_reads_nothing_of_the_gpu(groups):
     assert read == [torch.uint8]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 3])
 @pytest.mark.parametrize("groups", [None, 2])
 def test_the_host_does_not_wait_for_gradients(keras_gpu_ranks, groups, size):

@@ -97,6 +97,7 @@ def _equals_one_rank():
             assert int(wrapped.iterations) == STEPS * passes, case
 
 
+@pytest.mark.slow
 @TF_KERAS
 def test_equals_one_rank_with_the_whole_batch(keras_ranks):
     keras_ranks(2).run(_equals_one_rank, timeout=240)
@@ -273,6 +274,7 @@ def _saved(folder):
                 assert type(tf_keras.models.load_model(path).optimizer).__module__.startswith("tf_keras.")
 
 
+@pytest.mark.slow
 @TF_KERAS
 def test_models_are_saved_and_loaded(keras_ranks, tmp_path):
     keras_ranks(2).run(_saved, str(tmp_path), timeout=120)

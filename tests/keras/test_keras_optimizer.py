@@ -104,6 +104,7 @@ def _equals_one_rank(chosen=None):
     return report
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "chosen"), ((2, None), (3, ["plain", "Sum", "predivide and groups", "averaged passes"]))
 )
@@ -143,6 +144,7 @@ def _is_what_it_was():
     assert again.get_config() == optimizer.get_config()
 
 
+@pytest.mark.slow
 def test_state_and_class_are_kept(keras_ranks):
     keras_ranks(2).run(_is_what_it_was)
 

@@ -204,6 +204,7 @@ def _save(path: str) -> None:
         torch.save((model, optimizer), path)
 
 
+@pytest.mark.slow
 def test_what_was_saved_can_be_read_without_a_job_and_in_a_job_of_one(
     ranks: Callable[[int], RankPool], tmp_path: Path
 ) -> None:

@@ -56,7 +56,10 @@ LAYOUTS = ([2, 2], [1, 1, 1, 1], [2, 1, 1])
 
 layouts = pytest.mark.parametrize(
     "layout",
-    [pytest.param(layout, marks=pytest.mark.slow if layout == [2, 1, 1] else pytest.mark.thorough) for layout in LAYOUTS],
+    [
+        pytest.param(layout, marks=pytest.mark.slow if layout == [2, 1, 1] else pytest.mark.thorough)
+        for layout in LAYOUTS
+    ],
     ids=str,
 )
 extents = pytest.mark.parametrize("extent", [["--brief"], pytest.param([], marks=pytest.mark.thorough)], ids=str)

@@ -8,6 +8,8 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from horovodlike.compat.aliases import DEFAULTS
 from horovodlike.config import SETTINGS
 

@@ -46,6 +46,7 @@ VICTIMS: dict[str, Callable[[Cluster], list[int]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.cluster("sshd", "ssh")
 @pytest.mark.parametrize(
     "victim", [pytest.param(name, marks=[pytest.mark.thorough] if "-" in name else []) for name in VICTIMS]

@@ -56,6 +56,7 @@ def test_a_pulled_cable(
     job.check_gone()
 
 
+@pytest.mark.slow
 @pytest.mark.cluster("loss")
 def test_two_hosts_that_do_not_reach_each_other(fresh_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
     """Nobody but these two can notice: there is no control connection between them."""

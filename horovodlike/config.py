@@ -475,7 +475,7 @@ def load(environ: Mapping[str, str] | None = None) -> Config:
     source = os.environ if environ is None else environ
     values: dict[str, Any] = {}
     for setting in SETTINGS.values():
-        variable = _variable_of(setting, source)
+        variable = variable_of(setting.name, source)
         if variable is not None:
             values[setting.name] = parse(setting, source[variable], variable)
     return Config(**values)
@@ -483,12 +483,12 @@ def load(environ: Mapping[str, str] | None = None) -> Config:
 
 def is_set(name: str, environ: Mapping[str, str]) -> bool:
     """Whether a variable sets the setting, be it to its default."""
-    return _variable_of(SETTINGS[name], environ) is not None
+    return variable_of(name, environ) is not None
 
 
-def _variable_of(setting: Setting, environ: Mapping[str, str]) -> str | None:
-    """The variable that the setting is read from."""
-    return next((variable for variable in setting.variables if environ.get(variable, "").strip()), None)
+def variable_of(name: str, environ: Mapping[str, str]) -> str | None:
+    """The variable that a setting is read from; None if it has its default."""
+    return next((variable for variable in SETTINGS[name].variables if environ.get(variable, "").strip()), None)
 
 
 def _shown(setting: Setting) -> str:

@@ -319,7 +319,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], program: str = "hvdru
     if where.num_proc is None:
         raise UsageError(f"how many ranks? Give -np N, for instance: {program} -np 2 python train.py")
     if elastic is None or elastic.discovery_script is None:
-        check_files(values, _file_names(arguments, settings), where.hosts, where.here, settings)
+        has_rank_0 = nodes.number == 0 if nodes else not where.hosts or where.hosts[0].host == where.here
+        check_files(values, _file_names(arguments, settings), where.here, has_rank_0, {**environ, **settings})
     return JobSpec(
         num_proc=where.num_proc,
         command=command,

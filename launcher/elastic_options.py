@@ -26,6 +26,7 @@ __all__ = [
 ]
 
 _MOST_DIGITS = 20
+_MOST_RESETS = 2**63 - 1
 _LONGEST_S = 1e6
 _DECIDE = ("min_np", "max_np", "host_discovery_script")
 _SERVE = ("slots", "reset_limit", "blacklist_cooldown_range")
@@ -104,7 +105,7 @@ def find_elastic(arguments: argparse.Namespace, values: Config) -> ElasticSpec |
         max_np=_number(arguments, "max_np", 1),
         discovery_script=arguments.host_discovery_script,
         slots=_number(arguments, "slots", 1),
-        reset_limit=_number(arguments, "reset_limit", 0),
+        reset_limit=_number(arguments, "reset_limit", 0, _MOST_RESETS),
         cooldown_range=_range(arguments.blacklist_cooldown_range),
         discovery_timeout=values.discovery_timeout,
         elastic_timeout=values.elastic_timeout,
@@ -113,13 +114,13 @@ def find_elastic(arguments: argparse.Namespace, values: Config) -> ElasticSpec |
     )
 
 
-def _number(arguments: argparse.Namespace, name: str, least: int) -> int | None:
+def _number(arguments: argparse.Namespace, name: str, least: int, most: int = MOST_RANKS) -> int | None:
     text: str | None = getattr(arguments, name)
     if text is None:
         return None
-    if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS and least <= int(text) <= MOST_RANKS):
+    if not (text.isascii() and text.isdigit() and len(text) <= _MOST_DIGITS and least <= int(text) <= most):
         called = arguments.elastic_flags[name]
-        raise UsageError(f"{called} {text} cannot be used: it must be an integer >= {least}, and at most {MOST_RANKS}")
+        raise UsageError(f"{called} {text} cannot be used: it must be an integer >= {least}, and at most {most}")
     return int(text)
 
 
@@ -211,8 +212,7 @@ def take_elastic(given: Mapping[str, Any], always: bool, values: Config) -> Elas
         if found:
             raise UsageError(f"run(): {min(found)} is for elastic jobs; give min_np, max_np or host_discovery_script")
         return None
-    least = {"min_np": 1, "max_np": 1, "slots": 1, "reset_limit": 0}
-    numbers = {name: take_integer(name, found.get(name), number, MOST_RANKS) for name, number in least.items()}
+    numbers = {name: take_integer(name, found.get(name), 1, MOST_RANKS) for name in ("min_np", "max_np", "slots")}
     cooldown = found.get("cooldown_range")
     if cooldown is not None:
         try:
@@ -224,7 +224,7 @@ def take_elastic(given: Mapping[str, Any], always: bool, values: Config) -> Elas
         min_np=numbers["min_np"],
         max_np=numbers["max_np"],
         slots=numbers["slots"],
-        reset_limit=numbers["reset_limit"],
+        reset_limit=take_integer("reset_limit", found.get("reset_limit"), 0, _MOST_RESETS),
         discovery_script=found.get("host_discovery_script"),
         cooldown_range=cooldown,
         discovery_timeout=values.discovery_timeout,

@@ -136,7 +136,8 @@ def run(
         settings[config.SETTINGS["network_timeout"].variable] = f"{values.heartbeat_timeout:g}"
     number = where.num_proc or 1
     if host_discovery is None and (elastic is None or elastic.discovery_script is None):
-        check_files(values, {}, where.hosts, where.here, {})
+        has_rank_0 = not where.hosts or where.hosts[0].host == where.here
+        check_files(values, {}, where.here, has_rank_0, {**environ, **settings})
     spec = JobSpec(
         num_proc=number,
         command=(executable or sys.executable, str(_RUN_TASK)),

@@ -1,14 +1,13 @@
 """Files that ranks will write: looked at before anything starts."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from horovodlike.launcher.errors import UsageError
 
 if TYPE_CHECKING:  # agents have no such module
     from horovodlike.config import Config
-    from horovodlike.launcher.hosts import HostSlots
 
 __all__ = ["check_files", "files_of_all_hosts", "why_unwritable"]
 
@@ -39,18 +38,18 @@ def files_of_all_hosts(values: "Config") -> tuple[str, ...]:
 def check_files(
     values: "Config",
     names: Mapping[str, str],
-    hosts: "Sequence[HostSlots]",
     here: str | None,
-    chosen: Mapping[str, str],
+    rank_0_is_here: bool,
+    environ: Mapping[str, str],
 ) -> None:
     """Looks at the files that ranks of this machine will write.
 
     Args:
         values: The settings.
-        names: By setting, by what the user has asked for it; others were asked for by their variables.
-        hosts: The hosts of the job; none stands for this machine.
+        names: By setting, the option that asks for it; others were asked for by variables.
         here: The name of this machine among the hosts, or None.
-        chosen: The settings that were asked for explicitly, by variable.
+        rank_0_is_here: Rank 0 will run on this machine.
+        environ: The variables that the settings were read from.
 
     Raises:
         UsageError: One cannot be written.
@@ -59,14 +58,12 @@ def check_files(
 
     if here is None:
         return
-    log = config.SETTINGS["autotune_log"]
     found = [("timeline", path) for path in files_of_all_hosts(values)]
-    rank_0_is_here = not hosts or hosts[0].host == here
-    if values.autotune_log and rank_0_is_here and (values.autotune or log.variable in chosen):
+    if values.autotune_log and rank_0_is_here and (values.autotune or "autotune_log" in names):
         found.append(("autotune_log", values.autotune_log))
     for setting, path in found:
         trouble = why_unwritable(path)
         if trouble:
-            called = names.get(setting, config.SETTINGS[setting].variable)
+            called = names.get(setting) or str(config.variable_of(setting, environ))
             shown = f"{called} {path}" if called.startswith("-") else f"{called}={path}"
             raise UsageError(f"{shown} cannot be written: {trouble}; name a file in a folder that exists")

@@ -69,8 +69,8 @@ class LearningRateScheduleCallback(OfSameKeras, keras.callbacks.Callback):
         schedule = objects.schedule_of(self.model.optimizer)
         if schedule is not None:
             raise ValueError(
-                f"{type(self).__name__} cannot set the learning rate of an optimizer that was made with "
-                f"learning_rate={schedule!r}: give it a number"
+                f"{type(self).__name__} cannot set a learning rate that {schedule!r} sets: use an optimizer of Keras "
+                "with a number as its learning_rate"
             )
         if not self.staircase and self.steps_per_epoch is None:
             self.steps_per_epoch = (self.params or {}).get("steps")

@@ -59,8 +59,8 @@ def _is_legacy(optimizer: Any) -> bool:
 
 
 def _of_tensorflow_1(optimizer: Any) -> Any:
-    """Return the optimizer of `tf.compat.v1.train` that is inside; None: there is none."""
-    inside = getattr(optimizer, "optimizer", None)
+    """Return the optimizer of `tf.compat.v1.train` that this is, or that Keras has put it around; None: neither."""
+    inside = getattr(optimizer, "optimizer", optimizer)
     return inside if isinstance(inside, tf.compat.v1.train.Optimizer) else None
 
 
@@ -88,7 +88,8 @@ def variables_of(optimizer: Any) -> list[Any]:
     """Return the variables of an optimizer."""
     optimizer = innermost(optimizer)
     if (of_tensorflow := _of_tensorflow_1(optimizer)) is not None:
-        return [optimizer.iterations, *of_tensorflow.variables()]
+        own = of_tensorflow.variables()
+        return own if of_tensorflow is optimizer else [optimizer.iterations, *own]
     return list(optimizer.variables())  # new ones have a list that can be called
 
 
@@ -123,10 +124,9 @@ def innermost(optimizer: Any) -> Any:
 def schedule_of(optimizer: Any) -> Any:
     """Return what sets the learning rate; None if it is a number that can be set."""
     optimizer = innermost(optimizer)
-    if _is_legacy(optimizer):
-        rate = optimizer._hyper.get("learning_rate", "nothing")
-    else:
-        rate = getattr(optimizer, "_learning_rate", _of_tensorflow_1(optimizer))
+    if (of_tensorflow := _of_tensorflow_1(optimizer)) is not None:
+        return of_tensorflow
+    rate = optimizer._hyper.get("learning_rate") if _is_legacy(optimizer) else optimizer._learning_rate
     return None if isinstance(rate, (int, float, tf.Variable)) or tf.is_tensor(rate) else rate
 
 

@@ -88,7 +88,7 @@ def DistributedOptimizer(
         process_set=process_set,
         scale_local_gradients=scale_local_gradients,
     )
-    return _wrapped(optimizer, options, Local())
+    return _wrapped(optimizer, options, Local(), "DistributedOptimizer")
 
 
 def PartialDistributedOptimizer(
@@ -132,20 +132,20 @@ def PartialDistributedOptimizer(
         compression=compression,
         sparse_as_dense=sparse_as_dense,
         gradient_predivide_factor=gradient_predivide_factor,
-        op=reduce_op(op, "DistributedOptimizer"),
-        backward_passes_per_step=passes_per_step(backward_passes_per_step, "DistributedOptimizer"),
+        op=reduce_op(op, "PartialDistributedOptimizer"),
+        backward_passes_per_step=passes_per_step(backward_passes_per_step, "PartialDistributedOptimizer"),
         average_aggregated_gradients=average_aggregated_gradients,
         groups=_one_of(num_groups, groups),
         process_set=process_set,
         scale_local_gradients=scale_local_gradients,
     )
-    return _wrapped(optimizer, options, Local(layers))
+    return _wrapped(optimizer, options, Local(layers), "PartialDistributedOptimizer")
 
 
-def _wrapped(optimizer: Any, options: Options, local: Local) -> Any:
-    check(optimizer, "DistributedOptimizer")
+def _wrapped(optimizer: Any, options: Options, local: Local, caller: str) -> Any:
+    check(optimizer, caller)
     optimizer = keras.optimizers.get(optimizer)
-    _check(optimizer, options)
+    _check(optimizer, options, caller)
     return objects.wrapped(optimizer, options, local)
 
 
@@ -155,15 +155,15 @@ def _one_of(num_groups: int, groups: Groups) -> Groups:
     return num_groups if groups is None and num_groups else groups
 
 
-def _check(optimizer: Any, options: Options) -> None:
+def _check(optimizer: Any, options: Options, caller: str) -> None:
     if objects.gradients_of(optimizer) is not None:
         raise ValueError(f"{type(optimizer).__name__} is distributed already: wrap an optimizer once")
     if options.op not in (basics.Average, basics.Sum):
         raise ValueError(f"op currently only supports Average and Sum, got {options.op!r}")
-    predivide_factor(options.gradient_predivide_factor, options.op, "DistributedOptimizer")
-    check_name(options.name, "DistributedOptimizer")
+    predivide_factor(options.gradient_predivide_factor, options.op, caller)
+    check_name(options.name, caller)
     if options.compression is not None:
-        check_compression(options.compression, "DistributedOptimizer")
+        check_compression(options.compression, caller)
     inner_steps = getattr(optimizer, "gradient_accumulation_steps", None)
     if options.backward_passes_per_step > 1 and inner_steps:
         raise ValueError(

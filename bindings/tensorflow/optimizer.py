@@ -45,6 +45,9 @@ class _DistributedOptimizer(_Legacy):  # type: ignore[misc]
             lambda: self._optimizer.apply_gradients(*args, **kwargs), self, *args, **kwargs
         )
 
+    def _create_slots(self, var_list: Sequence[Any]) -> None:
+        self._optimizer._create_slots(var_list)
+
     def get_slot(self, *args: Any, **kwargs: Any) -> Any:
         """As the optimizer within."""
         return self._optimizer.get_slot(*args, **kwargs)
@@ -116,6 +119,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
             process_set=process_set,
             scale_local_gradients=scale_local_gradients,
         )
+    if isinstance(optimizer, _DistributedOptimizer):
+        raise ValueError(f"{optimizer.get_name()} is distributed already: wrap an optimizer once")
     backward_passes_per_step = passes_per_step(backward_passes_per_step, "DistributedOptimizer")
     if tf.executing_eagerly() and backward_passes_per_step > 1:
         raise ValueError(

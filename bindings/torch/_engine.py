@@ -19,7 +19,7 @@ from horovodlike._arguments import integer
 from horovodlike.errors import HorovodInternalError, ShutDownError
 from horovodlike.ops import MAX_COPIED_BYTES, Allocation, Device, GpuStream, Kind, Output, Request
 from horovodlike.torch import _copies, _gpu
-from horovodlike.torch._loan import Loan, address_of, copy_of, give_back, keep, lend, put
+from horovodlike.torch._loan import Loan, address_of, give_back, keep, lend, put
 from horovodlike.torch._tensor import DTYPES, check, engine_shape, in_memory, is_in_memory, mark_overwritten
 
 Tensors = tuple[torch.Tensor, ...]
@@ -176,7 +176,7 @@ def _mark_overwritten() -> None:
 
 
 def lent(tensors: Sequence[torch.Tensor], name: str, waits: bool) -> tuple[list[torch.Tensor], list[Loan | None]]:
-    """Return the tensors, or copies of them, for the engine to use, and the loans of those that are no copies.
+    """Return tensors with the memory that the engine uses, and the loans of those that are no copies made here.
 
     Args:
         tensors: They have been checked.
@@ -187,9 +187,7 @@ def lent(tensors: Sequence[torch.Tensor], name: str, waits: bool) -> tuple[list[
     if waits:
         return works, [None] * len(works)
     loans = [lend(work, name) if work is tensor else None for work, tensor in zip(works, tensors, strict=True)]
-    copies = [None if loan is None else copy_of(loan) for loan in loans]
-    works = [work if copy is None else copy for work, copy in zip(works, copies, strict=True)]
-    return works, [loan if copy is None else None for loan, copy in zip(loans, copies, strict=True)]
+    return [work if loan is None else loan[1] for work, loan in zip(works, loans, strict=True)], loans
 
 
 def start_in_place(call: Call, tensors: Sequence[torch.Tensor], single: bool, waits: bool = False) -> int:
@@ -210,10 +208,10 @@ def start_in_place(call: Call, tensors: Sequence[torch.Tensor], single: bool, wa
 
     def finish(_: list[Output]) -> Result:
         for tensor, work, loan in zip(tensors, works, loans, strict=True):
-            if work is not tensor:
-                put(work, tensor, call.name)
-            elif loan is not None:
+            if loan is not None:
                 give_back(loan)
+            elif work is not tensor:
+                put(work, tensor, call.name)
         return tensors[0] if single else tuple(tensors)
 
     handle = start(call, works, works, [*works, *tensors, *loans], finish)

@@ -9,8 +9,8 @@ its own, the engine neither sees nor is disturbed by it, and it can be told from
 
 Where torch makes no such clone:
 
-* on a GPU the storage is kept, which all but `resize_` leave the memory;
-* so it is for shared memory, which torch neither resizes nor moves;
+* on a GPU an alias keeps the storage, which all but `resize_` leave the memory;
+* so it does for shared memory, which torch neither resizes nor moves;
 * what remains is copied: memory whose address others may hold, so that a clone must not take it over (NumPy's, and
   torch's after `Tensor.numpy()`), memory of other allocators, and all with torch before 2.3.
 """
@@ -38,9 +38,9 @@ os.register_at_fork(before=_cloning.acquire, after_in_parent=_cloning.release, a
 
 _REMEDY = "Call synchronize() before you change a tensor that was given to an asynchronous operation"
 
-# The tensor, its address and that of its storage, what keeps the memory, the tensor's dtype and shape, and the name of
-# the operation: a plain tuple, since it takes a tenth of the time of a class.
-Loan: TypeAlias = tuple[torch.Tensor, int, int, torch.Tensor | torch.UntypedStorage, torch.dtype, torch.Size, str]
+# The tensor, the tensor by which the engine knows its memory, the address of the storage of that, and the name of the
+# operation: a plain tuple, since it takes a tenth of the time of a class.
+Loan: TypeAlias = tuple[torch.Tensor, torch.Tensor, int, str]
 _COPIED = 0  # in place of the address of the storage: the engine has a copy
 
 
@@ -58,12 +58,12 @@ def lend(tensor: torch.Tensor, name: str) -> Loan:
     """
     storage = tensor.untyped_storage()
     if _gpu.is_on_gpu(tensor) or (not storage.resizable() and tensor.is_shared()):  # type: ignore[no-untyped-call]
-        return tensor, address_of(tensor), _storage_address(tensor), storage, tensor.dtype, tensor.shape, name
-    clone = _clone(tensor)
-    if clone is not None:
-        return tensor, address_of(clone), _storage_address(clone), clone, tensor.dtype, tensor.shape, name
-    copy = tensor.detach().clone()
-    return tensor, address_of(copy), _COPIED, copy, tensor.dtype, tensor.shape, name
+        kept: torch.Tensor | None = tensor.detach()
+    else:
+        kept = _clone(tensor)
+    if kept is None:
+        return tensor, tensor.detach().clone(), _COPIED, name
+    return tensor, kept, _storage_address(kept), name
 
 
 def _clone(tensor: torch.Tensor) -> torch.Tensor | None:
@@ -75,11 +75,6 @@ def _clone(tensor: torch.Tensor) -> torch.Tensor | None:
             return _lazy_clone(tensor)
     except RuntimeError:  # the storage has another allocator's memory
         return None
-
-
-def copy_of(loan: Loan) -> torch.Tensor | None:
-    """Return what the engine has in place of the tensor; None if that is the tensor's own memory."""
-    return loan[3] if loan[2] == _COPIED and isinstance(loan[3], torch.Tensor) else None
 
 
 def has_moved(loan: Loan) -> bool:
@@ -95,7 +90,7 @@ def give_back(loan: Loan) -> None:
     """
     if loan[2] != _storage_address(loan[0]):
         _make_writable(loan[0])
-        put(_as_lent(loan), loan[0], loan[-1])
+        put(_result(loan), loan[0], loan[3])
 
 
 def _make_writable(tensor: torch.Tensor) -> None:
@@ -108,15 +103,11 @@ def _make_writable(tensor: torch.Tensor) -> None:
                 tensor.set_(tensor.clone())  # type: ignore[call-overload]
 
 
-def _as_lent(loan: Loan) -> torch.Tensor:
-    _, address, storage_address, keeper, dtype, shape, name = loan
-    if isinstance(keeper, torch.Tensor):
-        return keeper
-    if keeper.data_ptr() != storage_address:
+def _result(loan: Loan) -> torch.Tensor:
+    _, kept, storage_address, name = loan
+    if storage_address not in (_COPIED, _storage_address(kept)):
         raise ValueError(f"{name}: the memory of its tensor was moved before its result was there. {_REMEDY}")
-    with torch.no_grad():
-        lent = torch.empty(0, dtype=dtype, device=keeper.device)
-        return lent.set_(keeper, (address - storage_address) // lent.element_size(), shape)  # type: ignore[call-overload, no-any-return]
+    return kept
 
 
 def keep(held: Iterable[object]) -> list[object]:

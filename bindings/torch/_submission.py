@@ -12,7 +12,7 @@ from horovodlike.ops import GpuStream, Kind, Request
 from horovodlike.process_set import ProcessSet, global_process_set
 from horovodlike.torch import _gpu
 from horovodlike.torch._engine import Call, abandon, build_request
-from horovodlike.torch._loan import Loan, address_of, copy_of, give_back, has_moved, lend, put
+from horovodlike.torch._loan import Loan, address_of, give_back, has_moved, lend, put
 from horovodlike.torch._slot import Group, Slot, SlotBatch
 from horovodlike.torch._sparse import SparseGathering
 from horovodlike.torch._tensor import in_memory_like
@@ -122,17 +122,15 @@ class Submission:
         """Lend gradients, and return the addresses of what the engine gets."""
         loans = [lend(grad, slot.name) for grad, slot in zip(grads, slots, strict=True)]
         self._loans += loans
-        return [address for _, address, *_ in loans]
+        return [address_of(kept) for _, kept, *_ in loans]
 
-    def _lent_or_copied(self, work: torch.Tensor, slot: Slot, grad: torch.Tensor | None) -> torch.Tensor:
-        """Lend what is reduced if it is the gradient itself; return it, or a copy where it cannot be lent."""
+    def _lend_if_own(self, work: torch.Tensor, slot: Slot, grad: torch.Tensor | None) -> torch.Tensor:
+        """Return a tensor with the memory that the engine uses: if it is that of the gradient itself, it is lent."""
         if work is not grad:
             return work
         loan = lend(work, slot.name)
-        copy = copy_of(loan)
-        if copy is None:
-            self._loans.append(loan)
-        return work if copy is None else copy
+        self._loans.append(loan)
+        return loan[1]
 
     def _note_stream(self, stream: GpuStream) -> GpuStream:
         self._streams.add(stream)
@@ -149,8 +147,7 @@ class Submission:
         with torch.no_grad():
             compressed, ctx = self.options.compression.compress(dense)
             work, memory_format = in_memory_like(compressed, slot.param)
-            if slot.group is None and not waits:
-                work = self._lent_or_copied(work, slot, grad)
+            lent = work if slot.group is not None or waits else self._lend_if_own(work, slot, grad)
         self.borrowed.append(grad)
         slot.grad = grad
         slot.ctx = ctx
@@ -165,7 +162,7 @@ class Submission:
             slot.request = build_request(self._call(slot.name), [work], [memory_format])
             slot.dtype, slot.shape, slot.on_gpu, slot.format = described
             slot.numel = work.numel()
-        self._enqueue(slot.request, [work])
+        self._enqueue(slot.request, [lent])
         # Autograd may hand over a negated view of one element, so that is looked at each time.
         slot.alike = self.plain and work is grad and slot.numel > 1
         if slot.sparse or work is not dense:
@@ -196,11 +193,12 @@ class Submission:
             group.streams.add(_gpu.current_stream(_gpu.device_of(slot.work)))
         if group.ready < len(group.slots):
             return
-        works = [slot.work for slot in group.slots if slot.work is not None]
-        if not waits:
-            works = [
-                self._lent_or_copied(work, member, member.grad) for work, member in zip(works, group.slots, strict=True)
-            ]
+        own = [slot.work for slot in group.slots if slot.work is not None]
+        works = lent = (
+            own
+            if waits
+            else [self._lend_if_own(work, slot, slot.grad) for work, slot in zip(own, group.slots, strict=True)]
+        )
         if group.streams:
             _gpu.hold_up(group.streams)
             self._streams |= group.streams  # the memory is given out again for any of them
@@ -211,8 +209,8 @@ class Submission:
             group.request = build_request(self._call(f"group.{group.slots[0].name}"), works, formats)
             group.described = described, formats
         self._enqueue(group.request, works)
-        for member, work in zip(group.slots, works, strict=True):
-            if member.dense is not None and (member.sparse or work is not member.dense):
+        for member, work, before in zip(group.slots, works, lent, strict=True):
+            if member.dense is not None and (member.sparse or member.work is not member.dense or work is not before):
                 self._finishers.append(self._finisher(member, member.dense, work))
 
     def _enqueue(self, request: Request, works: list[torch.Tensor]) -> None:

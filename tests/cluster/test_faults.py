@@ -79,6 +79,7 @@ def test_a_child_that_outlives_its_rank(cluster: Callable[..., Cluster], tmp_pat
     job.check_gone()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("victim", "length"),
     [

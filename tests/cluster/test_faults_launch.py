@@ -69,6 +69,7 @@ def test_what_holds_a_host_is_killed(cluster: Callable[..., Cluster], tmp_path: 
     job.check_gone()
 
 
+@pytest.mark.slow
 @pytest.mark.cluster("sshd", "ssh")
 def test_hvdrun_is_killed(cluster: Callable[..., Cluster], tmp_path: Path) -> None:
     job = Job(cluster(2, ssh=True), tmp_path, [1, 2], "reduce", BIG)
@@ -158,6 +159,7 @@ def test_a_port_that_is_taken(cluster: Callable[..., Cluster], key: Path) -> Non
     assert hosts.processes() == {}
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 @pytest.mark.parametrize("victim", [0, 2])
 def test_a_killed_rank_of_a_node(cluster: Callable[..., Cluster], key: Path, victim: int) -> None:

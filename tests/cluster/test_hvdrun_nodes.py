@@ -66,6 +66,7 @@ def test_each_node_is_a_host(fresh_cluster: Callable[..., Cluster], key: Path, f
     assert cluster.processes() == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut", [0, 1])
 def test_a_pulled_cable_ends_all_nodes(fresh_cluster: Callable[..., Cluster], key: Path, cut: int) -> None:
     cluster = fresh_cluster(3)

@@ -54,6 +54,7 @@ def _chosen(row: dict[str, str]) -> str:
     return f"HOROVODLIKE_FUSION_THRESHOLD={threshold} HOROVODLIKE_CYCLE_TIME={cycle_time:g}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overlap", ["always", "never"])
 def test_a_job_is_tuned_and_says_what_it_chose(
     fresh_ranks: Callable[..., RankPool], tmp_path: Path, overlap: str

@@ -157,6 +157,7 @@ def test_the_configuration_file_has_every_key() -> None:
     assert options.from_mapping(content, "launching.md")["HOROVODLIKE_FUSION_THRESHOLD"] == str(64 << 20)
 
 
+@pytest.mark.slow
 def test_readme_script_runs(tmp_path: Path) -> None:
     (script,) = blocks(ROOT / "README.md", "python")
     (tmp_path / "train.py").write_text(script)

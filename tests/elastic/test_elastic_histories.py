@@ -36,6 +36,7 @@ def test_sigkill(tmp_path: Path, point: str, victim: int) -> None:
     assert len(job.entries("start")) > 4  # it was replaced
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("point", ["rendezvous", "sync"])
 def test_sigkill_while_a_generation_begins(tmp_path: Path, point: str) -> None:
     plan = fault(1, 5, "step", "SIGKILL") + fault(1, 5, point, "SIGKILL", generation=2)

@@ -154,7 +154,7 @@ def _schedule():
     with pytest.raises(ValueError, match="Parameter `initial_lr` is required"):
         schedule(None, 0.1)
     decay = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)
-    with pytest.raises(ValueError, match="give it a number"):
+    with pytest.raises(ValueError, match="with a number as its learning_rate"):
         rates([schedule(0.1, 0.1)], optimizer=keras.optimizers.SGD(decay))
     batches = iter([_data(4)] * 2)
     with pytest.raises(ValueError, match="pass steps_per_epoch"):
@@ -274,6 +274,7 @@ def _short_batches():
         np.testing.assert_allclose(mine, theirs, rtol=1e-5)
 
 
+@pytest.mark.slow
 @KERAS
 def test_uneven_data(keras_ranks):
     keras_ranks(2).run(_uneven, (2, 4), True)

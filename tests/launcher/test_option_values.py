@@ -193,6 +193,20 @@ def test_files_are_checked_before_anything_starts(flag: str, path: str, why: str
     assert outcome(["-np", "2", flag, path]) == (2, message)
 
 
+def test_the_variable_that_names_a_file_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOROVOD_TIMELINE", "none/t.json")
+    code, said = outcome(["-np", "2"])
+    assert (code, "HOROVOD_TIMELINE=none/t.json cannot be written" in said) == (2, True)
+
+
+@pytest.mark.parametrize("node", [0, 1])
+@pytest.mark.usefixtures("folder")
+def test_the_log_of_autotuning_is_written_where_rank_0_is(node: int) -> None:
+    nodes = ["--nnodes", "2", "--node-rank", str(node), "--rendezvous", "localhost:1", "--secret-key-file", "key"]
+    code, said = outcome(["-np", "2", *nodes, "--autotune-log-file", "none/log"])
+    assert (code, "none/log cannot be written" in said) == ((2, True) if node == 0 else (0, False)), said
+
+
 def test_a_file_may_be_a_link_to_one_that_is_still_to_be_written(tmp_path: Path) -> None:
     link = tmp_path / "link"
     link.symlink_to(tmp_path / "later.json")

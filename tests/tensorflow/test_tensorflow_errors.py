@@ -58,6 +58,7 @@ def _mismatches():
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", (2, 3))
 def test_mismatches_name_the_tensor_the_ranks_and_both_values(ranks, size):
     on_ranks = ranks(size).run(_mismatches, timeout=120)

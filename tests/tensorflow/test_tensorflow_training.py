@@ -40,6 +40,8 @@ def _optimizer_of_tensorflow_1():
         hvd.DistributedOptimizer(eager, backward_passes_per_step=2)
     with pytest.raises(ValueError, match="Adasum does not support average_aggregated_gradients"):
         hvd.DistributedOptimizer(eager, op=hvd.Adasum, average_aggregated_gradients=True)
+    with pytest.raises(ValueError, match="DistributedGradientDescentOptimizer is distributed already"):
+        hvd.DistributedOptimizer(hvd.DistributedOptimizer(eager))
     local, shared = tf.Variable(1.0), tf.Variable(1.0)
     optimizer = hvd.DistributedOptimizer(eager)
     optimizer.register_local_var(local)

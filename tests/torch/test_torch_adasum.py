@@ -47,6 +47,7 @@ def _definition() -> None:
     assert torch.allclose(scaled, hvd.allreduce(tensors[0], op=hvd.Adasum) / 2, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_definition(ranks, size):
     ranks(size).run(_definition)
@@ -69,6 +70,7 @@ def _properties() -> None:
     assert hvd.remove_process_set(chosen)
 
 
+@pytest.mark.slow
 def test_sum_of_what_is_orthogonal_mean_of_what_is_parallel(ranks):
     ranks(3).run(_properties)
 

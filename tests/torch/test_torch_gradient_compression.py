@@ -195,6 +195,7 @@ def _train(method: str, images: torch.Tensor, labels: torch.Tensor) -> tuple[flo
     return loss, (logits.argmax(1) == labels).float().mean().item(), same_everywhere(list(model.parameters()))
 
 
+@pytest.mark.slow
 def test_training_converges_to_the_loss_without_compression(ranks):
     """Margin: 0.01 of cross entropy, where training begins at 2.3 and ends below 0.05."""
     digits = load_digits()

@@ -13,7 +13,6 @@ import torch
 from horovodlike import ops
 from horovodlike.ops import Request
 from horovodlike.torch._loan import put
-from horovodlike.torch._tensor import have_memory
 
 # The tensor, its address, bytes, dtype and shape when it was copied, and what it was copied for.
 Copied: TypeAlias = tuple[torch.Tensor, int, int, torch.dtype, torch.Size, Request]
@@ -32,7 +31,8 @@ def wait(handle: int, copied: Copied) -> torch.Tensor:
     try:
         while True:  # the tensor may be changed during each wait
             memory = tensor.untyped_storage()  # kept while it is written to
-            if tensor.data_ptr() == address and have_memory((tensor,), (num_bytes,)):
+            end = tensor.storage_offset() * tensor.element_size() + num_bytes
+            if tensor.data_ptr() == address and memory.nbytes() >= end:
                 if ops.take_copy(handle, address):
                     return tensor
             else:

@@ -18,7 +18,7 @@ MAX_NAME_BYTES = 4000
 """Of the name of a tensor, in UTF-8. The engine takes 4096, of which its own additions to a name need a few."""
 
 _MAX_COUNT = 2**63 - 1
-# How the reductions of other libraries are called: of torch.distributed and tf.distribute, which are no integers.
+# Names of the reductions of torch.distributed and tf.distribute, which are not integers.
 _BY_NAME = {
     **{"AVERAGE": ReduceOp.AVERAGE, "AVG": ReduceOp.AVERAGE, "MEAN": ReduceOp.AVERAGE, "SUM": ReduceOp.SUM},
     **{"MIN": ReduceOp.MIN, "MAX": ReduceOp.MAX, "PRODUCT": ReduceOp.PRODUCT, "ADASUM": ReduceOp.ADASUM},

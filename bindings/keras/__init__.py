@@ -1,4 +1,4 @@
-"""horovodlike for Keras 3, on its TensorFlow and torch backends: ``import horovodlike.keras as hvd``.
+"""horovodlike for Keras 3 (backends TensorFlow and torch) and tf_keras: ``import horovodlike.keras as hvd``.
 
     hvd.init()
     model.compile(optimizer=hvd.DistributedOptimizer(keras.optimizers.Adam(0.001 * hvd.size())), loss=...)

@@ -153,7 +153,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         self._settle()
         self._take_in_added()
         if self._reduction.finish():
-            warnings.warn(_CHANGED, stacklevel=3)  # of who has called step() or synchronize()
+            warnings.warn(_CHANGED, stacklevel=3)  # names the line that called step() or synchronize()
         self._synchronized = True
 
     def _take_in_added(self) -> None:

@@ -65,7 +65,7 @@ std::string Engine::describe_silence(uint64_t seconds) const {
   for (int rank : options_.relays_of(options_.rank)) {
     relays += (relays.empty() ? "" : ", ") + options_.describe_remote(rank);
   }
-  if (!relays.empty()) relays = ", or so is who passes on what it says: " + relays;
+  if (!relays.empty()) relays = ", or so is the rank that relays its messages: " + relays;
   return coordinator + silence + "it is stopped or stuck" + relays;
 }
 

@@ -78,7 +78,7 @@ std::vector<const Entry*> Engine::in_flight() const {
   return entries;
 }
 
-// Why the job has ended, as who waits for a result here hears it.
+// Return the reason why the job has ended, for those that wait for a result on this rank.
 Status Engine::with_what_is_in_flight(const Status& reason) const {
   std::string text = reason.message();
   if (reason.code() == HVL_SHUT_DOWN && !stop_requested_.load()) {

@@ -150,7 +150,7 @@ typedef struct hvl_callbacks {
 typedef enum hvl_use { HVL_CONTROL = 0, HVL_DATA = 1 } hvl_use;
 
 /* A TCP connection to a rank of another host, over which both sides have proven who they are, and nothing has been sent
- * since. The keys are those of the two directions' MACs; of data they are used if it is sealed. */
+ * since. The keys are for the MACs of the two directions; a data connection uses them if it is sealed. */
 typedef struct hvl_connection {
   int32_t fd;
   int32_t rank;

@@ -1,8 +1,8 @@
 """From torch tensors to requests and back: what all operations of `mpi_ops` have in common.
 
 An operation in flight borrows the memory of its tensors. Until it is waited for, this module keeps that memory,
-whatever the caller does with the tensors: by references where the caller itself waits, by loans (`_loan`) where it has
-got a handle. How tensors on GPUs outlive that is told in `_gpu`.
+whatever the caller does with the tensors: by their storages where the caller itself waits, by loans (`_loan`) where it
+has got a handle. How tensors on GPUs outlive that is told in `_gpu`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 
@@ -69,8 +69,8 @@ class _Last:
     request: Request
 
 
-# By handle. A tensor: it is the result, in place, and the engine uses its memory.
-_in_flight: dict[int, _InFlight | torch.Tensor] = {}
+_InPlace: TypeAlias = tuple[torch.Tensor, torch.UntypedStorage]  # the result, and the memory that the engine uses
+_in_flight: dict[int, _InFlight | _InPlace] = {}  # by handle
 # Tensors that an operation in place overwrites, of which autograd has not been told.
 _overwritten: list[torch.Tensor] = []
 _last: dict[str | None, _Last] = {}  # by the name that the caller gave
@@ -157,6 +157,7 @@ def start(
         if len(call.requests) >= REQUESTS_KEPT_PER_CALL:
             call.requests.clear()
         call.requests[key] = request
+    borrowed = [*borrowed, *map(torch.Tensor.untyped_storage, [*inputs, *outputs])]
     addresses, results = list(map(address_of, inputs)), list(map(address_of, outputs))
     if not on_gpu:
         handle = request.enqueue(addresses, results)
@@ -246,13 +247,16 @@ def start_again_in_place(
         or not tensor.is_cpu
         or not tensor.is_contiguous()
         or (last.is_one_element and tensor.is_neg())  # a negated view of more is not contiguous
-        or tensor.untyped_storage().nbytes() < tensor.storage_offset() * tensor.element_size() + last.num_bytes
     ):
         return 0
-    address = tensor.data_ptr()
+    storage = tensor.untyped_storage()
+    begin: int = tensor.storage_offset() * tensor.element_size()  # type: ignore[assignment]  # here nothing is traced
+    if storage.nbytes() < begin + last.num_bytes:
+        return 0
+    address = storage.data_ptr() + begin  # not the tensor's: another thread may give it another storage
     if waits:
         handle = last.request.enqueue_inplace(address)
-        _in_flight[handle] = tensor
+        _in_flight[handle] = tensor, storage
     else:
         handle = last.request.enqueue_copied(address)
         _copied[handle] = tensor, address, last.num_bytes, last.dtype, last.shape, last.request
@@ -344,7 +348,7 @@ def synchronize(handle: int) -> Result:
     try:
         if not isinstance(operation, _InFlight):
             ops.wait_done(handle)
-            return operation
+            return operation[0]
         outputs = ops.wait(handle) if operation.stream is None else _wait_on_stream(handle, operation, operation.stream)
     except BaseException:
         if ops.is_known(handle):
@@ -354,10 +358,11 @@ def synchronize(handle: int) -> Result:
     return operation.finish(outputs)
 
 
-def _kept(operation: _InFlight | torch.Tensor) -> _InFlight:
+def _kept(operation: _InFlight | _InPlace) -> _InFlight:
     """Keep the memory of an operation for which its caller has stopped waiting."""
-    if isinstance(operation, torch.Tensor):
-        return _InFlight([operation, *keep([operation])], lambda _: operation)
+    if not isinstance(operation, _InFlight):
+        tensor, storage = operation
+        return _InFlight([storage, *keep([tensor])], lambda _: tensor)
     return operation._replace(borrowed=[*operation.borrowed, *keep(operation.borrowed)])
 
 

@@ -51,6 +51,7 @@ class Submission:
         self._batches: dict[Slot, SlotBatch] = {}  # that were handed over last, by their first slot
         self._uses_gpu = False  # from the first gradient on a GPU on
         self._streams: set[GpuStream] = set()  # on which gradients of this step were handed over
+        self._storages: list[torch.UntypedStorage] = []  # of gradients that are not lent
         self._works: list[torch.Tensor] = []  # what is reduced on a GPU in place of gradients
 
     def forget_requests(self, set_id: int) -> None:
@@ -66,7 +67,8 @@ class Submission:
         Args:
             slots: The parameters.
             streams: Of gradients on a GPU, on which they were made. `CURRENT`: all on the current one.
-            waits: The caller waits at once, and does nothing to the gradients meanwhile: none is lent.
+            waits: The caller waits at once, and does nothing to the gradients meanwhile: their storages are kept, but
+                none is lent.
         """
         alike = [slot for slot in slots if slot.alike]
         for part in self._parts(alike, streams) if self._uses_gpu else [alike]:
@@ -107,6 +109,8 @@ class Submission:
             grads = [grad for grad in [slot.gradient() for slot in slots] if grad is not None]
         if not batch.fits(grads):
             return False
+        if waits:
+            self._storages += map(torch.Tensor.untyped_storage, grads)
         addresses = list(map(torch.Tensor.data_ptr, grads)) if waits else self._lend(grads, slots)
         self.borrowed += grads
         for slot, grad in zip(slots, grads, strict=True):
@@ -276,7 +280,8 @@ class Submission:
     def abandon(self, handle: int, borrowed: object) -> None:
         """Leave everything to the engine, which may still use it; and what one more operation has borrowed."""
         handles = [*self._handles, *self._sparse_handles, *filter(None, [handle])]
-        abandon(handles, [*self.borrowed, *self._loans, *self._works, *self._finishers, borrowed])
+        kept = [*self._loans, *self._storages, *self._works, *self._finishers]
+        abandon(handles, [*self.borrowed, *kept, borrowed])
 
     def clear(self) -> None:
         """Begin the next step."""
@@ -288,6 +293,7 @@ class Submission:
         self._finishers.clear()
         self._streams.clear()
         self._works.clear()
+        self._storages.clear()
 
 
 def _on_one_device(tensors: list[torch.Tensor]) -> list[torch.Tensor]:

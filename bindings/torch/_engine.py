@@ -52,6 +52,7 @@ class Call:
 class _InFlight(NamedTuple):
     borrowed: Sequence[object]  # the tensors, and what keeps their memory
     finish: Callable[[list[Output]], Result]
+    storages: Sequence[torch.UntypedStorage]
     stream: GpuStream | None = None  # on which it was started; None: the tensors are on the CPU
     allocation: Allocation | None = None
 
@@ -157,15 +158,15 @@ def start(
         if len(call.requests) >= REQUESTS_KEPT_PER_CALL:
             call.requests.clear()
         call.requests[key] = request
-    borrowed = [*borrowed, *map(torch.Tensor.untyped_storage, [*inputs, *outputs])]
+    storages = list(map(torch.Tensor.untyped_storage, [*inputs, *outputs]))
     addresses, results = list(map(address_of, inputs)), list(map(address_of, outputs))
     if not on_gpu:
         handle = request.enqueue(addresses, results)
-        _in_flight[handle] = _InFlight(borrowed, finish)
+        _in_flight[handle] = _InFlight(borrowed, finish, storages)
         return handle
     stream = _gpu.current_stream(_gpu.device_of(inputs[0]))
     handle = request.enqueue_on_stream(addresses, results, stream, allocation)
-    _in_flight[handle] = _InFlight(borrowed, finish, stream, allocation)
+    _in_flight[handle] = _InFlight(borrowed, finish, storages, stream, allocation)
     return handle
 
 
@@ -362,7 +363,7 @@ def _kept(operation: _InFlight | _InPlace) -> _InFlight:
     """Keep the memory of an operation for which its caller has stopped waiting."""
     if not isinstance(operation, _InFlight):
         tensor, storage = operation
-        return _InFlight([storage, *keep([tensor])], lambda _: tensor)
+        return _InFlight(keep([tensor]), lambda _: tensor, [storage])
     return operation._replace(borrowed=[*operation.borrowed, *keep(operation.borrowed)])
 
 

@@ -138,6 +138,43 @@ def test_a_changed_byte_anywhere(
     check(run(cluster(2, ipv6=False), tmp_path, case, sealed=sealed), sealed=sealed)
 
 
+# The first connection of the second node is that of its hvdrun to the first one's.
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["up", "down"])
+@pytest.mark.parametrize("at", ["0", "5", "45", "110", "145", "170", "400"])
+def test_a_changed_byte_between_two_hvdruns(cluster: Callable[..., Cluster], tmp_path: Path, at: str, way: str) -> None:
+    hosts = cluster(2, ipv6=False)
+    key = tmp_path / "key"
+    key.write_text("0123456789abcdef" * 4)
+    key.chmod(0o600)
+    nodes = ["--nnodes", "2", "--rendezvous", f"{hosts.hosts[0].ipv4}:29400", "--secret-key-file", str(key), "-np", "1"]
+    line = hosts.links[hosts.hosts[1].name, "eth0"].insert(LINE, "rendezvous0", way, at)
+    try:
+        jobs = [
+            host.popen(
+                [*HVDRUN, *nodes, *PROGRAM],
+                env=environment(TAMPER_FOLDER=str(tmp_path), JOB_COMPLETION_INDEX=str(host.number), **SETTINGS_OF_JOB),
+                cwd=tmp_path,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+            for host in hosts.hosts
+        ]
+        written = [job.communicate(timeout=2 * BOUND_S)[0] for job in jobs]
+    finally:
+        line.kill()
+        assert line.stdout is not None
+        changes = line.stdout.read().split()
+        hosts.shape(hosts.hosts[1])
+    assert changes == ["changed"], written
+    check([json.loads(path.read_text()) for path in tmp_path.glob("*.told")], sealed=False)
+    for job, out in zip(jobs, written, strict=True):
+        assert job.returncode == 0 or "hvdrun" in out, out
+        assert "Traceback" not in out, out
+    check_nothing_left(hosts.hosts)
+
+
 # From hvdrun's host to one with a rank: the ssh connection that the node's agent speaks over; then what the rank
 # connects to, in its order: the driver's server for workers, and the generation's rendezvous.
 @pytest.mark.slow

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -76,6 +78,31 @@ def test_sigstop_fails_the_survivors_after_the_stall_limit(fresh_ranks, victim, 
     for outcome in _survivors(pool, victim):
         assert "JobBrokenError" in outcome.error
         assert "stalled" in outcome.error
+    pool.terminate()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [1, 2])
+@pytest.mark.parametrize("busy", [0, 4])
+def test_the_rank_that_is_stopped_is_blamed_where_the_limit_follows_a_warning(fresh_ranks, busy, victim):
+    settings = {"HOROVODLIKE_STALL_CHECK_TIME_SECONDS": "4", "HOROVODLIKE_STALL_SHUTDOWN_TIME_SECONDS": "5"}
+    pool = fresh_ranks(3, settings)
+    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(busy)]
+    try:
+        pool.start(_reduce_for_ever, [(100,)] * 3)
+        _wait_for_output(pool, victim, "reduced once")
+        pool.kill(victim, signal.SIGSTOP)
+        others = sorted({0, 1, 2} - {victim})
+        for rank in others:
+            _wait_for_output(pool, rank, "failed at")
+    finally:
+        pool.kill(victim, signal.SIGCONT)
+        for loop in loops:
+            loop.kill()
+            loop.wait()
+    for outcome in _survivors(pool, victim):
+        assert "big" in outcome.error and f"rank {victim}" in outcome.error, outcome.error
+        assert "the coordinator, rank 0" not in outcome.error, outcome.error
     pool.terminate()
 
 

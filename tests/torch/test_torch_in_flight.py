@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import gc
+import os
+import sys
+import threading
+import traceback
 import warnings
 from collections.abc import Callable
 
@@ -203,6 +207,31 @@ def _no_memory() -> None:
     assert hvd.allreduce(torch.ones(2), op=hvd.Sum).tolist() == [hvd.size()] * 2
 
 
+def _frames(thread: threading.Thread) -> traceback.StackSummary:
+    frame = sys._current_frames().get(thread.ident or 0)
+    return traceback.StackSummary.extract(traceback.walk_stack(frame)) if frame else traceback.StackSummary()
+
+
+def _set_while_another_thread_waits() -> None:
+    """The synchronous calls keep the memory that the engine has, so that the other rank gets what was handed over."""
+    for begin in (hvd.allreduce_, hvd.allreduce_, hvd.allreduce):  # a name is known the second time
+        tensor = torch.full((SIZES[1],), hvd.rank() + 1.0)
+        if hvd.rank() == 1:
+            hvd.barrier()
+            assert torch.equal(begin(tensor, name="waited for", op=hvd.Sum), torch.full((SIZES[1],), 3.0))
+            continue
+        waiting = threading.Thread(target=begin, args=(tensor,), kwargs={"name": "waited for", "op": hvd.Sum})
+        waiting.start()
+        while not any(frame.name == "_until_complete" for frame in _frames(waiting)):
+            os.sched_yield()
+        tensor.set_(torch.zeros(3))
+        gc.collect()
+        rubbish = [torch.full((SIZES[1],), -7.0) for _ in range(8)]  # where the memory would be that was let go of
+        hvd.barrier()
+        waiting.join()
+        del rubbish
+
+
 @pytest.mark.parametrize("numel", SIZES)
 @pytest.mark.parametrize("change", CHANGES)
 def test_in_place(ranks, change, numel):
@@ -215,7 +244,16 @@ def test_to_new(ranks, change):
 
 
 @pytest.mark.parametrize(
-    "case", (_views_of_one_storage, _many_small, _small_and_saved, _memory_of_numpy, _without_clones, _no_memory)
+    "case",
+    (
+        _views_of_one_storage,
+        _many_small,
+        _small_and_saved,
+        _memory_of_numpy,
+        _without_clones,
+        _no_memory,
+        _set_while_another_thread_waits,
+    ),
 )
 def test_memory(ranks, case):
     ranks(2).run(case)

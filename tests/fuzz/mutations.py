@@ -102,6 +102,8 @@ MUTATIONS: dict[str, Callable[[torch.Tensor, random.Random], None]] = {
 
 
 _RESIZING = {"resize_larger", "resize_storage_larger", "resize_storage_smaller", "empty_storage"}
+# While another thread waits for the tensor: an operation of torch would die of it as well.
+NOT_BESIDE_A_WAIT = _RESIZING | {"share_memory"}
 
 
 def has_memory(tensor: torch.Tensor) -> bool:

@@ -14,7 +14,7 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -220,13 +220,13 @@ class Sequence:
         if not str(error):
             raise AssertionError(f"an error without a text: {error!r}") from error
 
-    def _mutate(self, operation: Operation) -> None:
+    def _mutate(self, operation: Operation, without: Collection[str] = ()) -> None:
         if not operation.mutable:
             return
         operation.changed = True
         if not operation.tensors:  # this rank has let go of them
             return
-        names = [name for name in mutations.MUTATIONS if name not in self.without]
+        names = [name for name in mutations.MUTATIONS if name not in self.without and name not in without]
         for _ in range(self.own.randint(1, 2)):
             name, tensor = self.own.choice(names), self.own.choice(operation.tensors)
             if os.environ.get("FUZZ_TRACE"):
@@ -287,7 +287,7 @@ class Sequence:
         for thread in threads:
             thread.start()
         if self.own.random() < 0.5 and self.pending:
-            self._mutate(self.own.choice(self.pending))
+            self._mutate(self.own.choice(self.pending), mutations.NOT_BESIDE_A_WAIT)
         for thread in threads:
             thread.join()
         if failures:
@@ -329,7 +329,7 @@ class Sequence:
                 thread.start()
             for operation in operations:
                 if operation.changed:
-                    self._mutate(operation)
+                    self._mutate(operation, mutations.NOT_BESIDE_A_WAIT)
             for thread in threads:
                 thread.join()
             if failures:

@@ -7,7 +7,8 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -88,14 +89,27 @@ def check_nothing_left(hosts: list[Host]) -> None:
     assert [host.shm_entries() for host in hosts] == [set()] * len(hosts)
 
 
+@contextmanager
+def one_byte_changed(hosts: Cluster, *case: str) -> Iterator[None]:
+    """Change a byte of what goes to the second host or comes from it; see `tamper_line.py`."""
+    line = hosts.links[hosts.hosts[1].name, "eth0"].insert(LINE, *case)
+    try:
+        yield
+    finally:
+        line.kill()
+        assert line.stdout is not None
+        changes = line.stdout.read().split()
+        hosts.shape(hosts.hosts[1])
+    assert changes == ["changed"], case
+
+
 def run(hosts: Cluster, folder: Path, case: tuple[str, str, str], *, sealed: bool = False) -> list[dict[str, Any]]:
     """Run a job of two ranks with one changed byte; what the ranks tell."""
     key = folder / "key"
     key.write_text("0123456789abcdef" * 4)
     key.chmod(0o600)
     machines = hosts.hosts
-    line = hosts.links[machines[1].name, "eth0"].insert(LINE, *case)
-    try:
+    with one_byte_changed(hosts, *case):
         since = time.monotonic()
         ranks = [
             host.popen(PROGRAM, env=env, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -103,12 +117,6 @@ def run(hosts: Cluster, folder: Path, case: tuple[str, str, str], *, sealed: boo
         ]
         written = [rank.communicate(timeout=BOUND_S) for rank in ranks]
         assert time.monotonic() - since < BOUND_S
-    finally:
-        line.kill()
-        assert line.stdout is not None
-        changes = line.stdout.read().split()
-        hosts.shape(machines[1])
-    assert changes == ["changed"], (case, changes, written)
     assert [rank.returncode for rank in ranks] == [0, 0], written  # none has crashed
     check_nothing_left(machines)
     return [json.loads(out.splitlines()[-1]) for out, _ in written]
@@ -148,8 +156,7 @@ def test_a_changed_byte_between_two_hvdruns(cluster: Callable[..., Cluster], tmp
     key.write_text("0123456789abcdef" * 4)
     key.chmod(0o600)
     nodes = ["--nnodes", "2", "--rendezvous", f"{hosts.hosts[0].ipv4}:29400", "--secret-key-file", str(key), "-np", "1"]
-    line = hosts.links[hosts.hosts[1].name, "eth0"].insert(LINE, "rendezvous0", way, at)
-    try:
+    with one_byte_changed(hosts, "rendezvous0", way, at):
         jobs = [
             host.popen(
                 [*HVDRUN, *nodes, *PROGRAM],
@@ -162,12 +169,6 @@ def test_a_changed_byte_between_two_hvdruns(cluster: Callable[..., Cluster], tmp
             for host in hosts.hosts
         ]
         written = [job.communicate(timeout=2 * BOUND_S)[0] for job in jobs]
-    finally:
-        line.kill()
-        assert line.stdout is not None
-        changes = line.stdout.read().split()
-        hosts.shape(hosts.hosts[1])
-    assert changes == ["changed"], written
     check([json.loads(path.read_text()) for path in tmp_path.glob("*.told")], sealed=False)
     for job, out in zip(jobs, written, strict=True):
         assert job.returncode == 0 or "hvdrun" in out, out
@@ -192,8 +193,7 @@ def test_a_changed_byte_of_an_elastic_job(
     cluster: Callable[..., Cluster], tmp_path: Path, kind: str, at: str, way: str
 ) -> None:
     hosts = cluster(2, ipv6=False, ssh=True)
-    line = hosts.links["h1", "eth0"].insert(LINE, kind, way, at)
-    try:
+    with one_byte_changed(hosts, kind, way, at):
         hvdrun = hosts.launcher.popen(
             [*HVDRUN, "--min-np", "1", "--reset-limit", "3", "-H", "h0:1,h1:1", *PROGRAM],
             env=environment(TAMPER_FOLDER=str(tmp_path), **SETTINGS_OF_JOB),
@@ -203,12 +203,6 @@ def test_a_changed_byte_of_an_elastic_job(
             text=True,
         )
         out, _ = hvdrun.communicate(timeout=2 * BOUND_S)
-    finally:
-        line.kill()
-        assert line.stdout is not None
-        changes = line.stdout.read().split()
-        hosts.shape(hosts.hosts[1])
-    assert changes == ["changed"], out
     told = [json.loads(path.read_text()) for path in tmp_path.glob("*.told")]
     check(told, sealed=False)
     assert hvdrun.returncode == 0 or "hvdrun" in out

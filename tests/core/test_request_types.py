@@ -13,25 +13,6 @@ def modules() -> tuple[str, ...]:
     return ("torch",)
 
 
-def test_two_calls_of_one_name_at_the_same_time_are_refused_as_ever(ranks: Callable[[int], RankPool]) -> None:
-    def wait_for_rank_0() -> None:
-        import torch
-
-        import horovodlike.torch as hvd
-
-        if hvd.rank() == 0:
-            handle = hvd.allreduce_async(torch.ones(3), name="twice")
-            with pytest.raises(ValueError, match=r"'allreduce.twice' is already in flight"):
-                hvd.allreduce(torch.ones(3), name="twice")
-            hvd.barrier()
-        else:
-            hvd.barrier()
-            handle = hvd.allreduce_async(torch.ones(3), name="twice")
-        hvd.synchronize(handle)
-
-    ranks(2).run(wait_for_rank_0)
-
-
 def _refused() -> dict[str, str]:
     import torch
 

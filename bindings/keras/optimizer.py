@@ -171,10 +171,10 @@ def _check(optimizer: Any, options: Options, caller: str) -> None:
             f"backward_passes_per_step={options.backward_passes_per_step}: leave one of them out"
         )
     check_registered(options.process_set)
-    _check_groups(options.groups, optimizer)
+    _check_groups(options.groups)
 
 
-def _check_groups(groups: Groups, optimizer: keras.Optimizer) -> None:
+def _check_groups(groups: Groups) -> None:
     if groups is None:
         return
     if isinstance(groups, int):

@@ -69,6 +69,10 @@ class _Options:
         }
 
 
+# What a shallow copy has of the optimizer that it was made of.
+_SHARED = ("_copied", "_reduction", "_delta", "_names", "_options", "_known_params", "_explicit_groups")
+
+
 class _DistributedOptimizer(torch.optim.Optimizer):
     """What `DistributedOptimizer` puts in front of the class of the optimizer that it wraps."""
 
@@ -269,6 +273,11 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             RuntimeError: It cannot, and there are several ranks.
         """
         if self._copied is None or not basics.is_initialized():
+            return
+        if self._shared_with is not None:
+            self._shared_with._settle()
+            shared = vars(self._shared_with)
+            self.__dict__.update({name: shared[name] for name in _SHARED})
             return
         reason = self._obstacle()
         if reason is not None:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 import torch
 
+from horovodlike.torch._tensor import fits_its_storage
+
 
 def _new_of(tensor: torch.Tensor, extra: int = 0) -> torch.Tensor:
     return torch.zeros(tensor.numel() + extra, dtype=tensor.dtype)
@@ -108,11 +110,7 @@ NOT_BESIDE_A_WAIT = _RESIZING | {"share_memory"}
 
 def has_memory(tensor: torch.Tensor) -> bool:
     """Whether torch itself can use the tensor: it does not look whether a storage has become too small."""
-    if tensor.layout is not torch.strided or tensor.numel() == 0:
-        return tensor.layout is torch.strided
-    last = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    needed = (tensor.storage_offset() + last + 1) * tensor.element_size()
-    return bool(tensor.untyped_storage().nbytes() >= needed)
+    return tensor.layout is torch.strided and fits_its_storage(tensor)
 
 
 def mutate(name: str, tensor: torch.Tensor, own: random.Random) -> None:

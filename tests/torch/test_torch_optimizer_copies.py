@@ -159,10 +159,28 @@ def _process_sets() -> None:
     assert hvd.remove_process_set(added)
 
 
+def _a_shallow_copy_of_one_that_does_not_reduce_yet() -> None:
+    model = make_model()
+    text = pickle.dumps((model, hvd.DistributedOptimizer(make_sgd(model), model.named_parameters(), op=hvd.Sum)))
+    hvd.barrier()
+    hvd.shutdown()
+    model, first = pickle.loads(text)
+    second = copy.copy(first)
+    hvd.init()
+    for optimizer in (second, first, second, first):
+        model.zero_grad()
+        loss_of(model, *next(iter(make_batches(1)))).backward()
+        optimizer.step()
+        assert second._reduction is first._reduction
+    ranks = hvd.allgather(flat_parameters(model).unsqueeze(0))
+    assert torch.equal(ranks[0], ranks[1])
+
+
 @pytest.mark.parametrize(
     "body",
     [
         _copies_reduce,
+        _a_shallow_copy_of_one_that_does_not_reduce_yet,
         _copies_keep_explicit_groups_and_passes,
         _a_copy_of_the_optimizer_alone_has_parameters_of_its_own,
         _a_shallow_copy_shares_the_reduction,

@@ -226,6 +226,7 @@ def wait(handle: int) -> list[Output]:
         HorovodInternalError: The job is broken or shut down.
         KeyError: The handle is unknown.
     """
+    wait_until_complete(handle)  # first, so that a signal handler that raises meanwhile does not lose the result
     outputs = ffi.new("hvl_output **")
     count = ffi.new("int32_t *")
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable
 
 import pytest
@@ -102,3 +103,46 @@ def test_two_calls_of_one_name_at_the_same_time_are_refused_as_ever(ranks: Calla
         hvd.synchronize(handle)
 
     ranks(2).run(wait_for_rank_0)
+
+
+class _Interruption(Exception):
+    pass
+
+
+def _interrupt(*_: object) -> None:
+    raise _Interruption
+
+
+def _a_result_that_was_there_when_a_handler_raised() -> list[float]:
+    """Return the result of a wait that is interrupted when the request has just completed, and is done again."""
+    import torch
+
+    import horovodlike.torch as hvd
+    from horovodlike import ops
+
+    class Interrupting:
+        def __getattr__(self, name: str) -> object:
+            def call(*arguments: object) -> int:
+                status: int = getattr(lib, name)(*arguments)
+                if name.startswith("hvl_wait") and status != lib.HVL_IN_PROGRESS:
+                    signal.raise_signal(signal.SIGUSR2)
+                return status
+
+            return call if name.startswith("hvl_wait") else getattr(lib, name)
+
+    handle = hvd.allgather_async(torch.full((1,), hvd.rank() + 1.0), name="interrupted at the end")
+    before, lib = signal.signal(signal.SIGUSR2, _interrupt), ops.lib
+    ops.lib = Interrupting()  # type: ignore[assignment]
+    try:
+        hvd.synchronize(handle)
+    except _Interruption:
+        pass
+    finally:
+        ops.lib = lib
+        signal.signal(signal.SIGUSR2, before)
+    result: list[float] = hvd.synchronize(handle).tolist()
+    return result
+
+
+def test_a_handler_that_raises_when_the_result_is_there_does_not_lose_it(ranks: Callable[[int], RankPool]) -> None:
+    assert ranks(2).run(_a_result_that_was_there_when_a_handler_raised) == [[1.0, 2.0]] * 2

@@ -555,6 +555,8 @@ class Sequence:
             operation.changed = operation.changed or self.own.random() < 0.5
             if operation.changed:
                 self._mutate(operation)
+            if callable(operation.handle):  # interrupted when it had the result, which it then says it has returned
+                operation.changed = True
             if self.own.random() < 0.7:
                 self.pending.append(operation)
         finally:

@@ -24,7 +24,6 @@ __all__ = ["allgather_object", "broadcast_object", "highest"]
 
 _unnamed = itertools.count()
 _seals: dict[int, ObjectSeal] = {}  # the current one, by the generation
-_abandoned: list[tuple[int, Any]] = []  # memory that the engine may still use though nobody waits for it
 
 
 def _count_from_zero(_: object) -> None:
@@ -150,15 +149,7 @@ def _gather(name: str, data: bytes | None, root: int, set_id: int) -> list[Opene
 
 
 def _allgather(name: str, data: bytes, set_id: int) -> memoryview:
-    """Enqueue and wait. A signal handler that raises must not free the memory too early."""
-    _abandoned[:] = [each for each in _abandoned if ops.is_in_flight(each[0])]
     memory = ffi.from_buffer(data)
     request = Request(Kind.ALLGATHER, name, [(DType.UINT8, (len(data),))], process_set=set_id)
-    handle = request.enqueue([int(ffi.cast("uintptr_t", memory))], [])
-    try:
-        (output,) = ops.wait(handle)
-    except BaseException:
-        if ops.is_in_flight(handle):
-            _abandoned.append((handle, memory))
-        raise
+    (output,) = ops.carry_out(request, [int(ffi.cast("uintptr_t", memory))], memory)
     return memoryview(output.memory)

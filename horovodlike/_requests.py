@@ -270,6 +270,20 @@ class Request:
             handle = self._enqueue_again(-handle, lib.hvl_enqueue, addresses, addresses + self._num_tensors, ffi.NULL)
         return handle
 
+    def keep_if_enqueued(self, memory: object) -> None:
+        """After an exception of an enqueue, or just behind it, give the request up if the engine has it.
+
+        A signal handler may raise when the engine has the request and the caller has not yet noted its handle.
+
+        Args:
+            memory: What keeps the memory of the request, as of :func:`horovodlike.ops.give_up`.
+        """
+        from horovodlike import ops
+
+        handle = lib.hvl_last_handle()
+        if handle and handle == self.handle_in_flight():
+            ops.give_up(handle, memory)
+
     def handle_in_flight(self) -> int:
         """Return the handle of the request that is in flight under this name; 0 if there is none."""
         handle: int = lib.hvl_handle_in_flight(self._native)
@@ -355,6 +369,12 @@ class Request:
         return handle
 
 
+def _accepted(new_handles: Any) -> list[int]:
+    """Return the handles of those requests that have been enqueued, of an array for all of them."""
+    count = len(new_handles)
+    return [*filter(None, ffi.unpack(new_handles, count))] if count else []
+
+
 class RequestList:
     """Requests that are enqueued together, for a fraction of the price of as many calls.
 
@@ -380,21 +400,28 @@ class RequestList:
             HorovodInternalError: The job is broken or shut down.
         """
         count = self._check_count(addresses)
-        new_handles = ffi.new("int64_t[]", count)
-        status = lib.hvl_enqueue_all(self._natives, ffi.new("uintptr_t[]", addresses), count, new_handles)
-        handles += filter(None, ffi.unpack(new_handles, count)) if count else ()
+        memory, new_handles = ffi.new("uintptr_t[]", addresses), ffi.new("int64_t[]", count)
+        try:
+            status = lib.hvl_enqueue_all(self._natives, memory, count, new_handles)
+            handles += _accepted(new_handles)
+        except BaseException:  # of a signal handler
+            handles += _accepted(new_handles)
+            raise
         check(status)
 
     def enqueue_inplace_on_stream(self, addresses: Sequence[int], handles: list[int], stream: GpuStream) -> None:
         """As :meth:`enqueue_inplace`, for memory of a GPU: see :meth:`Request.enqueue_on_stream`."""
         count = self._check_count(addresses)
-        new_handles = ffi.new("int64_t[]", count)
-        memory, pointer = ffi.new("uintptr_t[]", addresses), ffi.cast("void *", stream.pointer)
-        status = lib.hvl_enqueue_all_on_stream(self._natives, memory, count, new_handles, stream.device, pointer)
-        accepted = [handle for handle in ffi.unpack(new_handles, count) if handle] if count else []
-        handles += accepted
+        memory, new_handles = ffi.new("uintptr_t[]", addresses), ffi.new("int64_t[]", count)
+        pointer = ffi.cast("void *", stream.pointer)
+        try:
+            status = lib.hvl_enqueue_all_on_stream(self._natives, memory, count, new_handles, stream.device, pointer)
+            handles += _accepted(new_handles)
+        except BaseException:  # of a signal handler
+            handles += _accepted(new_handles)
+            raise
         if status:
-            _check_request(status, self._requests[min(len(accepted), count - 1)].name)
+            _check_request(status, self._requests[min(len(_accepted(new_handles)), count - 1)].name)
 
     def _check_count(self, addresses: Sequence[int]) -> int:
         count = len(self._requests)

@@ -143,11 +143,10 @@ def give_up(handle: int, memory: object) -> None:
         handle: The request's; it may be complete by now.
         memory: What keeps its memory alive, for as long as the engine may use it.
     """
+    _given_up[handle] = memory
     for each in list(_given_up):
         if forget(each):
             _given_up.pop(each, None)
-    if not forget(handle):
-        _given_up[handle] = memory
 
 
 def wait_for_given_up(handle: int) -> bool:
@@ -159,18 +158,27 @@ def wait_for_given_up(handle: int) -> bool:
     return True
 
 
-def carry_out(request: Request) -> list[Output]:
-    """Enqueue a request without tensors, such as a barrier, and wait for it. If that is interrupted it counts as made.
+def carry_out(request: Request, inputs: Sequence[int] = (), memory: object = None) -> list[Output]:
+    """Enqueue a request, such as a barrier, and wait for it. If that is interrupted it counts as made.
+
+    Args:
+        request: The request. The engine allocates its outputs, if it has any.
+        inputs: Address of each tensor's memory.
+        memory: What keeps it.
 
     Raises:
         MismatchError: The ranks do not agree about the request.
         HorovodInternalError: The job is broken or shut down.
     """
-    handle = request.enqueue([], [])
+    try:
+        handle = request.enqueue(inputs, [])
+    except BaseException:
+        request.keep_if_enqueued(memory)
+        raise
     try:
         return wait(handle)
     except BaseException:
-        give_up(handle, None)
+        give_up(handle, memory)
         raise
 
 

@@ -59,7 +59,11 @@ def _run(
         number = _unnamed.get(set_id, 0)
         full_name = f"keras.{kind.name.lower()}.{f'noname.{number}' if name is None else name}"
         request = Request(kind, full_name, described, process_set=set_id, **options)
-        handle = request.enqueue([array.ctypes.data for array in inputs], [array.ctypes.data for array in outputs])
+        try:
+            handle = request.enqueue([array.ctypes.data for array in inputs], [array.ctypes.data for array in outputs])
+        except BaseException:
+            request.keep_if_enqueued((inputs, outputs))
+            raise
         if name is None:
             _unnamed[set_id] = number + 1  # not before: the other ranks do not count a call that this one refuses
     try:

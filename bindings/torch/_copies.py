@@ -20,8 +20,8 @@ Copied: TypeAlias = tuple[torch.Tensor, int, int, torch.dtype, torch.Size, Reque
 in_flight: dict[int, Copied] = {}  # by handle
 
 
-def wait(handle: int, copied: Copied) -> torch.Tensor:
-    """Wait for an operation that has been taken from `in_flight`, and return its tensor with the result.
+def wait(handle: int, copied: Copied) -> torch.Tensor | None:
+    """Wait for an operation found in `in_flight`, and return its tensor with the result; None if another one waits.
 
     Raises:
         HorovodInternalError: The operation failed.
@@ -29,6 +29,8 @@ def wait(handle: int, copied: Copied) -> torch.Tensor:
     """
     tensor, address, num_bytes, dtype, shape, request = copied
     try:
+        if in_flight.pop(handle, None) is None:  # another thread waits for it
+            return None
         while True:  # the tensor may be changed during each wait
             memory = tensor.untyped_storage()  # kept while it is written to
             end = tensor.storage_offset() * tensor.element_size() + num_bytes

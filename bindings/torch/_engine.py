@@ -78,7 +78,7 @@ _last: dict[str | None, _Last] = {}  # by the name that the caller gave
 _STRIDED = torch.strided
 _copied = _copies.in_flight
 _lost: frozenset[int] = frozenset()  # handles of the job before, which nobody had synchronized when this one began
-_abandoned: dict[tuple[int, ...], Sequence[object]] = {}  # by handles: what holds their memory
+_abandoned: dict[tuple[int, ...], list[object]] = {}  # by handles: what holds their memory
 
 
 def full_name(operation: str, name: str | None, process_set: int = 0) -> str:
@@ -160,13 +160,17 @@ def start(
         call.requests[key] = request
     storages = list(map(torch.Tensor.untyped_storage, [*inputs, *outputs]))
     addresses, results = list(map(address_of, inputs)), list(map(address_of, outputs))
-    if not on_gpu:
-        handle = request.enqueue(addresses, results)
-        _in_flight[handle] = _InFlight(borrowed, finish, storages)
-        return handle
-    stream = _gpu.current_stream(_gpu.device_of(inputs[0]))
-    handle = request.enqueue_on_stream(addresses, results, stream, allocation)
-    _in_flight[handle] = _InFlight(borrowed, finish, storages, stream, allocation)
+    stream = _gpu.current_stream(_gpu.device_of(inputs[0])) if on_gpu else None
+    operation = _InFlight(borrowed, finish, storages, stream, allocation)
+    try:
+        if stream is None:
+            handle = request.enqueue(addresses, results)
+        else:
+            handle = request.enqueue_on_stream(addresses, results, stream, allocation)
+        _in_flight[handle] = operation
+    except BaseException:
+        request.keep_if_enqueued(operation)
+        raise
     return handle
 
 
@@ -256,8 +260,12 @@ def start_again_in_place(
         return 0
     address = storage.data_ptr() + begin  # not the tensor's: another thread may give it another storage
     if waits:
-        handle = last.request.enqueue_inplace(address)
-        _in_flight[handle] = tensor, storage
+        try:
+            handle = last.request.enqueue_inplace(address)
+            _in_flight[handle] = tensor, storage
+        except BaseException:
+            last.request.keep_if_enqueued(storage)
+            raise
     else:
         handle = last.request.enqueue_copied(address)
         _copied[handle] = tensor, address, last.num_bytes, last.dtype, last.shape, last.request
@@ -338,15 +346,17 @@ def synchronize(handle: int) -> Result:
         _mark_overwritten()
     if type(handle) is not int:
         handle = integer(handle, "handle", "synchronize")
-    copied = _copied.pop(handle, None)
+    copied = _copied.get(handle)
     if copied is not None:
         return _copies.wait(handle, copied)
-    operation = _in_flight.pop(handle, None)
+    operation = _in_flight.get(handle)  # not taken before it is held here: a signal handler may raise
     if operation is None:
         if handle in _lost:
             raise ShutDownError(f"handle {handle} is of the job before the last init(): its operation is lost")
         return None
     try:
+        if _in_flight.pop(handle, None) is None:  # another thread waits for it
+            return None
         if not isinstance(operation, _InFlight):
             ops.wait_done(handle)
             return operation[0]
@@ -396,19 +406,20 @@ def poll(handle: int) -> bool:
 
 def give_up(handle: int) -> None:
     """Let go of an operation that a signal handler has interrupted, and that will not be synchronized."""
-    ops.give_up(handle, _in_flight.pop(handle, None))
+    ops.give_up(handle, _in_flight.get(handle))
+    _in_flight.pop(handle, None)
 
 
 def abandon(handles: Sequence[int], borrowed: Sequence[object]) -> None:
     """After an error, keep what holds the memory of operations alive for as long as one of them uses it."""
-    operations = [_in_flight.pop(handle, None) for handle in handles]
-    held: list[object] = [*borrowed, *operations, *keep(borrowed)]
-    held += [_kept(operation) for operation in operations if operation is not None]
+    operations = [_in_flight[handle] for handle in handles if handle in _in_flight]
+    held = _abandoned.setdefault(tuple(handles), [])
+    held += [*borrowed, *operations, *keep(borrowed), *map(_kept, operations)]
+    for handle in handles:
+        _in_flight.pop(handle, None)
     for before in list(_abandoned):
         if _are_over(before):
             _abandoned.pop(before, None)
-    if not _are_over(handles):
-        _abandoned[tuple(handles)] = held
 
 
 def _are_over(handles: Iterable[int]) -> bool:

@@ -40,7 +40,11 @@ class Presence:
             self.bytes[number] = value
             self._is_full = False
         assert self._request is not None
-        self.handle = self._request.enqueue_inplace(self.bytes.data_ptr())
+        try:
+            self.handle = self._request.enqueue_inplace(self.bytes.data_ptr())
+        except BaseException:
+            self._request.keep_if_enqueued(self.bytes)
+            raise
 
     def wait(self) -> None:
         """Wait until the bytes are those of all ranks.

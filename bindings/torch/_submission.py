@@ -218,15 +218,23 @@ class Submission:
                 self._finishers.append(self._finisher(member, member.dense, work))
 
     def _enqueue(self, request: Request, works: list[torch.Tensor]) -> None:
+        self._storages += map(torch.Tensor.untyped_storage, works)
         addresses = list(map(address_of, works))
-        if not _gpu.is_on_gpu(works[0]):
-            alone = len(works) == 1
-            handle = request.enqueue_inplace(addresses[0]) if alone else request.enqueue(addresses, addresses)
+        stream = None
+        if _gpu.is_on_gpu(works[0]):
+            stream = self._note_stream(_gpu.current_stream(_gpu.device_of(works[0])))
+            self._works += works
+        try:
+            if stream is not None:
+                handle = request.enqueue_on_stream(addresses, addresses, stream)
+            elif len(works) == 1:
+                handle = request.enqueue_inplace(addresses[0])
+            else:
+                handle = request.enqueue(addresses, addresses)
             self._handles.append(handle)
-            return
-        stream = self._note_stream(_gpu.current_stream(_gpu.device_of(works[0])))
-        self._handles.append(request.enqueue_on_stream(addresses, addresses, stream))
-        self._works += works
+        except BaseException:
+            request.keep_if_enqueued([*works, *self._storages])
+            raise
 
     def _call(self, name: str) -> Call:
         options = self.options

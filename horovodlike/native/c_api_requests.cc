@@ -121,6 +121,14 @@ int32_t with_engine(Enqueue&& enqueue) {
   });
 }
 
+thread_local int64_t last_handle = 0;
+
+// What an enqueue returns.
+int64_t outcome(int32_t status, int64_t handle) {
+  last_handle = status == HVL_OK ? handle : 0;
+  return status == HVL_OK ? handle : -status;
+}
+
 void free_all(const std::vector<hvl_output>& outputs) {
   for (const hvl_output& output : outputs) free(output.data);
 }
@@ -222,7 +230,7 @@ int64_t hvl_enqueue(hvl_prepared* prepared, const uintptr_t* inputs, const uintp
   int32_t status = hvl::with_engine([&](hvl::Engine* engine) {
     return hvl::enqueue(engine, *prepared, inputs, allocates ? nullptr : outputs, callbacks, nullptr, &handle);
   });
-  return status == HVL_OK ? handle : -status;
+  return hvl::outcome(status, handle);
 }
 
 int64_t hvl_enqueue_on_stream(hvl_prepared* prepared, const uintptr_t* inputs, const uintptr_t* outputs,
@@ -235,22 +243,24 @@ int64_t hvl_enqueue_on_stream(hvl_prepared* prepared, const uintptr_t* inputs, c
     if (!ready.ok()) return ready;
     return hvl::enqueue(engine, *prepared, inputs, allocates ? nullptr : outputs, callbacks, gpu, &handle);
   });
-  return status == HVL_OK ? handle : -status;
+  return hvl::outcome(status, handle);
 }
 
 int64_t hvl_enqueue_inplace(hvl_prepared* prepared, uintptr_t data) {
   int64_t handle = 0;
   int32_t status = hvl::with_engine(
       [&](hvl::Engine* engine) { return hvl::enqueue_inplace(engine, *prepared, data, nullptr, &handle); });
-  return status == HVL_OK ? handle : -status;
+  return hvl::outcome(status, handle);
 }
 
 int64_t hvl_enqueue_copied(hvl_prepared* prepared, uintptr_t data) {
   int64_t handle = 0;
   int32_t status =
       hvl::with_engine([&](hvl::Engine* engine) { return hvl::enqueue_copied(engine, *prepared, data, &handle); });
-  return status == HVL_OK ? handle : -status;
+  return hvl::outcome(status, handle);
 }
+
+int64_t hvl_last_handle(void) { return hvl::last_handle; }
 
 int64_t hvl_handle_in_flight(hvl_prepared* prepared) {
   int64_t handle = 0;

@@ -319,6 +319,8 @@ int64_t hvl_enqueue_copied(hvl_prepared* prepared, uintptr_t data);
 /* The same for many; writes their handles. Returns an hvl_status: if one is refused, it and those after it are not
  * enqueued, and their handles are 0. */
 int32_t hvl_enqueue_all(hvl_prepared* const* prepared, const uintptr_t* data, int32_t count, int64_t* handles);
+/* The handle that this thread's last hvl_enqueue...() of one request has returned; 0: it was refused. */
+int64_t hvl_last_handle(void);
 /* The handle of the request that is in flight under the name of a prepared one; 0: there is none, or it calls back. */
 int64_t hvl_handle_in_flight(hvl_prepared* prepared);
 /* The same as hvl_enqueue() and hvl_enqueue_all() for requests with HVL_CUDA. The GPU begins after what `stream`, a

@@ -1,0 +1,193 @@
+"""Signal handlers that raise at any point of a call, as Ctrl-C does: the engine has no memory that nothing keeps.
+
+One rank is enough: for the package its requests do not end, whatever the engine says.
+"""
+
+from __future__ import annotations
+
+import dis
+import gc
+import sys
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import Any
+
+import pytest
+from ranks import RankPool
+
+# What Python runs signal handlers after, or instead of.
+_CHECKING = {"CALL", "CALL_FUNCTION_EX", "CALL_KW", "RESUME", "JUMP_BACKWARD"}
+
+
+class _Interruption(BaseException):
+    """As KeyboardInterrupt: no one is to handle it."""
+
+
+class _Interrupter:
+    """Raises at one of the points at which Python would run a signal handler, by number, at the latest in a wait."""
+
+    def __init__(self, number: int) -> None:
+        self.left = number
+        self.where = ""
+        self._points: dict[CodeType, set[int]] = {}
+
+    def __enter__(self) -> None:
+        sys.settrace(self._trace)
+
+    def __exit__(self, *_: object) -> None:
+        sys.settrace(None)
+
+    def _trace(self, frame: FrameType, event: str, _: object) -> Any:
+        if "horovodlike" not in frame.f_code.co_filename:
+            return None
+        frame.f_trace_opcodes = True
+        if frame.f_code.co_name == "_until_complete":
+            self._interrupt(frame)
+        if event == "opcode" and frame.f_lasti in self._points_of(frame.f_code):
+            self.left -= 1
+            if self.left < 0:
+                self._interrupt(frame)
+        return self._trace
+
+    def _interrupt(self, frame: FrameType) -> None:
+        sys.settrace(None)
+        self.where = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        raise _Interruption
+
+    def _points_of(self, code: CodeType) -> set[int]:
+        """Return the offsets of what comes after instructions behind which signal handlers run."""
+        if code not in self._points:
+            instructions = list(dis.get_instructions(code))
+            pairs = zip(instructions, instructions[1:], strict=False)
+            self._points[code] = {after.offset for before, after in pairs if before.opname in _CHECKING}
+        return self._points[code]
+
+
+class _Endless:
+    """The engine, whose requests do not end."""
+
+    def __init__(self, lib: Any) -> None:
+        self._lib = lib
+        self.handles: dict[int, Any] = {}  # with what is in flight by them
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self._lib, name)
+        if name in ("hvl_enqueue", "hvl_enqueue_inplace"):
+            return lambda prepared, *rest: self._note(call(prepared, *rest), prepared)
+        if name == "hvl_enqueue_all":
+            return lambda prepared, data, count, handles: self._note_all(call, prepared, data, count, handles)
+        if name == "hvl_handle_in_flight":
+            return lambda prepared: max([0, *(handle for handle, of in self.handles.items() if of == prepared)])
+        if name in ("hvl_try_wait", "hvl_wait"):
+            return lambda *_: self._lib.HVL_IN_PROGRESS
+        return call
+
+    def _note(self, handle: int, prepared: Any) -> int:
+        self.handles[handle] = prepared
+        return handle
+
+    def _note_all(self, call: Callable[..., int], prepared: Any, data: Any, count: int, handles: Any) -> int:
+        status = call(prepared, data, count, handles)
+        self.handles |= {handles[index]: prepared[index] for index in range(count)}
+        return status
+
+
+def _calls() -> dict[str, Callable[[], object]]:
+    """Return calls by what they do."""
+    import torch
+
+    import horovodlike.torch as hvd
+
+    small, large = torch.ones(5), torch.ones(50_000)
+    model = torch.nn.Linear(700, 600)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = hvd.DistributedOptimizer(sgd, named_parameters=model.named_parameters())
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(torch.ones(2, 700)).sum().backward()
+        optimizer.step()
+
+    return {
+        "allreduce": lambda: hvd.allreduce(large, name="x"),
+        "allreduce_": lambda: hvd.allreduce_(small, name="x"),
+        "allreduce_async_": lambda: hvd.synchronize(hvd.allreduce_async_(large, name="x")),
+        "grouped_allreduce_async_": lambda: hvd.synchronize(hvd.grouped_allreduce_async_([small, large], name="x")),
+        "broadcast_": lambda: hvd.broadcast_(small, 0, name="x"),
+        "broadcast_async_": lambda: hvd.synchronize(hvd.broadcast_async_(large, 0, name="x")),
+        "allgather": lambda: hvd.allgather(large, name="x"),
+        "broadcast_object": lambda: hvd.broadcast_object([1], 0, name="x"),
+        "step": step,
+    }
+
+
+def _kept() -> set[int]:
+    """Return the handles of requests whose memory something keeps."""
+    from horovodlike import ops
+    from horovodlike.torch import _engine, _reduction
+
+    handles = {*_engine._in_flight, *ops._given_up}
+    handles |= {handle for each in _engine._abandoned for handle in each}
+    for reduction in _reduction._reductions:
+        handles |= {*reduction._submission._handles, reduction._presence.handle}
+    return handles
+
+
+def _interrupt_everywhere(what: str) -> tuple[int, list[str]]:
+    """Return at how many points a call was interrupted, and after which of these memory was not kept."""
+    import horovodlike.torch as hvd
+    from horovodlike import _requests, basics, ops
+    from horovodlike.torch import _engine, _reduction
+
+    hvd.init()
+    call = _calls()[what]
+    call()
+    _reduction.Reduction.communicates = True  # type: ignore[method-assign, assignment]  # though it is alone
+    basics.overlaps = lambda: True
+    call()
+    gc.freeze()  # what is there need not be looked through each time
+    lib, count, failures, is_over = ops.lib, 0, [], False
+    while not is_over:
+        engine = _Endless(lib)
+        ops.lib = _requests.lib = engine  # type: ignore[assignment]
+        interrupter = _Interrupter(count)
+        try:
+            with interrupter:
+                call()
+        except _Interruption:
+            pass
+        is_over = interrupter.left >= 0
+        gc.collect()
+        lost = {*engine.handles} - _kept() - {0}
+        if lost:
+            failures.append(f"point {count}: {interrupter.where}")
+        ops.lib = _requests.lib = lib
+        for reduction in _reduction._reductions:
+            reduction.abandon()
+        for handle in [*_engine._in_flight, *ops._given_up]:
+            lib.hvl_wait(handle, 10.0, ops.ffi.NULL, ops.ffi.NULL)
+        _engine._in_flight.clear()
+        ops._given_up.clear()
+        _engine._abandoned.clear()
+        count += 1
+    return count, failures
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        "allreduce",
+        "allreduce_",
+        "allreduce_async_",
+        "grouped_allreduce_async_",
+        "broadcast_",
+        "broadcast_async_",
+        "allgather",
+        "broadcast_object",
+        "step",
+    ],
+)
+def test_memory_is_kept_wherever_a_handler_raises(what: str, fresh_ranks: Callable[..., RankPool]) -> None:
+    ((count, failures),) = fresh_ranks(1).run(_interrupt_everywhere, what)
+    assert count > 20
+    assert not failures

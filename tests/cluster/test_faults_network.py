@@ -22,6 +22,7 @@ NOTICE_S = 0.3 + 1.0
 BIG = 32 << 20  # elements
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "fan_out", "network_timeout"),
     [pytest.param(0, 1, 3, marks=pytest.mark.thorough), (1, 1, 3), pytest.param(2, 16, 9, marks=pytest.mark.thorough)],
@@ -76,6 +77,7 @@ def test_two_hosts_that_do_not_reach_each_other(fresh_cluster: Callable[..., Clu
     job.check_gone()
 
 
+@pytest.mark.slow
 @pytest.mark.cluster("loss")
 def test_lost_packets(fresh_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
     hosts = fresh_cluster(2, ssh=True)
@@ -144,6 +146,7 @@ def listening(host: Host) -> set[int]:
     return {int(line.split()[3].rpartition(":")[2]) for line in lines}
 
 
+@pytest.mark.slow
 @pytest.mark.cluster("loss")
 def test_strangers(fresh_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
     """They come while the job starts and while it runs, and nobody listens to them for longer than that takes."""

@@ -48,6 +48,7 @@ def test_from_outside_of_the_nodes(commands: Slurm, tmp_path: Path) -> None:
     assert shown(done.stdout) == PLACES, done.stderr
 
 
+@pytest.mark.slow
 def test_in_a_batch_script(commands: Slurm, tmp_path: Path) -> None:
     script = f"{' '.join(HVDRUN)} --verbose sh -c '{SHOW}'"
     done = commands.sbatch(script, ntasks=3, nodes=2, cwd=tmp_path, env=GIVEN)

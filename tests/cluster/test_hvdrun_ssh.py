@@ -148,6 +148,7 @@ def test_hosts_that_cannot_take_part(
     gone(hosts.machines)
 
 
+@pytest.mark.slow
 def test_a_chosen_network(
     fresh_cluster: Callable[..., Cluster], program: Callable[[str], Path], tmp_path: Path
 ) -> None:

@@ -15,6 +15,7 @@ from cluster.namespaces import wait_until
 pytestmark = pytest.mark.cluster("sshd", "ssh")
 
 
+@pytest.mark.slow
 def test_plain_ssh_from_any_host_to_any_other(cluster):
     hosts = cluster(2, ssh=True)
     for host in hosts.machines:

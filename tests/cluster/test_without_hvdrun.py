@@ -101,6 +101,7 @@ def test_srun_starts_mpi(fresh_cluster: Callable[..., Cluster], whose: str, plug
     check(done, mpi=True)
 
 
+@pytest.mark.slow
 @pytest.mark.cluster
 def test_torchrun_with_an_address_and_a_key(cluster: Callable[..., Cluster], tmp_path: Path) -> None:
     hosts = cluster(2).hosts

@@ -101,6 +101,7 @@ CHAOS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("faults", CHAOS.values(), ids=CHAOS)
 def test_a_job_of_hvdruns(tmp_path, faults):
     (tmp_path / "plan.yaml").write_text(FaultPlan(tuple(faults)).to_json())  # which is YAML, too

@@ -298,6 +298,7 @@ def _checkpoint(folder):
     assert best.evaluate(x, y, verbose=0) < checkpoint.best
 
 
+@pytest.mark.slow
 @KERAS
 def test_best_model_checkpoint(keras_ranks, tmp_path):
     keras_ranks(2).run(_checkpoint, str(tmp_path))

@@ -118,6 +118,7 @@ def _sets_and_joins() -> list[str]:
     return _digests(results)
 
 
+@pytest.mark.slow
 def test_process_sets_and_ranks_that_join(mpi, fresh_ranks):
     assert mpi.run(3, _sets_and_joins) == fresh_ranks(3).run(_sets_and_joins)
 

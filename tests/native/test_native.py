@@ -35,9 +35,15 @@ def program_of(test):
     return f"{test.parent.name}_tests"
 
 
+# They wait for time limits, or try very many orders of events.
+TAKE_LONG = {"funnel_race_test", "gpu_collectives_test", "hosts_life_test", "negotiate_race_test", "stall_test"}
+
+
 def of_build(build, *more):
     """Parameters of a test; `make sanitize` runs those of builds with sanitizers."""
-    return pytest.param(build, *more, marks=[pytest.mark.thorough] if build in SANITIZERS else [])
+    if build in SANITIZERS:
+        return pytest.param(build, *more, marks=pytest.mark.thorough)
+    return pytest.param(build, *more, marks=[pytest.mark.slow for test in more if test.stem in TAKE_LONG])
 
 
 without_threads = pytest.mark.parametrize("build", [of_build(each) for each in ("release", "address")], indirect=True)

@@ -148,6 +148,7 @@ def _steps(options: dict[str, float], count: int, with_closure: bool) -> None:
         pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("with_closure", [pytest.param(False, marks=pytest.mark.thorough), True])
 def test_optimizer_that_adds_up_steps(ranks, size, with_closure):

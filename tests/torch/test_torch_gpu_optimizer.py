@@ -67,6 +67,7 @@ def _equals_that_on_the_cpu(on_cpu: tuple[torch.dtype, ...]) -> None:
             assert torch.allclose(one, other, rtol=1e-2 if "compression" in options else 1e-5, atol=1e-6), options
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("on_cpu", [(), (torch.float64,), (torch.float32,)], ids=["none", "last", "first"])
 def test_equals_that_on_the_cpu(gpu_ranks, on_cpu, size):

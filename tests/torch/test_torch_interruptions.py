@@ -176,15 +176,14 @@ def _interrupt_everywhere(what: str) -> tuple[int, list[str]]:
 @pytest.mark.parametrize(
     "what",
     [
-        "allreduce",
         "allreduce_",
         "allreduce_async_",
-        "grouped_allreduce_async_",
-        "broadcast_",
-        "broadcast_async_",
-        "allgather",
         "broadcast_object",
         "step",
+        *(
+            pytest.param(what, marks=pytest.mark.slow)
+            for what in ("allreduce", "grouped_allreduce_async_", "broadcast_", "broadcast_async_", "allgather")
+        ),
     ],
 )
 def test_memory_is_kept_wherever_a_handler_raises(what: str, fresh_ranks: Callable[..., RankPool]) -> None:

@@ -232,6 +232,7 @@ def test_optimizer(ranks, case, size):
     ranks(size).run(case)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overlap", (pytest.param("always", marks=pytest.mark.thorough), "never"))
 def test_all_whether_the_engine_overlaps_or_not(fresh_ranks, overlap):
     pool = fresh_ranks(2, {"HOROVODLIKE_OVERLAP": overlap})

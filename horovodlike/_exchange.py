@@ -7,16 +7,16 @@ much each rank sends travels over the control plane then, where it cannot be cha
 from __future__ import annotations
 
 import itertools
+import pickle
 import struct
 from collections.abc import Sequence
 from typing import Any
-
-import cloudpickle  # type: ignore[import-untyped]
 
 from horovodlike import basics, ops, process_set
 from horovodlike._arguments import integer
 from horovodlike._native import ffi
 from horovodlike._object_seal import NO_ROOT, Context, ObjectSeal, Opened
+from horovodlike._pickling import dumps
 from horovodlike.errors import HorovodInternalError, MismatchError
 from horovodlike.ops import DType, Kind, Request
 
@@ -89,7 +89,7 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None, proc
     root_data = sent[root_rank]
     if root_data is None:
         raise HorovodInternalError(f"{name}: rank {root_rank} could not pickle its object")
-    return obj if is_root else cloudpickle.loads(root_data)
+    return obj if is_root else pickle.loads(root_data)
 
 
 def allgather_object(obj: Any, name: str, process_set: int = 0) -> list[Any]:
@@ -114,13 +114,13 @@ def allgather_object(obj: Any, name: str, process_set: int = 0) -> list[Any]:
     failed = [each.rank for each in opened if each.data is None]
     if failed:
         raise HorovodInternalError(f"{name}: ranks {failed} could not pickle their objects")
-    return [cloudpickle.loads(each.data) for each in opened]
+    return [pickle.loads(each.data) for each in opened if each.data is not None]
 
 
 def _pickled(obj: object) -> tuple[bytes | None, Exception | None]:
     """The object as bytes; or no bytes, and why it cannot be pickled."""
     try:
-        return cloudpickle.dumps(obj), None
+        return dumps(obj), None
     except Exception as error:  # whatever __reduce__ and __getstate__ raise
         return None, error
 

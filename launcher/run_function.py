@@ -188,11 +188,11 @@ def _check_horovod_arguments(given: dict[str, Any], network_interfaces: str | Se
 
 
 def _pack(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-    import cloudpickle  # type: ignore[import-untyped]
+    from horovodlike._pickling import dumps
 
     search_path = json.dumps([os.path.abspath(entry) for entry in sys.path]).encode()
     try:
-        pickled = bytes(cloudpickle.dumps((func, args, kwargs)))
+        pickled = dumps((func, args, kwargs))
     except Exception as error:
         raise TypeError(f"run(): func, or something in args or kwargs, cannot be pickled: {error}") from error
     return LENGTH.pack(len(search_path)) + search_path + pickled

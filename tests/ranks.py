@@ -114,10 +114,12 @@ class RankPool:
 
     def start(self, fn: Callable[..., Any], arguments: Sequence[tuple[Any, ...]] | None = None) -> None:
         """Have all ranks call a function, and return at once."""
+        from horovodlike._pickling import dumps
+
         module = sys.modules[fn.__module__]
         cloudpickle.register_pickle_by_value(module)  # test modules cannot be imported by the ranks
         try:
-            messages = [cloudpickle.dumps((fn, args)) for args in arguments or [()] * self.size]
+            messages = [dumps((fn, args)) for args in arguments or [()] * self.size]
         finally:
             cloudpickle.unregister_pickle_by_value(module)
         self._sent_at = time.monotonic()

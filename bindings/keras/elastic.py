@@ -24,13 +24,14 @@ A commit takes place when all callbacks have seen the end of a batch or an epoch
 from __future__ import annotations
 
 import functools
+import pickle
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
 
 from horovodlike import elastic
+from horovodlike._pickling import dumps
 from horovodlike.elastic import ObjectState, State
 from horovodlike.elastic._state import check_results
 from horovodlike.keras import _backend
@@ -163,12 +164,12 @@ class KerasState(ObjectState):
 
     def saved_to_bytes(self) -> bytes:
         """A pickle of everything as it was saved."""
-        data: bytes = cloudpickle.dumps((super().saved_to_bytes(), self._saved_values))
+        data: bytes = dumps((super().saved_to_bytes(), self._saved_values))
         return data
 
     def saved_from_bytes(self, saved: bytes) -> None:
         """Read the pickle."""
-        objects, self._saved_values = cloudpickle.loads(saved)
+        objects, self._saved_values = pickle.loads(saved)
         super().saved_from_bytes(objects)
 
 

@@ -18,14 +18,15 @@ found out when it runs. Only process sets are part of what has been traced; trac
 from __future__ import annotations
 
 import functools
+import pickle
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import cloudpickle  # type: ignore[import-untyped]
 import numpy as np
 import tensorflow as tf
 
 from horovodlike import elastic
+from horovodlike._pickling import dumps
 from horovodlike.elastic import ObjectState
 from horovodlike.elastic._state import check_results
 from horovodlike.tensorflow._failures import translated
@@ -135,12 +136,12 @@ class TensorFlowState(ObjectState):
 
     def saved_to_bytes(self) -> bytes:
         """A pickle of everything as it was saved."""
-        data: bytes = cloudpickle.dumps((super().saved_to_bytes(), self._saved_values))
+        data: bytes = dumps((super().saved_to_bytes(), self._saved_values))
         return data
 
     def saved_from_bytes(self, saved: bytes) -> None:
         """Read the pickle."""
-        objects, self._saved_values = cloudpickle.loads(saved)
+        objects, self._saved_values = pickle.loads(saved)
         super().saved_from_bytes(objects)
 
 

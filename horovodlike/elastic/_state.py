@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Callable, Iterable
 from typing import Any
-
-import cloudpickle  # type: ignore[import-untyped]
 
 from horovodlike import basics, ops
 from horovodlike._exchange import broadcast_object, highest
 from horovodlike._fault_points import reach
+from horovodlike._pickling import dumps
 from horovodlike.elastic import _membership, _worker
 from horovodlike.elastic._state_file import StateFile
 from horovodlike.errors import HostsUpdatedInterrupt
@@ -252,9 +252,9 @@ class ObjectState(State):
 
     def saved_to_bytes(self) -> bytes:
         """A pickle of the attributes as they were saved."""
-        data: bytes = cloudpickle.dumps(self._saved)
+        data: bytes = dumps(self._saved)
         return data
 
     def saved_from_bytes(self, saved: bytes) -> None:
         """Reads the pickle."""
-        self._saved = cloudpickle.loads(saved)
+        self._saved = pickle.loads(saved)

@@ -87,10 +87,12 @@ class ElasticJob:
         before: Mapping[str, str] | None = None,
         **settings: str,
     ) -> None:
+        from horovodlike._pickling import dumps
+
         module = sys.modules[fn.__module__]
         cloudpickle.register_pickle_by_value(module)
         try:
-            self._message = cloudpickle.dumps((fn, args))
+            self._message = dumps((fn, args))
         finally:
             cloudpickle.unregister_pickle_by_value(module)
         self.workers: list[Worker] = []

@@ -56,10 +56,12 @@ class Mpi:
         timeout: float = 90.0,
     ) -> Ended:
         """Has a launcher start ranks that call a function, and returns when it has ended."""
+        from horovodlike._pickling import dumps
+
         module = sys.modules[fn.__module__]
         cloudpickle.register_pickle_by_value(module)  # test modules cannot be imported by the ranks
         try:
-            work = cloudpickle.dumps((fn, args))
+            work = dumps((fn, args))
         finally:
             cloudpickle.unregister_pickle_by_value(module)
         with tempfile.TemporaryDirectory() as folder:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
-import cloudpickle  # type: ignore[import-untyped]
 import torch
 
+from horovodlike._pickling import dumps
 from horovodlike.elastic import ObjectState
 from horovodlike.elastic._state import check_results
 from horovodlike.torch import _gpu
@@ -137,7 +138,7 @@ class TorchState(ObjectState):
                     f"{name} cannot be persisted: {type(handler).__name__}.save() has to keep its copy in `saved`"
                 )
         saved = {name: handler.saved for name, handler in self._handlers.items()}
-        data: bytes = cloudpickle.dumps((super().saved_to_bytes(), saved))
+        data: bytes = dumps((super().saved_to_bytes(), saved))
         return data
 
     def saved_from_bytes(self, saved: bytes) -> None:
@@ -146,7 +147,7 @@ class TorchState(ObjectState):
         Raises:
             ValueError: It is that of a state with other values.
         """
-        objects, of_handlers = cloudpickle.loads(saved)
+        objects, of_handlers = pickle.loads(saved)
         if of_handlers.keys() != self._handlers.keys():
             raise ValueError(
                 f"a state with {sorted(of_handlers)} was persisted, and this one has {sorted(self._handlers)}: "

@@ -24,9 +24,9 @@ class _NeedsNames:
         return self._function(*args, **kwargs)
 
     def __reduce__(self) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
-        import cloudpickle  # type: ignore[import-untyped]
+        from horovodlike._pickling import dumps
 
-        return _restore, (bytes(cloudpickle.dumps(self._function)),)
+        return _restore, (dumps(self._function),)
 
 
 def _restore(data: bytes) -> Any:

@@ -219,6 +219,7 @@ def test_a_killed_launcher(cluster: Callable[..., Cluster], program: Callable[[s
     gone(hosts.machines)
 
 
+@pytest.mark.slow
 def test_a_pulled_cable(fresh_cluster: Callable[..., Cluster], program: Callable[[str], Path], tmp_path: Path) -> None:
     hosts = fresh_cluster(2, ssh=True)
     train = program(FOREVER)

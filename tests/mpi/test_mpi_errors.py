@@ -211,6 +211,7 @@ def _one_stops() -> None:
         allreduce("x", data)
 
 
+@pytest.mark.slow
 def test_a_rank_that_stops(mpi):
     """What waits for it is given up, in MPI's hands or in ours, and mpirun ends the job."""
     settings = {**THROUGH_MPI, "HOROVODLIKE_STALL_SHUTDOWN_TIME_SECONDS": "5"}

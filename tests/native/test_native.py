@@ -36,7 +36,8 @@ def program_of(test):
 
 
 # They wait for time limits, or try very many orders of events.
-TAKE_LONG = {"funnel_race_test", "gpu_collectives_test", "hosts_life_test", "negotiate_race_test", "stall_test"}
+TAKE_LONG = {"external_test", "funnel_race_test", "gpu_collectives_test", "hosts_life_test"}
+TAKE_LONG |= {"negotiate_race_test", "stall_test"}
 
 
 def of_build(build, *more):

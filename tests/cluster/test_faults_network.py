@@ -73,7 +73,9 @@ def test_two_hosts_that_do_not_reach_each_other(fresh_cluster: Callable[..., Clu
         failure = job.failure(rank)
         assert failure.named and failure.named <= {1, 2}, failure
         assert failure.at - since < bound
-    assert any("has acknowledged nothing for" in job.failure(rank).error for rank in (1, 2))
+    # By the watch of the engine, or by keepalive where all that was sent had been acknowledged when they were parted.
+    texts = [job.failure(rank).error for rank in (1, 2)]
+    assert any("has acknowledged nothing for" in text or "Connection timed out" in text for text in texts), texts
     job.check_gone()
 
 

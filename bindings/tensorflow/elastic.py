@@ -136,8 +136,7 @@ class TensorFlowState(ObjectState):
 
     def saved_to_bytes(self) -> bytes:
         """A pickle of everything as it was saved."""
-        data: bytes = dumps((super().saved_to_bytes(), self._saved_values))
-        return data
+        return dumps((super().saved_to_bytes(), self._saved_values))
 
     def saved_from_bytes(self, saved: bytes) -> None:
         """Read the pickle."""

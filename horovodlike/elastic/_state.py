@@ -252,8 +252,7 @@ class ObjectState(State):
 
     def saved_to_bytes(self) -> bytes:
         """A pickle of the attributes as they were saved."""
-        data: bytes = dumps(self._saved)
-        return data
+        return dumps(self._saved)
 
     def saved_from_bytes(self, saved: bytes) -> None:
         """Reads the pickle."""

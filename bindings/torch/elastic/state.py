@@ -138,8 +138,7 @@ class TorchState(ObjectState):
                     f"{name} cannot be persisted: {type(handler).__name__}.save() has to keep its copy in `saved`"
                 )
         saved = {name: handler.saved for name, handler in self._handlers.items()}
-        data: bytes = dumps((super().saved_to_bytes(), saved))
-        return data
+        return dumps((super().saved_to_bytes(), saved))
 
     def saved_from_bytes(self, saved: bytes) -> None:
         """Read the pickle.

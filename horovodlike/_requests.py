@@ -265,9 +265,10 @@ class Request:
             HorovodInternalError: The job is broken or shut down.
         """
         addresses = self._addresses(inputs, outputs)
-        handle: int = lib.hvl_enqueue(self._native, addresses, addresses + self._num_tensors, ffi.NULL)
+        arguments = self._native, addresses, addresses + self._num_tensors, ffi.NULL
+        handle: int = lib.hvl_enqueue(*arguments)
         if handle < 0:
-            handle = self._enqueue_again(-handle, lib.hvl_enqueue, addresses, addresses + self._num_tensors, ffi.NULL)
+            handle = self.enqueue_again(handle, lambda: lib.hvl_enqueue(*arguments))
         return handle
 
     def keep_if_enqueued(self, memory: object) -> None:
@@ -289,24 +290,6 @@ class Request:
         handle: int = lib.hvl_handle_in_flight(self._native)
         return handle
 
-    def _enqueue_again(self, status: int, enqueue: Callable[..., int], *arguments: object) -> int:
-        """Raise what stands for the status of an enqueue, unless it is an interrupted call that keeps the name.
-
-        Then wait until that has been carried out, and do it again.
-        """
-        from horovodlike import ops
-
-        try:
-            _check_request(status, self.name)
-        except ValueError:
-            in_flight = self.handle_in_flight()  # none: it has been carried out by now
-            if in_flight and not ops.wait_for_given_up(in_flight):
-                raise
-        handle = enqueue(self._native, *arguments)
-        if handle < 0:
-            _check_request(-handle, self.name)
-        return handle
-
     def _addresses(self, inputs: Sequence[int], outputs: Sequence[int]) -> Any:
         if len(inputs) != self._num_tensors:
             raise ValueError(f"{self.name!r} has {self._num_tensors} tensors, not {len(inputs)}")
@@ -320,19 +303,35 @@ class Request:
         """As :meth:`enqueue`, for one tensor that is input and output: the quickest way in."""
         handle: int = lib.hvl_enqueue_inplace(self._native, address)
         if handle < 0:
-            handle = self._enqueue_again(-handle, lib.hvl_enqueue_inplace, address)
+            handle = self.enqueue_again(handle, lambda: lib.hvl_enqueue_inplace(self._native, address))
         return handle
 
-    def enqueue_copied(self, address: int) -> int:
-        """As :meth:`enqueue_inplace`, on a copy that the engine makes of at most ``MAX_COPIED_BYTES`` on the CPU.
+    def enqueue_again(self, status: int, enqueue: Callable[[], int]) -> int:
+        """Raise what stands for the status of an enqueue, unless it is an interrupted call that keeps the name.
 
-        Returns:
-            A handle for :func:`horovodlike.ops.take_copy`. The memory at the address may be freed at once.
+        Then wait until that has been carried out, and do it again.
+
+        Args:
+            status: The negated status that the enqueue has returned.
+            enqueue: Does it again, and returns a handle or a negated status.
         """
-        handle: int = lib.hvl_enqueue_copied(self._native, address)
+        from horovodlike import ops
+
+        try:
+            _check_request(-status, self.name)
+        except ValueError:
+            in_flight = self.handle_in_flight()  # none: it has been carried out by now
+            if in_flight and not ops.wait_for_given_up(in_flight):
+                raise
+        handle = enqueue()
         if handle < 0:
-            handle = self._enqueue_again(-handle, lib.hvl_enqueue_copied, address)
+            _check_request(-handle, self.name)
         return handle
+
+    @property
+    def address(self) -> int:
+        """That of the engine's description of the request, for native code: valid as long as this object is."""
+        return int(ffi.cast("uintptr_t", self._native))
 
     def enqueue_on_stream(
         self,
@@ -362,10 +361,10 @@ class Request:
         addresses = self._addresses(inputs, outputs)
         callbacks = ffi.NULL if allocation is None else allocation.callbacks
         pointer = ffi.cast("void *", stream.pointer)
-        arguments = (addresses, addresses + self._num_tensors, callbacks, stream.device, pointer)
-        handle: int = lib.hvl_enqueue_on_stream(self._native, *arguments)
+        arguments = (self._native, addresses, addresses + self._num_tensors, callbacks, stream.device, pointer)
+        handle: int = lib.hvl_enqueue_on_stream(*arguments)
         if handle < 0:
-            handle = self._enqueue_again(-handle, lib.hvl_enqueue_on_stream, *arguments)
+            handle = self.enqueue_again(handle, lambda: lib.hvl_enqueue_on_stream(*arguments))
         return handle
 
 

@@ -262,21 +262,14 @@ def wait_until_complete(handle: int) -> None:
         check(status)
 
 
-def take_copy(handle: int, address: int) -> bool:
-    """Write the result of a :meth:`Request.enqueue_copied` to the address, and consume the handle, if it is complete.
-
-    Returns:
-        Whether it is.
+def take_copy(handle: int, address: int) -> None:
+    """Write the result of a request on a copy, which is complete, to the address, and consume the handle.
 
     Raises:
         HorovodInternalError: The request failed.
+        KeyError: The handle is unknown.
     """
-    status = lib.hvl_take_copy(handle, address)
-    if status == lib.HVL_IN_PROGRESS:
-        return False
-    if status:
-        check(status)
-    return True
+    check(lib.hvl_take_copy(handle, address))
 
 
 def wait_on_stream(handle: int, stream: GpuStream) -> None:

@@ -61,19 +61,18 @@ def sanitized(name: str, *targets: str) -> Path:
 @functools.cache
 def sanitized_package() -> Path:
     """A folder for PYTHONPATH with the package on a core under AddressSanitizer; its Python files are these sources."""
-    built = sanitized("address", "_native").parent
+    built = sanitized("address", "_native", "_copier").parent
     folder = BUILDS / "address_package"
     package = folder / "horovodlike"
     root = BUILDS.parent
     sources = {
         path.name: path for path in (root / "horovodlike").iterdir() if path.name not in ("native", "__pycache__")
     }
-    sources |= {name: root / "bindings" / name for name in ("torch", "tensorflow", "keras")}
-    sources |= {"launcher": root / "launcher", "_native.abi3.so": built / "_native.abi3.so"}
-    sources |= {
-        "lib/libhorovodlike.so": built / "libhorovodlike.so",
-        "include/hvl.h": root / "horovodlike/native/hvl.h",
-    }
+    sources |= {name: root / "bindings" / name for name in ("tensorflow", "keras")}
+    sources |= {f"torch/{path.name}": path for path in (root / "bindings/torch").iterdir()}
+    sources |= {"launcher": root / "launcher", "include/hvl.h": root / "horovodlike/native/hvl.h"}
+    extensions = "_native.abi3.so", "torch/_copier.abi3.so", "lib/libhorovodlike.so"
+    sources |= {name: built / Path(name).name for name in extensions}
     with (built / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for name, source in sources.items():

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -17,8 +18,9 @@ import torch
 from horovodlike import basics, ops, process_set
 from horovodlike._arguments import integer
 from horovodlike.errors import HorovodInternalError, ShutDownError
-from horovodlike.ops import MAX_COPIED_BYTES, Allocation, Device, GpuStream, Kind, Output, Request
+from horovodlike.ops import Allocation, Device, GpuStream, Kind, Output, Request
 from horovodlike.torch import _copies, _gpu
+from horovodlike.torch._copies import Copier
 from horovodlike.torch._loan import Loan, address_of, give_back, keep, lend, put
 from horovodlike.torch._tensor import DTYPES, check, engine_shape, in_memory, is_in_memory, mark_overwritten
 
@@ -66,8 +68,8 @@ class _Last:
     dtype: torch.dtype
     shape: torch.Size
     num_bytes: int
-    is_one_element: bool
     request: Request
+    copier: Copier | None
 
 
 _InPlace: TypeAlias = tuple[torch.Tensor, torch.UntypedStorage]  # the result, and the memory that the engine uses
@@ -241,17 +243,30 @@ def start_again_in_place(
         waits: As of `start_in_place`.
     """
     last = _last.get(name) if type(name) is str else None
+    if last is None or last.op is not op or last.arguments != arguments:
+        return 0
+    if waits:
+        return _start_again_at_once(last, tensor)
+    copier = last.copier
+    if copier is None:
+        return 0
+    handle = copier.enqueue(tensor)
+    if handle < 0:
+        handle = last.request.enqueue_again(handle, partial(copier.enqueue, tensor))
+    if handle:
+        _copied[handle] = tensor, copier
+        _overwritten.append(tensor)
+    return handle
+
+
+def _start_again_at_once(last: _Last, tensor: torch.Tensor) -> int:
     if (
-        last is None
-        or last.op is not op
-        or last.arguments != arguments
-        or not (waits or 0 < last.num_bytes <= MAX_COPIED_BYTES)
-        or last.dtype is not getattr(tensor, "dtype", None)  # it need not be a tensor
+        last.dtype is not getattr(tensor, "dtype", None)  # it need not be a tensor
         or tensor.layout is not _STRIDED
         or last.shape != tensor.shape
         or not tensor.is_cpu
         or not tensor.is_contiguous()
-        or (last.is_one_element and tensor.is_neg())  # a negated view of more is not contiguous
+        or tensor.is_neg()
     ):
         return 0
     storage = tensor.untyped_storage()
@@ -259,16 +274,12 @@ def start_again_in_place(
     if storage.nbytes() < begin + last.num_bytes:
         return 0
     address = storage.data_ptr() + begin  # not the tensor's: another thread may give it another storage
-    if waits:
-        try:
-            handle = last.request.enqueue_inplace(address)
-            _in_flight[handle] = tensor, storage
-        except BaseException:
-            last.request.keep_if_enqueued(storage)
-            raise
-    else:
-        handle = last.request.enqueue_copied(address)
-        _copied[handle] = tensor, address, last.num_bytes, last.dtype, last.shape, last.request
+    try:
+        handle = last.request.enqueue_inplace(address)
+        _in_flight[handle] = tensor, storage
+    except BaseException:
+        last.request.keep_if_enqueued(storage)
+        raise
     _overwritten.append(tensor)
     return handle
 
@@ -282,7 +293,8 @@ def start_in_place_and_remember(
     if name is not None and request is not None and _gpu.is_on_cpu(tensor) and is_in_memory(tensor):
         if len(_last) >= CALLS_KEPT:
             _last.clear()
-        _last[name] = _Last(op, arguments, tensor.dtype, tensor.shape, tensor.nbytes, tensor.numel() == 1, request)
+        copier = _copies.copier(request, tensor)
+        _last[name] = _Last(op, arguments, tensor.dtype, tensor.shape, tensor.nbytes, request, copier)
     return handle
 
 
@@ -348,7 +360,11 @@ def synchronize(handle: int) -> Result:
         handle = integer(handle, "handle", "synchronize")
     copied = _copied.get(handle)
     if copied is not None:
-        return _copies.wait(handle, copied)
+        tensor, copier = copied
+        if copier.take(handle, tensor) == 0:
+            _copied.pop(handle, None)
+            return tensor
+        return _copies.wait(handle, tensor, copier)
     operation = _in_flight.get(handle)  # not taken before it is held here: a signal handler may raise
     if operation is None:
         if handle in _lost:

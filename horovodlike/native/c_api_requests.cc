@@ -181,11 +181,11 @@ bool leaves_handles(const Status& held) {
 }
 
 // The result of a handle that was found in this state, if that is to be complete.
-Status finish(int64_t handle, hvl_status state, hvl_output** outputs, int32_t* num_outputs, char* copy_to = nullptr) {
+Status finish(int64_t handle, hvl_status state, hvl_output** outputs, int32_t* num_outputs) {
   if (state == HVL_UNKNOWN_HANDLE) return Status(state, "the handle is unknown or was waited for already");
   if (state == HVL_IN_PROGRESS) return unfinished();
   std::vector<hvl_output> results;
-  Status status = handle_table().consume(handle, &results, copy_to);
+  Status status = handle_table().consume(handle, &results);
   if (status.ok()) return hand_over(results, outputs, num_outputs);
   free_all(results);
   return status;
@@ -339,8 +339,9 @@ int32_t hvl_wait_until_complete(int64_t handle, double timeout) {
 
 int32_t hvl_take_copy(int64_t handle, uintptr_t result) {
   return hvl::guarded([&] {
-    const hvl_status state = hvl::handle_table().poll(handle);
-    return hvl::finish(handle, state, nullptr, nullptr, reinterpret_cast<char*>(result));
+    hvl::Status status;
+    const hvl_status state = hvl::handle_table().take_copy(handle, reinterpret_cast<char*>(result), &status);
+    return state == HVL_OK ? status : hvl::finish(handle, state, nullptr, nullptr);
   });
 }
 

@@ -116,7 +116,7 @@ GpuResultPtr HandleTable::result_on_gpu(int64_t handle) {
   return slot != nullptr ? slot->on_gpu : nullptr;
 }
 
-Status HandleTable::consume(int64_t handle, std::vector<hvl_output>* outputs, char* copy_to) {
+Status HandleTable::consume(int64_t handle, std::vector<hvl_output>* outputs) {
   GpuResultPtr on_gpu;  // let go of after the lock
   std::lock_guard<std::mutex> lock(mutex_);
   Slot* slot = find(handle);
@@ -128,10 +128,19 @@ Status HandleTable::consume(int64_t handle, std::vector<hvl_output>* outputs, ch
     num_on_gpu_.fetch_sub(1);
     if (status.ok()) status = on_gpu->failure();
   }
-  if (status.ok() && slot->copied_bytes > 0 && copy_to != nullptr)
-    memcpy(copy_to, slot->copy.data(), slot->copied_bytes);
   release(handle, slot);
   return status;
+}
+
+hvl_status HandleTable::take_copy(int64_t handle, char* result, Status* status) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Slot* slot = find(handle);
+  if (slot == nullptr || slot->copied_bytes == 0) return HVL_UNKNOWN_HANDLE;
+  if (slot->state.load() != kComplete) return HVL_IN_PROGRESS;
+  *status = std::move(slot->status);
+  if (status->ok()) memcpy(result, slot->copy.data(), slot->copied_bytes);
+  release(handle, slot);
+  return HVL_OK;
 }
 
 void HandleTable::discard(int64_t handle) {

@@ -35,8 +35,11 @@ class HandleTable {
   // Whether any complete handle has a result on a GPU; and that of this one, null if it has none.
   bool has_results_on_gpu() const { return num_on_gpu_.load() > 0; }
   GpuResultPtr result_on_gpu(int64_t handle);
-  // The result of a complete handle, which is then unknown. If it is no error, its copy goes to `copy_to`.
-  Status consume(int64_t handle, std::vector<hvl_output>* outputs, char* copy_to = nullptr);
+  // The result of a complete handle, which is then unknown.
+  Status consume(int64_t handle, std::vector<hvl_output>* outputs);
+  // The same for a handle of create_with_copy(), if it is complete: writes its copy to `result` if it has not failed.
+  // HVL_OK; HVL_IN_PROGRESS; HVL_UNKNOWN_HANDLE.
+  hvl_status take_copy(int64_t handle, char* result, Status* status);
   // Around fork(): no other thread is in the table then.
   void lock() { mutex_.lock(); }
   void unlock() { mutex_.unlock(); }

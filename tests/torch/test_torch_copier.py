@@ -1,0 +1,80 @@
+"""Small tensors in flight: which of them the engine takes copies of by `_copier`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+
+import horovodlike.torch as hvd
+from horovodlike.torch import _copies, _engine
+
+
+class _Tensor(torch.Tensor):
+    """Its methods may be anything."""
+
+
+class _Mode(TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        return function(*args, **(kwargs or {}))
+
+
+def _in_a_mode(tensor: torch.Tensor) -> int:
+    with _Mode():
+        return hvd.allreduce_async_(tensor, name="x", op=hvd.Sum)
+
+
+def _shrunk() -> torch.Tensor:
+    tensor = torch.ones(4, 2)
+    tensor.untyped_storage().resize_(31)
+    return tensor
+
+
+# Of tensors that are not what a row-major float32 of (4, 2) on the CPU is; the last has no values to reduce.
+OTHERS: dict[str, Callable[[], torch.Tensor]] = {
+    "dtype": lambda: torch.ones(4, 2, dtype=torch.float64),
+    "shape": lambda: torch.ones(2, 4),
+    "dimensions": lambda: torch.ones(8),
+    "transposed": lambda: torch.ones(2, 4).t(),
+    "strided": lambda: torch.ones(4, 4)[:, ::2],
+    "negated": lambda: torch._neg_view(torch.full((4, 2), -1.0)),
+    "subclass": lambda: torch.ones(4, 2).as_subclass(_Tensor),
+    "shrunk": _shrunk,
+}
+
+
+def _reduce(begin: Callable[[torch.Tensor], int], tensor: torch.Tensor) -> tuple[bool, torch.Tensor]:
+    handle = begin(tensor)
+    is_copied = handle in _copies.in_flight
+    assert hvd.synchronize(handle) is tensor
+    assert not _copies.in_flight
+    return is_copied, tensor
+
+
+def _plain(tensor: torch.Tensor) -> int:
+    return hvd.allreduce_async_(tensor, name="x", op=hvd.Sum)
+
+
+def _is_copied(other: str) -> None:
+    sum_of_ranks = float(hvd.size())
+    for form in (torch.ones(4, 2), torch.ones(4, 2), torch.nn.Parameter(torch.ones(4, 2)), torch.ones(8, 2)[3:7]):
+        is_first = "x" not in _engine._last
+        is_copied, result = _reduce(_plain, form)
+        assert is_copied != is_first
+        assert bool((result == sum_of_ranks).all())
+    is_copied, result = _reduce(_in_a_mode, torch.ones(4, 2))
+    assert not is_copied
+    if other == "shrunk":
+        with pytest.raises(ValueError, match="was its storage resized"):
+            _plain(OTHERS[other]())
+    else:
+        is_copied, result = _reduce(_plain, OTHERS[other]())
+        assert not is_copied
+        assert bool((result == sum_of_ranks).all())
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_what_is_like_the_last_one_is_copied(fresh_ranks, other):
+    fresh_ranks(2).run(_is_copied, other)

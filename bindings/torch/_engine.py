@@ -7,6 +7,7 @@ has got a handle. How tensors on GPUs outlive that is told in `_gpu`.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -178,8 +179,9 @@ def start(
 
 def _mark_overwritten() -> None:
     tensors = []
-    while _overwritten:
-        tensors.append(_overwritten.pop())
+    with contextlib.suppress(IndexError):  # another thread may take the last one
+        while True:
+            tensors.append(_overwritten.pop())
     mark_overwritten(tensors)
 
 

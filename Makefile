@@ -38,7 +38,7 @@ demo: $(STAMPS)/package ## train on real data with 2 ranks and with 1, and compa
 demo-tf: $(STAMPS)/package $(STAMPS)/tensorflow ## the same with TensorFlow, and with Keras on both backends
 	$(BIN)/python examples/demo.py tensorflow
 
-test: $(STAMPS)/dev ## run the tests; tests/selection.py says which are only for test-all
+test: $(STAMPS)/dev ## run the tests; tests/support/selection.py says which are only for test-all
 	$(PYTEST) -m 'not slow'
 
 test-slow: $(STAMPS)/dev ## the rest of what has to pass before a change lands
@@ -68,7 +68,7 @@ lint: $(STAMPS)/dev ## ruff, mypy, clang-format
 	cd $(VENV) && $(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p horovodlike
 	$(BIN)/clang-format --dry-run -Werror $(CXX_SOURCES)
 
-docs: $(STAMPS)/dev ## write the pages that come from the source: docs/settings.md, docs/api.md
+docs: $(STAMPS)/dev ## write the pages that come from the source: docs/users/settings.md, docs/users/api.md
 	$(BIN)/python docs/generate.py
 
 clean: ## remove all that make made, except benchmarks/results

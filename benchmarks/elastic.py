@@ -3,7 +3,7 @@
 A job of 4 ranks trains; time after time a random one of them gets SIGKILL, and hvdrun puts another in its place. The
 workers write down when they notice, when they have met again, when they have the same state, and when they have taken
 the first step. A phase lasts until the last survivor is through it, so the phases add up to the time without a step.
-Prints the table, and writes docs/elastic.png: throughput and number of ranks over time.
+Prints the table, and writes docs/users/elastic.png: throughput and number of ranks over time.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from benchmarks.tables import human_time, table  # noqa: E402
 
 ROOT = Path(__file__).parents[1]
 RANK_SCRIPT = Path(__file__).with_name("elastic_rank.py")
-PICTURE = ROOT / "docs" / "elastic.png"
+PICTURE = ROOT / "docs" / "users" / "elastic.png"
 PATIENCE_S = 120.0  # for anything that is waited for
 STEPS_BETWEEN = 20  # taken by all ranks before the next one is killed
 WINDOW_S = 0.25  # over which throughput is averaged

@@ -16,9 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from horovodlike import basics, elastic, ops
+from horovodlike import basics, elastic
+from horovodlike._engine import ops
+from horovodlike._engine.ops import DType, Kind, ReduceOp
 from horovodlike.errors import HorovodInternalError, HostsUpdatedInterrupt
-from horovodlike.ops import DType, Kind, ReduceOp
 
 LEARNING_RATE = 0.1
 

@@ -175,7 +175,7 @@ def measure_training(job: Job) -> list[Row]:
 
 def reduce_also_alone() -> None:
     """Have optimizers hand their gradients to the engine at one rank as well, which sends nothing otherwise."""
-    from horovodlike.torch._reduction import Reduction
+    from horovodlike.torch._optimizer.reduction import Reduction
 
     Reduction.communicates = property(lambda _: True)  # type: ignore[assignment,method-assign]
 

@@ -100,7 +100,7 @@ def with_malloc_of_hvdrun(launcher: Launcher) -> Launcher:
 @functools.cache
 def _malloc_tunables() -> str:
     # Of the installed package: what this process would import is the source folder of the same name.
-    program = "from horovodlike.launcher.plan import MALLOC_TUNABLES; print(MALLOC_TUNABLES)"
+    program = "from horovodlike.launcher.planning.plan import MALLOC_TUNABLES; print(MALLOC_TUNABLES)"
     return subprocess.check_output([sys.executable, "-I", "-c", program], text=True).strip()
 
 

@@ -15,7 +15,7 @@ import psutil
 import torch
 
 import horovodlike.torch as hvd
-from horovodlike import ops
+from horovodlike._engine import ops
 
 
 def private_bytes() -> int:

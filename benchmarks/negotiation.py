@@ -1,8 +1,7 @@
 """What negotiation costs by the number of ranks, in simulated jobs: `python -m benchmarks.negotiation`.
 
-Runs tests/native/negotiation_cost.cc, which `make bench` builds, and writes docs/negotiation.png and the table in
-docs/negotiation.md.
-Configurations take turns; what is reported is the median of the rounds.
+Runs tests/native/negotiation_cost.cc, which `make bench` builds, and writes docs/developers/negotiation.png and the
+table in docs/developers/negotiation.md. Configurations take turns; what is reported is the median of the rounds.
 """
 
 from __future__ import annotations
@@ -110,8 +109,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.negotiation", description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     rows = measure(built_program(), rounds=parser.parse_args().rounds)
-    draw(rows, ROOT / "docs" / "negotiation.png")
-    page = ROOT / "docs" / "negotiation.md"
+    draw(rows, ROOT / "docs" / "developers" / "negotiation.png")
+    page = ROOT / "docs" / "developers" / "negotiation.md"
     before, rest = page.read_text().split(BEGIN)
     page.write_text(before + BEGIN + document(rows) + END + rest.split(END)[1])
 

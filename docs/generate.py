@@ -1,4 +1,4 @@
-"""Write the pages that come from the source: `docs/settings.md` and `docs/api.md`. With `--check`, only compare.
+"""Write the pages that come from the source: `settings.md` and `api.md` in `docs/users`. With `--check`, only compare.
 
 Works on the installed package: run it with `make docs`.
 """
@@ -15,7 +15,7 @@ from types import ModuleType
 
 from horovodlike import config
 
-DOCS = Path(__file__).parent
+DOCS = Path(__file__).parent / "users"
 
 SETTINGS_HEAD = """# Settings
 

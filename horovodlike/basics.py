@@ -9,21 +9,21 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from horovodlike import _engine_options, _gpu_libraries, _stacks, ops
 from horovodlike import config as config_module
-from horovodlike._fault_points import reach
-from horovodlike._generation import file_of_generation
-from horovodlike._native import ffi, lib
+from horovodlike._bootstrap.generation import file_of_generation
+from horovodlike._engine import gpu_libraries, ops, options, stack_dump
+from horovodlike._engine.fault_points import reach
+from horovodlike._engine.native import ffi, lib
+from horovodlike._engine.ops import ReduceOp
 from horovodlike.errors import ConfigError, HorovodInternalError, NotInitializedError, RendezvousError
-from horovodlike.ops import ReduceOp
 
 if TYPE_CHECKING:
-    from horovodlike._channel import JobKey
-    from horovodlike._mpi import Library
+    from horovodlike._bootstrap.bootstrap import Membership
+    from horovodlike._bootstrap.environment import Place
+    from horovodlike._engine.mpi_provider import Library
+    from horovodlike._net.secure_channel import JobKey
     from horovodlike.config import Config
     from horovodlike.elastic._worker import Worker
-    from horovodlike.place import Place
-    from horovodlike.rendezvous import Membership
 
 Average = int(ReduceOp.AVERAGE)
 Sum = int(ReduceOp.SUM)
@@ -136,7 +136,7 @@ def _start(comm: Any) -> bool:
         if is_initialized():
             return False
         settings = config_module.load(os.environ)
-        _engine_options.check(settings)
+        options.check(settings)
         worker = _find_worker(settings)
         if worker is None:
             _join(comm, settings)
@@ -170,18 +170,16 @@ def _find_worker(settings: Config) -> Worker | None:
 def _join(comm: Any, settings: Config, key: JobKey | None = None) -> None:
     """Join the job at the place that the environment says."""
     global _place, _pid, _mpi_library, _engine_overlaps, _average_counts_joined, _generation, _object_key
-    from horovodlike import rendezvous
-    from horovodlike._communicator import check_comm
+    from horovodlike._bootstrap import bootstrap
+    from horovodlike._engine.mpi_communicators import check_comm
 
     check_comm(comm)
     library = _load_mpi(settings)
     reach("rendezvous")
-    with rendezvous.establish(
-        settings, lambda place: _engine_options.segment_bytes(settings, place), key=key
-    ) as joined:
-        native = _engine_options.describe(settings, joined.place, joined.processors)
+    with bootstrap.establish(settings, lambda place: options.segment_bytes(settings, place), key=key) as joined:
+        native = options.describe(settings, joined.place, joined.processors)
         native.external = _connect_mpi(library, settings, joined)
-        _engine_options.start(settings, native, joined)
+        options.start(settings, native, joined)
         try:
             joined.confirm()
         except BaseException:
@@ -194,7 +192,7 @@ def _join(comm: Any, settings: Config, key: JobKey | None = None) -> None:
     _average_counts_joined = bool(native.average_counts_joined)
     _generation += 1
     if joined.place.size > 1:
-        _stacks.start()
+        stack_dump.start()
     _start_timeline(settings)
     _log_what_is_ignored(settings, joined.place)
     for notify in _at_init:
@@ -205,9 +203,9 @@ def _load_mpi(settings: Config) -> Library | None:
     """MPI, if it is to move the data."""
     if settings.cpu_operations != "mpi":
         return None
-    from horovodlike import _mpi
+    from horovodlike._engine import mpi_provider
 
-    return _mpi.load(settings.mpi_threads_disable)
+    return mpi_provider.load(settings.mpi_threads_disable)
 
 
 def _connect_mpi(library: Library | None, settings: Config, joined: Membership) -> Any:
@@ -248,7 +246,7 @@ def shutdown() -> None:
         return
     with _lock:
         ops.check(lib.hvl_shutdown())
-        _stacks.stop()
+        stack_dump.stop()
         _place = _object_key = None
         for notify in _at_shutdown:
             notify()
@@ -360,9 +358,9 @@ def mpi_threads_supported() -> bool:
 
 def mpi_built() -> bool:
     """Whether data can go through MPI: True if mpi4py is installed."""
-    from horovodlike import _mpi
+    from horovodlike._engine import mpi_provider
 
-    return _mpi.is_installed()
+    return mpi_provider.is_installed()
 
 
 def mpi_enabled() -> bool:
@@ -382,12 +380,12 @@ def gloo_enabled() -> bool:
 
 def nccl_built() -> int:
     """NCCL's version code (22703 for 2.27.3); 0 if there is none, and tensors on GPUs go through the host's memory."""
-    return _gpu_libraries.find(counts_gpus=False).nccl_version
+    return gpu_libraries.find(counts_gpus=False).nccl_version
 
 
 def cuda_built() -> bool:
     """Whether tensors on CUDA devices can be used: True if this process finds a CUDA driver, which it leaves alone."""
-    return _gpu_libraries.find(counts_gpus=False).cuda_version > 0
+    return gpu_libraries.find(counts_gpus=False).cuda_version > 0
 
 
 def rocm_built() -> bool:

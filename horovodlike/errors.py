@@ -41,7 +41,7 @@ class UnsupportedReductionError(HorovodInternalError, ValueError):
 
 
 class IntegrityError(HorovodInternalError):
-    """An object was changed between two ranks, and was not unpickled: see docs/security.md.
+    """An object was changed between two ranks, and was not unpickled: see docs/users/security.md.
 
     Raised on the ranks that have received it so. The others may have received it as it was sent: they learn of the
     failure when a rank that has raised this ends or calls ``shutdown()``.

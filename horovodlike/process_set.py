@@ -10,10 +10,11 @@ import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from horovodlike import basics, ops
-from horovodlike._communicator import is_communicator, ranks_of
+from horovodlike import basics
+from horovodlike._engine import ops
+from horovodlike._engine.mpi_communicators import is_communicator, ranks_of
+from horovodlike._engine.ops import Kind, Request
 from horovodlike.errors import MismatchError
-from horovodlike.ops import Kind, Request
 
 __all__ = ["ProcessSet", "add_process_set", "global_process_set", "remove_process_set"]
 

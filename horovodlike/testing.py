@@ -48,10 +48,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from horovodlike import _generation, basics, ops
-from horovodlike._native import lib
+from horovodlike import basics
+from horovodlike._bootstrap import generation as generation_module
+from horovodlike._bootstrap.environment import find_place
+from horovodlike._engine import ops
+from horovodlike._engine.native import lib
 from horovodlike.errors import ConfigError
-from horovodlike.place import find_place
 
 __all__ = ["ACTIONS", "POINTS", "VARIABLE", "Fault", "FaultPlan", "InjectedFault", "reach"]
 
@@ -186,7 +188,7 @@ class _Active:
         self._step = self._step if step is None else step
         if not self._left:
             return
-        here = (_rank(), self._step, _generation.number())
+        here = (_rank(), self._step, generation_module.number())
         for fault in [fault for fault in self._left if (fault.rank, fault.step, fault.generation) == here]:
             if fault.point in _IN_ENGINE and point == "step":
                 self._left.remove(fault)

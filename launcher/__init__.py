@@ -3,7 +3,7 @@
 The way of a job, one module each:
 
 ==================== ===================================================================================================
-``cli``              arguments and environment to a :class:`~horovodlike.launcher.spec.JobSpec`
+``cli``              arguments and environment to a :class:`~horovodlike.launcher.planning.job_spec.JobSpec`
 ``elastic_options``  the flags of elastic jobs
 ``options``          the flags and configuration-file keys that stand for settings of ``horovodlike.config``
 ``horovod_options``  what of ``horovodrun``'s options has no effect

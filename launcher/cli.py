@@ -12,21 +12,20 @@ from typing import Any, NoReturn
 from horovodlike import config
 from horovodlike.errors import ConfigError, RendezvousError
 from horovodlike.launcher import elastic_options, horovod_options, options
-from horovodlike.launcher.command import check_interpreter, resolve_command, with_horovod_names
-from horovodlike.launcher.environment import working_folder
-from horovodlike.launcher.errors import HostsError, UsageError
+from horovodlike.launcher.errors import HostsError, UsageError, given
 from horovodlike.launcher.horovod_options import HOROVODRUN
-from horovodlike.launcher.nodes import find_nodes
-from horovodlike.launcher.spec import MOST_RANKS, Binding, JobSpec, RemoteStart
-from horovodlike.launcher.standard_streams import open_standard_streams
-from horovodlike.launcher.where import Where
-from horovodlike.launcher.wording import given
-from horovodlike.launcher.written_files import check_files, files_of_all_hosts
+from horovodlike.launcher.planning.command import check_interpreter, resolve_command, with_horovod_names
+from horovodlike.launcher.planning.environment import working_folder
+from horovodlike.launcher.planning.job_spec import MOST_RANKS, Binding, JobSpec, RemoteStart
+from horovodlike.launcher.planning.nodes import find_nodes
+from horovodlike.launcher.planning.written_files import check_files, files_of_all_hosts
+from horovodlike.launcher.schedulers.host_resolution import Where
+from horovodlike.launcher.supervisor.stdio import open_standard_streams
 
 __all__ = ["horovodrun", "main", "parse"]
 
 USAGE_ERROR = 2
-_SELFTEST = Path(__file__).with_name("selftest.py")
+_SELFTEST = Path(__file__).with_name("tools") / "selftest.py"
 _SELFTEST_RANKS = 2
 _OF_OTHERS = ("--binding-args", "--mpi-args", "--ssh-options")
 """Their values are options of other programs, and begin with a dash."""
@@ -49,7 +48,7 @@ Options stand before the command. They win over the configuration file, which wi
 
 class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
-        from horovodlike.launcher.check_build import package_version
+        from horovodlike.launcher.tools.check_build import package_version
 
         print(package_version())
         parser.exit(0)
@@ -57,7 +56,7 @@ class _Version(argparse.Action):
 
 class _CheckBuild(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> NoReturn:
-        from horovodlike.launcher.check_build import check_build
+        from horovodlike.launcher.tools.check_build import check_build
 
         try:
             print(check_build())
@@ -364,19 +363,19 @@ def main(argv: Sequence[str] | None = None, program: str = "hvdrun") -> int:
             print(f"{program}: without effect here: {', '.join(spec.ignored)}", file=sys.stderr)
 
         if spec.nodes is not None:
-            from horovodlike.launcher.run_nodes import run_nodes
+            from horovodlike.launcher.supervisor.node_job import run_nodes
 
             return run_nodes(spec, spec.nodes, command, os.environ, reasons).exit_code
 
         if spec.elastic is not None:
-            from horovodlike.launcher.elastic.run_elastic import run_elastic
+            from horovodlike.launcher.elastic.elastic_job import run_elastic
 
             return run_elastic(spec, spec.elastic, command, os.environ, take_signals=True, reasons=reasons).exit_code
         if spec.mpi:
-            from horovodlike.launcher.backends.mpirun import run_mpirun
+            from horovodlike.launcher.schedulers.mpirun import run_mpirun
 
             return run_mpirun(spec, command, os.environ, reasons)
-        from horovodlike.launcher.run_job import run_job  # after the errors that need no more than this
+        from horovodlike.launcher.supervisor.static_job import run_job  # after the errors that need no more than this
 
         return run_job(spec, command, os.environ, take_signals=True, reasons=reasons).exit_code
     except UsageError as error:

@@ -8,11 +8,10 @@ from typing import Any
 
 from horovodlike.config import Config
 from horovodlike.launcher.elastic.discovery import HostDiscovery
-from horovodlike.launcher.errors import UsageError
+from horovodlike.launcher.errors import UsageError, shown
+from horovodlike.launcher.planning.job_spec import MOST_RANKS, ElasticSpec
 from horovodlike.launcher.run_arguments import take_integer
-from horovodlike.launcher.spec import MOST_RANKS, ElasticSpec
-from horovodlike.launcher.where import Where, find_hosts
-from horovodlike.launcher.wording import shown
+from horovodlike.launcher.schedulers.host_resolution import Where, find_hosts
 
 __all__ = [
     "ELASTIC_ARGUMENTS",

@@ -7,8 +7,7 @@ from typing import Any
 
 from horovodlike.config import LOG_LEVELS, SETTINGS, Setting, parse
 from horovodlike.errors import ConfigError
-from horovodlike.launcher.errors import UsageError
-from horovodlike.launcher.wording import shown
+from horovodlike.launcher.errors import UsageError, shown
 
 __all__ = ["OPTIONS", "Option", "add_arguments", "from_arguments", "from_mapping", "read_file"]
 

@@ -8,9 +8,8 @@ from typing import Any
 from horovodlike import config
 from horovodlike.errors import ConfigError
 from horovodlike.launcher.elastic.discovery import HostDiscovery
-from horovodlike.launcher.errors import UsageError
-from horovodlike.launcher.spec import MOST_RANKS
-from horovodlike.launcher.wording import shown
+from horovodlike.launcher.errors import UsageError, shown
+from horovodlike.launcher.planning.job_spec import MOST_RANKS
 
 __all__ = ["check_kinds", "setting_variables", "take_integer", "take_number_of_ranks"]
 

@@ -11,11 +11,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import gpus
 import pytest
-import selection
-from generations import Generation
-from ranks import RankPool
+from support import gpus, selection
+from support.generations import Generation
+from support.ranks import RankPool
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -170,7 +169,7 @@ def fresh_ranks(modules: tuple[str, ...]) -> Iterator[Callable[..., RankPool]]:
 @pytest.fixture
 def generations() -> Iterator[Callable[..., list[Generation]]]:
     """`generations(2, 3)`: a job of 2 ranks and one of 3, for processes to go on in."""
-    from horovodlike.rendezvous import RendezvousServer
+    from horovodlike._bootstrap.bootstrap import RendezvousServer
 
     with contextlib.ExitStack() as servers:
 

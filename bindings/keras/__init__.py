@@ -112,7 +112,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Find what depends on Keras's backend when it is asked for."""
     if name == "Compression":
-        from horovodlike.keras import _backend
+        from horovodlike.keras._backends import backend
 
-        return _backend.current().Compression
+        return backend.current().Compression
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from horovodlike import basics, ops
+from horovodlike import basics
 from horovodlike import process_set as process_sets
-from horovodlike._arguments import called, check_name, factor, integer, reduce_op
-from horovodlike.ops import DType, Kind, Output, Request
+from horovodlike._engine import ops
+from horovodlike._engine.arguments import called, check_name, factor, integer, reduce_op
+from horovodlike._engine.ops import DType, Kind, Output, Request
 from horovodlike.process_set import ProcessSet, global_process_set, members, registered_id
 
 _DTYPES = {dtype.name.lower(): dtype for dtype in DType}

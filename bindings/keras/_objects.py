@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from horovodlike.keras._module import is_tf_keras
+from horovodlike.keras._backends.module import is_tf_keras
 from horovodlike.keras._options import Local, Options
 
 
@@ -90,5 +90,5 @@ class Objects(Protocol):
 
 
 objects: Objects = import_module(  # type: ignore[assignment]
-    "horovodlike.keras._of_tf_keras" if is_tf_keras else "horovodlike.keras._of_keras_3"
+    "horovodlike.keras._backends.tf_keras" if is_tf_keras else "horovodlike.keras._backends.keras_3"
 )

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from horovodlike import _exchange, basics
+from horovodlike import basics
+from horovodlike import objects as objects_module
 from horovodlike.keras import _arrays
+from horovodlike.keras._backends.module import OfSameKeras, keras
 from horovodlike.keras._learning_rate import LearningRateScheduleCallback, LearningRateWarmupCallback
-from horovodlike.keras._module import OfSameKeras, keras
 from horovodlike.keras._objects import objects
 from horovodlike.keras.functions import broadcast_variables, join, variables_of
 
@@ -93,7 +94,7 @@ class MetricAverageCallback(OfSameKeras, keras.callbacks.Callback):
         if logs is None or basics.size() == 1:
             return
         mine = {name: float(value) for name, value in logs.items() if np.ndim(value) == 0}
-        everyone = _exchange.allgather_object(mine, "keras.metrics")
+        everyone = objects_module.allgather_object(mine, "keras.metrics")
         for rank, theirs in enumerate(everyone):
             if theirs.keys() != everyone[0].keys():
                 raise ValueError(

@@ -31,11 +31,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from horovodlike import elastic
-from horovodlike._pickling import dumps
+from horovodlike._net.pickling import dumps
 from horovodlike.elastic import ObjectState, State
 from horovodlike.elastic._state import check_results
-from horovodlike.keras import _backend
-from horovodlike.keras._module import OfSameKeras, check, keras
+from horovodlike.keras._backends import backend
+from horovodlike.keras._backends.module import OfSameKeras, check, keras
 from horovodlike.keras._objects import objects
 from horovodlike.keras.functions import broadcast_variables
 from horovodlike.process_set import global_process_set
@@ -52,7 +52,7 @@ def run(func: Callable[..., Result]) -> Callable[..., Result]:
     On the TensorFlow backend a broken job shows as an error of TensorFlow's, which becomes a `HorovodInternalError`.
     Other errors pass as they are.
     """
-    translated = _backend.current().translated
+    translated = backend.current().translated
 
     @functools.wraps(func)
     def translating(*args: Any, **kwargs: Any) -> Result:

@@ -6,8 +6,8 @@ import warnings
 from typing import Any
 
 from horovodlike import basics
-from horovodlike._arguments import check_compression, check_name, passes_per_step, predivide_factor, reduce_op
-from horovodlike.keras._module import check, keras
+from horovodlike._engine.arguments import check_compression, check_name, passes_per_step, predivide_factor, reduce_op
+from horovodlike.keras._backends.module import check, keras
 from horovodlike.keras._objects import objects
 from horovodlike.keras._options import Groups, Local, Options
 from horovodlike.process_set import ProcessSet, check_registered, global_process_set

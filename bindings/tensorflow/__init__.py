@@ -7,6 +7,7 @@ tape = hvd.DistributedGradientTape(tape)
 
 from typing import Any
 
+from horovodlike._engine.metrics import flight_recorder, metrics
 from horovodlike.basics import (
     Adasum,
     Average,
@@ -72,7 +73,6 @@ from horovodlike.tensorflow.mpi_ops import (
 )
 from horovodlike.tensorflow.optimizer import DistributedOptimizer
 from horovodlike.timeline import start_timeline, stop_timeline
-from horovodlike.watching import flight_recorder, metrics
 
 __all__ = [
     "Adasum",

@@ -10,10 +10,10 @@ from typing import Any
 import tensorflow as tf
 
 from horovodlike import basics
-from horovodlike._arguments import check_compression, predivide_factor, reduce_op
+from horovodlike._engine.arguments import check_compression, predivide_factor, reduce_op
 from horovodlike.basics import Average
 from horovodlike.process_set import ProcessSet, check_registered, global_process_set
-from horovodlike.tensorflow._calls import outermost
+from horovodlike.tensorflow._ops.calls import outermost
 from horovodlike.tensorflow.compression import Compression, Compressor
 from horovodlike.tensorflow.mpi_ops import grouped_allreduce, reduce_dense, size_op
 

@@ -5,14 +5,12 @@ For container images: without it every user compiles them on first import, which
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from horovodlike.tensorflow import _build
+from horovodlike.tensorflow._ops import build
 
 
 def main() -> None:
     """Compile the ops and say where they are."""
-    print(_build.build(Path(__file__).parent))
+    print(build.build(build.PACKAGE))
 
 
 if __name__ == "__main__":

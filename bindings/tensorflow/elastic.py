@@ -26,10 +26,10 @@ import numpy as np
 import tensorflow as tf
 
 from horovodlike import elastic
-from horovodlike._pickling import dumps
+from horovodlike._net.pickling import dumps
 from horovodlike.elastic import ObjectState
 from horovodlike.elastic._state import check_results
-from horovodlike.tensorflow._failures import translated
+from horovodlike.tensorflow._ops.failures import translated
 from horovodlike.tensorflow.functions import broadcast_variables
 
 if TYPE_CHECKING:

@@ -7,10 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovodlike import _exchange
-from horovodlike._arguments import check_name
+from horovodlike import objects
+from horovodlike._engine.arguments import check_name
 from horovodlike.process_set import ProcessSet, global_process_set
-from horovodlike.tensorflow._calls import set_id_of
+from horovodlike.tensorflow._ops.calls import set_id_of
 from horovodlike.tensorflow.mpi_ops import grouped_broadcast
 
 __all__ = [
@@ -146,7 +146,7 @@ def broadcast_object(
     name = f"tensorflow.broadcast_object.{name or 'noname'}"
     with tf.init_scope():
         _check_runs_eagerly(name)
-        return _exchange.broadcast_object(obj, root_rank, name, set_id_of(process_set))
+        return objects.broadcast_object(obj, root_rank, name, set_id_of(process_set))
 
 
 def _check_runs_eagerly(name: str) -> None:
@@ -190,4 +190,4 @@ def allgather_object(
     name = f"tensorflow.allgather_object.{name or 'noname'}"
     with tf.init_scope():
         _check_runs_eagerly(name)
-        return _exchange.allgather_object(obj, name, set_id_of(process_set))
+        return objects.allgather_object(obj, name, set_id_of(process_set))

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovodlike._arguments import passes_per_step
+from horovodlike._engine.arguments import passes_per_step
 from horovodlike.process_set import ProcessSet, global_process_set
 
 __all__ = ["LocalGradientAggregationHelper"]

@@ -28,12 +28,12 @@ import numpy as np
 import tensorflow as tf
 
 from horovodlike import basics
-from horovodlike._arguments import called, integer, split_counts
+from horovodlike._engine.arguments import called, integer, split_counts
 from horovodlike.basics import *  # noqa: F403  # scripts take them from this module as well
 from horovodlike.basics import Adasum, Average, Sum, average_counts_joined
 from horovodlike.process_set import ProcessSet, add_process_set, global_process_set, remove_process_set
-from horovodlike.tensorflow import _gradients  # noqa: F401  # registers them
-from horovodlike.tensorflow._calls import (
+from horovodlike.tensorflow._ops import gradients  # noqa: F401  # registers them
+from horovodlike.tensorflow._ops.calls import (
     anchored,
     as_tensor,
     as_tensors,
@@ -47,8 +47,14 @@ from horovodlike.tensorflow._calls import (
     run,
     set_id_of,
 )
-from horovodlike.tensorflow._place import local_rank_op, local_size_op, process_set_included_op, rank_op, size_op
-from horovodlike.tensorflow._reducescatter import grouped_reducescatter, reducescatter
+from horovodlike.tensorflow._ops.rank_info import (
+    local_rank_op,
+    local_size_op,
+    process_set_included_op,
+    rank_op,
+    size_op,
+)
+from horovodlike.tensorflow._ops.reducescatter import grouped_reducescatter, reducescatter
 from horovodlike.tensorflow.compression import Compression, Compressor
 from horovodlike.timeline import start_timeline, stop_timeline
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovodlike._arguments import passes_per_step, reduce_op
+from horovodlike._engine.arguments import passes_per_step, reduce_op
 from horovodlike.basics import Adasum, Average
 from horovodlike.process_set import ProcessSet, global_process_set
 from horovodlike.tensorflow._gradient_reduction import GradientReduction

@@ -14,6 +14,7 @@ The modules behind this façade:
 * :mod:`horovodlike.torch.consistency`: a check that all ranks hold the same model
 """
 
+from horovodlike._engine.metrics import flight_recorder, metrics
 from horovodlike.basics import (
     Adasum,
     Average,
@@ -44,10 +45,8 @@ from horovodlike.basics import (
 from horovodlike.errors import HorovodInternalError
 from horovodlike.process_set import ProcessSet, add_process_set, global_process_set, remove_process_set
 from horovodlike.timeline import start_timeline, stop_timeline
-from horovodlike.torch import (
-    _traced,  # noqa: F401  # has torch.compile trace the collectives
-    elastic,
-)
+from horovodlike.torch import elastic
+from horovodlike.torch._compile import compiled_ops  # noqa: F401  # has torch.compile trace the collectives
 from horovodlike.torch.compression import Compression, GradientReducer, PowerSGD, TopK
 from horovodlike.torch.consistency import check_consistency
 from horovodlike.torch.functions import (
@@ -93,7 +92,6 @@ from horovodlike.torch.mpi_ops import (
 )
 from horovodlike.torch.optimizer import DistributedOptimizer
 from horovodlike.torch.sync_batch_norm import SyncBatchNorm
-from horovodlike.watching import flight_recorder, metrics
 
 __all__ = [
     "Adasum",

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import torch
 
-from horovodlike.torch._gradient_reducer import Collectives, GradientReducer
-from horovodlike.torch._powersgd import PowerSGD
-from horovodlike.torch._topk import TopK
+from horovodlike.torch._optimizer.gradient_reducer import Collectives, GradientReducer
+from horovodlike.torch._optimizer.powersgd import PowerSGD
+from horovodlike.torch._optimizer.topk import TopK
 
 __all__ = [
     "BF16Compressor",

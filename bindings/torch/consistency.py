@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from horovodlike import _exchange
+from horovodlike import objects
 from horovodlike.errors import MismatchError
 from horovodlike.process_set import ProcessSet, global_process_set, registered_id
-from horovodlike.torch._compile import leave_alone
+from horovodlike.torch._compile.disable_compile import leave_alone
 
 _DIGEST_BYTES = 16
 
@@ -59,10 +59,10 @@ def check_consistency(model: Model, process_set: ProcessSet = global_process_set
         return
     records = [_record(name, tensor) for name, tensor in named]
     set_id = registered_id(process_set)
-    digests = _exchange.allgather_object(_digest_of_all(records), "allgather.consistency.digest", set_id)
+    digests = objects.allgather_object(_digest_of_all(records), "allgather.consistency.digest", set_id)
     if len(set(digests)) == 1:
         return
-    held = _exchange.allgather_object(records, "allgather.consistency.records", set_id)
+    held = objects.allgather_object(records, "allgather.consistency.records", set_id)
     raise MismatchError(describe_difference(held, process_set.ranks or range(len(held))))
 
 

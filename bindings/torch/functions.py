@@ -12,11 +12,11 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from horovodlike import _exchange, basics
+from horovodlike import basics, objects
 from horovodlike.errors import HorovodInternalError
 from horovodlike.process_set import ProcessSet, global_process_set, registered_id
-from horovodlike.torch._compile import leave_alone
-from horovodlike.torch._engine import full_name
+from horovodlike.torch._compile.disable_compile import leave_alone
+from horovodlike.torch._ops.handles import full_name
 from horovodlike.torch.mpi_ops import broadcast_async_, synchronize
 
 T = TypeVar("T")
@@ -164,7 +164,7 @@ def broadcast_object(
         ValueError: The root is not one of the ranks that take part.
     """
     process_set_id = registered_id(process_set)
-    return _exchange.broadcast_object(obj, root_rank, full_name("object", name, process_set_id), process_set_id)
+    return objects.broadcast_object(obj, root_rank, full_name("object", name, process_set_id), process_set_id)
 
 
 def allgather_object(
@@ -184,7 +184,7 @@ def allgather_object(
         HorovodInternalError: The job is broken; or a rank could not pickle its object (on that rank, the cause).
     """
     process_set_id = registered_id(process_set)
-    return _exchange.allgather_object(obj, full_name("object", name, process_set_id), process_set_id)
+    return objects.allgather_object(obj, full_name("object", name, process_set_id), process_set_id)
 
 
 leave_alone(allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters)

@@ -20,7 +20,7 @@ whole or not at all (`grouped_*`). What holds for all:
 * The synchronous forms that return new tensors are differentiable.
 * Every operation takes a process set. The rest of the ranks need not call it.
 * Any thread may call them, as long as all ranks do under the same names.
-* In functions that are compiled, the synchronous forms are operators of the graph (see docs/compile.md).
+* In functions that are compiled, the synchronous forms are operators of the graph (see docs/users/compile.md).
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ from functools import lru_cache
 
 import torch
 
-from horovodlike import ops
-from horovodlike._arguments import check_name
+from horovodlike._engine import ops
+from horovodlike._engine.arguments import check_name
+from horovodlike._engine.ops import Kind, Request
 from horovodlike.basics import (
     Adasum,
     Average,
@@ -62,12 +63,12 @@ from horovodlike.basics import (
     size,
 )
 from horovodlike.errors import HorovodInternalError
-from horovodlike.ops import Kind, Request
 from horovodlike.process_set import ProcessSet, global_process_set, registered_id
 from horovodlike.timeline import start_timeline, stop_timeline
-from horovodlike.torch._alltoall import alltoall, alltoall_async, grouped_alltoall, grouped_alltoall_async
-from horovodlike.torch._autograd import run
-from horovodlike.torch._broadcast import (
+from horovodlike.torch._compile.disable_compile import leave_alone
+from horovodlike.torch._ops.alltoall import alltoall, alltoall_async, grouped_alltoall, grouped_alltoall_async
+from horovodlike.torch._ops.autograd import run
+from horovodlike.torch._ops.broadcast import (
     broadcast,
     broadcast_,
     broadcast_async,
@@ -77,9 +78,8 @@ from horovodlike.torch._broadcast import (
     grouped_broadcast_async,
     grouped_broadcast_async_,
 )
-from horovodlike.torch._calls import compressed, group, reduction_call, result
-from horovodlike.torch._compile import leave_alone
-from horovodlike.torch._engine import (
+from horovodlike.torch._ops.calls import compressed, group, reduction_call, result
+from horovodlike.torch._ops.handles import (
     CALLS_KEPT,
     Call,
     forget_numbers,
@@ -91,14 +91,14 @@ from horovodlike.torch._engine import (
     start_to_new,
     synchronize,
 )
-from horovodlike.torch._reducescatter import (
+from horovodlike.torch._ops.reducescatter import (
     grouped_reducescatter,
     grouped_reducescatter_async,
     reducescatter,
     reducescatter_async,
 )
-from horovodlike.torch._sparse import sparse_allreduce_async
-from horovodlike.torch._varying import start_allgather
+from horovodlike.torch._ops.sparse import sparse_allreduce_async
+from horovodlike.torch._ops.variable_size import start_allgather
 from horovodlike.torch.compression import Compression, Compressor
 
 __all__ = [

@@ -15,14 +15,14 @@ from typing import Any
 import torch
 
 from horovodlike import basics
-from horovodlike._arguments import check_compression, check_name, passes_per_step, predivide_factor, reduce_op
+from horovodlike._engine.arguments import check_compression, check_name, passes_per_step, predivide_factor, reduce_op
 from horovodlike.process_set import ProcessSet, check_registered, global_process_set, registered_of
-from horovodlike.torch._compile import leave_alone
-from horovodlike.torch._compressed_reduction import CompressedReduction
-from horovodlike.torch._delta_reduction import DeltaReduction
-from horovodlike.torch._reduction import Reduction
-from horovodlike.torch._slot import Slot
-from horovodlike.torch._submission import ReductionOptions
+from horovodlike.torch._compile.disable_compile import leave_alone
+from horovodlike.torch._optimizer.adasum_delta import DeltaReduction
+from horovodlike.torch._optimizer.compressed_reduction import CompressedReduction
+from horovodlike.torch._optimizer.gradient_state import Slot
+from horovodlike.torch._optimizer.reduction import Reduction
+from horovodlike.torch._optimizer.submission import ReductionOptions
 from horovodlike.torch.compression import Compression, Compressor, GradientReducer
 from horovodlike.torch.mpi_ops import allreduce
 

@@ -20,9 +20,9 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from horovodlike import basics
 from horovodlike.process_set import ProcessSet, global_process_set
-from horovodlike.torch import _gpu
-from horovodlike.torch._calls import result
-from horovodlike.torch._compile import leave_alone
+from horovodlike.torch._compile.disable_compile import leave_alone
+from horovodlike.torch._ops import gpu
+from horovodlike.torch._ops.calls import result
 from horovodlike.torch.mpi_ops import allgather, allgather_async, allreduce, grouped_allgather
 
 Gradients = tuple[torch.Tensor | None, ...]
@@ -84,7 +84,7 @@ def _gathered(
     local: torch.Tensor, count: torch.Tensor, name: str, process_set: ProcessSet
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return what all ranks have: in one operation, or of a GPU apart, so that the counts are there without it."""
-    if not _gpu.is_on_gpu(local):
+    if not gpu.is_on_gpu(local):
         moments, counts = grouped_allgather([local.cpu(), count], name, process_set)
         return moments, counts
     handle = allgather_async(local, name, process_set)

@@ -17,7 +17,7 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
-from horovodlike.compat import children
+from horovodlike.compat import child_processes
 
 __all__ = ["ALIASES", "API_VERSION", "DEFAULTS", "Alias", "counterpart", "install"]
 
@@ -152,7 +152,7 @@ def install(*, quiet: bool = False) -> None:
         if not os.environ.get(name):  # an empty one stands for the default, here as in `config`
             os.environ[name] = value
     sys.meta_path.insert(0, _Finder())
-    children.follow()
+    child_processes.follow()
 
 
 def _mention_what_is_hidden() -> None:

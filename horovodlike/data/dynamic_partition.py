@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from operator import index
 from typing import Any, Literal, get_args
 
-from horovodlike.data.dealing import Dealer, Ranges, Step
+from horovodlike.data.sharding import Dealer, Ranges, Step
 from horovodlike.data.tasks import (
     Batch,
     Stream,

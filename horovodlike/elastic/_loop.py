@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from horovodlike import basics
-from horovodlike._fault_points import reach
+from horovodlike._engine.fault_points import reach
 from horovodlike.elastic import _worker
 from horovodlike.elastic._membership import agree_to_start
 from horovodlike.elastic._state import State

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from horovodlike._exchange import highest
 from horovodlike.elastic import _worker
+from horovodlike.objects import highest
 
 __all__ = ["Agreement", "agree_on_changes", "agree_to_start"]
 

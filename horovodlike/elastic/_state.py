@@ -7,13 +7,14 @@ import pickle
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from horovodlike import basics, ops
-from horovodlike._exchange import broadcast_object, highest
-from horovodlike._fault_points import reach
-from horovodlike._pickling import dumps
+from horovodlike import basics
+from horovodlike._engine import ops
+from horovodlike._engine.fault_points import reach
+from horovodlike._net.pickling import dumps
 from horovodlike.elastic import _membership, _worker
 from horovodlike.elastic._state_file import StateFile
 from horovodlike.errors import HostsUpdatedInterrupt
+from horovodlike.objects import broadcast_object, highest
 
 __all__ = ["ObjectState", "State", "check_results"]
 

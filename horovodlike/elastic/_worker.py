@@ -20,9 +20,9 @@ import time
 from collections.abc import Mapping, MutableMapping
 from typing import Any
 
-from horovodlike._channel import HANDSHAKE_TIMEOUT, AuthenticationError, Identity, JobKey, Link, job_digest
-from horovodlike._dial import dial
-from horovodlike._job_key import KEY_VARIABLE, take_key
+from horovodlike._bootstrap.job_key import KEY_VARIABLE, take_key
+from horovodlike._net.connect import dial
+from horovodlike._net.secure_channel import HANDSHAKE_TIMEOUT, AuthenticationError, Identity, JobKey, Link, job_digest
 from horovodlike.elastic._preemption import Preemption
 from horovodlike.errors import ConfigError, RendezvousError
 

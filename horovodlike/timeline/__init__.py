@@ -10,8 +10,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from horovodlike import basics, ops
-from horovodlike._native import lib
+from horovodlike import basics
+from horovodlike._engine import ops
+from horovodlike._engine.native import lib
 
 __all__ = ["path_of_rank", "start_timeline", "stop_timeline"]
 

@@ -7,13 +7,13 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 
-from horovodlike.launcher.addresses import find_this_machine
-from horovodlike.launcher.command import interpreter_trouble
+from horovodlike.launcher.agent.external import ask
+from horovodlike.launcher.agent.process import send_signal
 from horovodlike.launcher.errors import UsageError
-from horovodlike.launcher.external import ask
-from horovodlike.launcher.hosts import HostSlots, merge_hosts, parse_host_line
-from horovodlike.launcher.process import send_signal
-from horovodlike.launcher.topology import local_names
+from horovodlike.launcher.planning.addresses import find_this_machine
+from horovodlike.launcher.planning.command import interpreter_trouble
+from horovodlike.launcher.planning.hosts import HostSlots, merge_hosts, parse_host_line
+from horovodlike.launcher.planning.topology import local_names
 
 __all__ = ["DiscoveryError", "FixedHosts", "HostDiscovery", "HostDiscoveryScript", "Lookout"]
 

@@ -7,9 +7,11 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from horovodlike._channel import JobKey
+from horovodlike._bootstrap.bootstrap import RendezvousServer
+from horovodlike._net.secure_channel import JobKey
 from horovodlike.errors import RendezvousError
-from horovodlike.launcher import verdict
+from horovodlike.launcher.agent.protocol import Frame, FrameError, Kind, decode_exit, encode_seconds
+from horovodlike.launcher.elastic.agents import Fleet
 from horovodlike.launcher.elastic.events import (
     Abandon,
     Announce,
@@ -28,23 +30,20 @@ from horovodlike.launcher.elastic.events import (
     Spawn,
     Stopped,
 )
-from horovodlike.launcher.elastic.fleet import Fleet
 from horovodlike.launcher.elastic.membership import Membership
-from horovodlike.launcher.elastic.places import place_members
+from horovodlike.launcher.elastic.rank_assignment import place_members
 from horovodlike.launcher.elastic.state import Policy, Status
 from horovodlike.launcher.elastic.worker_server import WorkerServer
-from horovodlike.launcher.errors import UsageError
-from horovodlike.launcher.frames import Frame, FrameError, Kind, decode_exit, encode_seconds
-from horovodlike.launcher.job import AGENT_FAILED, GRACE_S, Outcome
-from horovodlike.launcher.link import Link
-from horovodlike.launcher.links import Links
-from horovodlike.launcher.output import RankOutput
-from horovodlike.launcher.plan import JobIdentity
-from horovodlike.launcher.spec import JobSpec
-from horovodlike.launcher.verdict import Failure
-from horovodlike.launcher.wakeup import Wakeup
-from horovodlike.launcher.wording import counted
-from horovodlike.rendezvous import RendezvousServer
+from horovodlike.launcher.errors import UsageError, counted
+from horovodlike.launcher.planning.job_spec import JobSpec
+from horovodlike.launcher.planning.plan import JobIdentity
+from horovodlike.launcher.supervisor import failure_attribution
+from horovodlike.launcher.supervisor.connection import Link
+from horovodlike.launcher.supervisor.connections import Links
+from horovodlike.launcher.supervisor.failure_attribution import Failure
+from horovodlike.launcher.supervisor.job import AGENT_FAILED, GRACE_S, Outcome
+from horovodlike.launcher.supervisor.output import RankOutput
+from horovodlike.launcher.supervisor.signals import Wakeup
 
 __all__ = ["Driver"]
 
@@ -187,7 +186,7 @@ class Driver:
     # What happens.
 
     def on_frame(self, frame: Frame, link: Link) -> None:
-        """See :class:`horovodlike.launcher.links.Audience`."""
+        """See :class:`horovodlike.launcher.supervisor.connections.Audience`."""
         worker = frame.number
         if frame.kind in (Kind.STDOUT, Kind.STDERR):
             self._output.add(worker, frame.kind, frame.payload)
@@ -214,7 +213,7 @@ class Driver:
         self._processes.pop(worker, None)
         self._output.finish(worker)
         if self._server is not None and worker in self._places:
-            how = verdict.how_it_ended(worker, pid, status, link.host, "worker")
+            how = failure_attribution.how_it_ended(worker, pid, status, link.host, "worker")
             self._server.exited(self._places.index(worker), how)
         self._explain(f"worker {worker} ended with status {status}")
         if status != 0:
@@ -223,15 +222,15 @@ class Driver:
         self._events.append(Exited(worker, status, started=pid != 0))
 
     def on_silence(self, link: Link, seconds: float) -> None:
-        """See :class:`horovodlike.launcher.links.Audience`."""
+        """See :class:`horovodlike.launcher.supervisor.connections.Audience`."""
         self._fleet.blame(link, f"it has been silent for {seconds:.0f} s; is it up, and reachable?")
 
     def on_nonsense(self, link: Link, error: Exception) -> None:
-        """See :class:`horovodlike.launcher.links.Audience`."""
+        """See :class:`horovodlike.launcher.supervisor.connections.Audience`."""
         self._fleet.blame(link, f"{link.who} cannot be understood: {error}")
 
     def on_end(self, link: Link, status: int) -> None:
-        """See :class:`horovodlike.launcher.links.Audience`."""
+        """See :class:`horovodlike.launcher.supervisor.connections.Audience`."""
         self._fleet.end(link, status)
 
     def _take_agent(self, link: Link, addresses: tuple[str, ...]) -> int:
@@ -345,7 +344,7 @@ class Driver:
     def _report(self, report: Report) -> None:
         failure = self._failures.get(report.worker)
         if failure is not None:
-            self._output.say(*verdict.describe(failure, "worker"))
+            self._output.say(*failure_attribution.describe(failure, "worker"))
 
     def _release_hosts(self) -> None:
         """Ends the agents of hosts that are not offered any more and have no worker."""
@@ -365,7 +364,7 @@ class Driver:
             self._explain(end.reason)
         self._stop_reason = end.reason
         self._workers.say_to_all({"stop": end.reason})
-        self._ending_at = time.monotonic() + (verdict.SETTLE_S if self._processes else 0.0)
+        self._ending_at = time.monotonic() + (failure_attribution.SETTLE_S if self._processes else 0.0)
         self._close_server()
 
     def _decide(self, exit_code: int) -> None:
@@ -396,13 +395,13 @@ class Driver:
                 self._pass_on(signum, signum)
 
     def _pass_on(self, received: int, passed: int) -> None:
-        self._decide(verdict.exit_code(-received))
+        self._decide(failure_attribution.exit_code(-received))
         if received != signal.SIGPIPE:
             self._say(
-                f"{verdict.signal_name(received)}: ending {counted(len(self._processes), 'worker')} within "
+                f"{failure_attribution.signal_name(received)}: ending {counted(len(self._processes), 'worker')} within "
                 f"{self._grace_period:g} s; a second signal kills at once"
             )
-        self._have_ended(f"hvdrun has got {verdict.signal_name(received)}", passed)
+        self._have_ended(f"hvdrun has got {failure_attribution.signal_name(received)}", passed)
 
     def _check_output(self) -> None:
         trouble = self._output.trouble

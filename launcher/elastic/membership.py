@@ -11,8 +11,6 @@ ready while the members work are announced to them, and so are members whose hos
 import signal
 from collections.abc import Iterator
 
-from horovodlike.launcher import verdict
-from horovodlike.launcher.elastic.cooldown import Health
 from horovodlike.launcher.elastic.events import (
     Abandon,
     Adrift,
@@ -35,8 +33,10 @@ from horovodlike.launcher.elastic.events import (
     Stopped,
     Training,
 )
+from horovodlike.launcher.elastic.host_health import Health
 from horovodlike.launcher.elastic.state import Generation, Policy, Roster, Status, Worker
-from horovodlike.launcher.wording import counted, listed
+from horovodlike.launcher.errors import counted, listed
+from horovodlike.launcher.supervisor import failure_attribution
 
 __all__ = ["FAILED", "Membership"]
 
@@ -50,7 +50,7 @@ _ATTEMPTS = 3
 """So many workers in a row that fail in the same way are enough to know."""
 _FRUITLESS = 5
 """So many generations in a row, too: that cannot come together, or in which one fails before anything is saved."""
-_TERMINATED = (-signal.SIGTERM, verdict.exit_code(-signal.SIGTERM))
+_TERMINATED = (-signal.SIGTERM, failure_attribution.exit_code(-signal.SIGTERM))
 
 
 class Membership(Roster):
@@ -159,7 +159,9 @@ class Membership(Roster):
         if worker.status is Status.FINISHED:
             self._complete(f"worker {worker.number} has finished")
             if status != 0:
-                self._conclude(verdict.exit_code(status), f"worker {worker.number} failed in the end", worker.number)
+                self._conclude(
+                    failure_attribution.exit_code(status), f"worker {worker.number} failed in the end", worker.number
+                )
             return
         if worker.status is Status.LEAVING or status in _TERMINATED:
             self._health[worker.host].hold(now)
@@ -188,7 +190,7 @@ class Membership(Roster):
                     f"{_ATTEMPTS} workers in a row on one slot have failed before they asked for a place; the last "
                     "lines say why"
                 )
-                self._conclude(verdict.exit_code(status), reason, worker.number)
+                self._conclude(failure_attribution.exit_code(status), reason, worker.number)
 
     def _look_for_collapse(self, now: float) -> None:
         """All members have failed by themselves, again and again: another start would end like this one."""
@@ -201,7 +203,7 @@ class Membership(Roster):
         if self._collapses >= _ATTEMPTS and not self._finishing:
             number, status = statuses[0]
             reason = f"all members have failed by themselves, {_ATTEMPTS} times in a row"
-            self._conclude(verdict.exit_code(status), reason, number)
+            self._conclude(failure_attribution.exit_code(status), reason, number)
 
     def _lose_host(self, event: HostLost, now: float) -> None:
         self._health.setdefault(event.host, Health(self.policy.cooldown)).lose(now)
@@ -369,7 +371,7 @@ class Membership(Roster):
         if self._is_barren(before, now):
             number, status = next(each for each in before.statuses if each[1] > 0)
             reason = f"in {_FRUITLESS} generations in a row a worker has failed before anything was committed"
-            self._conclude(verdict.exit_code(status), reason, number)
+            self._conclude(failure_attribution.exit_code(status), reason, number)
             return
         if before.number:
             self._resets += not self._finishing
@@ -400,7 +402,7 @@ class Membership(Roster):
         cause = self.generation.broken or "the set of workers has changed"
         number, status = self.generation.statuses[0] if self.generation.statuses else (None, FAILED)
         self._conclude(
-            verdict.exit_code(status),
+            failure_attribution.exit_code(status),
             f"{cause}, and the job has been reset {counted(limit, 'time')}, which is all that --reset-limit {limit} "
             f"allows. Horovod was shutdown because number of resets during elastic job exceeded limit: {limit}",
             number,

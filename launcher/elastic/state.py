@@ -3,7 +3,7 @@
 import enum
 from dataclasses import dataclass, field
 
-from horovodlike.launcher.elastic.cooldown import Cooldown
+from horovodlike.launcher.elastic.host_health import Cooldown
 
 __all__ = ["Generation", "Policy", "Roster", "Status", "Worker"]
 

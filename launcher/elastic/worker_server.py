@@ -29,9 +29,9 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any
 
-from horovodlike._channel import Identity, JobKey, job_digest
-from horovodlike._doorkeeper import Connection, Doorkeeper, ProtocolError
-from horovodlike._listening import listen
+from horovodlike._net.listen import listen
+from horovodlike._net.secure_channel import Identity, JobKey, job_digest
+from horovodlike._net.secure_server import Connection, Doorkeeper, ProtocolError
 from horovodlike.launcher.elastic.events import Adrift, Event, Finished, Leaving, Ready, Training
 
 __all__ = ["WorkerServer"]
@@ -113,7 +113,7 @@ class WorkerServer:
     # What the doorkeeper calls.
 
     def admit(self, connection: Connection, identity: Identity) -> str | None:
-        """See :class:`horovodlike._doorkeeper.Reception`."""
+        """See :class:`horovodlike._net.secure_server.Reception`."""
         worker = identity.rank
         if identity.job != self._job or identity.size != 0:
             return "it belongs to another job, or is no worker, although it has the key of this one"
@@ -127,7 +127,7 @@ class WorkerServer:
         return None
 
     def hear(self, connection: Connection, payload: bytes) -> None:
-        """See :class:`horovodlike._doorkeeper.Reception`."""
+        """See :class:`horovodlike._net.secure_server.Reception`."""
         worker = connection.rank
         try:
             message = json.loads(payload)
@@ -150,6 +150,6 @@ class WorkerServer:
         self._tell(event)
 
     def lose(self, connection: Connection, reason: str) -> None:
-        """See :class:`horovodlike._doorkeeper.Reception`."""
+        """See :class:`horovodlike._net.secure_server.Reception`."""
         del self._connections[connection.rank]
         self._tell(Adrift(connection.rank))

@@ -20,11 +20,15 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from collectives import allreduce, enqueue  # noqa: E402
+from support.collectives import allreduce, enqueue  # noqa: E402
 
 from cluster.namespaces import wait_until  # noqa: E402
-from horovodlike import basics, ops, testing, watching  # noqa: E402
-from horovodlike.ops import Kind  # noqa: E402
+from horovodlike import basics, testing
+from horovodlike._engine import (
+    metrics,  # noqa: E402
+    ops,
+)
+from horovodlike._engine.ops import Kind  # noqa: E402
 
 
 class Diary:
@@ -97,7 +101,7 @@ def check(diary: Diary, folder: Path, length: str, seconds: str) -> None:
         rounds += 1
         goes_on = np.full(1, float(basics.rank() == 0 and time.monotonic() < end))
         allreduce("goes on", goes_on)
-    stragglers = watching.metrics()["stragglers"]
+    stragglers = metrics.metrics()["stragglers"]
     diary.note("right", rounds=rounds, waited_for=[each["seconds_waited_for"] for each in stragglers])
 
 

@@ -36,9 +36,9 @@ def unpickle(text: str) -> Canary:
 
 def train() -> bool:
     """Return whether all tensors had the right values."""
-    from collectives import allreduce
+    from support.collectives import allreduce
 
-    from horovodlike import _exchange, basics, elastic
+    from horovodlike import basics, elastic, objects
 
     basics.init()
     right = True
@@ -46,13 +46,13 @@ def train() -> bool:
         total = allreduce("total", np.full(4096, NUMBER))
         right = right and bool((total == NUMBER * basics.size()).all())
         for root in range(basics.size()):
-            _exchange.broadcast_object(Canary(CANARY), root, f"object.{root}")
-        _exchange.broadcast_object({"step": step, "canary": Canary(CANARY)})
+            objects.broadcast_object(Canary(CANARY), root, f"object.{root}")
+        objects.broadcast_object({"step": step, "canary": Canary(CANARY)})
         state = elastic.ObjectState(step=step, canary=Canary(CANARY))
         state.sync()
         state.commit()
-        if hasattr(_exchange, "allgather_object"):  # not in releases before objects were authenticated
-            _exchange.allgather_object(Canary(CANARY), "all")
+        if hasattr(objects, "allgather_object"):  # not in releases before objects were authenticated
+            objects.allgather_object(Canary(CANARY), "all")
     basics.shutdown()
     return right
 

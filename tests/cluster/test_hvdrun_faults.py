@@ -26,10 +26,10 @@ TRAIN = f"""
 import sys
 sys.path.append({str(Path(__file__).resolve().parents[1])!r})
 import numpy as np
-from collectives import allreduce
+from support.collectives import allreduce
 from horovodlike import basics
 from horovodlike.errors import HorovodInternalError
-from horovodlike.ops import ReduceOp
+from horovodlike._engine.ops import ReduceOp
 
 basics.init()
 data = np.ones(1 << 20, np.float32)

@@ -10,14 +10,14 @@ import pytest
 
 from cluster import mpirun, sshd
 from cluster.hosts import Cluster, environment
-from horovodlike.launcher.backends.mpirun import Flavor, Mpirun, make_ssh_variables
-from horovodlike.launcher.spec import RemoteStart
+from horovodlike.launcher.planning.job_spec import RemoteStart
+from horovodlike.launcher.schedulers.mpirun import Flavor, Mpirun, make_ssh_variables
 
 PROGRAM = f"""
 import os, sys
 sys.path.append({str(Path(__file__).resolve().parents[1])!r})
 import numpy as np
-from collectives import allreduce
+from support.collectives import allreduce
 from horovodlike import basics
 basics.init()
 total = allreduce("total", np.full(1000, basics.rank() + 1.0))

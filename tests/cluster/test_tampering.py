@@ -134,7 +134,7 @@ def test_a_changed_byte(
         # `down` is what rank 0 sends, since the rank with the higher number connects.
         reader = told[1 if case[1] == "down" else 0]
         assert reader["error"] == "IntegrityError"
-        assert "was not unpickled" in reader["text"] and "docs/security.md" in reader["text"]
+        assert "was not unpickled" in reader["text"] and "docs/users/security.md" in reader["text"]
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ PROGRAM = f"""
 import os, sys
 sys.path.append({str(TESTS)!r})
 import numpy as np
-from collectives import allreduce
+from support.collectives import allreduce
 from horovodlike import basics
 for _ in range(2):
     basics.init()

@@ -15,7 +15,7 @@ from horovodlike.config import SETTINGS
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
-TEXT = (Path(__file__).resolve().parents[2] / "docs" / "from_horovod.md").read_text()
+TEXT = (Path(__file__).resolve().parents[2] / "docs" / "users" / "from_horovod.md").read_text()
 ROWS = re.findall(r"^\| `(HOROVODLIKE_\w+)` \| (.*?) \| (.*?) \| .*? \| `(\w+)=(\w+)` \| (.*?) \|$", TEXT, re.MULTILINE)
 # Horovod's defaults of the settings that both have, where they are no paths, names or sizes of the job.
 HOROVODS = {

@@ -19,7 +19,7 @@ from horovodlike import config
 from horovodlike.launcher import options
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
 HVDRUN = Path(sys.executable).parent / "hvdrun"
 
 # What `hvd` is in pages that are not about PyTorch.
@@ -110,7 +110,7 @@ def test_command_exists(page: str, line: str, hvdrun_help: str) -> None:
 
 
 def test_options_of_hvdrun_in_the_table_exist(hvdrun_help: str) -> None:
-    rows = re.findall(r"^\| `(-[\w-]+)", (ROOT / "docs" / "launching.md").read_text(), flags=re.MULTILINE)
+    rows = re.findall(r"^\| `(-[\w-]+)", (ROOT / "docs" / "users" / "launching.md").read_text(), flags=re.MULTILINE)
     assert len(rows) >= 5
     for option in rows:
         assert option in hvdrun_help
@@ -138,18 +138,18 @@ def test_functions_that_are_mentioned_exist(page: Path) -> None:
 
 
 def test_settings_page_is_up_to_date() -> None:
-    page = (ROOT / "docs" / "settings.md").read_text()
+    page = (ROOT / "docs" / "users" / "settings.md").read_text()
     assert config.render_markdown() in page and config.render_without_effect() in page, "run `make docs`"
 
 
 def test_api_page_has_everything() -> None:
-    page = (ROOT / "docs" / "api.md").read_text()
+    page = (ROOT / "docs" / "users" / "api.md").read_text()
     missing = [name for name in hvd.__all__ if not re.search(rf"(horovodlike\.torch\.|`){name}\b", page)]
     assert not missing, "run `make docs`"
 
 
 def test_the_configuration_file_has_every_key() -> None:
-    (text,) = blocks(ROOT / "docs" / "launching.md", "yaml")
+    (text,) = blocks(ROOT / "docs" / "users" / "launching.md", "yaml")
     content = yaml.safe_load(text)
     assert {f"{section}.{key}" for section, keys in content.items() for key in keys} == {
         option.key for option in options.OPTIONS if option.key is not None
@@ -194,7 +194,7 @@ def test_make_help_lists_every_target() -> None:
 
 
 def test_every_name_of_horovods_is_there_or_said_to_be_missing():
-    table = (ROOT / "docs" / "horovod_names.md").read_text()
+    table = (ROOT / "docs" / "users" / "horovod_names.md").read_text()
     names: set[str] = set()
     for row in re.findall(r"^\| `.*$", table, flags=re.MULTILINE):
         listed, tests, differs = (cell.strip() for cell in row.strip("|").split("|"))

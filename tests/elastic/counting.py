@@ -21,7 +21,7 @@ def oracle(steps: int) -> tuple[int, list[int]]:
 def sum_of_step(step: int, prefix: str = "") -> int:
     """Collective: each rank adds up its part of the samples."""
     import numpy as np
-    from collectives import allreduce
+    from support.collectives import allreduce
 
     from horovodlike import basics
 

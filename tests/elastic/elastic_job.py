@@ -29,12 +29,12 @@ import cloudpickle
 
 sys.path.append(str(Path(__file__).parent.parent))
 
-from nursery import Child, nursery  # noqa: E402
-from ranks import COMMON_MODULES, DUMP_STACKS, shm_entries  # noqa: E402
+from support.forkserver import Child, nursery  # noqa: E402
+from support.ranks import COMMON_MODULES, DUMP_STACKS, shm_entries  # noqa: E402
 
-from horovodlike import _channel  # noqa: E402
-from horovodlike._channel import Identity, JobKey, job_digest  # noqa: E402
-from horovodlike.rendezvous import RendezvousServer  # noqa: E402
+from horovodlike._bootstrap.bootstrap import RendezvousServer  # noqa: E402
+from horovodlike._net import secure_channel  # noqa: E402
+from horovodlike._net.secure_channel import Identity, JobKey, job_digest  # noqa: E402
 
 PATIENCE = 60.0
 
@@ -87,7 +87,7 @@ class ElasticJob:
         before: Mapping[str, str] | None = None,
         **settings: str,
     ) -> None:
-        from horovodlike._pickling import dumps
+        from horovodlike._net.pickling import dumps
 
         module = sys.modules[fn.__module__]
         cloudpickle.register_pickle_by_value(module)
@@ -275,11 +275,11 @@ class ElasticJob:
     def _attend(self, accepted: socket.socket) -> None:
         with accepted:
             nonce = secrets.token_bytes(32)
-            accepted.sendall(_channel.make_challenge(nonce))
-            hello = accepted.recv(_channel.HELLO_BYTES, socket.MSG_WAITALL)
-            if len(hello) < _channel.HELLO_BYTES:
+            accepted.sendall(secure_channel.make_challenge(nonce))
+            hello = accepted.recv(secure_channel.HELLO_BYTES, socket.MSG_WAITALL)
+            if len(hello) < secure_channel.HELLO_BYTES:
                 return
-            identity, sealer, opener = _channel.accept_hello(self._key, nonce, hello)
+            identity, sealer, opener = secure_channel.accept_hello(self._key, nonce, hello)
             assert identity == Identity(identity.rank, 0, job_digest(f"elastic/{self._job}"))
             worker = self.workers[identity.rank]
             with self._happened:

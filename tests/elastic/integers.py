@@ -18,7 +18,7 @@ import numpy as np
 
 sys.path.append(str(Path(__file__).parents[1]))
 
-from collectives import allreduce
+from support.collectives import allreduce
 
 from horovodlike import basics as hvd
 from horovodlike import elastic

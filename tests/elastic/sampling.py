@@ -26,7 +26,7 @@ def train(
     sys.path.append(str(Path(__file__).parent.parent))
 
     import numpy as np
-    from collectives import allreduce
+    from support.collectives import allreduce
 
     from horovodlike import basics, elastic
     from horovodlike.data import DynamicPartition, Task

@@ -13,12 +13,13 @@ def _with_requests_in_flight() -> list[str]:
     import signal
 
     import numpy as np
-    from collectives import enqueue
+    from support.collectives import enqueue
 
-    from horovodlike import basics, elastic, ops
+    from horovodlike import basics, elastic
+    from horovodlike._engine import ops
+    from horovodlike._engine.ops import Kind
     from horovodlike.elastic import _worker
     from horovodlike.errors import HorovodInternalError
-    from horovodlike.ops import Kind
 
     basics.init()
     said = []
@@ -57,9 +58,10 @@ def _die_while_they_meet(victim: int, at: str) -> int:
     import os
     import signal
 
-    from horovodlike import _engine_options, basics, elastic
+    from horovodlike import basics, elastic
+    from horovodlike._bootstrap.bootstrap import Membership
+    from horovodlike._engine import options
     from horovodlike.elastic import _worker
-    from horovodlike.rendezvous import Membership
 
     def die(*_: object) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -74,7 +76,7 @@ def _die_while_they_meet(victim: int, at: str) -> int:
                 if at == "before":
                     worker.take_place = die
                 elif at == "there":
-                    _engine_options.segment_bytes = die
+                    options.segment_bytes = die
                 else:
                     Membership.confirm = die
             state.on_hosts_updated(0, 1)
@@ -101,8 +103,8 @@ def _break_often(lives: int) -> dict[str, object]:
     import signal
 
     from horovodlike import basics, elastic
-    from horovodlike._exchange import highest
     from horovodlike.elastic import _worker
+    from horovodlike.objects import highest
 
     class Mallinfo(ctypes.Structure):
         _fields_ = [(name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks")]

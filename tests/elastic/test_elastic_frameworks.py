@@ -22,7 +22,7 @@ def _with_torch() -> Result:
     """Train a model whose result does not depend on the number of ranks, until there are three again."""
     import torch
     from elastic_job import tell
-    from training import flat_parameters, loss_of, make_batches, make_model, my_part
+    from support.training import flat_parameters, loss_of, make_batches, make_model, my_part
 
     import horovodlike.torch as hvd
     from horovodlike.elastic import _worker

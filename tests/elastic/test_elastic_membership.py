@@ -231,7 +231,7 @@ def test_an_exception_passes_through_and_the_others_go_on_without_that_rank():
 
 def _disagree(for_ever: bool) -> int:
     import numpy as np
-    from collectives import allreduce
+    from support.collectives import allreduce
 
     from horovodlike import basics, elastic
 
@@ -260,8 +260,8 @@ def _with_process_sets() -> list[tuple[object, object]]:
     import signal
 
     from horovodlike import basics, elastic
-    from horovodlike._exchange import highest
     from horovodlike.elastic import _worker
+    from horovodlike.objects import highest
     from horovodlike.process_set import ProcessSet
 
     sets = [ProcessSet([1]), ProcessSet([1, 2]), ProcessSet([0, 1])]
@@ -289,7 +289,7 @@ def _fork() -> str:
     import os
 
     from horovodlike import basics
-    from horovodlike._exchange import highest
+    from horovodlike.objects import highest
 
     basics.init()
     read, write = os.pipe()

@@ -154,8 +154,8 @@ def test_the_root_is_the_lowest_of_the_ranks_with_the_most_commits(ranks):
 
 def _broadcast() -> list[object]:
     from horovodlike import basics
-    from horovodlike._exchange import broadcast_object, highest
     from horovodlike.errors import HorovodInternalError
+    from horovodlike.objects import broadcast_object, highest
 
     found = [broadcast_object({"rank": basics.rank()}, root) for root in range(basics.size())]
     found.append(broadcast_object(b"x" * 3_000_000 if basics.rank() == 0 else None)[-1:])

@@ -28,10 +28,10 @@ from pathlib import Path
 from typing import IO
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-import core_builds
-from ranks import environment_of
+from support import core_builds
+from support.ranks import environment_of
 
-from horovodlike.rendezvous import RendezvousServer
+from horovodlike._bootstrap.bootstrap import RendezvousServer
 
 RANK = Path(__file__).with_name("rank.py")
 SEQUENCE_SECONDS = 60.0

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from horovodlike.torch._tensor import fits_its_storage
+from horovodlike.torch._ops.tensor import fits_its_storage
 
 
 def _new_of(tensor: torch.Tensor, extra: int = 0) -> torch.Tensor:

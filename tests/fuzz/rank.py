@@ -130,7 +130,7 @@ class Sequence:
             self._finish(operation)
 
     def _is_over(self) -> bool:
-        from horovodlike import ops
+        from horovodlike._engine import ops
 
         return ops.has_ended() is not None
 

@@ -10,8 +10,8 @@ import pytest
 
 @functools.cache
 def _missing() -> str:
-    from horovodlike.launcher.check_build import framework_build
-    from horovodlike.launcher.gpus import find_gpus
+    from horovodlike.launcher.planning.gpus import find_gpus
+    from horovodlike.launcher.tools.check_build import framework_build
 
     gpus = find_gpus(os.environ)
     build = framework_build("torch")

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import horovodlike.torch as hvd
-from horovodlike.torch._reduction import Reduction
+from horovodlike.torch._optimizer.reduction import Reduction
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 from gpu_checks import CHECKS
-from ranks import RankPool
+from support.ranks import RankPool
 
-from horovodlike.launcher.gpus import find_gpus
+from horovodlike.launcher.planning.gpus import find_gpus
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 

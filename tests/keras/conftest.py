@@ -9,9 +9,9 @@ import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import gpus
 import pytest
-from ranks import RankPool
+from support import gpus
+from support.ranks import RankPool
 
 MODULES = ("horovodlike.keras",)
 

@@ -200,14 +200,14 @@ def _other_backend():
     import keras
 
     import horovodlike.keras as hvd
-    from horovodlike.keras import _backend
+    from horovodlike.keras._backends import backend as backend_module
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(keras.backend, "backend", lambda: "jax")
-        _backend.current.cache_clear()
+        backend_module.current.cache_clear()
         with pytest.raises(NotImplementedError, match="'tensorflow' and 'torch', and Keras uses 'jax'"):
             hvd.DistributedOptimizer("sgd")
-    _backend.current.cache_clear()
+    backend_module.current.cache_clear()
     assert hvd.allreduce(1.0) == 1.0
 
 
@@ -236,7 +236,7 @@ def _signatures(names):
 
 
 def test_every_name_of_horovods_is_there_or_said_to_be_missing(keras_ranks):
-    page = (ROOT / "docs" / "keras.md").read_text()
+    page = (ROOT / "docs" / "users" / "keras.md").read_text()
     table = page[page.index("## Horovod's names") :]
     listed, missing, new = set(), set(), set(re.findall(r"`([\w.]+)`", table.split("New are")[1].split(";")[0]))
     for row in re.findall(r"^\| `.*$", table, flags=re.MULTILINE):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import warnings
 from unittest import mock
 
-import gpus
 import pytest
+from support import gpus
 
 
 def _the_host_reads_nothing_of_the_gpu(groups):

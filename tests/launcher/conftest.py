@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hvdrun_process import Ended, Launch
+from support.hvdrun_process import Ended, Launch
 
 
 @pytest.fixture

@@ -12,16 +12,23 @@ from time import monotonic
 
 import pytest
 
-from horovodlike._channel import NONCE_BYTES, Identity, JobKey, accept_hello, answer_challenge, make_challenge
-from horovodlike.launcher import run_nodes
+from horovodlike._net.secure_channel import (
+    NONCE_BYTES,
+    Identity,
+    JobKey,
+    accept_hello,
+    answer_challenge,
+    make_challenge,
+)
+from horovodlike.launcher.agent.protocol import Frame, Kind, decode_seconds, encode_exit, encode_seconds, encode_text
 from horovodlike.launcher.errors import HostsError
-from horovodlike.launcher.frames import Frame, Kind, decode_seconds, encode_exit, encode_seconds, encode_text
-from horovodlike.launcher.job import AGENT_FAILED, Job
-from horovodlike.launcher.node_link import NodeLink
-from horovodlike.launcher.output import RankOutput, Screen
-from horovodlike.launcher.relay import Relay
-from horovodlike.launcher.wakeup import Wakeup
-from horovodlike.launcher.writer import Writer
+from horovodlike.launcher.supervisor import node_job
+from horovodlike.launcher.supervisor.job import AGENT_FAILED, Job
+from horovodlike.launcher.supervisor.node_connection import NodeLink
+from horovodlike.launcher.supervisor.node_relay import Relay
+from horovodlike.launcher.supervisor.output import RankOutput, Screen
+from horovodlike.launcher.supervisor.signals import Wakeup
+from horovodlike.launcher.supervisor.writer import Writer
 
 SLACK_S = 15.0  # what a busy machine may add
 KEY = JobKey(bytes(32))
@@ -132,7 +139,7 @@ def test_node_0_has_gone_if_it_talks_nonsense(
         assert running.result(SLACK_S) == AGENT_FAILED
 
 
-GOOD = {"version": run_nodes.installed_version(), "host": "b", "num_proc": 2}
+GOOD = {"version": node_job.installed_version(), "host": "b", "num_proc": 2}
 
 
 @pytest.mark.parametrize(
@@ -148,7 +155,7 @@ GOOD = {"version": run_nodes.installed_version(), "host": "b", "num_proc": 2}
 )
 def test_what_a_node_says_of_itself_is_checked(connect: Connect, payload: bytes, message: str) -> None:
     link, _ = connect(1)
-    run_nodes._read_join(link, Frame(Kind.JOIN, 0, encode_text(GOOD)))
+    node_job._read_join(link, Frame(Kind.JOIN, 0, encode_text(GOOD)))
     assert (link.host, link.num_proc) == ("b", 2)
     with pytest.raises(HostsError, match=message):
-        run_nodes._read_join(link, Frame(Kind.JOIN, 0, payload))
+        node_job._read_join(link, Frame(Kind.JOIN, 0, payload))

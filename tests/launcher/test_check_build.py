@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from horovodlike.launcher import check_build
+from horovodlike.launcher.tools import check_build
 
 
 def test_the_block() -> None:

@@ -11,9 +11,9 @@ from horovodlike.launcher import horovod_options
 from horovodlike.launcher.cli import main, parse
 from horovodlike.launcher.errors import UsageError
 from horovodlike.launcher.horovod_options import HOROVOD_OPTIONS, without_effect
-from horovodlike.launcher.hosts import HostSlots
 from horovodlike.launcher.options import OPTIONS, from_mapping
-from horovodlike.launcher.spec import Binding, JobSpec, RemoteStart
+from horovodlike.launcher.planning.hosts import HostSlots
+from horovodlike.launcher.planning.job_spec import Binding, JobSpec, RemoteStart
 
 
 def spec(*words: str, environ: dict[str, str] | None = None) -> JobSpec:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hvdrun_process import Ended
+from support.hvdrun_process import Ended
 
 CLOSED = ["<&-", ">&-", "2>&-", "<&- >&-", ">&- 2>&-", "<&- >&- 2>&-"]
 HVDRUN = (sys.executable, "-X", "dev", "-W", "error", "-m", "horovodlike.launcher")

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from horovodlike.launcher.cli import main
-from horovodlike.launcher.command import check_interpreter, resolve_command, with_horovod_names
 from horovodlike.launcher.errors import UsageError
-from horovodlike.launcher.interpreter import PythonCommand, is_python, split_python
+from horovodlike.launcher.planning.command import check_interpreter, resolve_command, with_horovod_names
+from horovodlike.launcher.planning.interpreter import PythonCommand, is_python, split_python
 
 PATH = {"PATH": os.defpath}
 

@@ -12,15 +12,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hvdrun_process import SLACK_S, Launch, wait_gone
+from support.hvdrun_process import SLACK_S, Launch, wait_gone
 
-from horovodlike.launcher import gpus
-from horovodlike.launcher.backends import mpirun
+from horovodlike.launcher.agent.external import ask
+from horovodlike.launcher.agent.process import tree_of
 from horovodlike.launcher.elastic import DiscoveryError
 from horovodlike.launcher.elastic.discovery import HostDiscoveryScript
 from horovodlike.launcher.errors import UsageError
-from horovodlike.launcher.external import ask
-from horovodlike.launcher.process import tree_of
+from horovodlike.launcher.planning import gpus
+from horovodlike.launcher.schedulers import mpirun
 
 HANGS = {
     "by itself": "exec sleep 1000",

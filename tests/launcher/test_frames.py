@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from horovodlike.launcher.frames import (
+from horovodlike.launcher.agent.protocol import (
     HEADER,
     MAGIC,
     MAX_PAYLOAD,

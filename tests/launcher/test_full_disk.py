@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import BinaryIO
 
 import pytest
-from hvdrun_process import SLACK_S, Ended
+from support.hvdrun_process import SLACK_S, Ended
 
-from horovodlike.launcher.writer import Writer
+from horovodlike.launcher.supervisor.writer import Writer
 
 LIMITED = ("sh", "-c", 'ulimit -f 100; exec "$@"', "sh", sys.executable, "-m", "horovodlike.launcher")
 FULL = "hvdrun: standard output cannot be written: No space left on device"

@@ -11,15 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hvdrun_process import Launch
+from support.hvdrun_process import Launch
 
 import horovodlike
-from horovodlike.launcher import gpus
 from horovodlike.launcher.cli import main, parse
-from horovodlike.launcher.description import decode_description, describe, encode_needs
 from horovodlike.launcher.errors import UsageError
-from horovodlike.launcher.gpus import VISIBLE, Gpus, find_gpus, gpu_variables
-from horovodlike.launcher.run_job import run_job
+from horovodlike.launcher.planning import gpus
+from horovodlike.launcher.planning.gpus import VISIBLE, Gpus, find_gpus, gpu_variables
+from horovodlike.launcher.planning.host_probe import decode_description, describe, encode_needs
+from horovodlike.launcher.supervisor.static_job import run_job
 
 UUIDS = [f"GPU-{number:08x}-d33d-2b2c-524d-9e3d8d2b8a77" for number in range(4)]
 PARTS = [f"MIG-{number:08x}-42e4-5de3-91c7-45d71c87eb3f" for number in range(3)]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from horovodlike.launcher.errors import UsageError
-from horovodlike.launcher.hosts import HostSlots, Placement, parse_hostfile, parse_hosts, place_ranks
+from horovodlike.launcher.planning.hosts import HostSlots, Placement, parse_hostfile, parse_hosts, place_ranks
 
 A, B, C = HostSlots("a", 2), HostSlots("b", 1), HostSlots("c", 3)
 

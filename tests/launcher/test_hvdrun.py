@@ -293,7 +293,7 @@ def test_the_launcher_is_quick(launch: Callable[..., object]) -> None:
 
 def test_no_framework_is_imported(hvdrun: Callable[..., object]) -> None:
     code = (
-        "import sys, horovodlike.launcher.cli, horovodlike.launcher.job, horovodlike.launcher.run_function\n"
+        "import sys, horovodlike.launcher.cli, horovodlike.launcher.supervisor.job, horovodlike.launcher.run\n"
         "print({'torch', 'tensorflow', 'numpy', 'yaml', 'cloudpickle'} & sys.modules.keys())"
     )
     assert hvdrun("-np", 1, PYTHON, "-c", code).lines_of(0) == [b"set()"]

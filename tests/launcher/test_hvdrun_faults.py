@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hvdrun_process import GRACE_S, SETTLE_S, SLACK_S, Launch
+from support.hvdrun_process import GRACE_S, SETTLE_S, SLACK_S, Launch
 
 PYTHON = sys.executable
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from hvdrun_process import GRACE_S, SETTLE_S, SLACK_S
+from support.hvdrun_process import GRACE_S, SETTLE_S, SLACK_S
 
 import horovodlike
 from horovodlike.launcher.errors import HostsError

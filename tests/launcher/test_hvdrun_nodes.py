@@ -18,9 +18,9 @@ from typing import Any
 
 import psutil
 import pytest
-from hvdrun_process import GRACE_S, SETTLE_S, SLACK_S, Launch
+from support.hvdrun_process import GRACE_S, SETTLE_S, SLACK_S, Launch
 
-from horovodlike._channel import CHALLENGE_BYTES
+from horovodlike._net.secure_channel import CHALLENGE_BYTES
 from horovodlike.launcher.cli import parse
 from horovodlike.launcher.errors import UsageError
 

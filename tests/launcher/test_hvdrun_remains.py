@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from hvdrun_process import GRACE_S, LIMIT_S, SETTLE_S, SLACK_S
+from support.hvdrun_process import GRACE_S, LIMIT_S, SETTLE_S, SLACK_S
 
 PYTHON = sys.executable
 STUBBORN = """
@@ -211,7 +211,7 @@ def test_a_fork_of_the_calling_process_does_not_keep_the_ranks(tmp_path: Path, l
 
 def test_the_agent_by_itself_ends_with_its_input(tmp_path: Path) -> None:
     done = subprocess.run(
-        [PYTHON, "-m", "horovodlike.launcher.agent"],
+        [PYTHON, "-m", "horovodlike.launcher.agent.agent"],
         input=b"",
         capture_output=True,
         timeout=LIMIT_S,
@@ -223,7 +223,7 @@ def test_the_agent_by_itself_ends_with_its_input(tmp_path: Path) -> None:
 
 def test_an_agent_that_cannot_understand_ends(tmp_path: Path) -> None:
     done = subprocess.run(
-        [PYTHON, "-m", "horovodlike.launcher.agent"],
+        [PYTHON, "-m", "horovodlike.launcher.agent.agent"],
         input=b"GET / HTTP/1.1\r\n\r\n",
         capture_output=True,
         timeout=LIMIT_S,

@@ -15,7 +15,7 @@ TESTS = Path(__file__).parents[1]
 
 TRAIN = """
     import numpy as np
-    from collectives import allreduce
+    from support.collectives import allreduce
     from horovodlike import basics
     basics.init()
     for step in range(10):

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from horovodlike.launcher import link
-from horovodlike.launcher.link import AgentLink, start_remote_agent
+from horovodlike.launcher.supervisor import connection
+from horovodlike.launcher.supervisor.connection import AgentLink, start_remote_agent
 
 SLACK_S = 15.0  # what a busy machine may add
 SPEAK = "printf '\\0horovodlike agent\\0'"
@@ -45,13 +45,13 @@ def close_all(links: list[AgentLink]) -> float:
 def test_hosts_that_do_not_end_have_one_time_for_all(
     start: Callable[[str], AgentLink], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(link, "_CLOSE_S", 3.0)
+    monkeypatch.setattr(connection, "_CLOSE_S", 3.0)
     seconds = close_all([start(f"{SPEAK}; exec sleep 1000") for _ in range(10)])
     assert 3 <= seconds < 3 + SLACK_S
 
 
 def test_hosts_that_have_never_answered_are_not_waited_for(start: Callable[[str], AgentLink]) -> None:
-    assert close_all([start("exec sleep 1000") for _ in range(3)]) < link._CLOSE_S - 1
+    assert close_all([start("exec sleep 1000") for _ in range(3)]) < connection._CLOSE_S - 1
 
 
 def test_ssh_that_stays_after_its_agent_is_not_waited_for_long(start: Callable[[str], AgentLink]) -> None:
@@ -59,4 +59,4 @@ def test_ssh_that_stays_after_its_agent_is_not_waited_for_long(start: Callable[[
     deadline = time.monotonic() + SLACK_S
     while lingering.receive() is not None:
         assert time.monotonic() < deadline
-    assert close_all([lingering]) < link._CLOSE_S - 1
+    assert close_all([lingering]) < connection._CLOSE_S - 1

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from horovodlike.launcher.backends.mpirun import (
+from horovodlike.launcher.cli import parse
+from horovodlike.launcher.errors import UsageError
+from horovodlike.launcher.planning.hosts import HostSlots
+from horovodlike.launcher.planning.job_spec import Binding, JobSpec, RemoteStart
+from horovodlike.launcher.planning.plan import JobIdentity
+from horovodlike.launcher.planning.topology import Host
+from horovodlike.launcher.schedulers.mpirun import (
     Flavor,
     Mpirun,
     find_mpirun,
@@ -13,12 +19,6 @@ from horovodlike.launcher.backends.mpirun import (
     make_ssh_variables,
     parse_version,
 )
-from horovodlike.launcher.cli import parse
-from horovodlike.launcher.errors import UsageError
-from horovodlike.launcher.hosts import HostSlots
-from horovodlike.launcher.plan import JobIdentity
-from horovodlike.launcher.spec import Binding, JobSpec, RemoteStart
-from horovodlike.launcher.topology import Host
 
 OPEN_MPI = Mpirun("/opt/bin/mpirun", Flavor.OPEN_MPI)
 MPICH = Mpirun("/opt/bin/mpirun", Flavor.HYDRA)

@@ -12,8 +12,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from horovodlike import _dial
-from horovodlike._channel import (
+from horovodlike._net import connect
+from horovodlike._net.connect import dial
+from horovodlike._net.secure_channel import (
     CHALLENGE_BYTES,
     HANDSHAKE_TIMEOUT,
     HELLO_BYTES,
@@ -25,11 +26,10 @@ from horovodlike._channel import (
     job_digest,
     make_challenge,
 )
-from horovodlike._dial import dial
-from horovodlike.launcher import node_link
+from horovodlike.launcher.agent.protocol import Kind, encode, encode_seconds
 from horovodlike.launcher.errors import HostsError
-from horovodlike.launcher.frames import Kind, encode, encode_seconds
-from horovodlike.launcher.node_link import NodeListener, connect_node
+from horovodlike.launcher.supervisor import node_connection
+from horovodlike.launcher.supervisor.node_connection import NodeListener, connect_node
 
 SLACK_S = 15.0  # what a busy machine may add
 KEY = JobKey(bytes(32))
@@ -51,8 +51,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(_dial, "time", made)
-    monkeypatch.setattr(node_link, "time", made)
+    monkeypatch.setattr(connect, "time", made)
+    monkeypatch.setattr(node_connection, "time", made)
     return made
 
 
@@ -114,7 +114,7 @@ class Lobby:
     def __init__(self, listener: NodeListener, clock: Clock, where: str, stack: contextlib.ExitStack) -> None:
         self._listener, self._clock, self._where, self._stack = listener, clock, where, stack
 
-    def come(self, rank: int, job: bytes = node_link._JOB) -> Node:
+    def come(self, rank: int, job: bytes = node_connection._JOB) -> Node:
         """Connects a node; returns when it has its challenge."""
         connected = self._stack.enter_context(socket.create_connection((self._where, PORT), SLACK_S))
         node = Node(connected, Identity(rank, 4, job))
@@ -179,7 +179,7 @@ def test_a_node_that_goes_or_says_nothing_is_forgotten(lobby: Lobby, clock: Cloc
         lobby.attend(node)
     gone.socket.shutdown(socket.SHUT_WR)
     assert lobby.is_dropped(gone)
-    clock.ahead += node_link._JOIN_S
+    clock.ahead += node_connection._JOIN_S
     assert lobby.is_dropped(mute)
     again = lobby.come(1)
     again.say_hello()
@@ -191,7 +191,7 @@ def test_strangers_do_not_displace_a_node(lobby: Lobby) -> None:
     node = lobby.come(1)
     node.say_hello()
     lobby.attend(node)
-    strangers = [lobby.come(2) for _ in range(node_link._MOST_STRANGERS + 8)]
+    strangers = [lobby.come(2) for _ in range(node_connection._MOST_STRANGERS + 8)]
     assert lobby.is_dropped(strangers[0])
     node.join()
     assert lobby.accept() == 1
@@ -214,7 +214,7 @@ def test_a_node_tries_again_when_its_hello_is_not_answered(where: str) -> None:
 
 @pytest.mark.parametrize(
     ("rank", "job"),
-    [(1, job_digest("a job of ranks")), (0, node_link._JOB), (4, node_link._JOB)],
+    [(1, job_digest("a job of ranks")), (0, node_connection._JOB), (4, node_connection._JOB)],
     ids=["a rank", "node 0", "beyond"],
 )
 def test_who_holds_the_key_but_is_no_other_node_is_sent_away(lobby: Lobby, rank: int, job: bytes) -> None:

@@ -16,12 +16,13 @@ import yaml
 
 import horovodlike
 from horovodlike import config
-from horovodlike.launcher import cli, run_function, run_job, run_nodes
-from horovodlike.launcher.backends import mpirun
-from horovodlike.launcher.elastic import run_elastic
+from horovodlike.launcher import cli, run
+from horovodlike.launcher.elastic import elastic_job
 from horovodlike.launcher.elastic_options import ELASTIC_ARGUMENTS
 from horovodlike.launcher.options import OPTIONS
-from horovodlike.launcher.written_files import why_unwritable
+from horovodlike.launcher.planning.written_files import why_unwritable
+from horovodlike.launcher.schedulers import mpirun
+from horovodlike.launcher.supervisor import node_job, static_job
 
 PYTHON = sys.executable  # before a test changes it
 HUGE = "99999999999999999999"
@@ -114,10 +115,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def start(*_: Any, **__: Any) -> None:
         raise Started
 
-    monkeypatch.setattr(run_job, "start_agents", start)
-    monkeypatch.setattr(run_nodes, "_gather", start)
-    monkeypatch.setattr(run_nodes, "connect_node", start)
-    monkeypatch.setattr(run_elastic, "Driver", start)
+    monkeypatch.setattr(static_job, "start_agents", start)
+    monkeypatch.setattr(node_job, "_gather", start)
+    monkeypatch.setattr(node_job, "connect_node", start)
+    monkeypatch.setattr(elastic_job, "Driver", start)
     monkeypatch.setattr(mpirun, "_run", start)
     flavor = mpirun.Mpirun("mpirun", mpirun.Flavor.OPEN_MPI)
     monkeypatch.setattr(mpirun, "find_mpirun", lambda environ: flavor)
@@ -267,13 +268,13 @@ def test_an_argument_of_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any, **__: Any) -> None:
         raise Started
 
-    monkeypatch.setattr(run_function, "run_job", refuse)
+    monkeypatch.setattr(run, "run_job", refuse)
     for value in (*WRONG, *MORE_WRONG):
         more: dict[str, Any] = {} if name in ("num_proc", "np", "hosts", "hostfile") else {"np": 2}
         if name in ELASTIC_ARGUMENTS - {"min_np", "min_num_proc"}:
             more["min_np"] = 1
         try:
-            run_function.run(print, **{**more, name: value})
+            run.run(print, **{**more, name: value})
         except Started:
             pass
         except (ValueError, RuntimeError) as error:

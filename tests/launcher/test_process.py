@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from horovodlike.launcher.process import ExitQueue
+from horovodlike.launcher.agent.process import ExitQueue
 
 
 def _child(code: int) -> int:

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 from cluster.namespaces import wait_until
-from collectives import allreduce
-from hvdrun_process import MARK, marked
+from support.collectives import allreduce
+from support.hvdrun_process import MARK, marked
 
 import horovodlike
 from horovodlike import basics
 from horovodlike.launcher.errors import RankFailedError, UsageError
-from horovodlike.launcher.run_function import RemoteTraceback
+from horovodlike.launcher.run import RemoteTraceback
 
 
 @pytest.fixture(autouse=True)

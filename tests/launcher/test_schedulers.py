@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from horovodlike.launcher.errors import UsageError
-from horovodlike.launcher.hosts import HostSlots
-from horovodlike.launcher.schedulers import Allocation, find_allocation
+from horovodlike.launcher.planning.hosts import HostSlots
+from horovodlike.launcher.schedulers.allocation import Allocation, find_allocation
 
 SLURM = {
     "SLURM_JOB_ID": "77",

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from horovodlike.launcher import selftest
 from horovodlike.launcher.cli import parse
 from horovodlike.launcher.errors import UsageError
-from horovodlike.launcher.selftest_report import Coverage, Link, differences, pair_up, render
+from horovodlike.launcher.tools import selftest
+from horovodlike.launcher.tools.selftest_report import Coverage, Link, differences, pair_up, render
 
 
 @pytest.mark.parametrize("number", range(10))

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from horovodlike.launcher.output import last_lines
-from horovodlike.launcher.verdict import Failure, choose, describe, exit_code, is_consequence
+from horovodlike.launcher.supervisor.failure_attribution import Failure, choose, describe, exit_code, is_consequence
+from horovodlike.launcher.supervisor.output import last_lines
 
 CRASH = Failure(2, 22, 3, (b"Traceback", b"ZeroDivisionError: division by zero"))
 VICTIM = Failure(0, 20, 1, (b"Traceback", b"horovodlike.errors.JobBrokenError: rank 2 is lost"))

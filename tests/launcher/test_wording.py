@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from horovodlike.launcher.wording import counted, listed
+from horovodlike.launcher.errors import counted, listed
 
 
 def test_counted() -> None:

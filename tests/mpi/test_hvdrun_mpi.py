@@ -10,9 +10,9 @@ import sys
 
 import numpy as np
 import pytest
-from collectives import allreduce
-from hvdrun_process import Launch
 from mpi_job import Mpi
+from support.collectives import allreduce
+from support.hvdrun_process import Launch
 
 from horovodlike import basics
 

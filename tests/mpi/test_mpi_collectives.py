@@ -6,10 +6,11 @@ import hashlib
 
 import numpy as np
 import pytest
-from collectives import DTYPES, described, gathered
+from support.collectives import DTYPES, described, gathered
 
-from horovodlike import basics, ops
-from horovodlike.ops import DType, Kind, ReduceOp
+from horovodlike import basics
+from horovodlike._engine import ops
+from horovodlike._engine.ops import DType, Kind, ReduceOp
 from horovodlike.process_set import ProcessSet, add_process_set, remove_process_set
 
 ARITHMETIC = (ReduceOp.SUM, ReduceOp.AVERAGE, ReduceOp.MIN, ReduceOp.MAX, ReduceOp.PRODUCT)

@@ -10,7 +10,7 @@ import sys
 
 import numpy as np
 import pytest
-from collectives import allreduce
+from support.collectives import allreduce
 
 from horovodlike import basics
 from horovodlike.errors import ConfigError, HorovodInternalError, JobBrokenError, ShutDownError

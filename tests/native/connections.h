@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "check.h"
-#include "engine.h"
+#include "engine/engine.h"
 
 namespace hvl {
 

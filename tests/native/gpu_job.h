@@ -9,7 +9,7 @@
 
 #include "gpu_double.h"
 #include "job_of_threads.h"
-#include "queue/results_on_gpu.h"
+#include "queue/gpu_completion.h"
 
 namespace hvl {
 

@@ -11,7 +11,7 @@
 
 #include "check.h"
 #include "connections.h"
-#include "engine.h"
+#include "engine/engine.h"
 
 namespace hvl {
 

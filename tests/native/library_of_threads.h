@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "check.h"
-#include "transport/external/external_data_plane.h"
+#include "collective/external_data_plane.h"
 
 namespace hvl {
 

@@ -16,7 +16,7 @@
 
 #include "base/clock.h"
 #include "coordinator_driver.h"
-#include "negotiate/funnel.h"
+#include "negotiate/aggregator.h"
 
 using namespace hvl;
 

@@ -9,9 +9,9 @@ import re
 import subprocess
 from pathlib import Path
 
-import core_builds
 import pytest
-from core_builds import SANITIZERS
+from support import core_builds
+from support.core_builds import SANITIZERS
 
 HERE = Path(__file__).parent
 INCLUDE = re.compile(r'^#include [<"](.+)[>"]$', re.MULTILINE)

@@ -8,8 +8,8 @@ import tensorflow as tf
 
 import horovodlike.keras
 import horovodlike.tensorflow as hvd
+from horovodlike._engine.ops import counters
 from horovodlike.errors import HorovodInternalError
-from horovodlike.ops import counters
 
 
 def _refused(match, call, *errors):

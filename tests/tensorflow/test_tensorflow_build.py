@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from horovodlike.tensorflow import _build
+from horovodlike.tensorflow._ops import build
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def test_those_that_ask_at_once_compile_once(compiler, tmp_path):
 
     def ask():
         asked.wait(30)
-        results.append(_build.library())
+        results.append(build.library())
 
     threads = [threading.Thread(target=ask) for _ in range(4)]
     for thread in threads:
@@ -46,15 +46,15 @@ def test_those_that_ask_at_once_compile_once(compiler, tmp_path):
     (run,) = compiler.read_text().splitlines()
     assert "ops.cc" in run and "-std=c++17" in run and "-l:libhorovodlike.so" in run
     assert {path.suffix for path in library.parent.iterdir()} == {".so", ".lock"}
-    assert _build.library() == library and len(compiler.read_text().splitlines()) == 1
+    assert build.library() == library and len(compiler.read_text().splitlines()) == 1
 
 
 def test_a_compiler_that_fails(compiler, tmp_path, monkeypatch):
     monkeypatch.setenv("RESULT", "fails")
     with pytest.raises(ImportError, match="(?s)could not compile its ops.*ended with 3.*no such header"):
-        _build.library()
+        build.library()
     monkeypatch.setenv("RESULT", "")
-    assert _build.library().exists()  # nothing is left that would be in the way
+    assert build.library().exists()  # nothing is left that would be in the way
     assert not list(tmp_path.glob("cache/horovodlike/tmp*"))
 
 
@@ -63,20 +63,20 @@ def test_no_compiler(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     with pytest.raises(ImportError, match=r"no C\+\+ compiler: install g\+\+ .*horovodlike.tensorflow.build"):
-        _build.library()
+        build.library()
     monkeypatch.setenv("CXX", "nonsense++")
     with pytest.raises(ImportError, match=r"CXX names, nonsense\+\+, does not exist: install g\+\+"):
-        _build.library()
+        build.library()
 
 
 def test_a_folder_that_cannot_be_written_to(compiler, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.raises(ImportError, match="Set XDG_CACHE_HOME to a folder"):
-        _build.library()
+        build.library()
 
 
 def test_what_goes_into_it_is_in_the_name(compiler, monkeypatch):
-    before = _build.library()
-    monkeypatch.setattr(_build.tf.version, "GIT_VERSION", "another")
-    assert _build.library() != before
+    before = build.library()
+    monkeypatch.setattr(build.tf.version, "GIT_VERSION", "another")
+    assert build.library() != before

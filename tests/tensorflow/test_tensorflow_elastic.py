@@ -8,11 +8,11 @@ import signal
 import numpy as np
 import pytest
 import tensorflow as tf
-from generations import Generation
+from support.generations import Generation
 
 import horovodlike.tensorflow as hvd
 from horovodlike.errors import JobBrokenError, ShutDownError
-from horovodlike.tensorflow._failures import translated
+from horovodlike.tensorflow._ops.failures import translated
 
 
 def _saves_and_synchronizes():

@@ -14,7 +14,7 @@ from horovodlike.compat.aliases import counterpart
 from horovodlike.tensorflow import mpi_ops
 
 ROOT = Path(__file__).resolve().parents[2]
-TABLE = (ROOT / "docs" / "tensorflow.md").read_text().split("## Horovod's names")[1]
+TABLE = (ROOT / "docs" / "users" / "tensorflow.md").read_text().split("## Horovod's names")[1]
 
 REDUCTION = ["compression", "op", "prescale_factor", "postscale_factor"]
 OPTIONS = ["device_dense", "device_sparse", "compression", "sparse_as_dense"]

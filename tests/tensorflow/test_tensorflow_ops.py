@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 import horovodlike.tensorflow as hvd
-from horovodlike import ops
+from horovodlike._engine import ops
 
 SIZES = (1, 2, 3, 4)
 EPSILONS = {tf.float16: 2**-10, tf.bfloat16: 2**-7, tf.float32: 2**-23, tf.float64: 2**-52}

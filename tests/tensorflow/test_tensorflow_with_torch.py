@@ -8,7 +8,7 @@ import torch
 
 import horovodlike.tensorflow as hvd
 import horovodlike.torch as hvd_torch
-from horovodlike.ops import counters
+from horovodlike._engine.ops import counters
 
 
 def _interleaved():

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import horovodlike.torch as hvd
+from horovodlike._engine.ops import counters
 from horovodlike.errors import HorovodInternalError, UnsupportedReductionError
-from horovodlike.ops import counters
 
 ReduceOp = torch.distributed.ReduceOp
 

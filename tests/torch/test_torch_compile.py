@@ -13,12 +13,13 @@ import torch
 
 import horovodlike.torch as hvd
 from horovodlike import basics
-from horovodlike.ops import counters
-from horovodlike.torch import _library, _traced, mpi_ops
+from horovodlike._engine.ops import counters
+from horovodlike.torch import mpi_ops
+from horovodlike.torch._compile import compiled_ops, custom_ops
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not _library.IS_AVAILABLE, reason="torch is too old for operators with effects"),
+    pytest.mark.skipif(not custom_ops.IS_AVAILABLE, reason="torch is too old for operators with effects"),
 ]
 
 BACKENDS = ("eager", "aot_eager")
@@ -232,7 +233,7 @@ def _recorded(module: object, attribute: str) -> Iterator[list[str]]:
 
 
 def _keeps_order(backend: str) -> None:
-    with _compiler(), _recorded(_library, "_call") as names:
+    with _compiler(), _recorded(custom_ops, "_call") as names:
         compiled = torch.compile(_in_order, backend=backend, fullgraph=True)
         for _ in range(2):
             names.clear()
@@ -371,7 +372,7 @@ def test_what_is_wrong(ranks):
 
 
 def _operators_are_well_defined() -> None:
-    operators = _traced._operators  # `torch.ops` cannot be sent to a rank
+    operators = compiled_ops._operators  # `torch.ops` cannot be sent to a rank
     x, w, number = _x(), _w(), torch.tensor(0)
     options = (hvd.Sum, -1, 1.0, 1.0, 0)
     samples = [
@@ -379,7 +380,7 @@ def _operators_are_well_defined() -> None:
         (operators.allreduce.default, ([x], None, "allreduce", None, number, *options)),
         (operators.broadcast.default, ([x], None, "broadcast", "checked", None, hvd.Sum, 0, 1.0, 1.0, 0)),
         (operators.reducescatter.default, ([x, w], [4, 5], "grouped_reducescatter", "checked", None, *options)),
-        (operators.allgather.default, ([x, w], [_library.FOUND_OUT] * 2, "allgather", "checked", None, *options)),
+        (operators.allgather.default, ([x, w], [custom_ops.FOUND_OUT] * 2, "allgather", "checked", None, *options)),
         (operators.alltoall.default, ([x], [], [False], 1, "alltoall", "checked", None, 0)),
         (
             operators.alltoall.default,
@@ -395,6 +396,6 @@ def test_operators_are_well_defined(ranks):
     ranks(1).run(_operators_are_well_defined)
 
 
-@pytest.mark.parametrize("traced", _traced.TRACED, ids=lambda traced: traced.__name__)
+@pytest.mark.parametrize("traced", compiled_ops.TRACED, ids=lambda traced: traced.__name__)
 def test_signature(traced):
     assert inspect.signature(traced) == inspect.signature(getattr(mpi_ops, traced.__name__))

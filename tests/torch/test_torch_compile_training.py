@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 import horovodlike.torch as hvd
-from horovodlike.torch import _library
+from horovodlike.torch._compile import custom_ops
 
 pytestmark = pytest.mark.slow
 
@@ -102,7 +102,7 @@ def _same_parameters(backend: str, what: str, talks: bool) -> None:
             torch.testing.assert_close(hvd.broadcast(mine, 0), mine, rtol=0, atol=0)
 
 
-TALKING = pytest.param(True, marks=pytest.mark.skipif(not _library.IS_AVAILABLE, reason="torch is too old"))
+TALKING = pytest.param(True, marks=pytest.mark.skipif(not custom_ops.IS_AVAILABLE, reason="torch is too old"))
 TALKS = (False, TALKING)
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import horovodlike.torch as hvd
+from horovodlike._engine.ops import counters
 from horovodlike.errors import MismatchError
-from horovodlike.ops import counters
 
 ODD_VALUES = torch.tensor([float("nan"), float("inf"), -0.0, 1e-310], dtype=torch.float64)
 

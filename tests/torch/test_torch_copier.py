@@ -9,7 +9,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 import horovodlike.torch as hvd
-from horovodlike.torch import _copies, _engine
+from horovodlike.torch._ops import handles, small_tensors
 
 
 class _Tensor(torch.Tensor):
@@ -47,9 +47,9 @@ OTHERS: dict[str, Callable[[], torch.Tensor]] = {
 
 def _reduce(begin: Callable[[torch.Tensor], int], tensor: torch.Tensor) -> tuple[bool, torch.Tensor]:
     handle = begin(tensor)
-    is_copied = handle in _copies.in_flight
+    is_copied = handle in small_tensors.in_flight
     assert hvd.synchronize(handle) is tensor
-    assert not _copies.in_flight
+    assert not small_tensors.in_flight
     return is_copied, tensor
 
 
@@ -60,7 +60,7 @@ def _plain(tensor: torch.Tensor) -> int:
 def _is_copied(other: str) -> None:
     sum_of_ranks = float(hvd.size())
     for form in (torch.ones(4, 2), torch.ones(4, 2), torch.nn.Parameter(torch.ones(4, 2)), torch.ones(8, 2)[3:7]):
-        is_first = "x" not in _engine._last
+        is_first = "x" not in handles._last
         is_copied, result = _reduce(_plain, form)
         assert is_copied != is_first
         assert bool((result == sum_of_ranks).all())

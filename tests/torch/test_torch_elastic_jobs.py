@@ -9,12 +9,12 @@ import weakref
 
 import pytest
 import torch
-from generations import Generation
-from training import STEPS, flat_parameters, loss_of, make_batches, make_model, make_sgd, my_part, train_model
+from support.generations import Generation
+from support.training import STEPS, flat_parameters, loss_of, make_batches, make_model, make_sgd, my_part, train_model
 
 import horovodlike.torch as hvd
+from horovodlike._engine.ops import wait_done
 from horovodlike.errors import JobBrokenError
-from horovodlike.ops import wait_done
 
 BREAKS_AT = 7
 COMMITS_EVERY = 3

@@ -72,12 +72,12 @@ def test_mismatches_name_the_tensor_the_ranks_and_both_values(ranks, size):
 
 def _kinds_mismatch() -> str:
     # The public functions put the operation before the name, so that names of two kinds always differ.
-    from horovodlike.ops import Kind
-    from horovodlike.torch import _engine
+    from horovodlike._engine.ops import Kind
+    from horovodlike.torch._ops import handles
 
     kind = Kind.ALLREDUCE if hvd.rank() == 0 else Kind.BROADCAST
-    wrong = _engine.Call(kind, "one name", root_rank=-1 if hvd.rank() == 0 else 0)
-    return _error(lambda: _engine.synchronize(_engine.start_in_place(wrong, [torch.ones(3)], single=True)))
+    wrong = handles.Call(kind, "one name", root_rank=-1 if hvd.rank() == 0 else 0)
+    return _error(lambda: handles.synchronize(handles.start_in_place(wrong, [torch.ones(3)], single=True)))
 
 
 def test_operations_mismatch(ranks):

@@ -8,11 +8,11 @@ import weakref
 
 import pytest
 import torch
-from gpus import double, pretend, settings
+from support.gpus import double, pretend, settings
 
 import horovodlike.torch as hvd
 from horovodlike.errors import HorovodInternalError
-from horovodlike.torch import _library
+from horovodlike.torch._compile import custom_ops
 
 SIZES = [1, 2, 3]
 COUNT = 1000
@@ -114,7 +114,7 @@ def _tensors_in_flight_are_kept() -> None:
 
 
 def _what_is_abandoned_is_kept_until_the_gpu_is_done() -> None:
-    from horovodlike.torch import _engine
+    from horovodlike.torch._ops import handles as handles_module
 
     with pretend(eager=False) as gpu:
         gpu.double.hold(gpu.stream)
@@ -124,7 +124,7 @@ def _what_is_abandoned_is_kept_until_the_gpu_is_done() -> None:
         del tensor
         while not hvd.poll(handle):
             pass
-        _engine.abandon([handle], [])
+        handles_module.abandon([handle], [])
         gc.collect()
         assert storage() is not None
         gpu.double.release(gpu.stream)
@@ -133,7 +133,7 @@ def _what_is_abandoned_is_kept_until_the_gpu_is_done() -> None:
             hvd.allreduce_async_(torch.ones(2), op=hvd.Sum, name="next")
         )  # after it, on the engine's stream
         gpu.double.synchronize(gpu.stream)
-        _engine.abandon([], [])
+        handles_module.abandon([], [])
         gc.collect()
         assert storage() is None
 
@@ -201,7 +201,7 @@ def test_on_a_gpu(gpu_ranks, case, size):
 
 
 def _no_memory_for_an_output() -> str:
-    from horovodlike.torch import _gpu
+    from horovodlike.torch._ops import gpu as gpu_module
 
     def allocator(like: torch.Tensor):
         def allocate(shape, dtype):
@@ -210,7 +210,7 @@ def _no_memory_for_an_output() -> str:
         return allocate
 
     with pretend() as gpu:
-        _gpu.allocator = allocator
+        gpu_module.allocator = allocator
         handle = hvd.allgather_async(torch.ones(3, 2), name="large")
         try:
             hvd.synchronize(handle)
@@ -253,7 +253,7 @@ def test_a_state_is_not_saved_from_a_job_that_breaks(gpu_double, fresh_ranks):
     assert "ncclAllReduce" in message or "NCCL" in message
 
 
-@pytest.mark.skipif(not _library.IS_AVAILABLE, reason="torch is too old for operators with effects")
+@pytest.mark.skipif(not custom_ops.IS_AVAILABLE, reason="torch is too old for operators with effects")
 def test_compiled_operators_stay_out_of_cuda_graphs():
     operators = torch.ops.horovodlike
     for operator in (operators.allreduce, operators.allgather_backward, operators.alltoall, operators.barrier):

@@ -18,7 +18,7 @@ import test_torch_optimizer_rules
 import test_torch_reducescatter
 import test_torch_sparse
 import test_torch_sync_batch_norm
-from gpus import on_gpu
+from support.gpus import on_gpu
 
 import horovodlike.torch as hvd
 

@@ -7,12 +7,12 @@ from unittest import mock
 
 import pytest
 import torch
-from gpus import pretend
-from reducers import METHODS, backward_with, gradients_of, make_optimizer, make_parameters
+from support.gpus import pretend
+from support.reducers import METHODS, backward_with, gradients_of, make_optimizer, make_parameters
 
 import horovodlike.torch as hvd
-from horovodlike.ops import Request, RequestList
-from horovodlike.torch import _gpu
+from horovodlike._engine.ops import Request, RequestList
+from horovodlike.torch._ops import gpu as gpu_module
 from horovodlike.torch.compression import Compressor
 
 SIZES = [1, 2, 3]
@@ -261,7 +261,7 @@ def _the_host_reads_nothing_that_was_gathered() -> None:
     original = torch.Tensor.tolist
     with (
         pretend(on_cpu=(torch.int64,)),
-        mock.patch.object(_gpu, "allocator", allocator),
+        mock.patch.object(gpu_module, "allocator", allocator),
         mock.patch.object(torch.Tensor, "tolist", tolist),
     ):
         parameters = make_parameters()

@@ -6,7 +6,8 @@ import copy
 
 import pytest
 import torch
-from reducers import (
+from sklearn.datasets import load_digits
+from support.reducers import (
     COLUMNS,
     METHODS,
     ROWS,
@@ -17,7 +18,6 @@ from reducers import (
     mean_of_gradients,
     same_everywhere,
 )
-from sklearn.datasets import load_digits
 
 import horovodlike.torch as hvd
 

@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from reducers import (
+from support.reducers import (
     COLUMNS,
     METHODS,
     backward_with,

@@ -16,7 +16,7 @@ import torch
 
 import horovodlike.torch as hvd
 from horovodlike.errors import HorovodInternalError
-from horovodlike.torch import _loan
+from horovodlike.torch._ops import loan
 
 SIZES = (3, 1 << 16)  # the second is too large for malloc's bins: what is freed is gone
 
@@ -169,12 +169,12 @@ def _memory_of_numpy() -> None:
 
 def _without_clones() -> None:
     """As with a torch that cannot clone lazily, or memory of another allocator: it is copied."""
-    clone, _loan._lazy_clone = _loan._lazy_clone, None
+    clone, loan._lazy_clone = loan._lazy_clone, None
     try:
         _in_place("set_", 5)
         _to_new("written", 5)
     finally:
-        _loan._lazy_clone = clone
+        loan._lazy_clone = clone
 
 
 def _no_memory() -> None:

@@ -13,7 +13,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 import pytest
-from ranks import RankPool
+from support.ranks import RankPool
 
 # What Python runs signal handlers after, or instead of.
 _CHECKING = {"CALL", "CALL_FUNCTION_EX", "CALL_KW", "RESUME", "JUMP_BACKWARD"}
@@ -123,12 +123,13 @@ def _calls() -> dict[str, Callable[[], object]]:
 
 def _kept() -> set[int]:
     """Return the handles of requests whose memory something keeps."""
-    from horovodlike import ops
-    from horovodlike.torch import _engine, _reduction
+    from horovodlike._engine import ops
+    from horovodlike.torch._ops import handles as handles_module
+    from horovodlike.torch._optimizer import reduction as reduction_module
 
-    handles = {*_engine._in_flight, *ops._given_up}
-    handles |= {handle for each in _engine._abandoned for handle in each}
-    for reduction in _reduction._reductions:
+    handles = {*handles_module._in_flight, *ops._given_up}
+    handles |= {handle for each in handles_module._abandoned for handle in each}
+    for reduction in reduction_module._reductions:
         handles |= {*reduction._submission._handles, reduction._presence.handle}
     return handles
 
@@ -136,20 +137,22 @@ def _kept() -> set[int]:
 def _interrupt_everywhere(what: str) -> tuple[int, list[str]]:
     """Return at how many points a call was interrupted, and after which of these memory was not kept."""
     import horovodlike.torch as hvd
-    from horovodlike import _requests, basics, ops
-    from horovodlike.torch import _engine, _reduction
+    from horovodlike import basics
+    from horovodlike._engine import ops, requests
+    from horovodlike.torch._ops import handles as handles_module
+    from horovodlike.torch._optimizer import reduction as reduction_module
 
     hvd.init()
     call = _calls()[what]
     call()
-    _reduction.Reduction.communicates = True  # type: ignore[method-assign, assignment]  # though it is alone
+    reduction_module.Reduction.communicates = True  # type: ignore[method-assign, assignment]  # though it is alone
     basics.overlaps = lambda: True
     call()
     gc.freeze()  # what is there need not be looked through each time
     lib, count, failures, is_over = ops.lib, 0, [], False
     while not is_over:
         engine = _Endless(lib)
-        ops.lib = _requests.lib = engine  # type: ignore[assignment]
+        ops.lib = requests.lib = engine  # type: ignore[assignment]
         interrupter = _Interrupter(count)
         try:
             with interrupter:
@@ -161,14 +164,14 @@ def _interrupt_everywhere(what: str) -> tuple[int, list[str]]:
         lost = {*engine.handles} - _kept() - {0}
         if lost:
             failures.append(f"point {count}: {interrupter.where}")
-        ops.lib = _requests.lib = lib
-        for reduction in _reduction._reductions:
+        ops.lib = requests.lib = lib
+        for reduction in reduction_module._reductions:
             reduction.abandon()
-        for handle in [*_engine._in_flight, *ops._given_up]:
+        for handle in [*handles_module._in_flight, *ops._given_up]:
             lib.hvl_wait(handle, 10.0, ops.ffi.NULL, ops.ffi.NULL)
-        _engine._in_flight.clear()
+        handles_module._in_flight.clear()
         ops._given_up.clear()
-        _engine._abandoned.clear()
+        handles_module._abandoned.clear()
         count += 1
     return count, failures
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from ranks import RankPool
-from training import flat_parameters, loss_of, make_batches, make_model, make_sgd, my_part
+from support.ranks import RankPool
+from support.training import flat_parameters, loss_of, make_batches, make_model, make_sgd, my_part
 
 import horovodlike.torch as hvd
 from horovodlike.torch.compression import Compressor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from training import (
+from support.training import (
     flat_parameters,
     loss_of,
     make_batches,

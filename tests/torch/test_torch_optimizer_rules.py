@@ -10,7 +10,7 @@ import pickle
 
 import pytest
 import torch
-from training import (
+from support.training import (
     flat_parameters,
     loss_of,
     make_batches,
@@ -20,7 +20,7 @@ from training import (
 )
 
 import horovodlike.torch as hvd
-from horovodlike.ops import counters
+from horovodlike._engine.ops import counters
 
 
 def _keeps_what_it_wraps() -> None:

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import horovodlike.torch as hvd
-from horovodlike.ops import counters
-from horovodlike.torch import _engine
-from horovodlike.torch._sparse import SparseGathering
+from horovodlike._engine.ops import counters
+from horovodlike.torch._ops import handles
+from horovodlike.torch._ops.sparse import SparseGathering
 from horovodlike.torch.compression import NoneCompressor
 
 OVERLAP = ("always", pytest.param("never", marks=pytest.mark.thorough))
@@ -68,14 +68,14 @@ def _collected_in_flight() -> None:
 
 
 def _held() -> list[object]:
-    return [held for borrowed in _engine._abandoned.values() for held in borrowed]
+    return [held for borrowed in handles._abandoned.values() for held in borrowed]
 
 
 def _sparse_gradient_of_a_failed_step() -> None:
     """The engine may use a sparse gradient after an error in the step, and nothing of it is left when it has."""
     rows = 1 << 16
     positions = torch.arange(rows)
-    in_flight = set(_engine._in_flight)
+    in_flight = set(handles._in_flight)
     if hvd.rank() == 0:
         model = torch.nn.Embedding(rows, 16, sparse=True)
         wrong = torch.nn.Parameter(torch.ones(2, dtype=torch.complex64))
@@ -90,11 +90,11 @@ def _sparse_gradient_of_a_failed_step() -> None:
         gc.collect()
         fresh = [torch.full((rows, 16), 2.0) for _ in range(4)]  # where the memory would be that was let go of
         assert address not in [tensor.data_ptr() for tensor in fresh]
-        assert set(_engine._in_flight) == in_flight  # nobody is going to wait for it
+        assert set(handles._in_flight) == in_flight  # nobody is going to wait for it
         hvd.barrier()
         hvd.barrier()  # the gradient has been gathered
-        _engine.abandon((), ())  # looks through what has been abandoned
-        assert not _engine._abandoned
+        handles.abandon((), ())  # looks through what has been abandoned
+        assert not handles._abandoned
         return
     hvd.barrier()
     mine = torch.sparse_coo_tensor(positions[None, :1], torch.zeros(1, 16), (rows, 16), check_invariants=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from batch_norms import (
+from support.batch_norms import (
     CHANNELS,
     assert_alike,
     assert_close,

@@ -9,7 +9,7 @@ import warnings
 
 import pytest
 import torch
-from batch_norms import (
+from support.batch_norms import (
     CHANNELS,
     assert_alike,
     assert_close,
@@ -20,7 +20,7 @@ from batch_norms import (
 )
 
 import horovodlike.torch as hvd
-from horovodlike.ops import counters
+from horovodlike._engine.ops import counters
 
 
 class _Net(torch.nn.Module):

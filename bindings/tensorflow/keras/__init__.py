@@ -8,9 +8,9 @@ Keras has to use its TensorFlow backend, as it does if nothing else is said.
 from horovodlike.keras import *  # noqa: F403
 from horovodlike.keras import __all__ as __all__
 from horovodlike.keras import __getattr__ as __getattr__
-from horovodlike.keras import _module as _module
 from horovodlike.keras import callbacks as callbacks
 from horovodlike.keras import elastic as elastic
+from horovodlike.keras._backends import module as _module
 
 if _module.keras.backend.backend() != "tensorflow":
     raise ImportError(

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from horovodlike._pickling import dumps
+from horovodlike._net.pickling import dumps
 from horovodlike.elastic import ObjectState
 from horovodlike.elastic._state import check_results
-from horovodlike.torch import _gpu
+from horovodlike.torch._ops import gpu
 from horovodlike.torch.elastic._handlers import (
     ModelStateHandler,
     OptimizerStateHandler,
@@ -97,7 +97,7 @@ class TorchState(ObjectState):
             HorovodInternalError: The job has ended, and what is on a GPU may not be worth saving; what was saved before
                 is kept.
         """
-        if _gpu.finish(tensor for handler in self._handlers.values() for tensor in handler.tensors()):
+        if gpu.finish(tensor for handler in self._handlers.values() for tensor in handler.tensors()):
             check_results()
         for handler in self._handlers.values():
             handler.save()

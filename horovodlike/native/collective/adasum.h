@@ -10,7 +10,7 @@
 #include <memory>
 #include <vector>
 
-#include "transport/data_plane.h"
+#include "collective/data_plane.h"
 
 namespace hvl {
 

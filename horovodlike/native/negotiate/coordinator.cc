@@ -4,8 +4,8 @@
 #include <numeric>
 #include <utility>
 
-#include "negotiate/agreement.h"
 #include "negotiate/coordinator_state.h"
+#include "negotiate/validate.h"
 
 namespace hvl {
 namespace {

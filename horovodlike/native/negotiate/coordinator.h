@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "negotiate/lateness.h"
 #include "negotiate/message.h"
+#include "negotiate/straggler_stats.h"
 
 namespace hvl {
 

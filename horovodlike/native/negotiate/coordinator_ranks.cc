@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
-#include "negotiate/agreement.h"
 #include "negotiate/coordinator_state.h"
+#include "negotiate/validate.h"
 
 namespace hvl {
 namespace {

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "negotiate/coordinator.h"
-#include "negotiate/entry_table.h"
 #include "negotiate/rank_set.h"
+#include "negotiate/tensor_table.h"
 
 namespace hvl {
 

@@ -5,7 +5,7 @@
 namespace hvl {
 namespace {
 
-int32_t size_of(const RankRange& range) { return range.last - range.first + 1; }
+int32_t length_of(const RankRange& range) { return range.last - range.first + 1; }
 
 // The first range that ends at `rank` or later.
 std::vector<RankRange>::const_iterator at_or_after(const std::vector<RankRange>& ranges, int64_t rank) {
@@ -48,7 +48,7 @@ void RankSet::add(const RankRange& range) {
   // Most often ranks come in ascending order.
   if (ranges_.empty() || int64_t{ranges_.back().last} + 1 < range.first) {
     ranges_.push_back(range);
-    size_ += size_of(range);
+    size_ += length_of(range);
     return;
   }
   // All that touch the new one become one with it.
@@ -58,9 +58,9 @@ void RankSet::add(const RankRange& range) {
   for (; end != ranges_.end() && end->first <= int64_t{range.last} + 1; ++end) {
     joined.first = std::min(joined.first, end->first);
     joined.last = std::max(joined.last, end->last);
-    size_ -= size_of(*end);
+    size_ -= length_of(*end);
   }
-  size_ += size_of(joined);
+  size_ += length_of(joined);
   if (begin == end) {
     ranges_.insert(begin, joined);
   } else {

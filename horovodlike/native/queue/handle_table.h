@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "base/status.h"
+#include "cuda/gpu.h"
 #include "hvl.h"
-#include "transport/nccl/gpu.h"
 
 namespace hvl {
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "collective/reduce.h"
+#include "collective/reduce/reduce.h"
 
 namespace hvl {
 namespace {

@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "cuda/gpu.h"
 #include "negotiate/message.h"
-#include "transport/nccl/gpu.h"
 
 namespace hvl {
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hvdrun_process import Ended
+from support.hvdrun_process import Ended
 from test_elastic_jobs import PYTHON, ElasticLaunch, elastic
 
 import horovodlike
@@ -105,7 +105,7 @@ def test_who_has_no_number_of_a_worker_is_refused(elastic: Callable[..., Elastic
     job = elastic(
         *("-np", 2, "--min-np", 1),
         program="""
-        from horovodlike._channel import Identity, JobKey, Link, job_digest
+        from horovodlike._net.secure_channel import Identity, JobKey, Link, job_digest
         import socket, time
         def at_step(worker, generation, step):
             if worker == 0 and step == 1:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hvdrun_process import SLACK_S
+from support.hvdrun_process import SLACK_S
 from test_elastic_jobs import ElasticLaunch, elastic
 
 __all__ = ["elastic"]  # a fixture

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hvdrun_process import GRACE_S, LIMIT_S, SLACK_S, Launch
+from support.hvdrun_process import GRACE_S, LIMIT_S, SLACK_S, Launch
 
 PYTHON = sys.executable
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from horovodlike.launcher.cli import parse
-from horovodlike.launcher.elastic.cooldown import Cooldown
-from horovodlike.launcher.elastic.run_elastic import make_policy
+from horovodlike.launcher.elastic.elastic_job import make_policy
+from horovodlike.launcher.elastic.host_health import Cooldown
 from horovodlike.launcher.elastic.state import Policy
 from horovodlike.launcher.errors import UsageError
-from horovodlike.launcher.spec import ElasticSpec, JobSpec
+from horovodlike.launcher.planning.job_spec import ElasticSpec, JobSpec
 
 
 def spec(*words: object, environ: dict[str, str] | None = None) -> JobSpec:

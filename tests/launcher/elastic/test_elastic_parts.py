@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from horovodlike.launcher.elastic import DiscoveryError, HostDiscovery
-from horovodlike.launcher.elastic.cooldown import Cooldown, Health
 from horovodlike.launcher.elastic.discovery import HostDiscoveryScript, Lookout
-from horovodlike.launcher.elastic.places import OF_A_PLACE, place_members
+from horovodlike.launcher.elastic.host_health import Cooldown, Health
+from horovodlike.launcher.elastic.rank_assignment import OF_A_PLACE, place_members
 from horovodlike.launcher.errors import UsageError
 
 LIMIT_S = 60.0

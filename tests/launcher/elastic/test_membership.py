@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from play import Play
 
-from horovodlike.launcher.elastic.cooldown import Cooldown
 from horovodlike.launcher.elastic.events import (
     Abandon,
     Adrift,
@@ -26,6 +25,7 @@ from horovodlike.launcher.elastic.events import (
     Stopped,
     Training,
 )
+from horovodlike.launcher.elastic.host_health import Cooldown
 from horovodlike.launcher.elastic.membership import SETTLE_S
 
 

@@ -17,10 +17,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from horovodlike._channel import Identity, JobKey, Link, job_digest
-from horovodlike._rendezvous_client import Rendezvous
+from horovodlike._bootstrap.environment import find_place
+from horovodlike._bootstrap.rendezvous_client import Rendezvous
+from horovodlike._net.secure_channel import Identity, JobKey, Link, job_digest
 from horovodlike.errors import RendezvousError
-from horovodlike.place import find_place
 
 LIMIT_S = 60.0
 

@@ -6,9 +6,9 @@
 #include <numeric>
 
 #include "check.h"
+#include "collective/loopback.h"
 #include "job_of_threads.h"
 #include "teams.h"
-#include "transport/loopback/loopback.h"
 
 namespace hvl {
 namespace {

@@ -1,6 +1,6 @@
 // The arithmetic of the reductions: the vector kernels of every level against the scalar definition, and that against
 // results worked out by hand.
-#include "collective/reduce.h"
+#include "collective/reduce/reduce.h"
 
 #include <algorithm>
 #include <cmath>
@@ -14,7 +14,7 @@
 
 #include "base/half.h"
 #include "check.h"
-#include "collective/reduce_levels.h"
+#include "collective/reduce/reduce_levels.h"
 
 namespace {
 

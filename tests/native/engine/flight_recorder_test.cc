@@ -1,5 +1,5 @@
 // The last collectives, and how late ranks are.
-#include "watch/flight_recorder.h"
+#include "observe/flight_recorder.h"
 
 #include <atomic>
 #include <thread>

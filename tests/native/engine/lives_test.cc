@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "check.h"
-#include "engine.h"
+#include "engine/engine.h"
 #include "job_of_threads.h"
 
 namespace hvl {

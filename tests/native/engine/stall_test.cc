@@ -6,8 +6,8 @@
 
 #include "check.h"
 #include "hosts_job.h"
-#include "watch/stacks.h"
-#include "watch/stall_inspector.h"
+#include "negotiate/stall_inspector.h"
+#include "observe/stack_dump.h"
 
 namespace hvl {
 namespace {

@@ -5,8 +5,8 @@
 
 #include "check.h"
 #include "gpu_double.h"
-#include "transport/nccl/gpu_libraries.h"
-#include "transport/nccl/nccl_plan.h"
+#include "nccl/gpu_libraries.h"
+#include "nccl/nccl_plan.h"
 
 namespace hvl {
 namespace {

@@ -4,8 +4,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "cuda/cuda_api.h"
 #include "machine.h"
-#include "transport/nccl/cuda_api.h"
 
 #pragma GCC visibility push(default)
 

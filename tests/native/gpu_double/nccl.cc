@@ -5,8 +5,8 @@
 
 #include "gpu_double.h"
 #include "machine.h"
+#include "nccl/nccl_api.h"
 #include "reduce.h"
-#include "transport/nccl/nccl_api.h"
 
 #pragma GCC visibility push(default)
 

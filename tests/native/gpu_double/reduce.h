@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "base/half.h"
-#include "transport/nccl/nccl_api.h"
+#include "nccl/nccl_api.h"
 
 namespace gpu_double {
 

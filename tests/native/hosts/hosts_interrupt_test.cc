@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "check.h"
+#include "engine/hosts_setup.h"
 #include "hosts_job.h"
-#include "transport/tcp/hosts_engine.h"
 
 namespace hvl {
 namespace {

@@ -1,5 +1,3 @@
-#include "negotiate/agreement.h"
-
 #include <algorithm>
 #include <limits>
 #include <random>
@@ -7,6 +5,7 @@
 #include "check.h"
 #include "coordinator_driver.h"
 #include "negotiate/rank_list.h"
+#include "negotiate/validate.h"
 
 using namespace hvl;
 

@@ -1,9 +1,8 @@
-#include "negotiate/entry_table.h"
-
 #include <deque>
 #include <set>
 
 #include "check.h"
+#include "negotiate/tensor_table.h"
 
 using namespace hvl;
 

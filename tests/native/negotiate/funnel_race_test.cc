@@ -3,7 +3,7 @@
 #include <memory>
 #include <set>
 
-#include "negotiate/funnel.h"
+#include "negotiate/aggregator.h"
 #include "simulated_job.h"
 
 using namespace hvl;

@@ -1,8 +1,7 @@
 // What one funnel does with each kind of message and record. Whole jobs are in funnel_race_test.cc.
-#include "negotiate/funnel.h"
-
 #include "check.h"
 #include "coordinator_driver.h"
+#include "negotiate/aggregator.h"
 #include "negotiate/rank_list.h"
 
 using namespace hvl;

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "check.h"
-#include "collective/chunk_pipeline.h"
+#include "collective/shm/chunk_pipeline.h"
 
 namespace hvl {
 namespace {

@@ -1,5 +1,5 @@
 // Whom the coordinator wakes for what it writes into the log.
-#include "transport/shm/shm_control.h"
+#include "control/shm_control.h"
 
 #include <deque>
 

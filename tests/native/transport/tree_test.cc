@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "check.h"
-#include "transport/tcp/tree_control.h"
-#include "watch/poller.h"
+#include "control/tree_control.h"
+#include "sync/poller.h"
 
 namespace hvl {
 namespace {

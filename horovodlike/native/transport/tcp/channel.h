@@ -1,4 +1,4 @@
-// Authenticated frames over a connected TCP socket that is never waited for. The counterpart of transport/shm/ring.h
+// Authenticated frames over a connected TCP socket that is never waited for. The counterpart of shm/ring_buffer.h
 // between hosts.
 //
 // One thread at a time. Who sleeps polls fd(): to read until has_ended(), to write until is_flushed(). In good order a

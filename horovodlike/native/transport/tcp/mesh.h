@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "sync/poller.h"
 #include "transport/tcp/stream.h"
-#include "watch/poller.h"
 
 namespace hvl {
 

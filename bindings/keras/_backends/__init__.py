@@ -1,0 +1,1 @@
+"""What differs between the backends and versions of Keras."""

@@ -1,0 +1,137 @@
+"""Gradients of Keras's TensorFlow backend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from horovodlike.keras._backends.backend import Reduction, with_those_alone
+from horovodlike.process_set import ProcessSet
+from horovodlike.tensorflow import Compression, Max, allreduce, grouped_allreduce, join, size_op
+from horovodlike.tensorflow._ops.calls import outermost
+from horovodlike.tensorflow._ops.failures import translated
+
+__all__ = ["Compression", "densify", "divided_by_size", "is_sparse", "is_tracing", "join", "reduce", "translated"]
+
+
+def reduce(
+    reduction: Reduction,
+    groups: Sequence[Sequence[int]],
+    names: Sequence[str],
+    gradients: Sequence[Any],
+    like: Sequence[Any],
+) -> list[Any]:
+    """Reduce in groups; without any asked for, each on its own in a graph, while TensorFlow computes the next.
+
+    Eagerly each call waits for its result, so all are one group then, and which dense gradients there are may differ
+    between ranks and steps. In a graph that is decided when the step is traced, the same way on all ranks. Rows of
+    `IndexedSlices` are gathered, and are not divided before; all ranks have to have them.
+    """
+    if tf.executing_eagerly():
+        return _reduce_eagerly(reduction, groups or [range(len(names))], names, gradients, like)
+    names = _unique_in_graph(names)
+    reduced: list[Any] = [None] * len(names)
+    dense = {i for i, gradient in enumerate(gradients) if gradient is not None and not is_sparse(gradient)}
+    options = _options(reduction)
+    for group in with_those_alone([[i for i in group if i in dense] for group in groups], len(names)):
+        first = group[0]
+        if len(group) > 1:
+            results = grouped_allreduce([gradients[i] for i in group], name=names[first], **options)
+            for i, result in zip(group, results, strict=True):
+                reduced[i] = result
+        elif first in dense:
+            reduced[first] = allreduce(gradients[first], name=names[first], **options)
+        elif gradients[first] is not None:
+            reduced[first] = _reduce_sparse(reduction, names[first], gradients[first])
+    return reduced
+
+
+def _reduce_eagerly(
+    reduction: Reduction,
+    groups: Sequence[Sequence[int]],
+    names: Sequence[str],
+    gradients: Sequence[Any],
+    like: Sequence[Any],
+) -> list[Any]:
+    """Reduce in groups, zeros where there is no gradient; what no rank has stays None.
+
+    With each group goes a tensor that says which gradients are real. For those on a GPU there is one for all groups, on
+    the CPU, so that the host does not wait for the GPU.
+    """
+    is_real = [gradient is not None for gradient in gradients]
+    first_variable = like[0] if isinstance(like[0], tf.Variable) else like[0].value
+    apart = "GPU" in first_variable.device
+    reduced: list[Any] = [None] * len(names)
+    sparse = {i for i, gradient in enumerate(gradients) if gradient is not None and is_sparse(gradient)}
+    for group in with_those_alone([[i for i in group if i not in sparse] for group in groups], len(names)):
+        first = group[0]
+        if first in sparse:
+            reduced[first] = _reduce_sparse(reduction, names[first], gradients[first])
+            continue
+        own = [tf.zeros(like[i].shape, like[i].dtype) if gradients[i] is None else gradients[i] for i in group]
+        compressed = [reduction.compression.compress(tensor) for tensor in own]
+        tensors = [tensor for tensor, _ in compressed]
+        if not apart:
+            tensors.append(tf.constant([float(is_real[i]) for i in group]))  # which is not compressed
+        options = {**_options(reduction), "compression": Compression.none}
+        results = grouped_allreduce(tensors, name=names[first], **options)
+        if not apart:
+            for i, count in zip(group, results.pop().numpy(), strict=True):
+                is_real[i] = count > 0
+        for i, result, (_, context) in zip(group, results, compressed, strict=True):
+            reduced[i] = reduction.compression.decompress(result, context)
+    if apart:
+        with tf.device("CPU:0"):
+            there = tf.constant([int(real) for real in is_real], tf.uint8)
+            there = allreduce(there, name=f"{names[0]}.presence", op=Max, process_set=reduction.process_set)
+        is_real = there.numpy().tolist()
+    return [gradient if real else None for gradient, real in zip(reduced, is_real, strict=True)]
+
+
+def _reduce_sparse(reduction: Reduction, name: str, gradient: tf.IndexedSlices) -> tf.IndexedSlices:
+    options = {**_options(reduction), "prescale_factor": 1.0, "postscale_factor": 1.0}
+    return allreduce(gradient, name=name, **options)
+
+
+def _options(reduction: Reduction) -> dict[str, Any]:
+    return {
+        "op": reduction.op,
+        "compression": reduction.compression,
+        "process_set": reduction.process_set,
+        "prescale_factor": reduction.prescale,
+        "postscale_factor": reduction.postscale,
+    }
+
+
+def _unique_in_graph(names: Sequence[str]) -> list[str]:
+    """Return names that no other operation of the graph has: it runs them in any order.
+
+    They are made the same way by all ranks that trace the same function, under any name scope.
+    """
+    graph = outermost(tf.compat.v1.get_default_graph())
+    with graph.name_scope(None):
+        return [str(graph.unique_name(name)) for name in names]
+
+
+def is_sparse(gradient: Any) -> bool:
+    """Whether a gradient has rows only for some positions, as that of an embedding."""
+    return isinstance(gradient, tf.IndexedSlices)
+
+
+def densify(gradient: tf.IndexedSlices) -> tf.Tensor:
+    """Return a sparse gradient as a plain tensor."""
+    return tf.convert_to_tensor(gradient)
+
+
+def divided_by_size(gradient: Any, process_set: ProcessSet) -> Any:
+    """Return a gradient divided by the number of ranks, which a graph finds out when it runs."""
+    values = gradient.values if is_sparse(gradient) else gradient
+    values = values / tf.cast(size_op(process_set.process_set_id or 0), values.dtype)
+    return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape) if is_sparse(gradient) else values
+
+
+def is_tracing() -> bool:
+    """Whether a graph is being built."""
+    return not tf.executing_eagerly()

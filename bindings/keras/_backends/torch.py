@@ -1,0 +1,111 @@
+"""Gradients of Keras's torch backend."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import keras
+import torch
+
+from horovodlike.keras._backends.backend import Reduction, with_those_alone
+from horovodlike.process_set import ProcessSet
+from horovodlike.torch import Compression, Max, join
+from horovodlike.torch._compile.disable_compile import leave_alone
+from horovodlike.torch._ops import gpu
+from horovodlike.torch.mpi_ops import allreduce_async_, grouped_allreduce_async_, synchronize
+
+__all__ = ["Compression", "densify", "divided_by_size", "is_sparse", "is_tracing", "join", "reduce", "translated"]
+
+
+@torch.no_grad()
+def reduce(
+    reduction: Reduction,
+    groups: Sequence[Sequence[int]],
+    names: Sequence[str],
+    gradients: Sequence[Any],
+    like: Sequence[keras.Variable],
+) -> list[Any]:
+    """Reduce in groups; without any asked for, all in one, which costs one call of the engine.
+
+    Which gradients there are may differ between ranks and steps. So all take part, zeros where there is none, and with
+    each group goes a tensor that says which are real: what no rank has stays None. For gradients on a GPU there is one
+    for all groups, on the CPU, so that the host does not wait for the GPU.
+
+    The memory of a gradient is overwritten if it is the `.grad` of its variable, as that of the train step is.
+    """
+    chosen = with_those_alone(groups, len(names)) if groups else [list(range(len(names)))]
+    is_real = [gradient is not None for gradient in gradients]
+    apart = torch.tensor(is_real, dtype=torch.uint8) if gpu.is_on_gpu(like[0].value) else None
+    started = []
+    for group in chosen:
+        tensors, contexts = [], []
+        for position in group:
+            tensor, context = reduction.compression.compress(_own(gradients[position], like[position].value))
+            tensors.append(tensor)
+            contexts.append(context)
+        if apart is None:
+            present = torch.tensor([is_real[position] for position in group], dtype=torch.float32)
+            tensors.append(present.to(tensors[0].device))
+        handle = grouped_allreduce_async_(
+            tensors,
+            name=names[group[0]],
+            op=reduction.op,
+            prescale_factor=reduction.prescale,
+            postscale_factor=reduction.postscale,
+            process_set=reduction.process_set,
+        )
+        started.append((handle, contexts))
+    if apart is not None:
+        name = f"{names[0]}.presence"
+        handle_of_apart = allreduce_async_(apart, name=name, op=Max, process_set=reduction.process_set)
+    reduced: list[Any] = [None] * len(names)
+    for group, (handle, contexts) in zip(chosen, started, strict=True):
+        outcome: Any = synchronize(handle)
+        results = list(outcome)
+        if apart is None:
+            for position, count in zip(group, results.pop().tolist(), strict=True):
+                is_real[position] = count > 0
+        for position, result, context in zip(group, results, contexts, strict=True):
+            reduced[position] = reduction.compression.decompress(result, context)
+    if apart is not None:
+        # Last: a rank that has its gradients on the CPU does not take part, and the groups are told so.
+        synchronize(handle_of_apart)
+        is_real = apart.tolist()
+    return [gradient if real else None for gradient, real in zip(reduced, is_real, strict=True)]
+
+
+leave_alone(reduce)
+
+
+def _own(gradient: torch.Tensor | None, parameter: torch.Tensor) -> torch.Tensor:
+    """Return a tensor that may be overwritten."""
+    if gradient is None:
+        return torch.zeros_like(parameter)
+    return gradient if gradient is parameter.grad else gradient.detach().clone()
+
+
+def is_sparse(gradient: torch.Tensor) -> bool:
+    """Whether a gradient has rows only for some positions. Layers of Keras make none of those."""
+    return gradient.layout is not torch.strided
+
+
+def densify(gradient: torch.Tensor) -> torch.Tensor:
+    """Return a sparse gradient as a plain tensor."""
+    return gradient.to_dense()
+
+
+def divided_by_size(gradient: torch.Tensor, process_set: ProcessSet) -> torch.Tensor:
+    """Return a gradient divided by the number of ranks."""
+    return gradient / (process_set.size() or 1)
+
+
+def is_tracing() -> bool:
+    """No: torch compiles again what depends on the number of ranks when that has changed."""
+    return False
+
+
+def translated() -> AbstractContextManager[None]:
+    """Return a context that does nothing: the engine's errors come through as they are."""
+    return nullcontext()

@@ -1,0 +1,1 @@
+"""Collectives as operations of TensorFlow, compiled on first use."""

@@ -1,0 +1,308 @@
+"""From arguments that have been checked to ops of TensorFlow: what all collectives have in common."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+from tensorflow.python.eager.record import could_possibly_record
+from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
+from tensorflow.python.ops.control_flow_v2_func_graphs import WhileBodyFuncGraph
+from tensorflow.python.ops.gradients_util import PossibleTapeGradientTypes
+
+from horovodlike import basics
+from horovodlike._engine import ops as engine_ops
+from horovodlike._engine.arguments import check_compression, check_name, factor, no_adasum, reduce_op
+from horovodlike.basics import Adasum, Average, Sum
+from horovodlike.process_set import ProcessSet, check_registered, global_process_set, members, registered_id
+from horovodlike.tensorflow._ops.failures import NotAMemberError, UnsupportedReductionError
+from horovodlike.tensorflow._ops.native import ops
+from horovodlike.tensorflow.compression import Compression, Compressor
+
+DTYPES = frozenset(
+    (
+        *(tf.uint8, tf.int8, tf.uint16, tf.int16, tf.int32, tf.int64),
+        *(tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.bool),
+    )
+)
+
+_PREFIX = "tensorflow."  # keeps the names apart from those of another framework in the same process
+
+
+Encoded = Any  # a tf.Tensor or a string
+
+
+class Description(NamedTuple):
+    """What a collective is asked to do, apart from its kind and its tensors."""
+
+    name: str
+    numbered: bool  # the name is to be completed with a number when the op runs
+    process_set: int  # its id
+    op: int = Sum
+    prescale: float = 1.0
+    postscale: float = 1.0
+    root_rank: int = -1
+
+    def encode(self) -> Encoded:
+        """Return it as text: eagerly a tensor on the host, in a graph a string."""
+        factors = struct.unpack("2q", struct.pack("2d", self.prescale, self.postscale))  # exact
+        numbers = (self.process_set, int(self.numbered), self.op, self.root_rank, *factors)
+        text = " ".join(map(str, (*numbers, self.name)))
+        if not tf.executing_eagerly():
+            return text
+        with tf.device("CPU:0"):
+            return tf.constant(text)
+
+    @classmethod
+    def of(cls, op: Any) -> Description:
+        """Return what an op was made with."""
+        *numbers, name = op.get_attr("description").decode().split(" ", 6)
+        process_set, numbered, reduce_op, root_rank, *factors = map(int, numbers)
+        prescale, postscale = struct.unpack("2d", struct.pack("2q", *factors))
+        return cls(name, bool(numbered), process_set, reduce_op, prescale, postscale, root_rank)
+
+
+def set_id_of(process_set: ProcessSet) -> int:
+    """Return the id of a process set of which this rank is a member.
+
+    Raises:
+        NotAMemberError: This rank is no member.
+        ValueError: It is not registered.
+        TypeError: It is no process set.
+    """
+    if process_set is global_process_set:
+        return 0
+    check_registered(process_set)
+    try:
+        return registered_id(process_set)
+    except ValueError as error:
+        raise NotAMemberError(None, None, str(error)) from error
+
+
+def ranks_of(process_set: ProcessSet) -> list[int]:
+    """Return the ranks of a process set of which this rank is a member, ascending.
+
+    Raises:
+        NotAMemberError: This rank is no member.
+        ValueError: Not initialised, or the set is not registered.
+        TypeError: It is no process set.
+    """
+    basics.size()  # raises before init()
+    return members(set_id_of(process_set))
+
+
+def reduction(op: Any, average: bool | None, operation: str, *, adasum: bool = True) -> int:
+    """Return how to reduce, from Horovod's two ways to say so.
+
+    Raises:
+        UnsupportedReductionError: It is Adasum, of which this operation knows nothing.
+        ValueError: Both are given, or `op` is none of the known ones.
+    """
+    if average is not None:
+        return handle_average_backwards_compatibility(op, average)
+    if op is None:
+        return Average
+    chosen = reduce_op(op, operation)
+    if chosen == Adasum and not adasum:
+        raise UnsupportedReductionError(None, None, no_adasum(operation))
+    return chosen
+
+
+def factors_of(prescale: Any, postscale: Any, operation: str) -> tuple[float, float]:
+    """Return the factors of a reduction, checked.
+
+    Raises:
+        TypeError: One is no number.
+        ValueError: One is not finite.
+    """
+    return factor(prescale, "prescale_factor", operation), factor(postscale, "postscale_factor", operation)
+
+
+def handle_average_backwards_compatibility(op: int | None, average: bool | None) -> int:
+    """Return the operation that a script asks for by `op`, or in the old way by `average`.
+
+    Raises:
+        ValueError: Both are given.
+    """
+    import warnings
+
+    if average is None:
+        return Average if op is None else op
+    if op is not None:
+        raise ValueError("op supersedes average: give only one of them")
+    warnings.warn("average is deprecated: use op=Average or op=Sum", DeprecationWarning, stacklevel=4)
+    return Average if average else Sum
+
+
+def as_tensor(value: Any, operation: str) -> tf.Tensor:
+    """Return a value as a tensor that the engine can take.
+
+    Raises:
+        ValueError: Its dtype is not supported; the message names it.
+    """
+    tensor = value if isinstance(value, tf.Tensor) else tf.convert_to_tensor(value)
+    if tensor.dtype not in DTYPES:
+        supported = ", ".join(sorted(dtype.name for dtype in DTYPES))
+        raise ValueError(
+            f"{operation}: tensors of dtype {tensor.dtype.name} are not supported; supported are {supported}"
+        )
+    return tensor
+
+
+def describe(
+    operation: str,
+    name: str | None,
+    tensors: Sequence[tf.Tensor],
+    ignore_name_scope: bool,
+    process_set: ProcessSet,
+    op: int = Sum,
+    factors: tuple[float, float] = (1.0, 1.0),
+    root_rank: int = -1,
+) -> Encoded:
+    """Return the description of an operation, encoded.
+
+    In a graph an unnamed operation is named after its tensor, and so has the same name on all ranks that trace the same
+    function. Eagerly it has a number when it runs.
+
+    A name that is given stands for itself, so that ranks that do different things under it hear of that. But operations
+    of a graph that do different things under one name, perhaps at the same time, remain different.
+
+    Raises:
+        TypeError: The name is no string, or this is no process set.
+        ValueError: The process set cannot be used by this rank, or the name cannot be used.
+        tf.errors.InvalidArgumentError: XLA is to compile the graph.
+    """
+    set_id = set_id_of(process_set)
+    check_name(name, operation)
+    if tf.executing_eagerly():
+        engine_ops.hand_over()  # what bindings of other frameworks hold back: this thread is going to wait
+        is_whole = name is not None and bool(tensors)
+        return _encoded_eagerly("" if is_whole else operation, name, set_id, op, *factors, root_rank)
+    is_whole = name is not None and bool(tensors) and _is_first(operation, set_id, name)
+    name = _name_in_graph(operation, name, tensors, ignore_name_scope)
+    return _encoded("" if is_whole else operation, name, set_id, op, *factors, root_rank)
+
+
+def _is_first(operation: str, set_id: int, name: str) -> bool:
+    graph = outermost(tf.compat.v1.get_default_graph())
+    if not hasattr(graph, "_horovodlike_named"):
+        graph._horovodlike_named = {}  # what the graph does first under a name
+    return bool(graph._horovodlike_named.setdefault((set_id, name), operation) == operation)
+
+
+def _encoded(
+    prefix: str, name: str | None, set_id: int, op: int, prescale: float, postscale: float, root_rank: int
+) -> Encoded:
+    full_name = _PREFIX + ".".join(filter(None, (prefix, "noname" if name is None else name)))
+    return Description(full_name, name is None, set_id, op, prescale, postscale, root_rank).encode()
+
+
+_encoded_eagerly = lru_cache(maxsize=2048)(_encoded)
+
+
+def _name_in_graph(operation: str, name: str | None, tensors: Sequence[tf.Tensor], ignore_name_scope: bool) -> str:
+    graph = tf.compat.v1.get_default_graph()
+    if GraphOrParentsInXlaContext(graph):
+        raise tf.errors.InvalidArgumentError(
+            None,
+            None,
+            f"{operation}: collectives cannot be compiled by XLA; set jit_compile=False for the tf.function or in "
+            "model.compile() of Keras",
+        )
+    if name is not None:
+        return name
+    of_what = tensors[0].op.name if tensors else "noname"
+    return str(outermost(graph).unique_name(of_what.rpartition("/")[2] if ignore_name_scope else of_what))
+
+
+def outermost(graph: Any) -> Any:
+    """Return the graph of the function that a graph is part of, such as a branch's: names are unique within that."""
+    while getattr(graph, "outer_graph", None) is not None and graph.outer_graph.building_function:
+        graph = graph.outer_graph
+    return graph
+
+
+def anchored(tensors: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+    """Return the tensors such that TensorFlow does not compute what is made of them beforehand if they are constant.
+
+    The result of a collective is no constant, however constant its input is on this rank.
+    """
+    if tf.executing_eagerly():
+        return tensors
+    graph = tf.compat.v1.get_default_graph()
+    # The output of an op that TensorFlow does not take for a constant. It refers to its graph, so only the graph may
+    # hold it: whatever lives longer would keep the graph alive.
+    anchor = getattr(graph, "_horovodlike_anchor", None)
+    if anchor is None:
+        with graph.control_dependencies(None):  # outside of loops and branches of TensorFlow 1, too
+            anchor = graph._horovodlike_anchor = ops.horovodlike_rank()
+    return list(ops.horovodlike_anchored(tensors=tensors, anchor=anchor))
+
+
+def run(kind: str, tensors: Sequence[tf.Tensor], description: Encoded) -> list[tf.Tensor]:
+    """Add the op of this kind, which takes a list of tensors and returns one."""
+    if type(description) is not str and not could_possibly_record():  # as in call(), but some per cent faster
+        return list(_EAGER_OPS[kind](tensors, description))
+    return list(call(kind, description, anchored(tensors)))
+
+
+def call(kind: str, description: Encoded, *inputs: Any) -> Any:
+    """Add the op of this kind, with the inputs that it takes, and return what it returns."""
+    if not isinstance(description, str):
+        if could_possibly_record() and PossibleTapeGradientTypes(tf.nest.flatten(inputs)):
+            return _OPS[kind](*inputs, description.numpy())  # whose gradient can tell what it was
+        return _EAGER_OPS[kind](*inputs, description)
+    results = _OPS[kind](*inputs, description)
+    if _is_in_loop(tf.compat.v1.get_default_graph()):
+        # TensorFlow runs iterations side by side, and all have the same name. It begins the next one when all that has
+        # a state is done in this one: so something that has shall be done after the collective.
+        with tf.control_dependencies(tf.nest.flatten([results])):
+            ops.horovodlike_rank()
+    return results
+
+
+def _is_in_loop(graph: Any) -> bool:
+    while graph is not None and not isinstance(graph, WhileBodyFuncGraph):
+        graph = getattr(graph, "outer_graph", None)
+    return graph is not None
+
+
+_KINDS = ("allreduce", "reducescatter", "allgather", "broadcast", "alltoall", "barrier", "join")
+_OPS = {kind: getattr(ops, f"horovodlike_{kind}") for kind in _KINDS}
+_EAGER_OPS = {kind: getattr(ops, f"horovodlike_eager_{kind}") for kind in _KINDS}
+
+
+def as_tensors(tensors: Sequence[Any], operation: str) -> list[tf.Tensor]:
+    """Return values as tensors that the engine can take.
+
+    Raises:
+        TypeError: They are one tensor, or no sequence.
+        ValueError: As `as_tensor`.
+    """
+    if isinstance(tensors, (tf.Tensor, tf.Variable, str)) or not isinstance(tensors, Iterable):
+        raise TypeError(f"{operation}: expected a list of tensors, got {type(tensors).__name__}")
+    return [as_tensor(tensor, operation) for tensor in tensors]
+
+
+def reduce(
+    kind: str,
+    operation: str,
+    tensors: Sequence[tf.Tensor],
+    compression: type[Compressor],
+    op: int,
+    factors: tuple[float, float],
+    name: str | None,
+    process_set: ProcessSet,
+    ignore_name_scope: bool,
+) -> list[tf.Tensor]:
+    """Add the op that reduces tensors, which this kind of operation does, with what the compression makes of them."""
+    check_compression(compression, operation)
+    description = describe(operation, name, tensors, ignore_name_scope, process_set, op, factors)
+    if compression is Compression.none:
+        return run(kind, tensors, description)
+    pairs = [compression.compress(tensor) for tensor in tensors]
+    reduced = run(kind, [compressed for compressed, _ in pairs], description)
+    return [compression.decompress(tensor, ctx) for tensor, (_, ctx) in zip(reduced, pairs, strict=True)]

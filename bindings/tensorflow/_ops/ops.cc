@@ -1,0 +1,253 @@
+// TensorFlow's ops, over the C API of the engine. Compiled on first import, see _build.py.
+
+#include <cstdint>
+#include <string>
+
+#include "collective.h"
+#include "rank_info.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace horovodlike_tensorflow {
+namespace {
+
+using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ShapeHandle;
+
+#define HVL_DTYPES "{uint8, int8, uint16, int16, int32, int64, half, bfloat16, float, double, bool}"
+#define HVL_TENSORS "Ts: list(" HVL_DTYPES ") >= 1"
+
+Status same_shapes(InferenceContext* c) {
+  for (int t = 0; t < c->num_outputs(); ++t) c->set_output(t, c->input(t));
+  return Status();
+}
+
+// Dimension 0 depends on the ranks.
+Status other_rows(InferenceContext* c, int tensor) {
+  ShapeHandle shape;
+  TF_RETURN_IF_ERROR(c->WithRankAtLeast(c->input(tensor), 1, &shape));
+  TF_RETURN_IF_ERROR(c->ReplaceDim(shape, 0, c->UnknownDim(), &shape));
+  c->set_output(tensor, shape);
+  return Status();
+}
+
+Status all_other_rows(InferenceContext* c) {
+  for (int t = 0; t < c->num_outputs(); ++t) TF_RETURN_IF_ERROR(other_rows(c, t));
+  return Status();
+}
+
+Status rows_and_splits(InferenceContext* c) {
+  ShapeHandle splits;
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &splits));
+  c->set_output(1, c->Vector(InferenceContext::kUnknownDim));
+  return other_rows(c, 0);
+}
+
+}  // namespace
+
+// Everything about a collective but its tensors is one string (see Description). Each collective is two ops: in graphs,
+// and where a gradient may be asked for, that string is an attribute. Else it is an input, as TensorFlow keeps an eager
+// kernel of some ten KB for every value that an attribute has had, for good, and there may be a new name in each step.
+// In graphs an input would be on another device than a GPU's kernel, and gradients could not read it.
+#define HVL_COLLECTIVE(op, ...)                                          \
+  REGISTER_OP("Horovodlike" op) __VA_ARGS__.Attr("description: string"); \
+  REGISTER_OP("HorovodlikeEager" op) __VA_ARGS__.Input("description: string")
+
+// The collectives of tensors have no state: where they depend on each other TensorFlow sees that from the tensors, and
+// where they do not they may run in any order.
+#define HVL_COLLECTIVE_OF_LIST(op, shapes) \
+  HVL_COLLECTIVE(op, .Input("tensors: Ts").Output("results: Ts").Attr(HVL_TENSORS).SetShapeFn(shapes))
+
+HVL_COLLECTIVE_OF_LIST("Allreduce", same_shapes);
+HVL_COLLECTIVE_OF_LIST("Reducescatter", all_other_rows);
+HVL_COLLECTIVE_OF_LIST("Allgather", all_other_rows);
+HVL_COLLECTIVE_OF_LIST("Broadcast", same_shapes);
+
+HVL_COLLECTIVE("Alltoall", .Input("tensor: T")
+                               .Input("splits: Tsplits")
+                               .Output("result: T")
+                               .Output("received_splits: int32")
+                               .Attr("T: " HVL_DTYPES)
+                               .Attr("Tsplits: {int32, int64}")
+                               .SetShapeFn(rows_and_splits));
+
+HVL_COLLECTIVE("Barrier", .SetIsStateful().SetShapeFn(tensorflow::shape_inference::NoOutputs));
+
+HVL_COLLECTIVE("Join",
+               .Output("last_joined: int64").SetIsStateful().SetShapeFn(tensorflow::shape_inference::ScalarShape));
+
+// Its input. In graphs, collectives get their tensors through it: as the anchor is no constant, what is computed from
+// constants is not taken for one either, and computed once and for all.
+REGISTER_OP("HorovodlikeAnchored")
+    .Input("tensors: Ts")
+    .Input("anchor: int32")
+    .Output("same: Ts")
+    .Attr(HVL_TENSORS)
+    .SetShapeFn(same_shapes);
+
+// Stateful, so that their values are not made part of the graph: they may change with the job.
+
+REGISTER_OP("HorovodlikeRank")
+    .Output("rank: int32")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape);
+
+REGISTER_OP("HorovodlikeLocalRank")
+    .Output("local_rank: int32")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape);
+
+REGISTER_OP("HorovodlikeLocalSize")
+    .Output("local_size: int32")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape);
+
+REGISTER_OP("HorovodlikeSize")
+    .Output("size: int32")
+    .Attr("process_set: int")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape);
+
+REGISTER_OP("HorovodlikeProcessSetIncluded")
+    .Output("included: int32")
+    .Attr("process_set: int")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape);
+
+template <int32_t kKind>
+class Collective : public CollectiveKernel {
+ public:
+  explicit Collective(OpKernelConstruction* construction) : CollectiveKernel(construction, kKind) {}
+};
+
+// `on_host`: which inputs and outputs a kernel for GPUs has in host memory, a HostMemory() each. Where TensorFlow has
+// been built without GPUs these kernels are never asked for.
+#define HVL_KERNELS(op, on_host, ...)                                                          \
+  REGISTER_KERNEL_BUILDER(Name("Horovodlike" op).Device(tensorflow::DEVICE_CPU), __VA_ARGS__); \
+  REGISTER_KERNEL_BUILDER(Name("Horovodlike" op).Device(tensorflow::DEVICE_GPU) on_host, __VA_ARGS__)
+
+#define HVL_COLLECTIVE_KERNELS(op, on_host, ...) \
+  HVL_KERNELS(op, on_host, __VA_ARGS__);         \
+  HVL_KERNELS("Eager" op, on_host.HostMemory("description"), __VA_ARGS__)
+
+HVL_COLLECTIVE_KERNELS("Allreduce", , Collective<HVL_ALLREDUCE>);
+HVL_COLLECTIVE_KERNELS("Reducescatter", , Collective<HVL_REDUCESCATTER>);
+HVL_COLLECTIVE_KERNELS("Allgather", , Collective<HVL_ALLGATHER>);
+HVL_COLLECTIVE_KERNELS("Broadcast", , Collective<HVL_BROADCAST>);
+HVL_COLLECTIVE_KERNELS("Alltoall", .HostMemory("splits").HostMemory("received_splits"), Collective<HVL_ALLTOALL>);
+HVL_COLLECTIVE_KERNELS("Barrier", , Collective<HVL_BARRIER>);
+HVL_COLLECTIVE_KERNELS("Join", .HostMemory("last_joined"), Collective<HVL_JOIN>);
+
+class AnchoredKernel : public tensorflow::OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) final {
+    for (int t = 0; t < context->num_outputs(); ++t) context->set_output(t, context->input(t));
+  }
+  bool IsExpensive() final { return false; }
+};
+
+HVL_KERNELS("Anchored", .HostMemory("anchor"), AnchoredKernel);
+
+// An integer that is known when the op runs, of the job that there is then.
+class NumberKernel : public tensorflow::OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) final {
+    const Place place = Job::current().place();
+    OP_REQUIRES(context, place.rank >= 0,
+                absl::FailedPreconditionError("horovodlike has not been initialized; use hvd.init()."));
+    int32_t number = 0;
+    OP_REQUIRES_OK(context, get(place, &number));
+    Tensor* output = nullptr;
+    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({}), &output));
+    output->scalar<int32_t>()() = number;
+  }
+
+ private:
+  virtual Status get(const Place& place, int32_t* number) const = 0;
+};
+
+class RankKernel : public NumberKernel {
+  using NumberKernel::NumberKernel;
+  Status get(const Place& place, int32_t* number) const final {
+    *number = place.rank;
+    return Status();
+  }
+};
+
+class LocalRankKernel : public NumberKernel {
+  using NumberKernel::NumberKernel;
+  Status get(const Place& place, int32_t* number) const final {
+    *number = place.local_rank;
+    return Status();
+  }
+};
+
+class LocalSizeKernel : public NumberKernel {
+  using NumberKernel::NumberKernel;
+  Status get(const Place& place, int32_t* number) const final {
+    *number = place.local_size;
+    return Status();
+  }
+};
+
+class ProcessSetKernel : public NumberKernel {
+ public:
+  explicit ProcessSetKernel(OpKernelConstruction* construction) : NumberKernel(construction) {
+    OP_REQUIRES_OK(construction, construction->GetAttr("process_set", &process_set_));
+  }
+
+ protected:
+  Status find(Membership* membership) const {
+    if (Job::current().find(process_set_, membership)) return Status();
+    return absl::InvalidArgumentError(absl::StrCat("process set ", process_set_, " does not exist (any more)"));
+  }
+
+ private:
+  int32_t process_set_ = 0;
+};
+
+class SizeKernel : public ProcessSetKernel {
+  using ProcessSetKernel::ProcessSetKernel;
+  Status get(const Place&, int32_t* number) const final {
+    Membership membership;
+    TF_RETURN_IF_ERROR(find(&membership));
+    *number = membership.size;
+    return Status();
+  }
+};
+
+class IncludedKernel : public ProcessSetKernel {
+  using ProcessSetKernel::ProcessSetKernel;
+  Status get(const Place&, int32_t* number) const final {
+    Membership membership;
+    TF_RETURN_IF_ERROR(find(&membership));
+    *number = membership.place >= 0 ? 1 : 0;
+    return Status();
+  }
+};
+
+HVL_KERNELS("Rank", .HostMemory("rank"), RankKernel);
+HVL_KERNELS("LocalRank", .HostMemory("local_rank"), LocalRankKernel);
+HVL_KERNELS("LocalSize", .HostMemory("local_size"), LocalSizeKernel);
+HVL_KERNELS("Size", .HostMemory("size"), SizeKernel);
+HVL_KERNELS("ProcessSetIncluded", .HostMemory("included"), IncludedKernel);
+
+}  // namespace horovodlike_tensorflow
+
+// For Python.
+
+extern "C" __attribute__((visibility("default"))) void horovodlike_tensorflow_enter(int32_t rank, int32_t local_rank,
+                                                                                    int32_t local_size) {
+  horovodlike_tensorflow::Job::current().enter({rank, local_rank, local_size});
+}
+
+extern "C" __attribute__((visibility("default"))) void horovodlike_tensorflow_set_membership(int32_t process_set,
+                                                                                             int32_t size,
+                                                                                             int32_t place) {
+  horovodlike_tensorflow::Job::current().set_membership(process_set, {size, place});
+}

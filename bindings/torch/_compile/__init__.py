@@ -1,0 +1,1 @@
+"""Collectives in functions that `torch.compile` compiles."""

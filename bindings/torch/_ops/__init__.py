@@ -1,0 +1,1 @@
+"""Collectives on torch tensors: from tensors to requests and back."""

@@ -1,0 +1,202 @@
+"""Alltoall: every rank sends some of its rows to every other one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import compress
+
+import torch
+
+from horovodlike._engine.arguments import check_name, split_counts
+from horovodlike._engine.ops import Kind
+from horovodlike.process_set import ProcessSet, global_process_set, members, registered_id
+from horovodlike.torch._ops.autograd import is_differentiable
+from horovodlike.torch._ops.calls import group, result
+from horovodlike.torch._ops.handles import Call, full_name
+from horovodlike.torch._ops.tensor import check
+from horovodlike.torch._ops.variable_size import start_alltoall
+
+Splits = Sequence[int] | torch.Tensor | None
+Counts = list[int]  # rows for, or from, each member of the process set
+Exchanged = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
+
+
+def alltoall(
+    tensor: torch.Tensor,
+    splits: Splits = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Exchanged:
+    """Send consecutive rows of the tensor to each rank, and return what the ranks have sent here, in their order.
+
+    Differentiable: the gradient of each row goes back to where the row came from; that of rows which were not sent is
+    zero.
+
+    Args:
+        tensor: Of at least one dimension and the same dtype on all ranks. Dimension 0 may differ, the others may not.
+        splits: How many rows go to each rank of the process set. Rows beyond their sum are not sent. None: the same
+            number to each.
+        name: What the ranks match the operation by; counted if None.
+        process_set: The ranks that take part.
+
+    Returns:
+        The rows received; and, if `splits` were given, how many came from each rank (int32, on the CPU).
+
+    Raises:
+        HorovodInternalError: The ranks disagree, or the job is broken or shut down.
+        ValueError: `splits` do not fit the tensor or the process set, or the name is in flight already.
+    """
+    call = _call("alltoall", name, process_set)
+    (pair,) = _exchange(call, [tensor], [splits])
+    return pair[0] if splits is None else pair
+
+
+def alltoall_async(
+    tensor: torch.Tensor,
+    splits: Splits = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Start what `alltoall` does and return a handle, whose result is always the pair. Not differentiable."""
+    call = _call("alltoall", name, process_set)
+    return start_alltoall(call, [tensor], [row_counts(tensor, splits, call)], single=True)
+
+
+def grouped_alltoall(
+    tensors: Sequence[torch.Tensor],
+    splits: Sequence[Splits] | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> tuple[Exchanged, ...]:
+    """Do what `alltoall` does for a list of tensors, of any dtypes, as one operation; return a tuple.
+
+    `splits` has an entry for each tensor, which may be None, and so has the result: the rows of a tensor whose entry is
+    None, else the pair.
+    """
+    call = _call("grouped_alltoall", name, process_set)
+    tensors = group(tensors, call.name)
+    of_each = _splits_of_each(tensors, splits, call.name)
+    pairs = _exchange(call, tensors, of_each)
+    return tuple(pair[0] if chosen is None else pair for pair, chosen in zip(pairs, of_each, strict=True))
+
+
+def grouped_alltoall_async(
+    tensors: Sequence[torch.Tensor],
+    splits: Sequence[Splits] | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Start what `grouped_alltoall` does and return a handle, whose result is a tuple of pairs. Not differentiable."""
+    call = _call("grouped_alltoall", name, process_set)
+    tensors = group(tensors, call.name)
+    of_each = _splits_of_each(tensors, splits, call.name)
+    return start_alltoall(call, tensors, _counts_of_each(tensors, of_each, call), single=False)
+
+
+def _call(operation: str, name: str | None, process_set: ProcessSet) -> Call:
+    set_id = registered_id(process_set)
+    check_name(name, operation)
+    return Call(Kind.ALLTOALL, full_name(operation, name, set_id), process_set=set_id)
+
+
+def _splits_of_each(
+    tensors: Sequence[torch.Tensor], splits: Sequence[Splits] | None, operation: str
+) -> Sequence[Splits]:
+    if splits is None:
+        return [None] * len(tensors)
+    if not isinstance(splits, (list, tuple)):
+        raise TypeError(f"{operation}: splits must be a list with an entry for each tensor, got {splits!r}")
+    if len(splits) != len(tensors):
+        raise ValueError(f"{operation}: splits for {len(splits)} tensors, but there are {len(tensors)}")
+    return splits
+
+
+def _counts_of_each(tensors: Sequence[torch.Tensor], splits: Sequence[Splits], call: Call) -> list[Counts]:
+    return [row_counts(tensor, chosen, call) for tensor, chosen in zip(tensors, splits, strict=True)]
+
+
+def row_counts(tensor: torch.Tensor, splits: Splits, call: Call) -> Counts:
+    """Return how many rows go to each member of the process set.
+
+    Raises:
+        TypeError: `tensor` is no tensor, or `splits` are no sequence.
+        ValueError: `splits` do not fit the tensor or the process set.
+    """
+    check(tensor, call.name)
+    size = len(members(call.process_set))
+    if splits is None:
+        rows = tensor.shape[0] if tensor.dim() > 0 else 0
+        if rows % size != 0:
+            raise ValueError(f"{call.name}: {rows} rows cannot be divided evenly among {size} ranks; give splits")
+        return [rows // size] * size
+    if isinstance(splits, torch.Tensor):
+        if splits.dim() != 1 or splits.is_floating_point() or splits.dtype is torch.bool:
+            raise ValueError(f"{call.name}: splits must be integers in one dimension, got {splits!r}")
+        splits = splits.tolist()
+    return split_counts(splits, size, call.name)
+
+
+def _exchange(
+    call: Call, tensors: Sequence[torch.Tensor], splits: Sequence[Splits]
+) -> Sequence[tuple[torch.Tensor, torch.Tensor]]:
+    """Carry out a call, and record it for the backward pass if that is needed; return pairs."""
+    counts = _counts_of_each(tensors, splits, call)
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        results = _Alltoall.apply(call, counts, *tensors)  # type: ignore[no-untyped-call]
+        return list(zip(results[::2], results[1::2], strict=True))
+    return result(start_alltoall(call, tensors, counts, single=False, waits=True), tuple)
+
+
+def send_back(
+    call: Call,
+    gradients: Sequence[torch.Tensor],
+    received: Sequence[Counts],
+    sent: Sequence[Counts],
+    rows: Sequence[int],
+) -> list[torch.Tensor]:
+    """Carry out the backward pass of a call.
+
+    Args:
+        call: That of the forward pass.
+        gradients: Of those results that are of floating point.
+        received: How many rows each of these results had from each rank.
+        sent: How many rows each of their tensors sent to each rank.
+        rows: How many rows each of these tensors has.
+    """
+    backward = Call(Kind.ALLTOALL, f"{call.name}.grad", process_set=call.process_set)
+    pairs = result(start_alltoall(backward, gradients, received, single=False, waits=True), tuple)
+    return [_of_all_rows(*pair, *of_tensor) for pair, *of_tensor in zip(pairs, sent, rows, strict=True)]
+
+
+def _of_all_rows(back: torch.Tensor, returned: torch.Tensor, sent: Counts, rows: int) -> torch.Tensor:
+    """Put zeros where rows have not been sent, or have come back from nobody: ranks that have joined send nothing."""
+    if returned.tolist() != sent:
+        blocks = zip(torch.split(back, returned.tolist()), sent, strict=True)
+        back = torch.cat([block if len(block) else back.new_zeros((n, *back.shape[1:])) for block, n in blocks])
+    not_sent = rows - back.shape[0]
+    return torch.cat([back, back.new_zeros((not_sent, *back.shape[1:]))]) if not_sent > 0 else back
+
+
+class _Context(torch.autograd.function.FunctionCtx):
+    call: Call
+    received: list[Counts]
+    sent: list[Counts]
+    rows: list[int]
+
+
+class _Alltoall(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: _Context, call: Call, counts: list[Counts], *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        pairs = result(start_alltoall(call, tensors, counts, single=False, waits=True), tuple)
+        ctx.call, ctx.sent, ctx.rows = call, counts, [tensor.shape[0] for tensor in tensors]
+        ctx.received = [received.tolist() for _, received in pairs]
+        ctx.mark_non_differentiable(*(received for _, received in pairs))
+        return tuple(one for pair in pairs for one in pair)
+
+    @staticmethod
+    def backward(ctx: _Context, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        of_rows = gradients[::2]
+        passed_on = [is_differentiable(gradient) for gradient in of_rows]
+        chosen = [list(compress(values, passed_on)) for values in (of_rows, ctx.received, ctx.sent, ctx.rows)]
+        results = iter(send_back(ctx.call, *chosen))  # type: ignore[arg-type]
+        return (None, None, *(next(results) if passed else None for passed in passed_on))

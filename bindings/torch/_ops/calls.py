@@ -1,0 +1,90 @@
+"""Checked arguments of the collectives as calls for `_engine`, which are kept for names that are used again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import TypeVar
+
+import torch
+
+from horovodlike._engine.arguments import called, check_compression, check_name, factor, reduce_op
+from horovodlike._engine.ops import Kind
+from horovodlike.basics import Average
+from horovodlike.process_set import ProcessSet, global_process_set, registered_id
+from horovodlike.torch._ops.handles import CALLS_KEPT, Call, full_name, give_up, synchronize
+from horovodlike.torch._ops.tensor import check
+from horovodlike.torch.compression import Compressor, NoneCompressor
+
+T = TypeVar("T")
+
+
+def reduction_call(
+    kind: Kind,
+    operation: str,
+    name: str | None,
+    op: int | None,
+    prescale: float,
+    postscale: float,
+    process_set: ProcessSet,
+) -> Call:
+    """Return the call of an allreduce or a reducescatter; `operation` begins its full name."""
+    set_id = 0 if process_set is global_process_set else registered_id(process_set)
+    check_name(name, operation)
+    label = called(operation, name)
+    op = Average if op is None else reduce_op(op, label, adasum=kind is Kind.ALLREDUCE)
+    prescale, postscale = factor(prescale, "prescale_factor", label), factor(postscale, "postscale_factor", label)
+    if name is None:
+        return new_reduction(kind, operation, None, op, prescale, postscale, set_id)
+    return known_reduction(kind, operation, name, op, prescale, postscale, set_id)
+
+
+def new_reduction(
+    kind: Kind, operation: str, name: str | None, op: int, prescale: float, postscale: float, set_id: int
+) -> Call:
+    """As `reduction_call`, of checked arguments; `known_reduction` keeps those that have names."""
+    return Call(kind, full_name(operation, name, set_id), op, -1, prescale, postscale, set_id)
+
+
+known_reduction = lru_cache(maxsize=CALLS_KEPT)(new_reduction)
+
+
+def compressed(
+    compression: type[Compressor], tensors: Sequence[torch.Tensor], operation: str
+) -> list[tuple[torch.Tensor, object]]:
+    """Return what is sent in place of tensors, with what `decompress` needs to know.
+
+    Raises:
+        TypeError: It is no compression, or one of them is no tensor.
+    """
+    check_compression(compression, operation)
+    if compression is not NoneCompressor:
+        for tensor in tensors:
+            check(tensor, operation)
+    return [compression.compress(tensor) for tensor in tensors]
+
+
+def group(tensors: Iterable[torch.Tensor], operation: str) -> Sequence[torch.Tensor]:
+    """Return the tensors of a grouped operation as a list.
+
+    Raises:
+        TypeError: It is no list.
+        ValueError: There are none, or they are on more than one device.
+    """
+    if isinstance(tensors, torch.Tensor) or not isinstance(tensors, Iterable):
+        raise TypeError(f"{operation}: expected a list of tensors, got {type(tensors).__name__}")
+    tensors = list(tensors)
+    if not tensors:
+        raise ValueError(f"{operation}: the list of tensors is empty")
+    if len({tensor.device for tensor in tensors if isinstance(tensor, torch.Tensor)}) > 1:
+        raise ValueError(f"{operation}: the tensors of a group must be on the same device")
+    return tensors
+
+
+def result(handle: int, _: type[T]) -> T:
+    """Synchronize a handle that has just been made, whose result is known to be of the given type."""
+    try:
+        return synchronize(handle)  # type: ignore[return-value]
+    except BaseException:
+        give_up(handle)  # the caller has no handle to wait for
+        raise

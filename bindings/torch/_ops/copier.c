@@ -1,0 +1,227 @@
+/* The module horovodlike.torch._ops.copier: small tensors to the engine, and results back, in one call each.
+ *
+ * PyTorch is asked for a tensor's memory by C functions of its own, with the interpreter's lock held: no other thread
+ * of Python changes the tensor between the check and the copy. The same questions asked in Python take some ten calls,
+ * longer than the engine's part of a small operation. The engine is called with that lock held, too: what it locks
+ * meanwhile is a leaf (docs/developers/threads.md). */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "hvl.h"
+
+/* DLPack's C exchange API, version 1, as far as it is used here. */
+enum { DLPACK_MAJOR = 1, DLPACK_CPU = 1 };
+
+typedef struct {
+  uint8_t code;
+  uint8_t bits;
+  uint16_t lanes;
+} dlpack_dtype;
+
+typedef struct {
+  void* data;
+  int32_t device_type;
+  int32_t device_id;
+  int32_t ndim;
+  dlpack_dtype dtype;
+  int64_t* shape;
+  int64_t* strides;
+  uint64_t byte_offset;
+} dlpack_tensor;
+
+typedef struct dlpack_exchange_api {
+  uint32_t major;
+  uint32_t minor;
+  const struct dlpack_exchange_api* previous;
+  void (*unused[3])(void);
+  int (*describe)(void* tensor, dlpack_tensor* described);
+  void (*unused_stream)(void);
+} dlpack_exchange_api;
+
+/* What use_torch() has found; `describe` is null before that. */
+static struct {
+  int (*describe)(void*, dlpack_tensor*);
+  PyTypeObject *tensor, *parameter;
+  PyCFunction is_neg, untyped_storage, nbytes, data_ptr, is_mode_enabled;
+} torch;
+
+/* The C function of a built-in method or function of no arguments; null if it is none. */
+static PyCFunction without_arguments(PyObject* function) {
+  if (!PyObject_TypeCheck(function, &PyCFunction_Type) || PyCFunction_GetFlags(function) != METH_NOARGS) {
+    PyErr_SetString(PyExc_TypeError, "not a built-in function without arguments");
+    return NULL;
+  }
+  return PyCFunction_GetFunction(function);
+}
+
+/* use_torch(Tensor, Parameter, exchange_api, *functions): the functions in the order in which `torch` has them. */
+static PyObject* use_torch(PyObject* module, PyObject* arguments) {
+  (void)module;
+  PyObject *tensor, *parameter, *capsule, *functions[5];
+  if (!PyArg_ParseTuple(arguments, "OOOOOOOO", &tensor, &parameter, &capsule, &functions[0], &functions[1],
+                        &functions[2], &functions[3], &functions[4])) {
+    return NULL;
+  }
+  const dlpack_exchange_api* api = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
+  if (api == NULL) return NULL;
+  while (api != NULL && api->major > DLPACK_MAJOR) api = api->previous;
+  if (api == NULL || api->major != DLPACK_MAJOR || api->describe == NULL) {
+    PyErr_SetString(PyExc_TypeError, "DLPack's exchange API has no version 1");
+    return NULL;
+  }
+  PyCFunction* const found[] = {&torch.is_neg, &torch.untyped_storage, &torch.nbytes, &torch.data_ptr,
+                                &torch.is_mode_enabled};
+  for (int index = 0; index < 5; ++index) {
+    if ((*found[index] = without_arguments(functions[index])) == NULL) return NULL;
+  }
+  Py_INCREF(tensor);
+  Py_INCREF(parameter);
+  torch.tensor = (PyTypeObject*)tensor;
+  torch.parameter = (PyTypeObject*)parameter;
+  torch.describe = api->describe;
+  Py_RETURN_NONE;
+}
+
+/* The context of the two functions that copier() makes: which tensors they take, and for what. */
+typedef struct {
+  hvl_prepared* prepared;
+  PyObject* request; /* which keeps `prepared` */
+  dlpack_dtype dtype;
+  int64_t num_bytes;
+  int32_t ndim;
+  int64_t shape[]; /* `ndim` extents */
+} copier;
+
+static const char COPIER[] = "horovodlike.torch._ops.copier";
+
+static copier* copier_of(PyObject* capsule) { return PyCapsule_GetPointer(capsule, COPIER); }
+
+static void release(PyObject* capsule) {
+  copier* self = copier_of(capsule);
+  Py_DECREF(self->request);
+  free(self);
+}
+
+/* Takes over the reference. -1: it is no number, and an error is set. */
+static int64_t number(PyObject* object) {
+  const int64_t value = object != NULL ? PyLong_AsLongLong(object) : -1;
+  Py_XDECREF(object);
+  return value;
+}
+
+/* Takes over the reference. An error counts as yes. */
+static int is_true(PyObject* object) {
+  const int is = object != Py_False;
+  Py_XDECREF(object);
+  return is;
+}
+
+/* Whether no code in Python runs when the tensor is asked: subclasses may have methods of their own. */
+static int is_plain(PyObject* tensor) {
+  const PyTypeObject* type = Py_TYPE(tensor);
+  return torch.describe != NULL && (type == torch.tensor || type == torch.parameter) &&
+         !is_true(torch.is_mode_enabled(NULL, NULL));
+}
+
+/* Whether a tensor is on the CPU, of this dtype and shape, and its elements lie row by row, without gaps. */
+static int fits(const copier* self, const dlpack_tensor* tensor) {
+  if (tensor->device_type != DLPACK_CPU || tensor->ndim != self->ndim ||
+      memcmp(&tensor->dtype, &self->dtype, sizeof tensor->dtype) != 0) {
+    return 0;
+  }
+  int64_t stride = 1;
+  for (int32_t d = self->ndim - 1; d >= 0; --d) {
+    const int64_t extent = tensor->shape[d];
+    if (extent != self->shape[d] || (extent != 1 && tensor->strides[d] != stride)) return 0;
+    stride *= extent;
+  }
+  return 1;
+}
+
+/* The memory of a tensor; null if it does not fit, or has other memory than its storage: PyTorch lets a storage be made
+ * smaller than its tensors. To ask the storage gives it memory of its own where it shares that with a lazy clone.
+ * `*storage` is a new reference, or null: it keeps the memory when another thread, in a function of PyTorch without the
+ * interpreter's lock, gives the tensor another storage. */
+static char* memory_of(const copier* self, PyObject* tensor, PyObject** storage) {
+  *storage = is_plain(tensor) ? torch.untyped_storage(tensor, NULL) : NULL;
+  if (*storage == NULL) return NULL;
+  const int64_t begin = number(torch.data_ptr(*storage, NULL));
+  const int64_t num_bytes = begin > 0 ? number(torch.nbytes(*storage, NULL)) : -1;
+  dlpack_tensor described;
+  if (num_bytes <= 0 || torch.describe(tensor, &described) != 0 || !fits(self, &described) ||
+      is_true(torch.is_neg(tensor, NULL))) {
+    return NULL;
+  }
+  const int64_t address = (int64_t)((uintptr_t)described.data + described.byte_offset);
+  const int is_within = address >= begin && address - begin + self->num_bytes <= num_bytes;
+  return is_within ? (char*)(uintptr_t)address : NULL;
+}
+
+static PyObject* enqueue(PyObject* capsule, PyObject* tensor) {
+  const copier* self = copier_of(capsule);
+  PyObject* storage;
+  const char* memory = memory_of(self, tensor, &storage);
+  const int64_t handle = memory != NULL ? hvl_enqueue_copied(self->prepared, (uintptr_t)memory) : 0;
+  Py_XDECREF(storage);
+  PyErr_Clear(); /* the caller has another way, which says what is wrong with the tensor */
+  return PyLong_FromLongLong(handle);
+}
+
+static PyObject* take(PyObject* capsule, PyObject* const* arguments, Py_ssize_t count) {
+  const copier* self = copier_of(capsule);
+  if (count != 2) return PyErr_Format(PyExc_TypeError, "take(handle, tensor)");
+  const int64_t handle = PyLong_AsLongLong(arguments[0]);
+  if (handle == -1 && PyErr_Occurred()) return NULL;
+  PyObject* storage;
+  char* memory = memory_of(self, arguments[1], &storage);
+  const int32_t status = memory != NULL ? hvl_take_copy(handle, (uintptr_t)memory) : -1;
+  Py_XDECREF(storage);
+  PyErr_Clear();
+  return PyLong_FromLong(status);
+}
+
+static PyMethodDef ENQUEUE = {"enqueue", enqueue, METH_O, NULL};
+static PyMethodDef TAKE = {"take", (PyCFunction)(void (*)(void))take, METH_FASTCALL, NULL};
+
+/* copier(request, prepared, dtype_code, dtype_bits, shape) -> (enqueue, take) */
+static PyObject* make_copier(PyObject* module, PyObject* arguments) {
+  (void)module;
+  PyObject *request, *shape;
+  unsigned long long prepared;
+  unsigned char code, bits;
+  if (!PyArg_ParseTuple(arguments, "OKbbO!", &request, &prepared, &code, &bits, &PyTuple_Type, &shape)) return NULL;
+  const Py_ssize_t ndim = PyTuple_Size(shape);
+  copier* self = calloc(1, sizeof *self + (size_t)ndim * sizeof self->shape[0]);
+  if (self == NULL) return PyErr_NoMemory();
+  self->prepared = (hvl_prepared*)(uintptr_t)prepared;
+  self->dtype = (dlpack_dtype){code, bits, 1};
+  self->num_bytes = bits / 8;
+  self->ndim = (int32_t)ndim;
+  for (Py_ssize_t d = 0; d < ndim; ++d) {
+    self->shape[d] = PyLong_AsLongLong(PyTuple_GetItem(shape, d));
+    self->num_bytes *= self->shape[d];
+  }
+  PyObject* capsule = PyErr_Occurred() ? NULL : PyCapsule_New(self, COPIER, release);
+  if (capsule == NULL) {
+    free(self);
+    return NULL;
+  }
+  Py_INCREF(request);
+  self->request = request;
+  PyObject* functions = Py_BuildValue("(NN)", PyCFunction_New(&ENQUEUE, capsule), PyCFunction_New(&TAKE, capsule));
+  Py_DECREF(capsule);
+  return functions;
+}
+
+static PyMethodDef FUNCTIONS[] = {
+    {"use_torch", use_torch, METH_VARARGS, NULL},
+    {"copier", make_copier, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "copier", NULL, -1, FUNCTIONS, NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit_copier(void) { return PyModule_Create(&MODULE); }

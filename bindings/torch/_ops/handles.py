@@ -1,0 +1,445 @@
+"""From torch tensors to requests and back: what all operations of `mpi_ops` have in common.
+
+An operation in flight borrows the memory of its tensors. Until it is waited for, this module keeps that memory,
+whatever the caller does with the tensors: by their storages where the caller itself waits, by loans (`_loan`) where it
+has got a handle. How tensors on GPUs outlive that is told in `_gpu`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple, TypeAlias
+
+import torch
+
+from horovodlike import basics, process_set
+from horovodlike._engine import ops
+from horovodlike._engine.arguments import integer
+from horovodlike._engine.ops import Allocation, Device, GpuStream, Kind, Output, Request
+from horovodlike.errors import HorovodInternalError, ShutDownError
+from horovodlike.torch._ops import gpu, small_tensors
+from horovodlike.torch._ops.loan import Loan, address_of, give_back, keep, lend, put
+from horovodlike.torch._ops.small_tensors import Copier
+from horovodlike.torch._ops.tensor import DTYPES, check, engine_shape, in_memory, is_in_memory, mark_overwritten
+
+Tensors = tuple[torch.Tensor, ...]
+# Of an alltoall: pairs of tensors.
+Result = torch.Tensor | tuple[torch.Tensor, ...] | tuple[tuple[torch.Tensor, torch.Tensor], ...] | None
+
+# Building a request costs several microseconds, and a training loop uses the same names again and again. So the calls
+# used last are kept (by `mpi_ops`, which makes them), and each keeps requests for the tensors it was made with.
+CALLS_KEPT = 2048
+REQUESTS_KEPT_PER_CALL = 4
+
+_unnamed: dict[int, Iterator[int]] = {}  # by process set: its members count alike
+
+
+@dataclass(eq=False)
+class Call:
+    """What an operation is asked to do, apart from its tensors. The same on all ranks."""
+
+    kind: Kind
+    name: str
+    op: int = ops.ReduceOp.SUM
+    root_rank: int = -1
+    prescale: float = 1.0
+    postscale: float = 1.0
+    process_set: int = 0  # its id
+    # By device, dtype and shape of each tensor, and the request's arguments.
+    requests: dict[tuple[object, ...], Request] = field(default_factory=dict, init=False, repr=False)
+
+
+class _InFlight(NamedTuple):
+    borrowed: Sequence[object]  # the tensors, and what keeps their memory
+    finish: Callable[[list[Output]], Result]
+    storages: Sequence[torch.UntypedStorage]
+    stream: GpuStream | None = None  # on which it was started; None: the tensors are on the CPU
+    allocation: Allocation | None = None
+
+
+@dataclass(slots=True)  # whose attributes are quicker to get than a named tuple's
+class _Last:
+    """What the allreduce in place of one name was when it was last started."""
+
+    op: object
+    arguments: tuple[object, ...]
+    dtype: torch.dtype
+    shape: torch.Size
+    num_bytes: int
+    request: Request
+    copier: Copier | None
+
+
+_InPlace: TypeAlias = tuple[torch.Tensor, torch.UntypedStorage]  # the result, and the memory that the engine uses
+_in_flight: dict[int, _InFlight | _InPlace] = {}  # by handle
+# Tensors that an operation in place overwrites, of which autograd has not been told.
+_overwritten: list[torch.Tensor] = []
+_last: dict[str | None, _Last] = {}  # by the name that the caller gave
+_STRIDED = torch.strided
+_copied = small_tensors.in_flight
+_lost: frozenset[int] = frozenset()  # handles of the job before, which nobody had synchronized when this one began
+_abandoned: dict[tuple[int, ...], list[object]] = {}  # by handles: what holds their memory
+
+
+def full_name(operation: str, name: str | None, process_set: int = 0) -> str:
+    """Return the name that the ranks of a process set match an operation by.
+
+    Unnamed operations are counted, so every rank has to call them in the same order.
+    """
+    return f"{operation}.{numbered(next_number(process_set)) if name is None else name}"
+
+
+def next_number(process_set: int) -> int:
+    """Count an unnamed operation of a process set."""
+    return next(_unnamed.setdefault(process_set, itertools.count()))
+
+
+def numbered(number: int) -> str:
+    """Return what stands for the name of the unnamed operation of this number."""
+    return f"noname.{number}"
+
+
+def reset_names() -> None:
+    """Start counting unnamed operations from 0, as ranks that are new in a job do."""
+    _unnamed.clear()
+
+
+def forget_numbers(set_id: int) -> None:
+    """Start counting the unnamed operations of one process set from 0, as its other members do."""
+    _unnamed.pop(set_id, None)
+
+
+def _begin_anew(_: object) -> None:
+    """Count from 0, and let go of what was in flight in the job before."""
+    global _lost
+    reset_names()
+    _mark_overwritten()
+    uncopied = list(_in_flight)
+    _lost = frozenset([*uncopied, *small_tensors.forget_all()])
+    abandon(uncopied, [])
+
+
+basics.on_init(_begin_anew)
+process_set.on_added(forget_numbers)  # the id may have been another set's
+
+
+def build_request(call: Call, tensors: Sequence[torch.Tensor], arguments: Sequence[int] = ()) -> Request:
+    """Return a request for tensors like these, which are on one device."""
+    described = [(DTYPES[tensor.dtype], engine_shape(tensor.shape)) for tensor in tensors]
+    return Request(
+        call.kind,
+        call.name,
+        described,
+        device=Device.CUDA if tensors and gpu.is_on_gpu(tensors[0]) else Device.CPU,
+        op=call.op,
+        root_rank=call.root_rank,
+        prescale=call.prescale,
+        postscale=call.postscale,
+        process_set=call.process_set,
+        arguments=arguments,
+    )
+
+
+def start(
+    call: Call,
+    inputs: Sequence[torch.Tensor],
+    outputs: Sequence[torch.Tensor],
+    borrowed: Sequence[object],
+    finish: Callable[[list[Output]], Result],
+    arguments: Sequence[int] = (),
+    allocation: Allocation | None = None,
+) -> int:
+    """Enqueue an operation on tensors that are in memory, and return its handle."""
+    on_gpu = bool(inputs) and gpu.is_on_gpu(inputs[0])
+    key = (on_gpu, *(attribute for tensor in inputs for attribute in (tensor.dtype, tensor.shape)), *arguments)
+    request = call.requests.get(key)
+    if request is None:
+        request = build_request(call, inputs, arguments)
+        if len(call.requests) >= REQUESTS_KEPT_PER_CALL:
+            call.requests.clear()
+        call.requests[key] = request
+    storages = list(map(torch.Tensor.untyped_storage, [*inputs, *outputs]))
+    addresses, results = list(map(address_of, inputs)), list(map(address_of, outputs))
+    stream = gpu.current_stream(gpu.device_of(inputs[0])) if on_gpu else None
+    operation = _InFlight(borrowed, finish, storages, stream, allocation)
+    try:
+        if stream is None:
+            handle = request.enqueue(addresses, results)
+        else:
+            handle = request.enqueue_on_stream(addresses, results, stream, allocation)
+        _in_flight[handle] = operation
+    except BaseException:
+        request.keep_if_enqueued(operation)
+        raise
+    return handle
+
+
+def _mark_overwritten() -> None:
+    tensors = []
+    with contextlib.suppress(IndexError):  # another thread may take the last one
+        while True:
+            tensors.append(_overwritten.pop())
+    mark_overwritten(tensors)
+
+
+def lent(tensors: Sequence[torch.Tensor], name: str, waits: bool) -> tuple[list[torch.Tensor], list[Loan | None]]:
+    """Return tensors with the memory that the engine uses, and the loans of those that are no copies made here.
+
+    Args:
+        tensors: They have been checked.
+        name: That of the operation.
+        waits: The caller waits at once, so it does nothing to the tensors meanwhile: none is lent.
+    """
+    works = [in_memory(tensor) for tensor in tensors]
+    if waits:
+        return works, [None] * len(works)
+    loans = [lend(work, name) if work is tensor else None for work, tensor in zip(works, tensors, strict=True)]
+    return [work if loan is None else loan[1] for work, loan in zip(works, loans, strict=True)], loans
+
+
+def start_in_place(call: Call, tensors: Sequence[torch.Tensor], single: bool, waits: bool = False) -> int:
+    """Enqueue an operation whose result replaces the tensors, and return its handle.
+
+    A tensor that is not contiguous, or neither on the CPU nor on a GPU, is copied, and the result copied back by
+    `synchronize`.
+
+    Args:
+        call: What to do.
+        tensors: All on one device.
+        single: The result is the tensor, not a tuple.
+        waits: The caller waits at once, and does nothing to the tensors meanwhile.
+    """
+    for tensor in tensors:
+        check(tensor, call.name)
+    works, loans = lent(tensors, call.name, waits)
+
+    def finish(_: list[Output]) -> Result:
+        for tensor, work, loan in zip(tensors, works, loans, strict=True):
+            if loan is not None:
+                give_back(loan)
+            elif work is not tensor:
+                put(work, tensor, call.name)
+        return tensors[0] if single else tuple(tensors)
+
+    handle = start(call, works, works, [*works, *tensors, *loans], finish)
+    _overwritten.extend(tensors)
+    return handle
+
+
+def start_again_in_place(
+    name: object, op: object, arguments: tuple[object, ...], tensor: torch.Tensor, waits: bool
+) -> int:
+    """Enqueue an allreduce of one tensor in place if it is the same as the last one of this name.
+
+    The short way of small tensors, on the CPU: `synchronize` only has to wait, and to copy the result where the caller
+    does not wait at once. Returns 0, having done nothing, where it does not apply.
+
+    Args:
+        name: As the caller gave it, as `op`, `arguments` and `tensor`: what has not been checked is not remembered.
+        op: The same object as last: True and torch's SUM are equal to integers that mean something else.
+        arguments: All others.
+        tensor: What to reduce.
+        waits: As of `start_in_place`.
+    """
+    last = _last.get(name) if type(name) is str else None
+    if last is None or last.op is not op or last.arguments != arguments:
+        return 0
+    if waits:
+        return _start_again_at_once(last, tensor)
+    copier = last.copier
+    if copier is None:
+        return 0
+    handle = copier.enqueue(tensor)
+    if handle < 0:
+        handle = last.request.enqueue_again(handle, partial(copier.enqueue, tensor))
+    if handle:
+        _copied[handle] = tensor, copier
+        _overwritten.append(tensor)
+    return handle
+
+
+def _start_again_at_once(last: _Last, tensor: torch.Tensor) -> int:
+    if (
+        last.dtype is not getattr(tensor, "dtype", None)  # it need not be a tensor
+        or tensor.layout is not _STRIDED
+        or last.shape != tensor.shape
+        or not tensor.is_cpu
+        or not tensor.is_contiguous()
+        or tensor.is_neg()
+    ):
+        return 0
+    storage = tensor.untyped_storage()
+    begin: int = tensor.storage_offset() * tensor.element_size()  # type: ignore[assignment]  # here nothing is traced
+    if storage.nbytes() < begin + last.num_bytes:
+        return 0
+    address = storage.data_ptr() + begin  # not the tensor's: another thread may give it another storage
+    try:
+        handle = last.request.enqueue_inplace(address)
+        _in_flight[handle] = tensor, storage
+    except BaseException:
+        last.request.keep_if_enqueued(storage)
+        raise
+    _overwritten.append(tensor)
+    return handle
+
+
+def start_in_place_and_remember(
+    name: str | None, op: int | None, arguments: tuple[object, ...], call: Call, tensor: torch.Tensor, waits: bool
+) -> int:
+    """Enqueue an allreduce of one tensor in place so that `start_again_in_place` can do it again."""
+    handle = start_in_place(call, [tensor], single=True, waits=waits)
+    request = call.requests.get((False, tensor.dtype, tensor.shape))
+    if name is not None and request is not None and gpu.is_on_cpu(tensor) and is_in_memory(tensor):
+        if len(_last) >= CALLS_KEPT:
+            _last.clear()
+        copier = small_tensors.copier(request, tensor)
+        _last[name] = _Last(op, arguments, tensor.dtype, tensor.shape, tensor.nbytes, request, copier)
+    return handle
+
+
+def start_to_new(call: Call, tensors: Sequence[torch.Tensor], single: bool, waits: bool = False) -> int:
+    """Enqueue an operation whose result has the shapes of the tensors but memory of its own; return its handle.
+
+    `waits`: as of `start_in_place`.
+    """
+    for tensor in tensors:
+        check(tensor, call.name)
+    return _start_with_outputs(call, tensors, [tensor.shape for tensor in tensors], single, waits)
+
+
+def start_reducescatter(call: Call, tensors: Sequence[torch.Tensor], single: bool, waits: bool = False) -> int:
+    """Enqueue an operation whose result is this rank's share of the rows of the tensors; return its handle.
+
+    `waits`: as of `start_in_place`.
+    """
+    for tensor in tensors:
+        check(tensor, call.name)
+        if tensor.dim() == 0:
+            raise ValueError(f"{call.name}: a scalar has no rows; a reducescatter needs at least one dimension")
+    members = process_set.members(call.process_set)
+    place = members.index(basics.rank())
+    shapes = [(rows_of(tensor.shape[0], place, len(members)), *tensor.shape[1:]) for tensor in tensors]
+    return _start_with_outputs(call, tensors, shapes, single, waits)
+
+
+def rows_of(rows: int, place: int, parts: int) -> int:
+    """How many of so many rows are one part: the first parts have one more if they cannot be divided evenly."""
+    return (rows + parts - 1 - place) // parts  # arithmetic only: in a compiled function, `rows` may be a symbol
+
+
+def _start_with_outputs(
+    call: Call, tensors: Sequence[torch.Tensor], shapes: Sequence[Sequence[int]], single: bool, waits: bool
+) -> int:
+    inputs, loans = lent(tensors, call.name, waits)
+    devices = [tensor.device for tensor in tensors]
+    outputs = [torch.empty(shape, dtype=t.dtype, device=t.device) for shape, t in zip(shapes, inputs, strict=True)]
+
+    def finish(_: list[Output]) -> Result:
+        results = tuple(output.to(device) for output, device in zip(outputs, devices, strict=True))
+        return results[0] if single else results
+
+    return start(call, inputs, outputs, [*inputs, *outputs, *loans], finish)
+
+
+def synchronize(handle: int) -> Result:
+    """Wait for an operation and return its result; None for a handle that is unknown or was synchronized before.
+
+    Results on a GPU may not be there yet: the current stream waits for them, the host does not. So they can be used as
+    those of any operation on the GPU.
+
+    Raises:
+        HorovodInternalError: The operation failed: the ranks disagree about it, or the job is broken or shut down, or
+            another one has begun since.
+        TypeError: It is no handle.
+        ValueError: The operation cannot be carried out with these arguments.
+    """
+    if _overwritten:
+        _mark_overwritten()
+    if type(handle) is not int:
+        handle = integer(handle, "handle", "synchronize")
+    copied = _copied.get(handle)
+    if copied is not None:
+        tensor, copier = copied
+        if copier.take(handle, tensor) == 0:
+            _copied.pop(handle, None)
+            return tensor
+        return small_tensors.wait(handle, tensor, copier)
+    operation = _in_flight.get(handle)  # not taken before it is held here: a signal handler may raise
+    if operation is None:
+        if handle in _lost:
+            raise ShutDownError(f"handle {handle} is of the job before the last init(): its operation is lost")
+        return None
+    try:
+        if _in_flight.pop(handle, None) is None:  # another thread waits for it
+            return None
+        if not isinstance(operation, _InFlight):
+            ops.wait_done(handle)
+            return operation[0]
+        outputs = ops.wait(handle) if operation.stream is None else _wait_on_stream(handle, operation, operation.stream)
+    except BaseException:
+        if ops.is_known(handle):
+            # A signal handler has raised. The engine still uses the memory, and the handle can be waited for again.
+            _in_flight[handle] = _kept(operation)
+        raise
+    return operation.finish(outputs)
+
+
+def _kept(operation: _InFlight | _InPlace) -> _InFlight:
+    """Keep the memory of an operation for which its caller has stopped waiting."""
+    if not isinstance(operation, _InFlight):
+        tensor, storage = operation
+        return _InFlight(keep([tensor]), lambda _: tensor, [storage])
+    return operation._replace(borrowed=[*operation.borrowed, *keep(operation.borrowed)])
+
+
+def _wait_on_stream(handle: int, operation: _InFlight, started_on: GpuStream) -> list[Output]:
+    stream = gpu.current_stream(started_on.device)
+    try:
+        ops.wait_on_stream(handle, stream)
+    except HorovodInternalError as error:
+        failure = None if operation.allocation is None else operation.allocation.failure
+        raise error if failure is None else type(error)(f"{error}: {failure}") from failure
+    if stream != started_on:
+        gpu.keep_for(stream, [one for one in operation.borrowed if isinstance(one, torch.Tensor)])
+    return []
+
+
+def poll(handle: int) -> bool:
+    """Return whether `synchronize` would return at once. On a GPU the result need not be there yet: see there.
+
+    Raises:
+        TypeError: It is no handle.
+        ValueError: The handle is unknown, or was synchronized before.
+    """
+    if _overwritten:
+        _mark_overwritten()
+    handle = integer(handle, "handle", "poll")
+    if handle not in _in_flight and handle not in _copied:
+        raise ValueError(f"handle {handle} does not belong to an operation in flight")
+    return ops.poll(handle)
+
+
+def give_up(handle: int) -> None:
+    """Let go of an operation that a signal handler has interrupted, and that will not be synchronized."""
+    ops.give_up(handle, _in_flight.get(handle))
+    _in_flight.pop(handle, None)
+
+
+def abandon(handles: Sequence[int], borrowed: Sequence[object]) -> None:
+    """After an error, keep what holds the memory of operations alive for as long as one of them uses it."""
+    operations = [_in_flight[handle] for handle in handles if handle in _in_flight]
+    held = _abandoned.setdefault(tuple(handles), [])
+    held += [*borrowed, *operations, *keep(borrowed), *map(_kept, operations)]
+    for handle in handles:
+        _in_flight.pop(handle, None)
+    for before in list(_abandoned):
+        if _are_over(before):
+            _abandoned.pop(before, None)
+
+
+def _are_over(handles: Iterable[int]) -> bool:
+    return all([ops.forget(handle) for handle in handles])  # all of them: a list

@@ -1,0 +1,114 @@
+"""Small tensors in flight, of which the engine has copies: nothing that is done to the tensors reaches the engine.
+
+For a tensor of up to `ops.MAX_COPIED_BYTES` a copy takes less time than a loan (`_loan`). The result is written to the
+tensor when the operation is waited for, by the thread that waits. `_copier` does both in C, and needs PyTorch's C
+functions for other libraries, which there are from 2.10 on; before that all tensors are lent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from horovodlike._engine import ops
+from horovodlike._engine.ops import Request
+from horovodlike.torch._ops import copier as copier_module
+from horovodlike.torch._ops.loan import put
+
+# How DLPack calls dtypes: a code and a number of bits.
+_CODES = {
+    torch.uint8: (1, 8),
+    torch.int8: (0, 8),
+    torch.int16: (0, 16),
+    torch.int32: (0, 32),
+    torch.int64: (0, 64),
+    torch.float16: (2, 16),
+    torch.float32: (2, 32),
+    torch.float64: (2, 64),
+    torch.bool: (6, 8),
+    torch.bfloat16: (4, 16),
+}
+
+
+@dataclass(slots=True)  # whose attributes are quicker to get than a named tuple's
+class Copier:
+    """Copies tensors that a request describes to the engine, and its results to them."""
+
+    # Enqueues a copy of a tensor of PyTorch. Returns a handle, a negated status, or 0: the tensor is not as the request
+    # describes it, and nothing has been done.
+    enqueue: Callable[[torch.Tensor], int]
+    # Writes the result of a handle to a tensor, and consumes the handle; returns a status. With HVL_IN_PROGRESS, or -1
+    # (the tensor is not as the request describes it), nothing has been done.
+    take: Callable[[int, torch.Tensor], int]
+    request: Request
+    dtype: torch.dtype
+    shape: torch.Size
+
+
+in_flight: dict[int, tuple[torch.Tensor, Copier]] = {}  # by handle
+
+
+def _use_torch() -> bool:
+    """Find PyTorch's functions; False if this PyTorch has not got them."""
+    exchange_api = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    is_mode_enabled = getattr(torch._C, "_is_torch_function_mode_enabled", None)
+    if exchange_api is None or is_mode_enabled is None:
+        return False
+    tensor = torch.empty(0, device="cpu")
+    storage = tensor.untyped_storage()
+    functions = tensor.is_neg, tensor.untyped_storage, storage.nbytes, storage.data_ptr, is_mode_enabled
+    try:
+        copier_module.use_torch(torch.Tensor, torch.nn.Parameter, exchange_api, *functions)
+    except TypeError:
+        return False
+    return True
+
+
+_IS_POSSIBLE = _use_torch()
+
+
+def copier(request: Request, tensor: torch.Tensor) -> Copier | None:
+    """Return what copies tensors like this one, which the request describes; None if they are not to be copied."""
+    if not _IS_POSSIBLE or not 0 < tensor.nbytes <= ops.MAX_COPIED_BYTES:
+        return None
+    dtype, shape = tensor.dtype, tensor.shape
+    enqueue, take = copier_module.copier(request, request.address, *_CODES[dtype], tuple(shape))
+    return Copier(enqueue, take, request, dtype, shape)
+
+
+def wait(handle: int, tensor: torch.Tensor, by: Copier) -> torch.Tensor | None:
+    """Wait for an operation found in `in_flight`, and return its tensor with the result; None if another one waits.
+
+    Raises:
+        HorovodInternalError: The operation failed.
+        ValueError: The operation failed, or the tensor was resized meanwhile.
+    """
+    try:
+        if in_flight.pop(handle, None) is None:
+            return None
+        ops.wait_until_complete(handle)
+        status = by.take(handle, tensor)
+        if status < 0:
+            result = torch.empty(by.shape, dtype=by.dtype, device="cpu")
+            ops.take_copy(handle, result.data_ptr())
+            put(result, tensor, by.request.name)
+        else:
+            ops.check(status)
+        return tensor
+    except KeyError:  # another thread has found it complete meanwhile
+        return None
+    except BaseException:
+        if ops.is_known(handle):  # a signal handler has raised: the handle can be waited for again
+            in_flight[handle] = tensor, by
+        raise
+
+
+def forget_all() -> set[int]:
+    """Let go of all operations, and return their handles."""
+    handles = set(in_flight)
+    for handle in handles:
+        in_flight.pop(handle, None)
+        ops.forget(handle)
+    return handles

@@ -1,0 +1,135 @@
+"""Torch tensors as the engine sees them: an address, a dtype and a shape of at most eight dimensions.
+
+Their elements lie in memory without gaps, and most often row by row. Those of gradients may also lie there channels
+last, as torch makes them for parameters that do.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+
+import torch
+from torch.autograd.graph import increment_version
+
+from horovodlike._engine.ops import DType, MemoryFormat, Output
+from horovodlike.torch._ops import gpu
+
+MAX_DIMENSIONS = 8
+# From torch 2.7 on increment_version takes many tensors, and those of inference mode.
+_VERSIONS_OF_MANY = torch.__version__ >= "2.7"
+
+DTYPES: dict[torch.dtype, DType] = {
+    torch.uint8: DType.UINT8,
+    torch.int8: DType.INT8,
+    torch.int16: DType.INT16,
+    torch.int32: DType.INT32,
+    torch.int64: DType.INT64,
+    torch.float16: DType.FLOAT16,
+    torch.float32: DType.FLOAT32,
+    torch.float64: DType.FLOAT64,
+    torch.bool: DType.BOOL,
+    torch.bfloat16: DType.BFLOAT16,
+}
+CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # by the number of dimensions
+
+
+def check(tensor: torch.Tensor, name: str) -> None:
+    """Refuse what the engine cannot reduce or send, before any rank waits for it.
+
+    Raises:
+        ValueError: The dtype, layout or device is not supported, or the tensor is larger than its storage; the message
+            names it and the tensor.
+        TypeError: It is no tensor.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
+    if tensor.layout is not torch.strided:
+        raise ValueError(f"{name}: tensors of layout {tensor.layout} are not supported; use .to_dense() first")
+    if tensor.dtype not in DTYPES:
+        supported = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPES)
+        raise ValueError(f"{name}: tensors of dtype {tensor.dtype} are not supported; supported are {supported}")
+    if tensor.device.type == "meta":
+        raise ValueError(f"{name}: tensors on the meta device hold no data")
+    if not fits_its_storage(tensor):
+        raise ValueError(f"a tensor of {name!r} has no memory for its {tensor.nbytes} bytes: was its storage resized?")
+
+
+def fits_its_storage(tensor: torch.Tensor) -> bool:
+    """Whether a storage is large enough for its tensor: torch lets it be made smaller, and looks no more."""
+    if tensor.numel() == 0:
+        return True
+    last = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    needed = (tensor.storage_offset() + last + 1) * tensor.element_size()
+    return tensor.untyped_storage().nbytes() >= needed
+
+
+def have_memory(tensors: Sequence[torch.Tensor], num_bytes: Sequence[int]) -> bool:
+    """Whether storages are large enough for so many bytes from where their tensors begin; a quick look at many."""
+    sizes = map(torch.UntypedStorage.nbytes, map(torch.Tensor.untyped_storage, tensors))
+    offsets = list(map(torch.Tensor.storage_offset, tensors))
+    if any(offsets):
+        sizes = map(operator.sub, sizes, map(operator.mul, offsets, map(torch.Tensor.element_size, tensors)))
+    return all(map(operator.ge, sizes, num_bytes))
+
+
+def _is_channels_last(tensor: torch.Tensor) -> bool:
+    """Whether the tensor's channels are last in memory, without gaps. Not if that is row by row as well."""
+    how = CHANNELS_LAST.get(tensor.dim())
+    return how is not None and tensor.is_contiguous(memory_format=how) and not tensor.is_contiguous()
+
+
+def _is_readable(tensor: torch.Tensor) -> bool:
+    """Whether the engine gets at the tensor's memory, which is that of the CPU or of a GPU, and finds its values."""
+    return (gpu.is_on_cpu(tensor) or gpu.is_on_gpu(tensor)) and not tensor.is_neg()
+
+
+def is_in_memory(tensor: torch.Tensor) -> bool:
+    """Whether the tensor's elements lie row by row where the engine gets at them."""
+    return _is_readable(tensor) and tensor.is_contiguous()
+
+
+def in_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor itself if `is_in_memory`, else a copy of which that is true: of a GPU's tensor on the GPU."""
+    if is_in_memory(tensor):
+        return tensor
+    detached = tensor.detach()
+    return (detached if gpu.is_on_gpu(tensor) else detached.to("cpu")).resolve_neg().contiguous()
+
+
+def in_memory_like(tensor: torch.Tensor, like: torch.Tensor) -> tuple[torch.Tensor, MemoryFormat]:
+    """Return the tensor, or a copy of it, in the order of another one of its shape if the engine knows that; and which.
+
+    The order is not the tensor's own, since ranks with the same model may have gradients in different ones.
+    """
+    if tensor.shape != like.shape or not _is_channels_last(like):
+        return in_memory(tensor), MemoryFormat.ROW_MAJOR
+    if not _is_readable(tensor):
+        tensor = in_memory(tensor)
+    return tensor.contiguous(memory_format=CHANNELS_LAST[tensor.dim()]), MemoryFormat.CHANNELS_LAST
+
+
+def engine_shape(shape: Sequence[int]) -> Sequence[int]:
+    """Return `shape` with its last dimensions multiplied together where there are more than the engine takes."""
+    if len(shape) <= MAX_DIMENSIONS:
+        return shape
+    return [*shape[: MAX_DIMENSIONS - 1], math.prod(shape[MAX_DIMENSIONS - 1 :])]
+
+
+def from_output(output: Output, like: torch.Tensor) -> torch.Tensor:
+    """Wrap memory that the engine allocated for an allgather of `like`, without a copy; the tensor keeps it alive."""
+    shape = (output.shape[0], *like.shape[1:])
+    if math.prod(shape) == 0:
+        return torch.empty(shape, dtype=like.dtype, device=like.device)
+    return torch.frombuffer(output.memory, dtype=like.dtype).reshape(shape).to(like.device)
+
+
+def mark_overwritten(tensors: Sequence[torch.Tensor]) -> None:
+    """Make autograd refuse to use tensors that it has saved for the backward pass and that have been overwritten."""
+    if _VERSIONS_OF_MANY:
+        increment_version(tensors)
+        return
+    for tensor in tensors:
+        if not tensor.is_inference():  # autograd does not save those
+            increment_version(tensor)

@@ -1,0 +1,1 @@
+"""What `DistributedOptimizer` consists of: how gradients are collected and reduced."""

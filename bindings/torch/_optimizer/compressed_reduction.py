@@ -1,0 +1,98 @@
+"""Reducing the gradients of one optimizer by a `GradientReducer`: all together, when all are there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from horovodlike import basics
+from horovodlike._engine.ops import GpuStream
+from horovodlike.process_set import ProcessSet
+from horovodlike.torch._optimizer.gradient_reducer import GradientReducer
+from horovodlike.torch._optimizer.gradient_state import Slot
+from horovodlike.torch._optimizer.reduction import Reduction
+from horovodlike.torch._optimizer.submission import CURRENT, ReductionOptions
+from horovodlike.torch.mpi_ops import grouped_allgather, grouped_allreduce_
+
+
+class CompressedReduction(Reduction):
+    """The gradients of one optimizer, which wait for the end of the step and are handed to a reducer then."""
+
+    reducer: GradientReducer
+
+    def __init__(self, options: ReductionOptions, passes: int, reducer: GradientReducer) -> None:
+        """Start without parameters.
+
+        Raises:
+            ValueError: The options ask for something other than a plain average or sum.
+        """
+        if options.op not in (basics.Average, basics.Sum):
+            raise ValueError(f"compression={type(reducer).__name__} works with op=Average and op=Sum only")
+        if options.prescale != 1.0:
+            raise ValueError(f"compression={type(reducer).__name__} knows no gradient_predivide_factor")
+        super().__init__(options, passes)
+        self._submission.plain = False
+        self.reducer = reducer
+
+    def _without_parameters(self) -> Reduction:
+        return CompressedReduction(self.options, self.passes, self.reducer)
+
+    def hand_over(self, but_small: bool = False) -> None:
+        """Only count: gradients are handed over by `finish`."""
+        self.count()
+
+    def _submit(self, slots: list[Slot], streams: Mapping[Slot, GpuStream] = CURRENT, waits: bool = False) -> None:
+        for slot in slots:
+            grad = slot.gradient()
+            if grad is None:
+                continue
+            slot.dense = slot.dense_form_of(grad, self.options.sparse_as_dense)
+            slot.grad = grad
+            self._submission.borrowed.append(grad)
+        self._announce_if_complete()
+
+    def _wait(self) -> None:
+        # Here all ranks have the same gradients: those that a rank lacked are zeros.
+        slots = sorted((slot for slot in self.slots if slot.grad is not None), key=lambda slot: slot.index)
+        gradients = [(slot.name.removeprefix("allreduce."), slot.dense) for slot in slots if slot.dense is not None]
+        if not gradients:
+            return
+        ranks = _CountedCollectives(f"{gradients[0][0]}..{gradients[-1][0]}", self.options.process_set)
+        with torch.no_grad():
+            self.reducer.reduce(gradients, ranks)
+            for slot, (_, dense) in zip(slots, gradients, strict=True):
+                if self.options.op == basics.Sum:
+                    dense.mul_(ranks.size)
+                slot.param.grad = dense.to_sparse() if slot.sparse else slot.grad
+        self.reducer.bytes_sent += ranks.bytes_sent
+        self.reducer.bytes_uncompressed += _bytes_in([dense for _, dense in gradients])
+
+
+class _CountedCollectives:
+    """The collectives of one step."""
+
+    def __init__(self, name: str, process_set: ProcessSet) -> None:
+        """Start; `name` begins the names of all operations, and is that of no other optimizer."""
+        size = process_set.size()
+        assert size is not None
+        self.size = size
+        self.bytes_sent = 0
+        self._name = name
+        self._process_set = process_set
+
+    def average(self, tensors: Sequence[torch.Tensor], name: str) -> None:
+        if tensors:
+            self.bytes_sent += _bytes_in(tensors)
+            grouped_allreduce_(tensors, name=f"{self._name}.{name}", op=basics.Average, process_set=self._process_set)
+
+    def gather(self, tensors: Sequence[torch.Tensor], name: str) -> Sequence[torch.Tensor]:
+        if not tensors:
+            return []
+        self.bytes_sent += _bytes_in(tensors)
+        rows = [tensor.unsqueeze(0) for tensor in tensors]
+        return grouped_allgather(rows, name=f"{self._name}.{name}", process_set=self._process_set)
+
+
+def _bytes_in(tensors: Sequence[torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

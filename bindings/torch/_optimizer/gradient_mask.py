@@ -1,0 +1,67 @@
+"""Which of an optimizer's gradients there are on any rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from horovodlike import basics
+from horovodlike._engine import ops
+from horovodlike._engine.ops import DType, Kind, Request
+from horovodlike.errors import MismatchError
+
+
+class Presence:
+    """One byte for each parameter, on the CPU, reduced by Max in every step.
+
+    0: this rank has no gradient; 1: it has one; more: a sparse one, with that many sparse dimensions and one.
+    """
+
+    def __init__(self) -> None:
+        """Start without parameters."""
+        self.handle = 0  # of the reduction under way; 0: not announced in this step
+        self.bytes = torch.empty(0, dtype=torch.uint8, device="cpu")
+        self._request: Request | None = None
+        self._is_full = False  # the bytes are all 1
+
+    def describe(self, num_parameters: int, name: str, process_set: int) -> None:
+        """Set how many parameters there are, what the ranks match the reduction by, and the id of the process set."""
+        self.bytes = torch.ones(num_parameters, dtype=torch.uint8, device="cpu")
+        self._is_full = True
+        described = [(DType.UINT8, self.bytes.shape)]
+        self._request = Request(Kind.ALLREDUCE, name, described, op=basics.Max, process_set=process_set)
+
+    def announce(self, absent: Iterable[int], sparse_dims: dict[int, int]) -> None:
+        """Tell the other ranks which gradients this one lacks, and which are sparse, by the parameters' numbers."""
+        if not self._is_full:
+            self.bytes.fill_(1)
+        self._is_full = True
+        for number, value in [*((number, 1 + dim) for number, dim in sparse_dims.items()), *((n, 0) for n in absent)]:
+            self.bytes[number] = value
+            self._is_full = False
+        assert self._request is not None
+        try:
+            self.handle = self._request.enqueue_inplace(self.bytes.data_ptr())
+        except BaseException:
+            self._request.keep_if_enqueued(self.bytes)
+            raise
+
+    def wait(self) -> None:
+        """Wait until the bytes are those of all ranks.
+
+        Raises:
+            MismatchError: The ranks have different numbers of parameters.
+            HorovodInternalError: The job is broken or shut down.
+        """
+        try:
+            ops.wait_done(self.handle)
+        except MismatchError as error:
+            raise MismatchError(
+                f"{error} (one byte for each parameter that requires a gradient: do all ranks have the same model?)"
+            ) from error
+
+    def abandon(self) -> None:
+        """Leave the bytes to the engine, which may still use them."""
+        self.bytes = torch.ones_like(self.bytes)
+        self._is_full = True

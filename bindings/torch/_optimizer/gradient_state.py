@@ -1,0 +1,122 @@
+"""What a reduction of gradients knows of each parameter, and of parameters that are reduced together."""
+
+from __future__ import annotations
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from horovodlike._engine.ops import GpuStream, MemoryFormat, Request, RequestList
+from horovodlike.torch._ops import gpu
+from horovodlike.torch._ops.tensor import CHANNELS_LAST, check, have_memory
+
+# To lend a gradient takes about a microsecond: smaller ones are handed over when the step waits for them.
+SMALL_BYTES = 1 << 14
+
+
+class Slot:
+    """One parameter: its request, and how far its gradient is in this step."""
+
+    __slots__ = (
+        "alike", "ctx", "dense", "dtype", "format", "grad", "group", "hands_over", "index", "is_last", "is_small",
+        "name", "notes_stream", "numel", "on_gpu", "param", "passes", "registration", "request", "seen", "shape",
+        "sparse", "work",
+    )  # fmt: skip
+
+    def __init__(self, param: torch.nn.Parameter, name: str) -> None:
+        """Nothing is submitted yet."""
+        self.param = param
+        self.name = name
+        self.index = -1  # of its byte in the presence mask
+        self.request: Request | None = None
+        self.dtype: torch.dtype | None = None  # dtype, shape, size, format and device that the request was made for
+        self.shape: torch.Size | None = None
+        self.numel = -1
+        self.format = MemoryFormat.ROW_MAJOR
+        self.on_gpu = False
+        self.passes = 0  # backward passes that have been counted
+        self.alike = False  # the gradient is likely to be reduced in place, by the request of the step before
+        self.sparse = False  # the gradient was sparse when it was last seen
+        # Its hook: what it does, and whether it is that of a parameter on a GPU.
+        self.registration: RemovableHandle | None = None
+        self.hands_over = False
+        self.is_last = False  # most often the last of a backward pass
+        self.is_small = param.numel() * param.element_size() < SMALL_BYTES
+        self.notes_stream = False
+        self.group: Group | None = None
+        self.ctx: object = None  # of the compression
+        self.seen: torch.Tensor | None = None  # the gradient, when it was found to be complete
+        self.grad: torch.Tensor | None = None  # that has been handed over in this step
+        # Of a member of a group, or of what a reducer gets: the gradient, and what is reduced in its place.
+        self.dense: torch.Tensor | None = None
+        self.work: torch.Tensor | None = None
+
+    def gradient(self) -> torch.Tensor | None:
+        """The gradient of this step: what the backward passes made, also if it has been replaced since."""
+        return self.param.grad if self.seen is None else self.seen
+
+    def has_moved(self) -> bool:
+        """Whether the gradient is on a GPU and the hook that of a parameter on the CPU, or the other way round."""
+        grad = self.gradient()
+        return grad is not None and gpu.is_on_gpu(grad) != self.notes_stream
+
+    def is_part_of_a_storage(self) -> bool:
+        """Whether the gradient shares its storage with something else, as in a flat buffer of all gradients."""
+        grad = self.gradient()
+        return grad is not None and grad.layout is torch.strided and grad.untyped_storage().nbytes() > grad.nbytes
+
+    def dense_form_of(self, grad: torch.Tensor, sparse_as_dense: bool) -> torch.Tensor:
+        """Return the gradient, or a dense copy of a sparse one; refuse what cannot be reduced."""
+        self.sparse = grad.layout is not torch.strided
+        if self.sparse and not sparse_as_dense:
+            raise ValueError(f"{self.name}: its gradient is sparse; use sparse_as_dense=True")
+        dense = grad.to_dense() if self.sparse else grad
+        check(dense, self.name)
+        return dense
+
+
+class Group:
+    """Parameters whose gradients are reduced by one request."""
+
+    def __init__(self, slots: list[Slot]) -> None:
+        """Take in the slots."""
+        self.slots = slots
+        self.ready = 0  # of its members' gradients
+        self.streams: set[GpuStream] = set()  # on which those on a GPU are made
+        self.request: Request | None = None
+        self.described: tuple[list[tuple[bool, torch.dtype, torch.Size]], list[MemoryFormat]] = ([], [])
+        for slot in slots:
+            slot.group = self
+
+
+class SlotBatch:
+    """Parameters whose gradients are handed over together, step after step. All are on the CPU, or all on a GPU."""
+
+    def __init__(self, slots: list[Slot]) -> None:
+        """Take in slots that have requests."""
+        self.slots = slots
+        self.on_gpu = slots[0].on_gpu
+        self.requests = RequestList([slot.request for slot in slots if slot.request is not None])
+        self._dtypes = [slot.dtype for slot in slots]
+        self._numels = [slot.numel for slot in slots]
+        self._num_bytes = [slot.numel * slot.dtype.itemsize for slot in slots if slot.dtype is not None]
+        self._row_major = [slot.format is MemoryFormat.ROW_MAJOR for slot in slots]
+        self._channels_last = [
+            (index, CHANNELS_LAST[len(slot.shape or ())])
+            for index, slot in enumerate(slots)
+            if slot.format is MemoryFormat.CHANNELS_LAST
+        ]
+
+    def fits(self, grads: list[torch.Tensor]) -> bool:
+        """Whether the requests can be enqueued with the memory of these gradients."""
+        # One pass for each property takes half the time of one pass with all of them.
+        return (
+            len(grads) == len(self.slots)
+            and [grad.dtype for grad in grads] == self._dtypes
+            and {grad.layout for grad in grads} == {torch.strided}
+            and all(map(gpu.is_on_gpu if self.on_gpu else gpu.is_on_cpu, grads))
+            and list(map(torch.Tensor.numel, grads)) == self._numels
+            and list(map(torch.Tensor.is_contiguous, grads)) == self._row_major
+            and have_memory(grads, self._num_bytes)
+            and all(grads[index].is_contiguous(memory_format=how) for index, how in self._channels_last)
+            and (not self.on_gpu or len(set(map(gpu.device_of, grads))) == 1)
+        )

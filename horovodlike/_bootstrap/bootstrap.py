@@ -1,0 +1,253 @@
+"""How the ranks of a job find each other, trust each other and agree: what ``init()`` does before the engine starts.
+
+:func:`establish` is the whole of it. Its parts:
+
+* :mod:`horovodlike._bootstrap.environment`: which rank this process is;
+* :class:`RendezvousServer`: what ``hvdrun`` runs, or else rank 0 in its own process;
+* :class:`Rendezvous`: a rank's connection to it, and :mod:`horovodlike._bootstrap.discovery`: how it finds the server;
+* :mod:`horovodlike._net.secure_channel`: what travels between them, authenticated;
+* :mod:`horovodlike._bootstrap.topology`: which ranks share a host;
+* :mod:`horovodlike._bootstrap.shared_memory`: the shared memory of the ranks of a host;
+* :mod:`horovodlike._bootstrap.wakeup_pipes` and :mod:`horovodlike._bootstrap.mesh`: with several hosts, what wakes the
+  ranks of a host, and the connections to the ranks of others.
+"""
+
+import hashlib
+import json
+import os
+import secrets
+import sys
+from collections.abc import Callable, MutableMapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from horovodlike import __version__
+from horovodlike._bootstrap.discovery import enter
+from horovodlike._bootstrap.environment import Place, find_place
+from horovodlike._bootstrap.job_key import take_key
+from horovodlike._bootstrap.rendezvous_client import Rendezvous
+from horovodlike._bootstrap.rendezvous_server import RendezvousServer
+from horovodlike._bootstrap.rendezvous_state import name_ranks
+from horovodlike._bootstrap.shared_memory import open_segment
+from horovodlike._bootstrap.topology import HostFacts, HostTable
+from horovodlike._net.secure_channel import KEY_BYTES, JobKey
+from horovodlike.config import SETTINGS, Config
+from horovodlike.errors import RendezvousError
+
+if TYPE_CHECKING:
+    from horovodlike._bootstrap.mesh import Connection
+    from horovodlike._bootstrap.wakeup_pipes import Bells
+
+__all__ = ["Membership", "Rendezvous", "RendezvousServer", "establish"]
+
+
+@dataclass
+class Membership:
+    """What :func:`establish` found: everything the engine needs to start.
+
+    Closed by :meth:`close`, or used as a context manager; an exception in the ``with`` block is told to the ranks that
+    wait in :meth:`confirm`. Nothing here is needed any more once the engines of all ranks run.
+
+    Attributes:
+        place: Where this process stands in the job.
+        table: The hosts of the job, or None in a job of one.
+        pids: The process ids of this host's ranks, by local rank.
+        processors: How many processors this host's ranks may use, all together.
+        segment_fd: The shared memory of this host's ranks, zeroed, or -1 if this host has one rank.
+        connections: To the ranks of other hosts.
+        bells: What wakes the ranks of this host, if the job has several.
+        rendezvous: The connection to the other ranks, or None in a job of one.
+        object_key: What authenticates the objects that these ranks send each other until they meet again; None in a
+            job of one.
+    """
+
+    place: Place
+    pids: list[int]
+    table: HostTable | None = None
+    processors: int = 1
+    segment_fd: int = -1
+    connections: "list[Connection]" = field(default_factory=list)
+    bells: "Bells | None" = None
+    rendezvous: Rendezvous | None = None
+    object_key: JobKey | None = field(default=None, repr=False)
+    _server: RendezvousServer | None = field(default=None, repr=False)
+
+    def confirm(self) -> None:
+        """Waits until all ranks have come here, each one with its engine running.
+
+        Raises:
+            RendezvousError: A rank failed before it came here; the message says which one and why.
+        """
+        if self.rendezvous is not None:
+            self.rendezvous.barrier("confirm")
+
+    @property
+    def hosts(self) -> list[int]:
+        """By rank, the number of its host; hosts are numbered by their lowest ranks."""
+        return [0] * self.place.size if self.table is None else self.table.hosts
+
+    @property
+    def host_names(self) -> list[str]:
+        """By number, what to call a host in messages."""
+        return [""] if self.table is None else self.table.names
+
+    def close_descriptors(self) -> None:
+        """Closes what the engine has duplicated or mapped when it runs."""
+        if self.segment_fd >= 0:
+            os.close(self.segment_fd)
+            self.segment_fd = -1
+        for connection in self.connections:
+            connection.socket.close()
+        self.connections = []
+        if self.bells is not None:
+            self.bells.close()
+            self.bells = None
+
+    def close(self) -> None:
+        """Leaves the job: closes every descriptor, and the server if it is this rank's. May be called again."""
+        self.close_descriptors()
+        if self.rendezvous is not None:
+            self.rendezvous.close()
+            self.rendezvous = None
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    def __enter__(self) -> "Membership":
+        """It is open from the start."""
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        """Closes it, and tells the others if that is because something failed."""
+        if error is not None and self.rendezvous is not None:
+            self.rendezvous.abort(f"{type(error).__name__}: {error}")
+        self.close()
+
+
+def establish(
+    config: Config,
+    segment_bytes: Callable[[Place], int],
+    environ: MutableMapping[str, str] | None = None,
+    key: JobKey | None = None,
+) -> Membership:
+    """Finds the other ranks of the job and sets up what this host's ranks share.
+
+    Collective: every rank calls it, any number of times, closing the last membership before the next. A job of one
+    touches neither the network nor a file. The job's key is removed from the environment, so that processes that this
+    one starts do not inherit it, and kept for the next call.
+
+    Args:
+        config: The settings; those that must be equal on all ranks are compared.
+        segment_bytes: How much shared memory this host's ranks need, given this process's place.
+        environ: The environment; ``os.environ`` if None.
+        key: What these ranks trust each other by, if it is not the key in the environment.
+
+    Returns:
+        The membership, with zeroed shared memory.
+
+    Raises:
+        RendezvousError: The ranks could not find, trust or agree with each other; the message names the ranks.
+        ConfigError: The environment contradicts itself.
+    """
+    source = os.environ if environ is None else environ
+    key = key or take_key(source)
+    place = find_place(source)
+    if place.size == 1:
+        return Membership(place, [os.getpid()], processors=len(os.sched_getaffinity(0)))
+    membership = Membership(place, [])
+    try:
+        with enter(place, key, config, source) as entrance:
+            rendezvous = membership.rendezvous = entrance.rendezvous
+            membership._server = entrance.server
+            greetings = _greet(rendezvous, place, config)
+        membership.object_key = rendezvous.derive_key(b"objects", bytes.fromhex(greetings[0]["salt"]))
+        _meet_beside(membership, rendezvous, greetings, config, segment_bytes)
+        assert membership.table is not None
+        if len(membership.table.ranks) > 1:
+            _meet_across(membership, rendezvous, greetings, config)
+    except BaseException as error:
+        membership.__exit__(type(error), error, None)
+        raise
+    return membership
+
+
+def _greet(rendezvous: Rendezvous, place: Place, config: Config) -> list[Any]:
+    """Begins a generation with what every rank has to know about every other. It is short, for there may be many."""
+    greetings = rendezvous.begin(
+        {
+            "version": __version__,
+            "pid": os.getpid(),
+            "settings": hashlib.sha256(json.dumps(_shared_settings(config)).encode()).hexdigest()[:16],
+            "processors": f"{sum(1 << processor for processor in os.sched_getaffinity(0)):x}",
+            "host": HostFacts.collect(place, chosen=bool(config.hostid)).to_json(),
+            "ends": [rendezvous.local_address, rendezvous.server_address],
+            "salt": secrets.token_hex(KEY_BYTES) if place.rank == 0 else "",
+        }
+    )
+    _compare("the version of horovodlike", "Install the same one", [each["version"] for each in greetings])
+    if len({each["settings"] for each in greetings}) > 1:
+        settings = rendezvous.exchange("settings", _shared_settings(config))
+        for index, name in enumerate(_SHARED):
+            values = [str(each[index]) for each in settings]
+            _compare(SETTINGS[name].variable, "Give it the same value", values)
+    return greetings
+
+
+_SHARED = [name for name, row in SETTINGS.items() if row.same_on_all_ranks]
+
+
+def _shared_settings(config: Config) -> list[Any]:
+    return [getattr(config, name) for name in _SHARED]
+
+
+def _compare(what: str, remedy: str, values: list[str]) -> None:
+    """Every rank comes to the same verdict."""
+    ranks_of: dict[str, list[int]] = {}
+    for rank, value in enumerate(values):
+        ranks_of.setdefault(value, []).append(rank)
+    if len(ranks_of) > 1:
+        found = ", ".join(f"{value} on {name_ranks(ranks)}" for value, ranks in ranks_of.items())
+        raise RendezvousError(f"{what} differs between the ranks: {found}. {remedy} on all of them")
+
+
+def _meet_beside(
+    membership: Membership,
+    rendezvous: Rendezvous,
+    greetings: list[dict[str, Any]],
+    config: Config,
+    segment_bytes: Callable[[Place], int],
+) -> None:
+    """Finds out who shares this rank's host, and shares memory with them."""
+    place = membership.place
+    expected = HostTable.of([HostFacts(**greeting["host"]) for greeting in greetings])
+    segment = open_segment(rendezvous, place.rank, expected, lambda table: segment_bytes(table.place(place)))
+    table = segment.table
+    warns = place.rank == 0 and config.log_level not in ("error", "fatal")
+    if warns and (segment.problems or table.surprises()):
+        reasons = "; ".join([*table.surprises(), *(f"memory is not shared ({each})" for each in segment.problems)])
+        print(
+            f"horovodlike warning: {reasons}. They communicate through the network, as ranks of different hosts do, "
+            "which is slower",
+            file=sys.stderr,
+        )
+    membership.table, membership.segment_fd, membership.place = table, segment.fd, table.place(place)
+    beside = table.ranks_beside(place.rank)
+    membership.pids = [greetings[rank]["pid"] for rank in beside]
+    usable = 0
+    for rank in beside:
+        usable |= int(greetings[rank]["processors"], 16)
+    membership.processors = usable.bit_count()
+
+
+def _meet_across(
+    membership: Membership, rendezvous: Rendezvous, greetings: list[dict[str, Any]], config: Config
+) -> None:
+    """Connects this rank to those of other hosts. Imports what a job on one host does not need."""
+    from horovodlike._bootstrap.mesh import connect_mesh
+    from horovodlike._bootstrap.wakeup_pipes import open_bells
+
+    rank, table = membership.place.rank, membership.table
+    assert table is not None
+    membership.bells = open_bells(rendezvous, rank, table.ranks_beside(rank), membership.pids)
+    ends = [(str(own), str(server)) for own, server in (greeting["ends"] for greeting in greetings)]
+    membership.connections = connect_mesh(rendezvous, table, config, ends)

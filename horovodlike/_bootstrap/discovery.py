@@ -1,0 +1,255 @@
+"""How a rank comes to the rendezvous server: the launcher's, or rank 0's where no launcher runs one.
+
+What the ranks have in common decides how rank 0 tells the others where its server is, and the key:
+
+* ranks of one host: a file of the user's (:mod:`horovodlike._bootstrap.file_discovery`);
+* an address, a port and a key that the user gave to all of them;
+* MPI, where it started them (:mod:`horovodlike._bootstrap.mpi_discovery`);
+* Slurm's authentication (:mod:`horovodlike._bootstrap.slurm_discovery`).
+"""
+
+import contextlib
+import ipaddress
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from horovodlike._bootstrap.environment import Place
+from horovodlike._bootstrap.file_discovery import Appointment, MeetingPlace, MeetingPoint
+from horovodlike._bootstrap.job_key import FILE_VARIABLE, KEY_VARIABLE
+from horovodlike._bootstrap.rendezvous_client import Rendezvous, UnreachableError
+from horovodlike._bootstrap.rendezvous_server import RendezvousServer
+from horovodlike._net.secure_channel import AuthenticationError, JobKey, VersionError
+from horovodlike.config import Config
+from horovodlike.errors import ConfigError, RendezvousError
+
+_ADDRESS_VARIABLE = "HOROVODLIKE_RENDEZVOUS_ADDR"
+_PORT_VARIABLE = "HOROVODLIKE_RENDEZVOUS_PORT"
+_LOOPBACK = "127.0.0.1"
+
+
+@dataclass
+class Entrance:
+    """This rank's connection to the server, and the server if it is in this process."""
+
+    rendezvous: Rendezvous
+    server: RendezvousServer | None = None
+
+
+@contextlib.contextmanager
+def enter(place: Place, key: JobKey | None, config: Config, environ: Mapping[str, str]) -> Iterator[Entrance]:
+    """Connects to the server. In the ``with`` block all ranks come together; what led them there is removed after it.
+
+    Args:
+        place: This process's place, in a job of several ranks.
+        key: What all ranks were given, if they were given a key.
+        config: The settings.
+        environ: The environment.
+
+    Yields:
+        The connection and the server, which are the caller's to close.
+
+    Raises:
+        RendezvousError: There is no way to the server.
+        ConfigError: The environment contradicts itself.
+    """
+    if environ.get(_PORT_VARIABLE):
+        address = _Address.parse(environ)
+        # hvdrun --mpi has mpirun start the ranks, and a server of its own as always.
+        if "hvdrun" in (place.launcher, environ.get("HOROVODLIKE_RENDEZVOUS_OWNER")):
+            yield Entrance(address.join_launcher(_require_key(key, place), place, config))
+            return
+        meeting: MeetingPlace = address.of_job(_require_key(key, place), place)
+    elif place.local_size == place.size:
+        meeting = MeetingPoint(place.job, environ)
+    else:
+        meeting = _meeting_across(place, config, environ)
+    if place.rank == 0:
+        with _host(meeting, place, config) as entrance:
+            yield entrance
+    else:
+        yield Entrance(_seek(meeting, place, config))
+
+
+def _require_key(key: JobKey | None, place: Place) -> JobKey:
+    if key is not None:
+        return key
+    if place.launcher == "hvdrun":
+        raise RendezvousError(
+            f"{KEY_VARIABLE} is not set although {_PORT_VARIABLE} is: only the processes that hvdrun starts itself can "
+            "be ranks, and this one seems to have been started by a rank. Unset HOROVODLIKE_RANK, HOROVODLIKE_SIZE, "
+            "HOROVOD_RANK and HOROVOD_SIZE in its environment to make it a job of its own"
+        )
+    raise RendezvousError(
+        f"{_PORT_VARIABLE} is set, but there is no key with which the ranks could trust each other: give all of them "
+        f"the same {KEY_VARIABLE} (64 hexadecimal digits), or {FILE_VARIABLE}, a file of mode 0600 that holds it"
+    )
+
+
+def _meeting_across(place: Place, config: Config, environ: Mapping[str, str]) -> MeetingPlace:
+    """What the launcher of several hosts has to offer. Imports what other jobs do not need."""
+    from horovodlike._bootstrap import mpi_discovery, slurm_discovery
+
+    reasons: dict[str, None] = {}
+    for find in (mpi_discovery.find_running, slurm_discovery.find, mpi_discovery.find):
+        found = find(place, config, environ)
+        if not isinstance(found, str):
+            return found
+        if found:
+            reasons[found] = None
+    raise RendezvousError(
+        f"{place.launcher} started {place.size} ranks, {place.local_size} of them on this host, and nothing tells "
+        f"rank {place.rank} how to find the others{''.join(f'; {reason}' for reason in reasons)}. Start the job with "
+        f"hvdrun, or give all ranks {_ADDRESS_VARIABLE} (an address of rank 0's host), {_PORT_VARIABLE} (a free port "
+        f"there) and {FILE_VARIABLE} (a file of mode 0600 with 64 hexadecimal digits, the same on all hosts)"
+    )
+
+
+@contextlib.contextmanager
+def _host(meeting: MeetingPlace, place: Place, config: Config) -> Iterator[Entrance]:
+    """Rank 0 runs the server and says where, until everybody has come."""
+    appointment = meeting.arrange()
+    # A rank that starts anew must not come back to the server of last time.
+    server = RendezvousServer(appointment.key, place.size, appointment.hosts, place.job, appointment.port, once=True)
+    try:
+        server.start()
+    except RendezvousError as problem:
+        if not appointment.port:
+            raise
+        try:  # a launcher that is not recognised as such may run a server there
+            joined = _connect(appointment, place, config, attempts=1)
+        except RendezvousError:
+            raise problem from None
+        yield Entrance(joined)
+        return
+    try:
+        appointment = Appointment(server.port, appointment.key, appointment.hosts)
+        meeting.publish(appointment)
+        entrance = Entrance(_connect(appointment, place, config, attempts=3), server)
+    except BaseException:
+        meeting.withdraw()
+        server.close()
+        raise
+    try:
+        yield entrance
+    finally:
+        meeting.withdraw()
+
+
+def _seek(meeting: MeetingPlace, place: Place, config: Config) -> Rendezvous:
+    """Waits for rank 0's server. What is found may be a crashed job's, so only the time limit is final."""
+    deadline = time.monotonic() + config.start_timeout
+    pause = 0.002
+    found = "there was nothing"
+    while True:
+        try:
+            appointment = meeting.read()
+            if appointment is not None:
+                return _connect(appointment, place, config, attempts=1)
+        except (UnreachableError, AuthenticationError, VersionError) as error:
+            found = f"what was there did not lead to it: {error}"
+        if time.monotonic() + pause > deadline:
+            raise RendezvousError(
+                f"after {config.start_timeout:g} s rank 0 of {place.size} had not told rank {place.rank} where it "
+                f"listens, {meeting.where} ({found}); see whether rank 0 runs and what it prints. If it only needs "
+                "longer, raise --start-timeout (HOROVODLIKE_START_TIMEOUT)"
+            )
+        time.sleep(pause)
+        pause = min(pause * 1.5, 0.1)
+
+
+def _connect(appointment: Appointment, place: Place, config: Config, attempts: int) -> Rendezvous:
+    return Rendezvous(
+        appointment.hosts,
+        appointment.port,
+        appointment.key,
+        place,
+        config.start_timeout,
+        owner="rank 0",
+        attempts=attempts,
+    )
+
+
+@dataclass(frozen=True)
+class _Address:
+    """Where the environment says that the server is."""
+
+    hosts: str
+    port: int
+
+    @classmethod
+    def parse(cls, environ: Mapping[str, str]) -> "_Address":
+        text = environ[_PORT_VARIABLE]
+        if not (text.isascii() and text.isdigit() and 0 < int(text) < 65536):
+            raise ConfigError(f"{_PORT_VARIABLE}={text!r} is not a port")
+        return cls(environ.get(_ADDRESS_VARIABLE) or _LOOPBACK, int(text))
+
+    def join_launcher(self, key: JobKey, place: Place, config: Config) -> Rendezvous:
+        return Rendezvous(self.hosts, self.port, key, place, config.start_timeout, owner="hvdrun")
+
+    def of_job(self, key: JobKey, place: Place) -> "_GivenAddress":
+        return _GivenAddress(self, key, place)
+
+
+class _GivenAddress:
+    """An address of rank 0's host that the user gave to all ranks."""
+
+    def __init__(self, address: _Address, key: JobKey, place: Place) -> None:
+        self._address = address
+        self._key = key
+        self._place = place
+        self.where = f"at {address.hosts}:{address.port}"
+
+    def arrange(self) -> Appointment:
+        """Of the addresses those that this host has.
+
+        Raises:
+            RendezvousError: It has none of them, or other hosts could not use it.
+        """
+        from horovodlike._net.interfaces import local_addresses
+
+        here = {each.address for each in local_addresses()}
+        given = [ipaddress.ip_address(each) for each in resolve(self._address.hosts)]
+        mine = [each for each in given if each in here or each.is_loopback]
+        what = f"{_ADDRESS_VARIABLE}={self._address.hosts!r}"
+        if not mine:
+            raise RendezvousError(
+                f"{what} is no address of host {socket.gethostname()}, where rank 0 runs, and where it listens for the "
+                "others; set it to one"
+            )
+        if self._place.local_size < self._place.size and all(each.is_loopback for each in mine):
+            raise RendezvousError(
+                f"{what} stands for {mine[0]} on host {socket.gethostname()}, where rank 0 runs, and other hosts "
+                "cannot reach that; set it to an address that they can reach"
+            )
+        return Appointment(self._address.port, self._key, ",".join(str(each) for each in mine))
+
+    def publish(self, appointment: Appointment) -> None:
+        """Everybody knows."""
+
+    def withdraw(self) -> None:
+        """There is nothing to remove."""
+
+    def read(self) -> Appointment:
+        """What the user gave."""
+        return Appointment(self._address.port, self._key, self._address.hosts)
+
+
+def resolve(hosts: str) -> list[str]:
+    """The addresses that names or addresses stand for.
+
+    Args:
+        hosts: Separated by commas.
+
+    Raises:
+        RendezvousError: One of them is not known here.
+    """
+    found: dict[str, None] = {}
+    for host in filter(None, (part.strip() for part in hosts.split(","))):
+        try:
+            for _, _, _, _, address in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM):
+                found[str(address[0])] = None
+        except OSError as error:
+            raise RendezvousError(f"{host} cannot be resolved on {socket.gethostname()}: {error.strerror}") from error
+    return list(found)

@@ -1,0 +1,291 @@
+"""The place of this process in its job, read from the environment that its launcher made.
+
+A launcher is one row of :data:`_LAUNCHERS`: the names of its variables. :func:`find_place` is a pure function of the
+environment, apart from one look at the process's ancestors for launchers that give their jobs no name.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from horovodlike.errors import ConfigError, RendezvousError
+
+__all__ = ["Place", "find_ancestor", "find_place"]
+
+Names = tuple[str, ...]
+Ancestor = Callable[[Names], str | None]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where this process stands in its job.
+
+    Attributes:
+        rank: 0 to ``size - 1``.
+        size: How many processes the job has.
+        local_rank: 0 to ``local_size - 1`` among the processes of this host.
+        local_size: How many processes of the job this host has.
+        cross_rank: The host's number among the hosts that have a process of this local rank.
+        cross_size: How many hosts have a process of this local rank.
+        launcher: Who started the job, ``none`` if nobody did.
+        job: A text that is the same on all ranks of the job and differs between jobs; empty in a job of one.
+        node_id: The launcher's name for this host, or None. Ranks of different names are on different hosts.
+        is_homogeneous: Whether every host has the same number of processes.
+    """
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+    cross_rank: int = 0
+    cross_size: int = 1
+    launcher: str = "none"
+    job: str = ""
+    node_id: str | None = None
+    is_homogeneous: bool = True
+
+
+@dataclass(frozen=True)
+class _Launcher:
+    """The variables of one launcher. Where several names are given the first one that is set counts."""
+
+    name: str
+    present: tuple[Names, ...]  # this launcher started the process if one name of each tuple is set
+    rank: Names
+    size: Names
+    local_rank: Names
+    local_size: Names = ()
+    cross_rank: Names = ()
+    cross_size: Names = ()
+    tasks_per_node: Names = ()  # "4(x2),3": replaces local_size
+    job: Names = ()  # all that are set, joined; the first one that is set must be one of job_required
+    job_required: Names = ()
+    job_ancestor: Names = ()  # else the process that started all ranks of this host, by its command name
+    node_id: Names = ()
+    no_place: tuple[str, Names] = ("", ())  # a variable, and the values with which the others mean something else
+
+
+def _both(name: str) -> Names:
+    return (f"HOROVODLIKE_{name}", f"HOROVOD_{name}")
+
+
+# Slurm's reserved step numbers: interactive, batch, extern, pending. In these the task count is the allocation's.
+_SLURM_NO_STEP = ("4294967290", "4294967291", "4294967292", "4294967293")
+
+_LAUNCHERS = (
+    _Launcher(
+        name="hvdrun",
+        present=((*_both("RANK"), *_both("SIZE")),),
+        rank=_both("RANK"),
+        size=_both("SIZE"),
+        local_rank=_both("LOCAL_RANK"),
+        local_size=_both("LOCAL_SIZE"),
+        cross_rank=_both("CROSS_RANK"),
+        cross_size=_both("CROSS_SIZE"),
+        job=("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"),
+        job_required=("HOROVOD_GLOO_RENDEZVOUS_PORT",),
+        node_id=("HOROVODLIKE_NODE_ID", "HOROVOD_HOSTNAME"),
+    ),
+    _Launcher(
+        name="torchrun",
+        present=(("RANK",), ("WORLD_SIZE",), ("LOCAL_RANK",)),
+        rank=("RANK",),
+        size=("WORLD_SIZE",),
+        local_rank=("LOCAL_RANK",),
+        local_size=("LOCAL_WORLD_SIZE",),
+        cross_rank=("GROUP_RANK",),
+        cross_size=("GROUP_WORLD_SIZE",),
+        job=("TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT"),
+        job_required=("MASTER_PORT",),
+        node_id=("GROUP_RANK",),
+    ),
+    _Launcher(
+        name="Open MPI",
+        present=(("OMPI_COMM_WORLD_RANK",), ("OMPI_COMM_WORLD_SIZE",)),
+        rank=("OMPI_COMM_WORLD_RANK",),
+        size=("OMPI_COMM_WORLD_SIZE",),
+        local_rank=("OMPI_COMM_WORLD_LOCAL_RANK",),
+        local_size=("OMPI_COMM_WORLD_LOCAL_SIZE",),
+        job=("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
+        job_required=("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid"),
+        job_ancestor=("mpirun", "mpiexec", "orterun", "orted", "prterun", "prted"),
+        node_id=("PMIX_HOSTNAME",),
+    ),
+    _Launcher(
+        name="MPICH",
+        present=(("PMI_RANK",), ("PMI_SIZE",), ("MPI_LOCALRANKID",)),
+        rank=("PMI_RANK",),
+        size=("PMI_SIZE",),
+        local_rank=("MPI_LOCALRANKID",),
+        local_size=("MPI_LOCALNRANKS",),
+        # Hydra gives its jobs no name, but one proxy is the ancestor of all ranks of a host.
+        job_ancestor=("hydra_pmi_proxy", "hydra_bstrap_pr"),
+        node_id=("PMI_HOSTNAME",),
+    ),
+    _Launcher(
+        name="Slurm",
+        present=(("SLURM_PROCID",), ("SLURM_STEP_ID",)),
+        rank=("SLURM_PROCID",),
+        size=("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"),
+        local_rank=("SLURM_LOCALID",),
+        tasks_per_node=("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE"),
+        cross_rank=("SLURM_NODEID",),
+        cross_size=("SLURM_STEP_NUM_NODES", "SLURM_NNODES"),
+        job=("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"),
+        job_required=("SLURM_JOB_ID",),
+        node_id=("SLURMD_NODENAME", "SLURM_NODEID"),
+        no_place=("SLURM_STEP_ID", _SLURM_NO_STEP),
+    ),
+)
+
+
+def find_ancestor(command_names: Names) -> str | None:
+    """Finds the nearest ancestor of this process by its command name.
+
+    Args:
+        command_names: The names, cut to 15 characters as the kernel does.
+
+    Returns:
+        A text that identifies the ancestor for as long as this machine runs, or None.
+    """
+    pid = "self"
+    try:
+        while pid != "0":
+            with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+                text = file.read()
+            number, _, rest = text.partition(" (")
+            command, _, rest = rest.rpartition(") ")
+            fields = rest.split()
+            if command in command_names and pid != "self":
+                return f"{command}-{number}-{fields[19]}"  # field 22 of proc(5): the start time
+            pid = fields[1]
+    except (OSError, IndexError):
+        pass
+    return None
+
+
+def find_place(environ: Mapping[str, str], ancestor: Ancestor = find_ancestor) -> Place:
+    """Reads the place of this process in its job.
+
+    The launchers are tried in this order: ``HOROVODLIKE_*`` and ``HOROVOD_*``, torchrun, Open MPI, MPICH (Hydra),
+    Slurm inside a step. None of them: a job of one. A variable that is empty counts as not set.
+
+    Args:
+        environ: The environment variables.
+        ancestor: Identifies the nearest ancestor process that has one of the given command names.
+
+    Returns:
+        The place as the launcher sees it. Which ranks do share a host is found out by
+        :func:`horovodlike._bootstrap.bootstrap.establish`.
+
+    Raises:
+        ConfigError: A variable is missing, is not an integer or contradicts another one.
+        RendezvousError: Nothing tells this job from another one.
+    """
+    environ = {name: value.strip() for name, value in environ.items() if value.strip()}
+    launcher = next((row for row in _LAUNCHERS if _started_by(row, environ)), None)
+    if launcher is None:
+        return Place()
+    place = _read(launcher, environ)
+    return replace(place, job=_job(launcher, place, environ, ancestor)) if place.size > 1 else place
+
+
+def _read(launcher: _Launcher, environ: Mapping[str, str]) -> Place:
+    rank, size = _integer(launcher, environ, launcher.rank), _integer(launcher, environ, launcher.size)
+    cross_rank = _integer(launcher, environ, launcher.cross_rank, 0)
+    cross_size = _integer(launcher, environ, launcher.cross_size, 1)
+    local_rank = _integer(launcher, environ, launcher.local_rank)
+    if launcher.tasks_per_node:
+        local_size = _tasks_of_node(launcher, environ, cross_rank)
+    else:
+        local_size = _integer(launcher, environ, launcher.local_size)
+    for (index, index_names), (count, count_names) in (
+        ((rank, launcher.rank), (size, launcher.size)),
+        ((local_rank, launcher.local_rank), (local_size, launcher.local_size or launcher.tasks_per_node)),
+        ((cross_rank, launcher.cross_rank), (cross_size, launcher.cross_size)),
+        ((local_size - 1, launcher.local_size or launcher.tasks_per_node), (size, launcher.size)),
+    ):
+        if not 0 <= index < count:
+            shown, against = _shown(environ, index_names), _shown(environ, count_names)
+            raise ConfigError(
+                f"{shown} contradicts {against}: start the ranks with {launcher.name}, or unset its variables"
+            )
+    node_name = _variable(environ, ("HOROVODLIKE_HOSTID", *launcher.node_id))
+    return Place(
+        rank=rank,
+        size=size,
+        local_rank=local_rank,
+        local_size=local_size,
+        cross_rank=cross_rank,
+        cross_size=cross_size,
+        launcher=launcher.name,
+        node_id=environ[node_name] if node_name else None,
+    )
+
+
+def _variable(environ: Mapping[str, str], names: Names) -> str | None:
+    return next((name for name in names if name in environ), None)
+
+
+def _started_by(launcher: _Launcher, environ: Mapping[str, str]) -> bool:
+    name, values = launcher.no_place
+    return all(_variable(environ, names) for names in launcher.present) and environ.get(name) not in values
+
+
+def _shown(environ: Mapping[str, str], names: Names) -> str:
+    name = _variable(environ, names)
+    return f"{name}={environ[name]!r}" if name else f"the missing {' or '.join(names)}"
+
+
+def _integer(launcher: _Launcher, environ: Mapping[str, str], names: Names, default: int | None = None) -> int:
+    variable = _variable(environ, names)
+    if variable is None:
+        if default is not None:
+            return default
+        given = " and ".join(filter(None, (_variable(environ, choice) for choice in launcher.present)))
+        raise ConfigError(
+            f"{names[0]} is not set although {given} is: set all of {launcher.name}'s variables or none of them"
+        )
+    text = environ[variable]
+    if not re.fullmatch(r"[0-9]{1,9}", text):
+        raise ConfigError(
+            f"{variable}={text!r} is not an integer of at least 0; {launcher.name} sets it, so start the ranks with "
+            f"{launcher.name}, or unset it"
+        )
+    return int(text)
+
+
+def _tasks_of_node(launcher: _Launcher, environ: Mapping[str, str], node: int) -> int:
+    variable = _variable(environ, launcher.tasks_per_node)
+    if variable is None:
+        return _integer(launcher, environ, launcher.tasks_per_node)  # raises, naming it
+    left = node
+    for part in environ[variable].split(","):
+        match = re.fullmatch(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?", part)
+        if match is None:
+            break
+        repeat = int(match[2] or 1)
+        if left < repeat:
+            return int(match[1])
+        left -= repeat
+    raise ConfigError(
+        f"{variable}={environ[variable]!r} does not tell how many tasks node {node} has; "
+        "something like 4(x2),3 is expected"
+    )
+
+
+def _job(launcher: _Launcher, place: Place, environ: Mapping[str, str], ancestor: Ancestor) -> str:
+    given = environ.get("HOROVODLIKE_JOB_ID")
+    if given:
+        return given
+    if _variable(environ, launcher.job_required):
+        return "/".join([launcher.name, *(environ.get(name, "") for name in launcher.job)])
+    if launcher.job_ancestor and place.local_size < place.size:
+        return launcher.name  # no process is the ancestor of all ranks: it is the key that tells jobs apart
+    found = ancestor(launcher.job_ancestor) if launcher.job_ancestor else None
+    if found:
+        return f"{launcher.name}/{found}"
+    raise RendezvousError(
+        f"nothing in the environment that {launcher.name} made tells this job from another one: set HOROVODLIKE_JOB_ID "
+        "to the same new text on all of its ranks, or start them with hvdrun"
+    )

@@ -1,0 +1,195 @@
+"""Where the ranks of a job find each other when no launcher tells them: a file of the user's, named by the job.
+
+Rank 0 writes the port of its rendezvous server and the job's fresh key into a file of mode 0600, in a directory of
+mode 0700 that belongs to the user, and removes it when everybody has connected. The file appears by an atomic rename,
+so that nobody reads half of it; one that a crashed job of the same name left behind is replaced.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+import stat
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from horovodlike._net.secure_channel import JobKey
+from horovodlike.errors import RendezvousError
+
+_FILE_LIMIT = 4096
+_STALE_SECONDS = 24 * 3600.0
+_READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_PRIVATE = stat.S_IRWXG | stat.S_IRWXO
+
+
+@dataclass(frozen=True)
+class Appointment:
+    """Where rank 0's server listens, and its key.
+
+    Attributes:
+        port: The port; 0 if any free one will do.
+        key: The job's key.
+        hosts: The addresses, separated by commas.
+    """
+
+    port: int
+    key: JobKey
+    hosts: str = "127.0.0.1"
+
+
+class MeetingPlace(Protocol):
+    """How rank 0 tells the others where its server is.
+
+    Attributes:
+        where: Where that is to be found, for messages.
+    """
+
+    where: str
+
+    def arrange(self) -> Appointment:
+        """On rank 0: where the server is to listen, and with which key."""
+
+    def publish(self, appointment: Appointment) -> None:
+        """On rank 0: says where it listens, until :meth:`withdraw`."""
+
+    def withdraw(self) -> None:
+        """On rank 0: when everybody has come, or something has failed. May be called again."""
+
+    def read(self) -> Appointment | None:
+        """On the others: what rank 0 has said; None if it has not (yet)."""
+
+
+class MeetingPoint:
+    """The file of one job."""
+
+    def __init__(self, job: str, environ: Mapping[str, str]) -> None:
+        """Names the file; touches nothing.
+
+        Args:
+            job: The job's name, the same on all ranks.
+            environ: The environment, which names the user's runtime directory.
+        """
+        self.directory = _directory(environ)
+        digest = hashlib.sha256(b"horovodlike meeting point\0" + job.encode(errors="surrogateescape")).hexdigest()
+        self._name = f"{digest[:32]}.json"
+        self._published: tuple[int, int] | None = None
+        self.where = f"in {self.path}"
+
+    @property
+    def path(self) -> str:
+        """The file, for messages."""
+        return os.path.join(self.directory, self._name)
+
+    def arrange(self) -> Appointment:
+        """A new key, and any port."""
+        return Appointment(0, JobKey.random())
+
+    def publish(self, appointment: Appointment) -> None:
+        """Writes the file, in place of an old one.
+
+        Raises:
+            RendezvousError: The directory is not safe, or cannot be written.
+        """
+        content = json.dumps({"port": appointment.port, "key": appointment.key.hex()}).encode()
+        draft = f"{self._name}.{secrets.token_hex(8)}"
+        with self._opened(create=True) as directory:
+            _remove_stale(directory)
+            try:
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+                descriptor = os.open(draft, flags, 0o600, dir_fd=directory)
+                with open(descriptor, "wb") as file:
+                    file.write(content)
+                    found = os.fstat(descriptor)
+                os.rename(draft, self._name, src_dir_fd=directory, dst_dir_fd=directory)
+            except OSError as error:
+                with contextlib.suppress(OSError):
+                    os.unlink(draft, dir_fd=directory)
+                raise RendezvousError(f"rank 0 cannot write {self.path}: {error.strerror}") from error
+        self._published = (found.st_dev, found.st_ino)
+
+    def withdraw(self) -> None:
+        """Removes the file that :meth:`publish` wrote, unless another job has replaced it. May be called again."""
+        if self._published is None:
+            return
+        with contextlib.suppress(OSError, RendezvousError), self._opened(create=False) as directory:
+            found = os.stat(self._name, dir_fd=directory, follow_symlinks=False)
+            if (found.st_dev, found.st_ino) == self._published:
+                os.unlink(self._name, dir_fd=directory)
+        self._published = None
+
+    def read(self) -> Appointment | None:
+        """Reads the file; None if it is not there (yet).
+
+        Raises:
+            RendezvousError: The directory or the file could be somebody else's, or the content makes no sense.
+        """
+        try:
+            with self._opened(create=False) as directory:
+                descriptor = os.open(self._name, _READ_FLAGS, dir_fd=directory)
+                with open(descriptor, "rb") as file:
+                    _check_private(self.path, os.fstat(descriptor), stat.S_IFREG, "chmod 600, or remove it")
+                    content = file.read(_FILE_LIMIT)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise RendezvousError(f"{self.path} cannot be read: {error.strerror}") from error
+        try:
+            fields = json.loads(content)
+            return Appointment(int(fields["port"]), JobKey(bytes.fromhex(fields["key"])))
+        except (ValueError, KeyError, TypeError):
+            raise RendezvousError(f"{self.path} does not hold what rank 0 writes; remove it") from None
+
+    @contextlib.contextmanager
+    def _opened(self, *, create: bool) -> Iterator[int]:
+        try:
+            if create:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(self.directory, 0o700)
+            descriptor = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError as error:
+            if isinstance(error, FileNotFoundError) and not create:
+                raise
+            raise RendezvousError(
+                f"{self.directory} cannot be used ({error.strerror}): it must be a directory of your own and no "
+                "symbolic link; remove it, or set XDG_RUNTIME_DIR"
+            ) from error
+        try:
+            _check_private(self.directory, os.fstat(descriptor), stat.S_IFDIR, "chmod 700, or remove it")
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+
+def _directory(environ: Mapping[str, str]) -> str:
+    runtime = environ.get("XDG_RUNTIME_DIR", "")
+    if os.path.isabs(runtime):
+        with contextlib.suppress(OSError):
+            found = os.stat(runtime)
+            if stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & _PRIVATE:
+                return os.path.join(runtime, "horovodlike")
+    import tempfile
+
+    return os.path.join(tempfile.gettempdir(), f"horovodlike-{os.geteuid()}")
+
+
+def _check_private(path: str, found: os.stat_result, kind: int, remedy: str) -> None:
+    if stat.S_IFMT(found.st_mode) != kind:
+        raise RendezvousError(f"{path} is not of the kind that it should be; remove it")
+    if found.st_uid != os.geteuid():
+        raise RendezvousError(f"{path} belongs to user {found.st_uid}, not to user {os.geteuid()}: it is not trusted")
+    if found.st_mode & _PRIVATE:
+        raise RendezvousError(
+            f"{path} has mode {stat.S_IMODE(found.st_mode):04o}, so that others could use it: {remedy}"
+        )
+
+
+def _remove_stale(directory: int) -> None:
+    """What jobs left that were killed in the moment of their start holds a key that opens nothing any more."""
+    with contextlib.suppress(OSError), os.scandir(directory) as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):
+                if time.time() - entry.stat(follow_symlinks=False).st_mtime > _STALE_SECONDS:
+                    os.unlink(entry.name, dir_fd=directory)

@@ -1,0 +1,189 @@
+"""The connections between ranks of different hosts, made and authenticated before the engine gets them.
+
+Every rank listens on one address, and tells the others which through the rendezvous, where nobody can forge it. Of two
+ranks the higher one connects. Connections that are not of the mesh get a few seconds and a buffer for a hello; when the
+mesh is complete nobody listens any more.
+"""
+
+import json
+import secrets
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from horovodlike._bootstrap.mesh_builder import Builder
+from horovodlike._bootstrap.mesh_handshake import Keys, Wire
+from horovodlike._bootstrap.rendezvous_client import Rendezvous
+from horovodlike._bootstrap.topology import HostTable
+from horovodlike._engine.native import lib
+from horovodlike._net.congestion import set_congestion_control
+from horovodlike._net.descriptor_limit import ensure_descriptors
+from horovodlike._net.interfaces import own_address
+from horovodlike._net.listen import listen
+from horovodlike._net.secure_channel import FRAME_LIMIT, KEY_BYTES
+from horovodlike.config import Config
+from horovodlike.errors import RendezvousError
+
+CONTROL, DATA = int(lib.HVL_CONTROL), int(lib.HVL_DATA)
+
+_REPORT_BYTES = FRAME_LIMIT * 3 // 4  # of all ranks together
+_SHOWN_PAIRS = 8
+
+
+@dataclass
+class Connection:
+    """A connection to a rank of another host, over which both sides have proven who they are.
+
+    Attributes:
+        socket: Not blocking; nothing has been sent on it since.
+        rank: The other rank.
+        use: ``CONTROL`` or ``DATA``.
+        keys: For the MACs of what the engine sends and receives.
+    """
+
+    socket: socket.socket
+    rank: int
+    use: int
+    keys: Keys
+
+
+def plan_wires(rank: int, table: HostTable, streams: int, fan_out: int) -> list[Wire]:
+    """Every connection that a rank has, in the order that both of its ends know.
+
+    Args:
+        rank: The rank.
+        table: The hosts.
+        streams: Connections for data between two ranks of different hosts.
+        fan_out: Of the tree of hosts, the most children of a host.
+    """
+
+    def wire(use: int, other: int, number: int = 0) -> Wire:
+        return Wire(use, min(rank, other), max(rank, other), number)
+
+    beside = table.ranks_beside(rank)
+    host = table.ranks.index(beside)
+    wires = [
+        wire(DATA, other, number)
+        for other in range(len(table.facts))
+        if other not in beside
+        for number in range(streams)
+    ]
+    if rank == beside[0]:
+        parent = [] if host == 0 else [(host - 1) // fan_out]
+        children = range(host * fan_out + 1, min((host + 1) * fan_out + 1, len(table.ranks)))
+        wires += [wire(CONTROL, table.ranks[other][0]) for other in [*parent, *children]]
+    return wires
+
+
+def connect_mesh(
+    rendezvous: Rendezvous, table: HostTable, config: Config, ends: Sequence[tuple[str, str]]
+) -> list[Connection]:
+    """Connects this rank to those of other hosts. Collective.
+
+    Args:
+        rendezvous: The connection to all ranks.
+        table: The hosts of the job, at least two.
+        config: The settings.
+        ends: By rank, its own address and the server's in its connection to the rendezvous server.
+
+    Returns:
+        The connections in the order of :func:`plan_wires`; the caller closes their sockets.
+
+    Raises:
+        RendezvousError: Ranks could not connect; the message lists them and why, the same on all ranks.
+        ConfigError: ``network_interface`` or ``tcp_congestion`` does not fit this host.
+    """
+    rank = rendezvous.rank
+    wires = plan_wires(rank, table, config.tcp_streams, config.fan_out)
+    # The engine duplicates each descriptor before this side's is closed.
+    ensure_descriptors(2 * len(wires), f"{len(wires)} connections to ranks of other hosts")
+    address = own_address(rank, ends, config.network_interface)
+    [listener] = listen(f"rank {rank}", [address], [0])
+    with listener:
+        mine = {"address": address, "port": listener.getsockname()[1]}
+        if rank == 0:
+            mine["salt"] = secrets.token_hex(KEY_BYTES)
+        offers = rendezvous.exchange("mesh.addresses", mine)
+        key = rendezvous.derive_key(b"mesh", bytes.fromhex(offers[0]["salt"]))
+        places = [(str(offer["address"]), int(offer["port"])) for offer in offers]
+        builder = Builder(rank, wires, places, key, listener, config.start_timeout)
+        try:
+            builder.run()
+        except BaseException:
+            builder.close()
+            raise
+    try:
+        _compare(rendezvous, table, builder.problems, config)
+        for wire in wires:
+            _set_options(builder.done[wire][0], wire.use, config)
+    except BaseException:
+        builder.close()
+        raise
+    return [Connection(builder.done[wire][0], wire.other(rank), wire.use, builder.done[wire][1]) for wire in wires]
+
+
+def _set_options(connected: socket.socket, use: int, config: Config) -> None:
+    """Small messages leave at once, and a host that does not answer any more is noticed."""
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    idle, interval, probes = _keepalive(config.network_timeout)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, interval)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, probes)
+    # It also ends connections to a process that is stopped and takes no more, where much may be on its way. Data has
+    # the engine's own watch (transport/tcp/stream.h).
+    if use == CONTROL:
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * config.network_timeout))
+    else:
+        set_congestion_control(connected, config.tcp_congestion)
+
+
+def _keepalive(timeout: float) -> tuple[int, int, int]:
+    """Seconds until the first probe, seconds between probes, and their number, within the time-out where it allows."""
+    idle = max(1, int(timeout / 3))
+    interval = max(1, int(timeout / 9))
+    return idle, interval, max(1, int((timeout - idle) / interval))
+
+
+def _compare(rendezvous: Rendezvous, table: HostTable, problems: dict[Wire, str], config: Config) -> None:
+    """Tells all ranks what did not connect; every rank comes to the same verdict."""
+    reports = rendezvous.exchange(
+        "mesh.connected", _report(problems, _REPORT_BYTES // rendezvous.size), patience=config.start_timeout
+    )
+    reasons: dict[tuple[int, int], str] = {}
+    hidden = 0
+    for rank, report in enumerate(reports):
+        hidden += report["more"]
+        for low, high, why in report["problems"]:
+            if rank == high:  # it knows better than the one that waited for it
+                reasons[low, high] = why
+            else:
+                reasons.setdefault((low, high), why)
+    if not reasons and not hidden:
+        return
+    hosts, names = table.hosts, table.names
+    shown = [
+        f"rank {high} ({names[hosts[high]]}) to rank {low} ({names[hosts[low]]}): {why}"
+        for (low, high), why in sorted(reasons.items())[:_SHOWN_PAIRS]
+    ]
+    if len(reasons) > _SHOWN_PAIRS or hidden:
+        shown.append("and more")
+    raise RendezvousError(
+        f"ranks of different hosts could not connect: {'; '.join(shown)}. See that the hosts reach each other there: a "
+        "firewall must let the ports of net.ipv4.ip_local_port_range through. Choose another network with "
+        "--network-interface (HOROVODLIKE_NETWORK_INTERFACE)"
+    )
+
+
+def _report(problems: dict[Wire, str], most: int) -> dict[str, Any]:
+    """The problems by pair of ranks, as many as there is room for."""
+    pairs = {(wire.low, wire.high): why for wire, why in sorted(problems.items(), reverse=True)}
+    report: dict[str, Any] = {"more": len(pairs), "problems": []}
+    for (low, high), why in sorted(pairs.items()):
+        entry = [low, high, why[:200]]
+        if len(json.dumps(report)) + len(json.dumps(entry)) + 64 > most:
+            break
+        report["problems"].append(entry)
+        report["more"] -= 1
+    return report

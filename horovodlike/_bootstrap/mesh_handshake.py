@@ -1,0 +1,114 @@
+"""How two ranks prove to each other who they are on a connection of the mesh. Pure.
+
+Both have the mesh's key, which is made for it alone. All numbers are big-endian. The lower rank accepts the connection:
+
+1. It sends a *challenge*: magic, version, its nonce.
+2. The higher rank answers with a *hello*: body = its nonce, both ranks, the use and the number of the connection; then
+   ``MAC(key; "hello", challenge, body)``. Nothing of the body is looked at before the MAC is verified.
+3. The lower rank answers with a *proof*: ``MAC(key; "proof", challenge, body)``.
+
+After that the connection carries what the engine sends. A direction's MAC key there is
+``MAC(key; "frames", direction, challenge, body)``, so it depends on both nonces.
+"""
+
+import hmac
+import secrets
+import struct
+from dataclasses import dataclass
+
+from horovodlike._net.secure_channel import MAC_BYTES, NONCE_BYTES, AuthenticationError, JobKey, VersionError
+
+VERSION = 1
+_MAGIC = b"HVLM"
+_CHALLENGE = struct.Struct(f">4sH{NONCE_BYTES}s")
+_BODY = struct.Struct(f">{NONCE_BYTES}sIIII")
+CHALLENGE_BYTES = _CHALLENGE.size
+HELLO_BYTES = _BODY.size + MAC_BYTES
+PROOF_BYTES = MAC_BYTES
+
+_UP, _DOWN = b"^", b"v"  # to the lower rank, to the higher rank
+
+
+@dataclass(frozen=True, order=True)
+class Wire:
+    """One connection of the mesh.
+
+    Attributes:
+        use: ``HVL_CONTROL`` or ``HVL_DATA`` of the C API.
+        low: The rank that accepts it.
+        high: The rank that connects.
+        number: Tells it from the others of the same use and ranks.
+    """
+
+    use: int
+    low: int
+    high: int
+    number: int = 0
+
+    def other(self, rank: int) -> int:
+        """Who is at the other end."""
+        return self.low if rank == self.high else self.high
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The keys of the MACs of both directions, for one end. Shows neither."""
+
+    send: JobKey
+    receive: JobKey
+
+
+def make_challenge() -> bytes:
+    """The first bytes of the rank that accepts."""
+    return _CHALLENGE.pack(_MAGIC, VERSION, secrets.token_bytes(NONCE_BYTES))
+
+
+def answer_challenge(key: JobKey, wire: Wire, challenge: bytes) -> tuple[bytes, bytes, Keys]:
+    """The part of the rank that connects.
+
+    Returns:
+        The hello to send, the proof to expect, and the keys of this end.
+
+    Raises:
+        VersionError: The challenge is not one of this protocol's version.
+    """
+    magic, version, _ = _CHALLENGE.unpack(challenge)
+    if magic != _MAGIC:
+        raise VersionError("what listens there is no rank")
+    if version != VERSION:
+        raise VersionError(f"it speaks version {version} of the protocol and this rank version {VERSION}")
+    body = _BODY.pack(secrets.token_bytes(NONCE_BYTES), wire.low, wire.high, wire.use, wire.number)
+    return (
+        body + _mac(key, b"hello", challenge, body),
+        _mac(key, b"proof", challenge, body),
+        _keys(key, challenge, body, _UP, _DOWN),
+    )
+
+
+def accept_hello(key: JobKey, challenge: bytes, hello: bytes) -> tuple[Wire, bytes, Keys]:
+    """The part of the rank that accepts.
+
+    Returns:
+        Which connection it is, the proof to send, and the keys of this end.
+
+    Raises:
+        AuthenticationError: The other side does not hold the key.
+    """
+    body, mac = hello[: _BODY.size], hello[_BODY.size :]
+    if not hmac.compare_digest(_mac(key, b"hello", challenge, body), mac):
+        raise AuthenticationError("the other side does not hold the key of the mesh")
+    _, low, high, use, number = _BODY.unpack(body)
+    return Wire(use, low, high, number), _mac(key, b"proof", challenge, body), _keys(key, challenge, body, _DOWN, _UP)
+
+
+def is_proof(expected: bytes, given: bytes) -> bool:
+    """Whether the rank that accepted has the key."""
+    return hmac.compare_digest(expected, given)
+
+
+def _mac(key: JobKey, purpose: bytes, challenge: bytes, body: bytes) -> bytes:
+    return key.mac(b"horovodlike mesh " + purpose, challenge, body)
+
+
+def _keys(key: JobKey, challenge: bytes, body: bytes, send: bytes, receive: bytes) -> Keys:
+    return Keys(*(key.derive(b"horovodlike mesh frames", direction, challenge, body) for direction in (send, receive)))

@@ -1,0 +1,251 @@
+"""A rank's connection to the rendezvous server, with one operation: the all-gather of a JSON value."""
+
+import contextlib
+import json
+import socket
+import time
+from typing import Any
+
+from horovodlike._bootstrap.environment import Place
+from horovodlike._bootstrap.rendezvous_server import LONGEST_TIMEOUT
+from horovodlike._bootstrap.rendezvous_state import JOIN
+from horovodlike._net.connect import dial
+from horovodlike._net.secure_channel import (
+    FRAME_LIMIT,
+    HANDSHAKE_TIMEOUT,
+    AuthenticationError,
+    Identity,
+    JobKey,
+    Link,
+    VersionError,
+    job_digest,
+)
+from horovodlike.errors import RendezvousError
+
+_SERVER_GRACE = 5.0
+"""How much longer than the server a client waits, so that the server's reason comes first."""
+
+
+class Rendezvous:
+    """A rank's connection to the rendezvous server. For one thread at a time.
+
+    Attributes:
+        rank: This rank.
+        size: How many ranks take part.
+        generation: How many times the ranks have come together at this server.
+        local_address: This end's address.
+        server_address: The server's, as this rank reaches it.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        key: bytes | JobKey,
+        place: Place,
+        start_timeout: float = 30.0,
+        owner: str = "its process",
+        attempts: int = 3,
+    ) -> None:
+        """Connects to the server.
+
+        Args:
+            host: The server's address, or several to be tried, separated by commas.
+            port: The server's port.
+            key: The job's key.
+            place: This process's rank, the job's size and name.
+            start_timeout: Seconds that the connection, and then every operation, waits for the other ranks.
+            owner: Whose process the server is part of, for messages.
+            attempts: How often to try when the server hangs up on the handshake or is slow. That nobody listens is
+                certain at once.
+
+        Raises:
+            RendezvousError: The server cannot be reached, does not hold the key or refuses this rank.
+        """
+        self.rank = place.rank
+        self.size = place.size
+        self.generation = 0
+        self._timeout = min(start_timeout, LONGEST_TIMEOUT)
+        self._where = f"the rendezvous server at {host}:{port}"
+        self._owner = owner
+        self._link: Link | None = None
+        self._key = key if isinstance(key, JobKey) else JobKey(key)
+        identity = Identity(place.rank, place.size, job_digest(place.job))
+        for attempt in range(attempts):
+            try:
+                self._connect(host, port, identity)
+                return
+            except (AuthenticationError, UnreachableError) as error:
+                if attempt + 1 == attempts or isinstance(error.__cause__, ConnectionRefusedError):
+                    raise
+                time.sleep(0.01)
+
+    def _connect(self, host: str, port: int, identity: Identity) -> None:
+        problem: RendezvousError | None = None
+        try:
+            with contextlib.closing(dial(host, port, min(self._timeout, HANDSHAKE_TIMEOUT))) as answers:
+                for connected in answers:
+                    try:
+                        self._introduce(connected, identity)
+                        return
+                    except (AuthenticationError, VersionError, UnreachableError) as error:
+                        problem = error  # the next address may lead to the right server
+        except OSError as error:
+            raise problem or self._unreachable(error) from error
+        assert problem is not None
+        raise problem
+
+    def _unreachable(self, error: OSError) -> "UnreachableError":
+        return UnreachableError(
+            f"rank {self.rank} cannot reach {self._where}: {error.strerror or error}. Does {self._owner} still run?"
+        )
+
+    def _introduce(self, connected: socket.socket, identity: Identity) -> None:
+        deadline = time.monotonic() + min(self._timeout, HANDSHAKE_TIMEOUT)
+        try:
+            link = Link(connected, self._key, identity, deadline)
+        except VersionError as error:
+            raise VersionError(f"rank {self.rank} cannot use {self._where}: {error}") from None
+        except OSError as error:
+            raise self._unreachable(error) from error
+        try:
+            answer = json.loads(link.receive(deadline))
+        except TimeoutError as error:
+            link.close()
+            raise UnreachableError(
+                f"{self._where} did not answer rank {self.rank} in time; is {self._owner} stopped?"
+            ) from error
+        except AuthenticationError as error:
+            link.close()
+            raise AuthenticationError(
+                f"authentication failed between rank {self.rank} and {self._where} ({error}): they do not hold the "
+                "same key. All ranks of a job need the HOROVODLIKE_SECRET_KEY that its launcher made; was this process "
+                "started in the environment of another job?"
+            ) from None
+        except BaseException:
+            link.close()
+            raise
+        if "refused" in answer:
+            link.close()
+            raise RendezvousError(f"{self._where} refused this process: {answer['refused']}")
+        self.generation = int(answer["generation"])
+        self.local_address: str = link.socket.getsockname()[0]
+        self.server_address: str = link.socket.getpeername()[0]
+        self._link = link
+
+    def derive_key(self, *parts: bytes) -> JobKey:
+        """A key that only the ranks of this job have, for a purpose that the parts name."""
+        return self._key.derive(b"horovodlike derived", *parts)
+
+    def begin(self, payload: Any = None) -> list[Any]:  # noqa: ANN401 - any JSON value
+        """Starts a generation together with all ranks, and all-gathers a value on the way.
+
+        Topics of later exchanges belong to this generation, so that ``init()`` may run any number of times.
+
+        Raises:
+            RendezvousError: As for :meth:`exchange`.
+        """
+        gathered = self._gather(JOIN, {"generation": self.generation, "payload": payload})
+        self.generation = 1 + max(each["generation"] for each in gathered)
+        return [each["payload"] for each in gathered]
+
+    def exchange(self, topic: str, payload: Any, patience: float = 0.0) -> list[Any]:  # noqa: ANN401 - any JSON value
+        """All-gathers a JSON value; returns when every rank has called this with the same topic.
+
+        Args:
+            topic: What it is about; the ranks must go through the same topics in the same order.
+            payload: The value; encoded it may take :data:`FRAME_LIMIT` bytes divided by the number of ranks.
+            patience: Seconds that others may need before they come here, beyond ``start_timeout``.
+
+        Returns:
+            The values by rank.
+
+        Raises:
+            RendezvousError: A rank did not come in time, ended, gave up or went to another topic; the message
+                names it.
+            ValueError: The value is too large.
+        """
+        return self._gather(f"{self.generation}/{topic}", payload, patience)
+
+    def barrier(self, topic: str) -> None:
+        """Waits for all ranks; raises as :meth:`exchange`."""
+        self.exchange(topic, None)
+
+    def abort(self, reason: str) -> None:
+        """Gives up this generation: whatever the other ranks wait for in it fails at once, with this reason."""
+        if self._link is not None:
+            message = {"do": "abort", "group": str(self.generation), "reason": reason[:2000]}
+            deadline = time.monotonic() + _SERVER_GRACE
+            try:
+                self._link.send(_encode(message), deadline)
+                while "aborted" not in json.loads(self._link.receive(deadline)):
+                    pass
+            except (OSError, RendezvousError):
+                self._hang_up()
+
+    def close(self) -> None:
+        """Leaves in order; the rank may connect again later. Does nothing if the connection is closed."""
+        if self._link is not None:
+            # If the server is gone, so is whoever could want to know.
+            with contextlib.suppress(OSError, RendezvousError):
+                self._link.send(_encode({"do": "leave"}), time.monotonic() + _SERVER_GRACE)
+            self._hang_up()
+
+    def __enter__(self) -> "Rendezvous":
+        """The connection is open from the start."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Closes it."""
+        self.close()
+
+    def _gather(self, topic: str, payload: Any, patience: float = 0.0) -> list[Any]:  # noqa: ANN401
+        if self._link is None:
+            raise RendezvousError("this rank has left the rendezvous")
+        timeout = min(self._timeout + patience, LONGEST_TIMEOUT)
+        message = {"do": "arrive", "topic": topic, "payload": payload, "timeout": timeout}
+        encoded = _encode(message)
+        most = (FRAME_LIMIT - 4096) // self.size
+        if len(encoded) > most:
+            raise ValueError(f"a value of {len(encoded)} bytes is over the limit of {most} bytes for {self.size} ranks")
+        deadline = time.monotonic() + timeout + _SERVER_GRACE
+        try:
+            with contextlib.suppress(ConnectionError):  # what the server said before it went can still be read
+                self._link.send(encoded, deadline)
+            while True:
+                answer = json.loads(self._link.receive(deadline))
+                if answer.get("topic") == topic:
+                    break
+                if "closed" in answer:
+                    raise ConnectionResetError(answer["closed"] or "it was closed")
+        except TimeoutError:
+            self._hang_up()
+            raise RendezvousError(
+                f"{self._where} did not answer rank {self.rank} for {timeout + _SERVER_GRACE:g} s; is "
+                f"{self._owner} stopped?"
+            ) from None
+        except (OSError, RendezvousError) as error:
+            self._hang_up()
+            raise RendezvousError(
+                f"rank {self.rank} lost {self._where}, which {self._owner} ran and which has ended: {error}"
+            ) from None
+        except BaseException:
+            self._hang_up()  # an interrupted exchange leaves the connection in an unknown state
+            raise
+        if "error" in answer:
+            raise RendezvousError(f"rank {self.rank} could not go on with {topic!r}: {answer['error']}")
+        result: list[Any] = answer["result"]
+        return result
+
+    def _hang_up(self) -> None:
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+
+class UnreachableError(RendezvousError):
+    """Nobody listens there, or nobody answers."""
+
+
+def _encode(message: dict[str, Any]) -> bytes:
+    return json.dumps(message, separators=(",", ":")).encode()

@@ -1,0 +1,278 @@
+"""The rendezvous server: one thread, and no client that another client could be made to wait for.
+
+:class:`horovodlike._net.secure_server.Doorkeeper` lets the ranks in; what they are told is decided by
+:class:`horovodlike._bootstrap.rendezvous_state.RollCall`.
+"""
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+import weakref
+from collections import deque
+
+from horovodlike._bootstrap.rendezvous_state import Reply, RollCall
+from horovodlike._net.descriptor_limit import ensure_descriptors
+from horovodlike._net.listen import is_everywhere, listen
+from horovodlike._net.secure_channel import HANDSHAKE_TIMEOUT, FrameError, Identity, JobKey, job_digest
+from horovodlike._net.secure_server import Connection, Doorkeeper, ProtocolError, encode
+
+_FLUSH_SECONDS = 1.0
+_EXITS_AT_ONCE = 4096
+_FREE_PORT_ATTEMPTS = 8
+LONGEST_TIMEOUT = 1_000_000.0
+"""Seconds that a rank may ask to wait for the others."""
+
+
+_servers: "weakref.WeakSet[RendezvousServer]" = weakref.WeakSet()
+
+
+def _close_in_child() -> None:
+    """A forked child must not keep the parent's connections open: nobody would notice when the parent dies."""
+    for server in _servers:
+        server._close_sockets()
+
+
+os.register_at_fork(after_in_child=_close_in_child)
+
+
+class RendezvousServer:
+    """Runs the all-gathers of a job's rendezvous. :meth:`start` and :meth:`close` may be called from any thread."""
+
+    def __init__(
+        self,
+        key: bytes | JobKey,
+        size: int,
+        host: str = "127.0.0.1",
+        job: str | None = None,
+        port: int = 0,
+        once: bool = False,
+    ) -> None:
+        """Prepares a server; it listens after :meth:`start`.
+
+        Args:
+            key: The job's key, 32 bytes.
+            size: How many ranks the job has.
+            host: The address to listen on, or several separated by commas; never all that the host has.
+            job: The job's name; None lets the key alone tell this job from another.
+            port: The port to listen on; 0: a free one.
+            once: For one generation: it listens no more when all ranks have come.
+
+        Raises:
+            ValueError: The key, the size or the address cannot be used.
+        """
+        self._hosts = [part for part in (each.strip() for each in host.split(",")) if part]
+        if not self._hosts or any(is_everywhere(part) for part in self._hosts):
+            raise ValueError(f"the rendezvous listens on addresses that are named, not on {host!r}")
+        if size < 1:
+            raise ValueError(f"a job must have at least one rank, not {size}")
+        self._key = key if isinstance(key, JobKey) else JobKey(key)
+        self._size = size
+        self._wanted_port = port
+        self._port = 0
+        self._once = once
+        self._job = None if job is None else job_digest(job)
+        self._roll = RollCall(size)
+        self._members: dict[int, Connection] = {}
+        self._spurned: dict[Connection, str] = {}  # why a member's next topic fails
+        self._thread: threading.Thread | None = None
+        self._stop = False
+        self._exits: deque[tuple[int, str]] = deque()  # from other threads
+
+    @property
+    def port(self) -> int:
+        """The port that it listens on.
+
+        Raises:
+            RuntimeError: It has not been started.
+        """
+        if not self._port:
+            raise RuntimeError("the rendezvous server has not been started")
+        return self._port
+
+    def start(self) -> None:
+        """Listens on a free port and starts the thread.
+
+        Raises:
+            RendezvousError: It cannot listen.
+        """
+        ensure_descriptors(self._size, f"connections of {self._size} ranks")
+        # What is free on one address need not be free on another.
+        ports = [self._wanted_port] if self._wanted_port else [0] * _FREE_PORT_ATTEMPTS
+        listeners = listen("the rendezvous", self._hosts, ports)
+        self._port = listeners[0].getsockname()[1]
+        self._door = Doorkeeper(self._key, self, who="rank", expected=self._size, handshake_timeout=HANDSHAKE_TIMEOUT)
+        self._door.listen(listeners)
+        self._wake, self._wakened = socket.socketpair()
+        self._door.wake_by(self._wakened)
+        _servers.add(self)
+        self._thread = threading.Thread(target=self._serve, name="horovodlike-rendezvous", daemon=True)
+        self._thread.start()
+
+    def exited(self, rank: int, reason: str) -> None:
+        """The process of a rank has exited: ranks that wait for it, or will, learn of it at once.
+
+        Callable from any thread while the server runs; does nothing once it has been closed.
+
+        Args:
+            rank: The rank.
+            reason: How the process has exited, such as ``rank 1 exited with code 0``.
+        """
+        if self._thread is not None:
+            self._exits.append((rank, reason))
+            with contextlib.suppress(OSError):  # it is awake already, or has ended
+                self._wake.send(b"\0", socket.MSG_DONTWAIT)
+
+    def close(self) -> None:
+        """Sends what is still to be sent, closes every connection and ends the thread. May be called again."""
+        if self._thread is None:
+            return
+        self._stop = True
+        with contextlib.suppress(OSError):
+            self._wake.send(b"\0")
+        self._thread.join()
+        self._thread = None
+        _servers.discard(self)
+
+    def __enter__(self) -> "RendezvousServer":
+        """Starts it."""
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Closes it."""
+        self.close()
+
+    def _serve(self) -> None:
+        try:
+            while not self._stop:
+                self._turn(self._patience())
+            self._bid_farewell(time.monotonic() + _FLUSH_SECONDS)
+        finally:
+            self._close_sockets()
+
+    def _patience(self) -> float | None:
+        deadlines = [each for each in (self._door.next_deadline(), self._roll.next_deadline()) if each is not None]
+        return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+
+    def _turn(self, patience: float | None) -> None:
+        self._door.attend(patience)
+        self._take_exits()
+        self._tell(self._roll.expire(time.monotonic()))
+        if self._once and self._roll.generation and self._door.listening:
+            self._door.stop_listening()
+
+    def _take_exits(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._wakened.recv(_EXITS_AT_ONCE, socket.MSG_DONTWAIT)
+        while self._exits:
+            rank, reason = self._exits.popleft()
+            member = self._members.get(rank)
+            if member is not None:
+                self._door.look_at(member)  # it may have left in order, or have broken off
+            if rank not in self._members:  # a descendant that holds the connection takes part in the rank's place
+                self._tell(self._roll.exited(rank, reason))
+
+    def _bid_farewell(self, deadline: float) -> None:
+        """Sends the last answers, and to those that still wait or will come why nobody is here any more."""
+        for connection in list(self._members.values()):
+            self._door.say(connection, {"closed": self._roll.last_failure()})
+            self._door.flush(connection, deadline)
+
+    def _close_sockets(self) -> None:
+        """Closes everything. Also runs in a forked child."""
+        self._door.close()
+        self._wake.close()
+        self._wakened.close()
+
+    # What the doorkeeper calls.
+
+    def admit(self, connection: Connection, identity: Identity) -> str | None:
+        """See :class:`horovodlike._net.secure_server.Reception`."""
+        refusal = self._refusal(identity)
+        if refusal is None and identity.rank in self._members:
+            self._door.look_at(self._members[identity.rank])  # it may just have hung up
+            if identity.rank in self._members:
+                refusal = self._spurn(identity.rank)
+        if refusal is None:
+            self._members[identity.rank] = connection
+            self._roll.connected(identity.rank)
+            self._door.say(connection, {"welcome": identity.rank, "generation": self._roll.generation})
+        return refusal
+
+    def _refusal(self, identity: Identity) -> str | None:
+        if identity.size != self._size:
+            return f"rank {identity.rank} says that its job has {identity.size} ranks, but it has {self._size}"
+        if identity.rank >= self._size:
+            return f"there is no rank {identity.rank} in a job of {self._size}"
+        if self._job is not None and identity.job != self._job:
+            return f"rank {identity.rank} belongs to another job, although it has the key of this one"
+        return None
+
+    def _spurn(self, rank: int) -> str:
+        """Two processes claim one rank, and nobody can tell which one is right: all learn of it, now or on arrival."""
+        reason = f"two processes claim to be rank {rank} of {self._size}; every rank must be started exactly once"
+        replies = self._roll.fail_all(reason)
+        told = {reply.rank for reply in replies}
+        for member in self._members.values():
+            if member.rank not in told:
+                self._spurned[member] = reason
+        self._tell(replies)
+        return reason
+
+    def hear(self, connection: Connection, payload: bytes) -> None:
+        """See :class:`horovodlike._net.secure_server.Reception`."""
+        rank = connection.rank
+        try:
+            message = json.loads(payload)
+            verb = message["do"]
+            if verb == "arrive":
+                topic, timeout = str(message["topic"]), float(message["timeout"])
+                if not 0 < timeout <= LONGEST_TIMEOUT:
+                    raise ValueError("timeout")
+                reason = self._spurned.pop(connection, None)
+                if reason is not None:
+                    self._tell([Reply(rank, topic, error=reason), *self._roll.fail_all(reason)])
+                else:
+                    self._tell(self._roll.arrive(rank, topic, message["payload"], time.monotonic(), timeout))
+            elif verb == "abort":
+                self._tell(self._roll.abort(rank, str(message["group"]), str(message["reason"])))
+                self._door.say(connection, {"aborted": True})
+            elif verb == "leave":
+                self._door.drop(connection)
+                self._forget(connection)
+                self._tell(self._roll.left(rank))
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            raise ProtocolError(f"it sent a message that makes no sense ({type(error).__name__})") from None
+
+    def lose(self, connection: Connection, reason: str) -> None:
+        """See :class:`horovodlike._net.secure_server.Reception`."""
+        self._forget(connection)
+        self._tell(self._roll.lost(connection.rank, reason))
+
+    def _forget(self, connection: Connection) -> None:
+        self._spurned.pop(connection, None)
+        if self._members.get(connection.rank) is connection:
+            del self._members[connection.rank]
+
+    def _tell(self, replies: list[Reply]) -> None:
+        encoded: dict[int, bytes] = {}  # many ranks are told the same
+        for reply in replies:
+            member = self._members.get(reply.rank)
+            if member is None:
+                continue
+            if reply.error is not None:
+                self._door.say(member, {"topic": reply.topic, "error": reply.error})
+                continue
+            if id(reply.result) not in encoded:
+                encoded[id(reply.result)] = encode({"topic": reply.topic, "result": reply.result})
+            self._pass_on(member, reply.topic, encoded[id(reply.result)])
+
+    def _pass_on(self, member: Connection, topic: str, payload: bytes) -> None:
+        try:
+            self._door.send(member, payload)
+        except FrameError as error:
+            text = f"the payloads of all ranks together are too large: {error}"
+            self._door.say(member, {"topic": topic, "error": text})

@@ -1,0 +1,309 @@
+"""The memory that the ranks of a host share: one segment, made by local rank 0 and opened by the others.
+
+That two ranks are on the same host is not believed but tried: each one must find, at the start of the memory that it
+opened, the random token that local rank 0 wrote there. Ranks that cannot share memory are on different hosts, whatever
+else they have in common.
+
+The first choice is an anonymous memory file, which no limit of /dev/shm applies to and which no crash can leave behind;
+the others open it through ``/proc``. Where that is forbidden it is a file in /dev/shm, unlinked as soon as all have
+opened it. All memory is allocated now: a lack of it is found here and is no SIGBUS in the middle of training.
+"""
+
+import contextlib
+import errno
+import fcntl
+import hmac
+import os
+import secrets
+import stat
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from horovodlike._bootstrap.rendezvous_state import name_ranks
+from horovodlike._bootstrap.topology import HostTable
+from horovodlike.errors import RendezvousError
+
+TOKEN_BYTES = 32
+DIRECTORY = "/dev/shm"
+_MFD_NOEXEC_SEAL = 0x8  # Linux 6.3; needed where the sysctl vm.memfd_noexec is 2
+
+
+class Exchange(Protocol):
+    """The part of :class:`horovodlike._bootstrap.bootstrap.Rendezvous` that is needed here."""
+
+    def exchange(self, topic: str, payload: Any) -> list[Any]:  # noqa: ANN401 - any JSON value
+        """All-gathers a JSON value."""
+
+    def barrier(self, topic: str) -> None:
+        """Waits for all ranks."""
+
+
+@dataclass
+class _Attempt:
+    """What one rank makes of one group of ranks that may share memory."""
+
+    ranks: tuple[int, ...]
+    rank: int
+    num_bytes: int
+    fd: int = -1
+    problem: str = ""
+    trying: Sequence[tuple[int, ...]] = ()  # the groups, of which this one need not be one any more
+
+    @property
+    def takes_part(self) -> bool:
+        return self.ranks in self.trying
+
+    @property
+    def leads(self) -> bool:
+        return self.takes_part and self.rank == self.ranks[0]
+
+    @contextlib.contextmanager
+    def noting(self) -> Iterator[None]:
+        """A problem is kept, to be told to all ranks, and ends the attempt."""
+        try:
+            yield
+        except (OSError, RendezvousError, AttributeError) as error:
+            self.problem = str(error) or type(error).__name__
+
+    def close(self) -> None:
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+@dataclass
+class Segment:
+    """The memory of a host's ranks, and how the hosts were found to be.
+
+    Attributes:
+        table: The hosts of the job: the ranks of each one share memory.
+        fd: A descriptor of zeroed bytes, which the caller closes; -1 if this rank's host has no other rank.
+        problems: Why ranks that could have shared a host do not, if there are such.
+    """
+
+    table: HostTable
+    fd: int = -1
+    problems: list[str] = field(default_factory=list)
+
+
+def open_segment(rendezvous: Exchange, rank: int, table: HostTable, num_bytes: Callable[[HostTable], int]) -> Segment:
+    """Opens the shared memory of this rank's host. Collective over all hosts.
+
+    Where ranks of a host cannot share memory, those that can stay together, and the others try among themselves.
+
+    Args:
+        rendezvous: The connection to the other ranks.
+        rank: This rank.
+        table: The hosts as far as they are known.
+        num_bytes: The size of the segment of this rank's host, if the hosts are those of the given table.
+
+    Raises:
+        RendezvousError: The ranks of a host ask for different amounts of memory.
+    """
+    found = Segment(table)
+    settled: set[tuple[int, ...]] = set()
+    try:
+        while undecided := [group for group in found.table.ranks if len(group) > 1 and group not in settled]:
+            mine = found.table.ranks_beside(rank)
+            attempt = _Attempt(mine, rank, num_bytes(found.table) if mine in undecided else 0)
+            verdicts = _try_all(rendezvous, attempt, undecided)
+            if attempt.fd >= 0:
+                found.fd = attempt.fd
+            groups = [group for group in found.table.ranks if group not in undecided]
+            for group, verdict in verdicts.items():
+                if verdict.failed:
+                    groups += [part for part in (verdict.together, verdict.failed) if part]
+                    found.problems.append(f"{name_ranks(group)}: {verdict.problem}")
+                else:
+                    settled.add(group)
+                    groups.append(group)
+            found.table = found.table.divided(groups)
+        if settled:
+            if found.fd >= 0 and found.table.ranks_beside(rank)[0] == rank:
+                os.pwrite(found.fd, bytes(TOKEN_BYTES), 0)
+            rendezvous.barrier("segment.ready")
+    except BaseException:
+        if found.fd >= 0:
+            os.close(found.fd)
+        raise
+    return found
+
+
+@dataclass
+class _Verdict:
+    """What became of one group of ranks: whether they share memory, or who of them could not and why."""
+
+    together: tuple[int, ...]
+    failed: tuple[int, ...] = ()
+    problem: str = ""
+
+
+def _try_all(
+    rendezvous: Exchange, attempt: _Attempt, undecided: Sequence[tuple[int, ...]]
+) -> dict[tuple[int, ...], _Verdict]:
+    """Tries every way, in which all groups take part at the same time; the verdicts are the same on all ranks."""
+    verdicts: dict[tuple[int, ...], _Verdict] = {}
+    for way, share in (("an anonymous memory file", _share_memfd), (f"a file in {DIRECTORY}", _share_file)):
+        attempt.trying = [group for group in undecided if group not in verdicts or verdicts[group].failed]
+        if not attempt.trying:
+            break
+        try:
+            problems = share(rendezvous, attempt)
+        except BaseException:
+            attempt.close()
+            raise
+        for group in attempt.trying:
+            verdict = _judge(group, problems, way)
+            if group in verdicts:
+                verdict.problem = f"{verdicts[group].problem}; {verdict.problem}"
+            verdicts[group] = verdict
+        if attempt.takes_part and verdicts[attempt.ranks].failed:
+            attempt.close()
+    return verdicts
+
+
+def _judge(group: tuple[int, ...], problems: Sequence[str], way: str) -> _Verdict:
+    failed = tuple(rank for rank in group if problems[rank])
+    if not failed:
+        return _Verdict(group)
+    first = failed[0]
+    if first == group[0]:  # there was nothing that the others could have opened
+        failed = group[1:]
+    together = tuple(rank for rank in group if rank not in failed)
+    return _Verdict(together, failed, f"with {way}, rank {first}: {problems[first]}")
+
+
+def _share_memfd(rendezvous: Exchange, attempt: _Attempt) -> list[str]:
+    offer: dict[str, Any] = {"bytes": attempt.num_bytes}
+    if attempt.leads:
+        with attempt.noting():
+            attempt.fd = _make_memfd(attempt.num_bytes)
+            offer |= {"path": f"/proc/{os.getpid()}/fd/{attempt.fd}", "token": _write_token(attempt.fd).hex()}
+    found = _offer_of_leader(rendezvous.exchange("segment.memfd", offer), attempt)
+    if found:
+        with attempt.noting():
+            attempt.fd = _open_and_verify(found["path"], attempt.num_bytes, bytes.fromhex(found["token"]), 0)
+    return rendezvous.exchange("segment.memfd.opened", attempt.problem)
+
+
+def _share_file(rendezvous: Exchange, attempt: _Attempt) -> list[str]:
+    offer: dict[str, Any] = {"bytes": attempt.num_bytes}
+    path = ""
+    attempt.problem = ""
+    try:
+        if attempt.leads:
+            with attempt.noting():
+                path = os.path.join(DIRECTORY, f"horovodlike-{secrets.token_hex(16)}")
+                attempt.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+                _allocate(attempt.fd, attempt.num_bytes)
+                offer |= {"path": path, "token": _write_token(attempt.fd).hex()}
+        found = _offer_of_leader(rendezvous.exchange("segment.file", offer), attempt)
+        if found:
+            path = found["path"]
+            with attempt.noting():
+                token = bytes.fromhex(found["token"])
+                attempt.fd = _open_and_verify(path, attempt.num_bytes, token, os.O_NOFOLLOW)
+        return rendezvous.exchange("segment.file.opened", attempt.problem)
+    finally:
+        # Every rank tries: one that is killed here leaves the rest to the others.
+        if path:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+
+
+def _offer_of_leader(offers: Sequence[dict[str, Any]], attempt: _Attempt) -> dict[str, Any] | None:
+    """What there is to be opened by this rank, if there is something."""
+    for group in attempt.trying:
+        _check_sizes(group, offers)
+    offer = offers[attempt.ranks[0]]
+    return offer if attempt.takes_part and not attempt.leads and "path" in offer else None
+
+
+def _check_sizes(group: Sequence[int], offers: Sequence[dict[str, Any]]) -> None:
+    ranks_of: dict[int, list[int]] = {}
+    for rank in group:
+        ranks_of.setdefault(offers[rank]["bytes"], []).append(rank)
+    if len(ranks_of) > 1:
+        found = ", ".join(f"{name_ranks(ranks)}: {count}" for count, ranks in ranks_of.items())
+        raise RendezvousError(
+            f"the ranks of a host ask for different amounts of shared memory ({found}); give all ranks the same "
+            "settings and the same horovodlike"
+        )
+
+
+def _make_memfd(num_bytes: int) -> int:
+    for extra in (0, _MFD_NOEXEC_SEAL):
+        try:
+            fd = os.memfd_create("horovodlike", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | extra)
+            break
+        except PermissionError:
+            if extra:
+                raise
+    try:
+        _allocate(fd, num_bytes)
+        # Nobody can shrink it under the others' feet any more.
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _allocate(fd: int, num_bytes: int) -> None:
+    """Gives the file its size and its memory."""
+    try:
+        os.ftruncate(fd, num_bytes)
+        try:
+            os.posix_fallocate(fd, 0, num_bytes)
+        except OSError as error:
+            if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS):
+                raise
+            _write_zeros(fd, num_bytes)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.ENOMEM, errno.EDQUOT, errno.EFBIG):
+            raise RendezvousError(f"{num_bytes} bytes could not be allocated ({error.strerror}){_space(fd)}") from error
+        raise
+
+
+def _write_zeros(fd: int, num_bytes: int) -> None:
+    zeros = bytes(1 << 20)
+    position = 0
+    while position < num_bytes:
+        position += os.pwrite(fd, zeros[: num_bytes - position], position)
+
+
+def _space(fd: int) -> str:
+    """How much room the file system has, if it is one that somebody limited."""
+    with contextlib.suppress(OSError):
+        found = os.fstatvfs(fd)
+        if found.f_blocks and os.readlink(f"/proc/self/fd/{fd}").startswith(DIRECTORY):
+            size, free = found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize
+            return (
+                f": {DIRECTORY} has {size} bytes, {free} of them free. Enlarge it (docker run --shm-size=1g; mount "
+                f"-o remount,size=1G {DIRECTORY}) or lower HOROVODLIKE_SLOT_BYTES"
+            )
+    return ": the machine or the container has too little memory; lower HOROVODLIKE_SLOT_BYTES or start fewer ranks"
+
+
+def _write_token(fd: int) -> bytes:
+    token = secrets.token_bytes(TOKEN_BYTES)
+    os.pwrite(fd, token, 0)
+    return token
+
+
+def _open_and_verify(path: str, num_bytes: int, token: bytes, flags: int) -> int:
+    before = os.stat(path)  # an unlucky path could be a device or a pipe, which must not even be opened
+    if not stat.S_ISREG(before.st_mode) or before.st_size != num_bytes:
+        raise RendezvousError(f"{path} is not the memory of local rank 0")
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | flags)
+    try:
+        found = os.fstat(fd)
+        same = (found.st_dev, found.st_ino, found.st_size) == (before.st_dev, before.st_ino, num_bytes)
+        if not same or not hmac.compare_digest(os.pread(fd, TOKEN_BYTES, 0), token):
+            raise RendezvousError(f"{path} does not hold what local rank 0 wrote there: it is another host's")
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd

@@ -1,0 +1,263 @@
+"""Where ranks that Slurm started on several hosts find each other, without MPI: a port of rank 0's host.
+
+Which port follows from the job's number. Whoever connects there gets a credential of MUNGE, with which Slurm itself
+authenticates; only processes of the same user in this cluster can open it. It says where the rendezvous server listens,
+and holds the job's key, which leaves rank 0 in no other way. A credential that another user made is not believed.
+"""
+
+import contextlib
+import ipaddress
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Mapping
+
+from horovodlike._bootstrap.environment import Place
+from horovodlike._bootstrap.file_discovery import Appointment
+from horovodlike._bootstrap.hostlist import expand_hosts
+from horovodlike._net.connect import dial
+from horovodlike._net.interfaces import local_addresses
+from horovodlike._net.listen import listen
+from horovodlike._net.secure_channel import JobKey, job_digest
+from horovodlike.config import Config
+from horovodlike.errors import RendezvousError
+
+_LOWEST_PORT, _PORTS = 10240, 20000  # below those that the kernel gives to whoever asks for any
+_CANDIDATES = 4
+_CREDENTIAL_LIMIT = 8192
+_RENEWAL_SECONDS = 60.0  # well before a credential expires
+_READ_SECONDS = 2.0
+_COMMAND_SECONDS = 10.0
+_REPLAYED = 17  # what unmunge says of a credential that another rank of its host has opened before
+
+
+def find(place: Place, config: Config, environ: Mapping[str, str]) -> "SlurmMeetingPoint | str":
+    """Finds MUNGE, if Slurm started this process.
+
+    Returns:
+        Where the ranks meet, or why not; empty if Slurm has nothing to do with this job.
+    """
+    if place.launcher != "Slurm":
+        return ""
+    missing = [program for program in ("munge", "unmunge") if shutil.which(program) is None]
+    if missing:
+        return f"there is no program {' and no program '.join(missing)}, with which Slurm authenticates"
+    nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or ""
+    try:
+        return SlurmMeetingPoint(place, expand_hosts(nodes)[0])
+    except ValueError as error:
+        return f"SLURM_STEP_NODELIST: {error}"
+
+
+class SlurmMeetingPoint:
+    """A port of rank 0's host that hands out credentials."""
+
+    def __init__(self, place: Place, host: str) -> None:
+        """Names the place; touches nothing.
+
+        Args:
+            place: This process's place.
+            host: Where rank 0 runs: the first of the step's nodes.
+        """
+        self._job = job_digest(place.job)
+        self._host = host
+        first = int.from_bytes(self._job[:4], "big") % _PORTS
+        self._ports = [_LOWEST_PORT + (first + 7 * attempt) % _PORTS for attempt in range(_CANDIDATES)]
+        self.where = f"at port {' or '.join(map(str, self._ports))} of {host}"
+        self._desk: _Desk | None = None
+
+    def arrange(self) -> Appointment:
+        """A new key, any port, and the addresses of this node that the others know.
+
+        Raises:
+            RendezvousError: The node's name stands for none of this host's addresses.
+        """
+        known = find_addresses(self._host)
+        here = {str(each.address) for each in local_addresses()}
+        mine = [address for address in known if address in here]
+        if not mine:
+            raise RendezvousError(
+                f"rank 0 runs on {socket.gethostname()}, which has no address of {self._host} "
+                f"({', '.join(known)}), the first node of the step, where the other ranks look for it. Start the job "
+                "with hvdrun, or with srun --mpi=pmix and mpi4py"
+            )
+        return Appointment(0, JobKey.random(), ",".join(mine))
+
+    def publish(self, appointment: Appointment) -> None:
+        """Hands out credentials from now on.
+
+        Raises:
+            RendezvousError: MUNGE does not work, or no port is free.
+        """
+        content = [self._job.hex(), appointment.port, appointment.key.hex(), appointment.hosts]
+        self._desk = _Desk(json.dumps(content).encode(), appointment.hosts.split(","), self._ports)
+
+    def withdraw(self) -> None:
+        """Closes the port."""
+        if self._desk is not None:
+            self._desk.close()
+            self._desk = None
+
+    def read(self) -> Appointment | None:
+        """Asks at every port; what is not a credential of this job is passed over."""
+        for address in find_addresses(self._host):
+            for port in self._ports:
+                found = self._open(_ask(address, port))
+                if found is not None:
+                    return found
+        return None
+
+    def _open(self, credential: bytes) -> Appointment | None:
+        content = open_credential(credential)
+        if content is None:
+            return None
+        try:
+            job, port, key, hosts = json.loads(content)
+            if bytes.fromhex(job) != self._job:
+                return None
+            return Appointment(int(port), JobKey(bytes.fromhex(key)), str(hosts))
+        except (ValueError, TypeError):
+            return None
+
+
+class _Desk:
+    """A thread that gives a credential to everyone who connects, and listens to nobody."""
+
+    def __init__(self, content: bytes, hosts: list[str], ports: list[int]) -> None:
+        self._content = content
+        self._credential = make_credential(content)
+        self._made = time.monotonic()
+        self._listeners = listen("rank 0", hosts, ports)
+        self._threads = [
+            threading.Thread(target=self._serve, args=(listener,), name="horovodlike-slurm", daemon=True)
+            for listener in self._listeners
+        ]
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        self._closing.set()
+        for listener in self._listeners:
+            listener.shutdown(socket.SHUT_RDWR)  # ends accept()
+        for thread in self._threads:
+            thread.join()
+        for listener in self._listeners:
+            listener.close()
+
+    def _serve(self, listener: socket.socket) -> None:
+        while True:
+            try:
+                accepted, _ = listener.accept()
+            except OSError:  # closing, or there is no free descriptor just now
+                if self._closing.wait(0.05):
+                    return
+                continue
+            with accepted, contextlib.suppress(OSError):
+                accepted.setblocking(False)  # a credential fits into the kernel's buffer
+                accepted.send(self._current())
+
+    def _current(self) -> bytes:
+        with self._lock:
+            if time.monotonic() - self._made > _RENEWAL_SECONDS:
+                with contextlib.suppress(RendezvousError):  # the old one is still good for a while
+                    self._credential = make_credential(self._content)
+                self._made = time.monotonic()
+            return self._credential
+
+
+def _ask(address: str, port: int) -> bytes:
+    """What is said there; nothing if nobody answers."""
+    with contextlib.suppress(OSError), contextlib.closing(dial(address, port, _READ_SECONDS)) as answers:
+        for connected in answers:
+            with connected:
+                return _receive(connected)
+    return b""
+
+
+def _receive(connected: socket.socket) -> bytes:
+    deadline = time.monotonic() + _READ_SECONDS
+    data = b""
+    while len(data) <= _CREDENTIAL_LIMIT:
+        connected.settimeout(max(0.001, deadline - time.monotonic()))
+        piece = connected.recv(_CREDENTIAL_LIMIT)
+        if not piece:
+            break
+        data += piece
+    return data
+
+
+def make_credential(content: bytes) -> bytes:
+    """Makes a credential that only this user can open.
+
+    Raises:
+        RendezvousError: MUNGE does not work.
+    """
+    command = ["munge", f"--restrict-uid={os.geteuid()}"]
+    try:
+        done = subprocess.run(command, input=content, capture_output=True, timeout=_COMMAND_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise RendezvousError(f"munge cannot be run: {error}") from error
+    if done.returncode != 0:
+        raise RendezvousError(f"munge failed: {done.stderr.decode(errors='replace').strip()}")
+    return done.stdout.strip()
+
+
+def open_credential(credential: bytes) -> bytes | None:
+    """What is in a credential, or None if it is none that a process of this user made.
+
+    Raises:
+        RendezvousError: MUNGE does not work.
+    """
+    if len(credential) > _CREDENTIAL_LIMIT or not credential.startswith(b"MUNGE:"):
+        return None
+    command = ["unmunge", "--numeric"]
+    try:
+        done = subprocess.run(command, input=credential, capture_output=True, timeout=_COMMAND_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise RendezvousError(f"unmunge cannot be run: {error}") from error
+    head, separator, content = done.stdout.partition(b"\n\n")
+    fields = dict(line.split(b":", 1) for line in head.splitlines() if b":" in line)
+    if done.returncode not in (0, _REPLAYED) or not separator:
+        return None
+    if fields.get(b"UID", b"").strip() != str(os.geteuid()).encode():
+        return None
+    return content
+
+
+def find_addresses(host: str) -> list[str]:
+    """The addresses under which the nodes of a cluster know one of them.
+
+    A node's own name often stands for a loopback address there; then Slurm is asked.
+
+    Raises:
+        RendezvousError: There is none.
+    """
+    usable = _resolve_outside(host) or _resolve_outside(_node_address(host))
+    if usable:
+        return usable
+    raise RendezvousError(f"{host}, the first node of the step, cannot be resolved on {socket.gethostname()}")
+
+
+def _resolve_outside(name: str) -> list[str]:
+    """What a name stands for, without loopback addresses."""
+    with contextlib.suppress(OSError):
+        found = {str(address[0]) for *_, address in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
+        return sorted(address for address in found if not ipaddress.ip_address(address).is_loopback)
+    return []
+
+
+def _node_address(host: str) -> str:
+    command = ["scontrol", "--oneliner", "show", "node", host]
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_SECONDS, check=False)
+        match = re.search(r"\bNodeAddr=(\S+)", done.stdout)
+        if match:
+            return match[1]
+    return host

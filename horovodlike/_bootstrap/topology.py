@@ -1,0 +1,180 @@
+"""Which ranks share a host: the table of hosts, from what every rank says about itself. Pure.
+
+Ranks share a host if they have the same node of the launcher (or the same ``HOROVODLIKE_HOSTID`` in its place), kernel,
+process namespace and network namespace, and then succeed in sharing memory
+(:mod:`horovodlike._bootstrap.shared_memory`). All ranks make the same table. Where the launcher counts otherwise, the
+table is right.
+"""
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from horovodlike._bootstrap.environment import Place
+from horovodlike._bootstrap.rendezvous_state import name_ranks
+from horovodlike.errors import RendezvousError
+
+
+@dataclass(frozen=True)
+class HostFacts:
+    """What a rank says about where it runs.
+
+    Attributes:
+        node: The launcher's node, or ``HOROVODLIKE_HOSTID``; None if there is neither.
+        chosen: Whether it is ``HOROVODLIKE_HOSTID``.
+        name: The name of the machine.
+        boot: Which machine this is, and since when it runs.
+        pid_namespace: In which namespace process ids have a meaning.
+        network_namespace: Which network interfaces there are.
+        local_rank: What the launcher says.
+        local_size: What the launcher says.
+    """
+
+    node: str | None
+    chosen: bool
+    name: str
+    boot: str
+    pid_namespace: str
+    network_namespace: str
+    local_rank: int
+    local_size: int
+
+    @classmethod
+    def collect(cls, place: Place, *, chosen: bool) -> "HostFacts":
+        """The facts of this process."""
+        boot = ""
+        with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            boot = file.read().strip()
+        return cls(
+            place.node_id,
+            chosen,
+            socket.gethostname(),
+            boot,
+            _namespace("pid"),
+            _namespace("net"),
+            place.local_rank,
+            place.local_size,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON value for the other ranks, of which the fields are the constructor's arguments."""
+        return asdict(self)
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """Equal for ranks that may share a host."""
+        # Who names the host himself may well have given each rank a network of its own.
+        return self.node or "", self.boot, self.pid_namespace, "" if self.chosen else self.network_namespace
+
+
+def _namespace(kind: str) -> str:
+    with contextlib.suppress(OSError):
+        return os.readlink(f"/proc/self/ns/{kind}")
+    return ""
+
+
+@dataclass(frozen=True)
+class HostTable:
+    """The hosts of a job, numbered by their lowest ranks.
+
+    Attributes:
+        ranks: By host, its ranks in ascending order: their positions are their local ranks.
+        facts: By rank.
+    """
+
+    ranks: tuple[tuple[int, ...], ...]
+    facts: tuple[HostFacts, ...]
+
+    @classmethod
+    def of(cls, facts: Sequence[HostFacts]) -> "HostTable":
+        """The hosts as far as the facts tell.
+
+        Raises:
+            RendezvousError: The launcher gave ranks of a host the same local rank; the message names them.
+        """
+        groups: dict[tuple[str, ...], list[int]] = {}
+        for rank, each in enumerate(facts):
+            groups.setdefault(each.identity, []).append(rank)
+        for group in groups.values():
+            _check_local_ranks(facts, group)
+        return cls(tuple(tuple(group) for group in groups.values()), tuple(facts))
+
+    def divided(self, groups: Iterable[Iterable[int]]) -> "HostTable":
+        """The table in which the hosts are these groups of ranks."""
+        return replace(self, ranks=tuple(sorted(tuple(sorted(group)) for group in groups)))
+
+    @property
+    def hosts(self) -> list[int]:
+        """By rank, the number of its host."""
+        number = {rank: host for host, group in enumerate(self.ranks) for rank in group}
+        return [number[rank] for rank in range(len(self.facts))]
+
+    @property
+    def names(self) -> list[str]:
+        """By host, what to call it in messages: no two have the same name."""
+        found = [self.facts[group[0]].node or self.facts[group[0]].name for group in self.ranks]
+        return [
+            name if found.count(name) == 1 else f"{name} ({name_ranks(group)})"
+            for name, group in zip(found, self.ranks, strict=True)
+        ]
+
+    def ranks_beside(self, rank: int) -> tuple[int, ...]:
+        """The ranks of this rank's host, itself among them."""
+        return next(group for group in self.ranks if rank in group)
+
+    def place(self, place: Place) -> Place:
+        """The place, counted by this table."""
+        group = self.ranks_beside(place.rank)
+        local_rank = group.index(place.rank)
+        across = [each for each in self.ranks if len(each) > local_rank]
+        return replace(
+            place,
+            local_rank=local_rank,
+            local_size=len(group),
+            cross_rank=across.index(group),
+            cross_size=len(across),
+            is_homogeneous=len({len(each) for each in self.ranks}) == 1,
+        )
+
+    def surprises(self) -> list[str]:
+        """Which ranks the launcher put on one node that are on different hosts here, in words."""
+        found = []
+        nodes: dict[str, list[int]] = {}
+        for rank, facts in enumerate(self.facts):
+            nodes.setdefault(facts.node or "", []).append(rank)
+        for node, ranks in nodes.items():
+            hosts = sorted({self.ranks_beside(rank) for rank in ranks})
+            if all(self.facts[rank].local_size == len(group) for group in hosts for rank in group):
+                continue
+            if len(hosts) > 1:
+                where = f"{name_ranks(ranks)}{f' of node {node!r}' if node else ''}"
+                found.append(f"{where} do not share a host{self._difference(ranks)}")
+        return found
+
+    def _difference(self, ranks: Sequence[int]) -> str:
+        differences = [
+            what for fact, what in _DIFFERENCES.items() if len({getattr(self.facts[rank], fact) for rank in ranks}) > 1
+        ]
+        return f": they are {differences[0]}" if differences else ""
+
+
+_DIFFERENCES = {
+    "boot": "on different machines",
+    "pid_namespace": "in different process namespaces (containers; --pid=host gives them one)",
+    "network_namespace": "in different network namespaces (the same HOROVODLIKE_HOSTID says that they share a host)",
+}
+
+
+def _check_local_ranks(facts: Sequence[HostFacts], ranks: Sequence[int]) -> None:
+    ranks_of: dict[int, list[int]] = {}
+    for rank in ranks:
+        ranks_of.setdefault(facts[rank].local_rank, []).append(rank)
+    for local_rank, claimants in ranks_of.items():
+        if len(claimants) > 1 and not any(facts[rank].chosen for rank in claimants):
+            raise RendezvousError(
+                f"{name_ranks(claimants)} are all local rank {local_rank} of the same host; see what set that in their "
+                "environment. If they are to count as different hosts, give each one a HOROVODLIKE_HOSTID"
+            )

@@ -1,0 +1,132 @@
+"""What wakes a rank of a job of several hosts: a pipe each, into which the ranks of its host write.
+
+A rank that waits for sockets cannot at the same time wait for shared memory, so it waits for its pipe. The others open
+it through ``/proc``; where that is forbidden, it is a named pipe in /dev/shm, unlinked as soon as all have opened it.
+"""
+
+import contextlib
+import os
+import secrets
+import stat
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from horovodlike._bootstrap import shared_memory
+from horovodlike._bootstrap.shared_memory import Exchange
+from horovodlike.errors import RendezvousError
+
+# For reading too: who rings a rank that has ended must not get SIGPIPE.
+_WRITE_FLAGS = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+@dataclass
+class Bells:
+    """The pipes of a host's ranks, none of which blocks.
+
+    Attributes:
+        own: The end that this rank reads.
+        ends: By local rank, the ends to write to.
+    """
+
+    own: int = -1
+    ends: list[int] = field(default_factory=list)
+
+    def close(self) -> None:
+        """Closes all descriptors. May be called again."""
+        for fd in [self.own, *self.ends]:
+            if fd >= 0:
+                os.close(fd)
+        self.own, self.ends = -1, []
+
+
+def open_bells(rendezvous: Exchange, rank: int, ranks: Sequence[int], pids: Sequence[int]) -> Bells:
+    """Makes this rank's pipe and opens those of its host's ranks. Collective over all hosts.
+
+    Args:
+        rendezvous: The connection to the other ranks.
+        rank: This rank.
+        ranks: The ranks of this host, in order.
+        pids: Their process ids.
+
+    Raises:
+        RendezvousError: The ranks of a host cannot open each other's pipes; the message names them, the same one on
+            all ranks.
+    """
+    problems = []
+    for way, share in (("through /proc", _share_pipes), ("in /dev/shm", _share_named_pipes)):
+        bells = Bells()
+        try:
+            found = share(rendezvous, rank, ranks, pids, bells)
+        except BaseException:
+            bells.close()
+            raise
+        if not any(found):
+            return bells
+        bells.close()
+        problems.append(f"{way}: " + next(f"rank {each}: {problem}" for each, problem in enumerate(found) if problem))
+    raise RendezvousError(f"ranks of a host cannot open each other's pipes; {'; '.join(problems)}")
+
+
+def _share_pipes(rendezvous: Exchange, rank: int, ranks: Sequence[int], pids: Sequence[int], bells: Bells) -> list[str]:
+    own = _Own(rank)
+    with own.noting():
+        bells.own, end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        bells.ends = [-1] * len(ranks)
+        bells.ends[ranks.index(rank)] = end
+    offers = rendezvous.exchange("bells.pipes", own.offer(bells.own, bells.own))
+    for index, (other, pid) in enumerate(zip(ranks, pids, strict=True)):
+        if other != rank and offers[other] and not own.problem:
+            with own.noting():
+                bells.ends[index] = _open(f"/proc/{pid}/fd/{offers[other][0]}", offers[other])
+    return rendezvous.exchange("bells.pipes.opened", own.problem)
+
+
+def _share_named_pipes(
+    rendezvous: Exchange, rank: int, ranks: Sequence[int], _: Sequence[int], bells: Bells
+) -> list[str]:
+    own = _Own(rank)
+    path = os.path.join(shared_memory.DIRECTORY, f"horovodlike-{secrets.token_hex(16)}")
+    try:
+        with own.noting():
+            os.mkfifo(path, 0o600)
+            bells.own = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+            bells.ends = [-1] * len(ranks)
+        offers = rendezvous.exchange("bells.files", own.offer(bells.own, path))
+        for index, other in enumerate(ranks):
+            if offers[other] and not own.problem:
+                with own.noting():
+                    bells.ends[index] = _open(offers[other][0], offers[other])
+        return rendezvous.exchange("bells.files.opened", own.problem)
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+
+
+class _Own:
+    """What this rank says about its own part: its offer, or what went wrong."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+        self.problem = ""
+
+    @contextlib.contextmanager
+    def noting(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, RendezvousError) as error:
+            self.problem = str(error)
+
+    def offer(self, fd: int, where: int | str) -> list[Any]:
+        """Where the pipe is to be found, and how to tell that it is the right one."""
+        if self.problem:
+            return []
+        found = os.fstat(fd)
+        return [where, found.st_dev, found.st_ino]
+
+
+def _open(path: str, offer: Sequence[Any]) -> int:
+    before = os.stat(path)  # an unlucky path could be a device, which must not even be opened
+    if not stat.S_ISFIFO(before.st_mode) or [before.st_dev, before.st_ino] != list(offer[1:]):
+        raise RendezvousError(f"{path} is not the pipe of a rank of this host")
+    return os.open(path, _WRITE_FLAGS)

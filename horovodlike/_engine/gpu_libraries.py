@@ -1,0 +1,87 @@
+"""Where the libraries for GPUs are: those that are not the system's own; and what of them can be used."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from horovodlike import config
+from horovodlike._engine.native import ffi, lib
+from horovodlike._engine.requests import check
+
+__all__ = ["GpuLibraries", "find", "nccl_library"]
+
+
+@dataclass(frozen=True)
+class GpuLibraries:
+    """What this process finds of the libraries for GPUs.
+
+    Attributes:
+        cuda_version: Of the driver: 12040 for 12.4; 0 if it cannot be used.
+        why_no_cuda: Why not.
+        num_gpus: How many GPUs this process sees; 0 if they were not counted.
+        nccl_version: 21903 for 2.19.3; 0 if it cannot be used.
+        why_no_nccl: Why not.
+        nccl_file: The file of NCCL, as it was opened; empty if it was not.
+    """
+
+    cuda_version: int
+    why_no_cuda: str
+    num_gpus: int
+    nccl_version: int
+    why_no_nccl: str
+    nccl_file: str
+
+
+def nccl_library(configured: str) -> str:
+    """The file of NCCL; imports nothing.
+
+    Args:
+        configured: What the settings say, or an empty string.
+
+    Returns:
+        That, or the library of the packages ``nvidia-nccl-cu*``, or an empty string: the loader is to look for it.
+    """
+    if configured:
+        return configured
+    spec = importlib.util.find_spec("nvidia")  # a namespace, of which each package has a part
+    folders = spec.submodule_search_locations if spec is not None else None
+    files = [Path(folder) / "nccl" / "lib" / "libnccl.so.2" for folder in folders or ()]
+    return next((str(file) for file in files if file.exists()), "")
+
+
+def find(counts_gpus: bool = True) -> GpuLibraries:
+    """Opens the libraries where the settings say. They stay open as long as this process lives.
+
+    Args:
+        counts_gpus: CUDA is initialised, which shows whether it can be used, and the GPUs are counted. A process that
+            is forked later cannot use CUDA then, and what is set in ``CUDA_VISIBLE_DEVICES`` later has no effect.
+            False: only the driver's version is asked for.
+
+    Raises:
+        ConfigError: A setting has a value that cannot be used.
+        MemoryError: There is no memory to look for them.
+    """
+    settings = config.load()
+    file = nccl_library(settings.nccl_library)
+    found = ffi.new("hvl_gpu_libraries *")
+    check(lib.hvl_find_gpu_libraries(os.fsencode(settings.cuda_library), os.fsencode(file), counts_gpus, found))
+    return GpuLibraries(
+        cuda_version=found.cuda_version,
+        why_no_cuda=ffi.string(found.why_no_cuda).decode(errors="replace"),
+        num_gpus=found.num_gpus,
+        nccl_version=found.nccl_version,
+        why_no_nccl=ffi.string(found.why_no_nccl).decode(errors="replace"),
+        nccl_file=(file or _opened("libnccl.so")) if found.nccl_version else "",
+    )
+
+
+def _opened(beginning: str) -> str:
+    """The file of a library that the loader has found."""
+    for line in Path("/proc/self/maps").read_text(errors="replace").splitlines():
+        _, slash, rest = line.partition("/")
+        if slash and rest.rpartition("/")[2].startswith(beginning):
+            return slash + rest
+    return ""

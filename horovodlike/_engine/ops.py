@@ -1,0 +1,321 @@
+"""Collective operations on memory: what the framework bindings are built on.
+
+A binding describes an operation once (:class:`Request`), enqueues it with addresses, and waits for the handle. All
+functions may be called from any thread. Memory that is handed to :meth:`Request.enqueue` is read and written by the
+engine until :func:`wait` returns: the caller keeps it alive and leaves it alone. Memory of a GPU is, until the GPU has
+done what the request stands for: when :func:`wait` has returned, or in the order of the stream that waits for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from horovodlike._engine.gpu_allocation import Allocation, raise_interruption
+from horovodlike._engine.native import ffi, lib
+from horovodlike._engine.requests import (
+    ERRORS,
+    MAX_COPIED_BYTES,
+    Device,
+    DType,
+    GpuStream,
+    Kind,
+    MemoryFormat,
+    Output,
+    ReduceOp,
+    Request,
+    RequestList,
+    check,
+    shape_of,
+    text_of,
+)
+from horovodlike.errors import HorovodInternalError
+
+__all__ = [
+    "MAX_COPIED_BYTES",
+    "Allocation",
+    "DType",
+    "Device",
+    "GpuStream",
+    "Kind",
+    "MemoryFormat",
+    "Output",
+    "ReduceOp",
+    "Request",
+    "RequestList",
+    "before_waiting",
+    "carry_out",
+    "carry_out_once",
+    "check",
+    "counters",
+    "forget",
+    "forget_interrupted",
+    "give_up",
+    "hand_over",
+    "has_ended",
+    "is_in_flight",
+    "is_known",
+    "poll",
+    "take_copy",
+    "text_of",
+    "wait",
+    "wait_all",
+    "wait_done",
+    "wait_for_given_up",
+    "wait_on_stream",
+    "wait_until_complete",
+]
+
+_before_waiting: list[Callable[[], None]] = []
+
+# By handle: what keeps the memory of requests that are not waited for any more.
+_given_up: dict[int, object] = {}
+
+# By name and description: requests that the next call of the same resumes.
+_interrupted: dict[tuple[str, object], int] = {}
+
+# A wait without end still lets Python run its signal handlers this often.
+_WAIT_SLICE_SECONDS = 1.0
+
+
+def has_ended() -> HorovodInternalError | None:
+    """Return the error that every request gets since the job is broken or shut down; None if it is not.
+
+    For bindings of frameworks that make exceptions of their own of the engine's. None without ``init()``, too.
+    """
+    status = lib.hvl_job_status()
+    error = ERRORS.get(status)
+    if error is None or not issubclass(error, HorovodInternalError):
+        return None
+    return error(text_of(lib.hvl_last_error()))
+
+
+def before_waiting(hand_over: Callable[[], None]) -> None:
+    """Have ``hand_over`` called before a thread waits for a result, or looks for one.
+
+    For bindings that hold requests back until then, when the engine should get all that is ready: other ranks may need
+    it to get to what this thread waits for. It is called by any thread, and often.
+    """
+    _before_waiting.append(hand_over)
+
+
+def hand_over() -> None:
+    """Do what was asked for with :func:`before_waiting`; for bindings that wait by themselves."""
+    for hand_over in _before_waiting:
+        hand_over()
+
+
+def _until_complete(native_wait: Callable[..., int], *arguments: object) -> int:
+    status: int = lib.HVL_IN_PROGRESS
+    while status == lib.HVL_IN_PROGRESS:
+        hand_over()
+        status = native_wait(*arguments)
+        raise_interruption()
+    return status
+
+
+def is_in_flight(handle: int) -> bool:
+    """Whether the engine may still use the memory of a request: not if the handle is unknown or was waited for."""
+    return bool(lib.hvl_poll(handle) == 0)
+
+
+def is_known(handle: int) -> bool:
+    """Whether a handle can be waited for."""
+    return bool(lib.hvl_poll(handle) >= 0)
+
+
+def forget(handle: int) -> bool:
+    """Consume a handle for which nobody waits, and drop the result, unless its memory is still in use.
+
+    Returns:
+        Whether the memory is free: neither the engine nor a GPU uses it any more. An unknown handle has none.
+    """
+    return bool(lib.hvl_try_wait(handle) != lib.HVL_IN_PROGRESS)
+
+
+def give_up(handle: int, memory: object) -> None:
+    """Let go of a request whose wait a signal handler has ended, as Ctrl-C does, where its caller has no handle.
+
+    The other ranks count the request as made, so it stays in flight until they have made it, too. An enqueue of the
+    same name waits for that.
+
+    Args:
+        handle: The request's; it may be complete by now.
+        memory: What keeps its memory alive, for as long as the engine may use it.
+    """
+    _given_up[handle] = memory
+    for each in list(_given_up):
+        if forget(each):
+            _given_up.pop(each, None)
+
+
+def wait_for_given_up(handle: int) -> bool:
+    """Wait until a request is complete that was given up; False, at once, if it was not."""
+    if handle not in _given_up:
+        return False
+    _until_complete(lib.hvl_wait, handle, _WAIT_SLICE_SECONDS, ffi.NULL, ffi.NULL)  # its error was for its caller
+    _given_up.pop(handle, None)
+    return True
+
+
+def carry_out(request: Request, inputs: Sequence[int] = (), memory: object = None) -> list[Output]:
+    """Enqueue a request, such as a barrier, and wait for it. If that is interrupted it counts as made.
+
+    Args:
+        request: The request. The engine allocates its outputs, if it has any.
+        inputs: Address of each tensor's memory.
+        memory: What keeps it.
+
+    Raises:
+        MismatchError: The ranks do not agree about the request.
+        HorovodInternalError: The job is broken or shut down.
+    """
+    try:
+        handle = request.enqueue(inputs, [])
+    except BaseException:
+        request.keep_if_enqueued(memory)
+        raise
+    try:
+        return wait(handle)
+    except BaseException:
+        give_up(handle, memory)
+        raise
+
+
+def carry_out_once(request: Request, what: object) -> list[Output]:
+    """As :func:`carry_out`, but an interrupted call is resumed by the next one, whose result would be lost else.
+
+    Args:
+        request: The request.
+        what: Tells it from others of its name.
+    """
+    handle = _interrupted.pop((request.name, what), 0)
+    if not is_known(handle):  # of a job before
+        handle = request.enqueue([], [])
+    try:
+        return wait(handle)
+    except BaseException:
+        _interrupted[request.name, what] = handle
+        raise
+
+
+def forget_interrupted() -> None:
+    """Drop interrupted calls that nothing has resumed: the job is over."""
+    while _interrupted:
+        forget(_interrupted.popitem()[1])
+
+
+def poll(handle: int) -> bool:
+    """True if the request is complete; the handle stays valid.
+
+    Raises:
+        KeyError: The handle is unknown.
+    """
+    hand_over()
+    state: int = lib.hvl_poll(handle)
+    if state < 0:
+        check(-state)
+    return state == 1
+
+
+def wait(handle: int) -> list[Output]:
+    """Block until the request is complete, and consume the handle. Signal handlers run meanwhile.
+
+    Args:
+        handle: From :meth:`Request.enqueue`.
+
+    Returns:
+        What the engine allocated: one output per tensor of an allgather; per tensor of an alltoall the rows and how
+        many came from each member; of a join the last rank and of the addition of a process set its id, as an int64
+        each.
+
+    Raises:
+        MismatchError: The ranks do not agree about the request.
+        HorovodInternalError: The job is broken or shut down.
+        KeyError: The handle is unknown.
+    """
+    wait_until_complete(handle)  # first, so that a signal handler that raises meanwhile does not lose the result
+    outputs = ffi.new("hvl_output **")
+    count = ffi.new("int32_t *")
+    try:
+        status = _until_complete(lib.hvl_wait, handle, _WAIT_SLICE_SECONDS, outputs, count)
+    finally:  # they are ours from now on, also where a signal handler has raised
+        array = ffi.gc(outputs[0], lib.hvl_free) if count[0] else ()
+        adopted = [_adopt(array[index]) for index in range(count[0])]
+    check(status)
+    return adopted
+
+
+def wait_done(handle: int) -> None:
+    """As :func:`wait`, for a request without outputs of the engine's, at a fraction of the price."""
+    status = lib.hvl_try_wait(handle)
+    if status == lib.HVL_IN_PROGRESS:
+        status = _until_complete(lib.hvl_wait, handle, _WAIT_SLICE_SECONDS, ffi.NULL, ffi.NULL)
+    if status:
+        check(status)
+
+
+def wait_until_complete(handle: int) -> None:
+    """Block until the request is complete, failed or not; the handle stays valid. Signal handlers run meanwhile."""
+    status = _until_complete(lib.hvl_wait_until_complete, handle, _WAIT_SLICE_SECONDS)
+    if status:
+        check(status)
+
+
+def take_copy(handle: int, address: int) -> None:
+    """Write the result of a request on a copy, which is complete, to the address, and consume the handle.
+
+    Raises:
+        HorovodInternalError: The request failed.
+        KeyError: The handle is unknown.
+    """
+    check(lib.hvl_take_copy(handle, address))
+
+
+def wait_on_stream(handle: int, stream: GpuStream) -> None:
+    """Block until a request on a GPU is complete, consume the handle, and have a stream wait for the result.
+
+    The host does not wait for the GPU. What the stream is given from now on finds the result.
+
+    Raises:
+        MismatchError: The ranks do not agree about the request.
+        HorovodInternalError: The job is broken or shut down.
+        KeyError: The handle is unknown.
+    """
+    pointer = ffi.cast("void *", stream.pointer)
+    check(_until_complete(lib.hvl_wait_on_stream, handle, _WAIT_SLICE_SECONDS, ffi.NULL, ffi.NULL, pointer))
+
+
+def _adopt(native: Any) -> Output:
+    memory = ffi.gc(native.data, lib.hvl_free, native.num_bytes)
+    return Output(ffi.buffer(memory, native.num_bytes), shape_of(native), DType(native.dtype))
+
+
+def wait_all(handles: Sequence[int], stream: GpuStream | None = None) -> None:
+    """Block until all requests (no allgathers) are complete, and consume their handles.
+
+    Args:
+        handles: They may be of tensors on the CPU and on a GPU.
+        stream: Waits for the results on the GPU, as by :func:`wait_on_stream`. None: the host does.
+
+    Raises:
+        MismatchError: The ranks do not agree about a request; the first failure, in the order given, is raised.
+        HorovodInternalError: The job is broken or shut down.
+    """
+    native = ffi.new("int64_t[]", handles)
+    if stream is None:
+        check(_until_complete(lib.hvl_wait_all, native, len(handles), _WAIT_SLICE_SECONDS))
+        return
+    pointer = ffi.cast("void *", stream.pointer)
+    check(_until_complete(lib.hvl_wait_all_on_stream, native, len(handles), _WAIT_SLICE_SECONDS, pointer))
+
+
+def counters() -> dict[str, int]:
+    """What this rank's engine has done since ``init()``; all zero if it does not run.
+
+    Returns:
+        The fields of ``hvl_counters``; :func:`horovodlike.metrics` presents them.
+    """
+    native = ffi.new("hvl_counters *")
+    lib.hvl_get_counters(native)
+    return {name: getattr(native, name) for name, _ in ffi.typeof("hvl_counters").fields}

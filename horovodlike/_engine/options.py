@@ -1,0 +1,141 @@
+"""What the engine is told when it starts."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from horovodlike import config as config_module
+from horovodlike._bootstrap.generation import file_of_generation
+from horovodlike._engine import ops
+from horovodlike._engine.gpu_libraries import nccl_library
+from horovodlike._engine.native import ffi, lib
+from horovodlike.errors import ConfigError
+
+if TYPE_CHECKING:
+    from horovodlike._bootstrap.bootstrap import Membership
+    from horovodlike._bootstrap.environment import Place
+    from horovodlike.config import Config
+
+__all__ = ["check", "describe", "segment_bytes", "start"]
+
+
+def check(settings: Config) -> None:
+    """Refuse settings that contradict each other.
+
+    Raises:
+        ConfigError: Data cannot be sealed as the settings want it to be.
+    """
+    if settings.seal_data and settings.cpu_operations == "mpi":
+        raise ConfigError(
+            "HOROVODLIKE_SEAL_DATA=1 cannot be used with HOROVODLIKE_CPU_OPERATIONS=mpi (hvdrun --mpi): MPI moves the "
+            "data, and nothing that MPI moves is sealed. Leave out one of them"
+        )
+
+
+def segment_bytes(settings: Config, place: Place) -> int:
+    """How much shared memory the ranks of this host need."""
+    return int(lib.hvl_segment_bytes(describe(settings, place, processors=1)))
+
+
+def start(settings: Config, native: Any, joined: Membership) -> None:
+    """Start the engine with what :func:`describe` has made and what the ranks have found."""
+    kept = [_describe_hosts(settings, native, joined)]  # memory that lives as long as it is pointed to
+    pids = ffi.new("int32_t[]", joined.pids)
+    native.local_pids = pids if joined.place.local_size > 1 else ffi.NULL
+    native.segment_fd = joined.segment_fd
+    native.fan_out = settings.fan_out
+    folder = ffi.new("char[]", os.fsencode(settings.flight_recorder))
+    native.flight_recorder_folder = folder
+    autotune_log = ffi.new("char[]", os.fsencode(file_of_generation(settings.autotune_log)))
+    native.autotune_log = autotune_log
+    native.cuda_library = cuda_file = ffi.new("char[]", os.fsencode(settings.cuda_library))
+    native.nccl_library = nccl_file = ffi.new("char[]", os.fsencode(nccl_library(settings.nccl_library)))
+    kept += [cuda_file, nccl_file]
+    ops.check(lib.hvl_init(native))
+    kept.clear()
+    joined.close_descriptors()
+
+
+def _describe_hosts(settings: Config, native: Any, joined: Membership) -> list[Any]:
+    """Write into the engine's options what a job of several hosts needs; return the memory that they point to."""
+    if joined.bells is None:  # one host
+        return []
+    if settings.seal_data:
+        native.seal_data, native.gpu_operations = True, _sealed_gpu_operations(settings)
+    names = [ffi.new("char[]", os.fsencode(name)) for name in joined.host_names]
+    connections = ffi.new("hvl_connection[]", len(joined.connections))
+    for entry, connection in zip(connections, joined.connections, strict=True):
+        entry.fd, entry.rank, entry.use = connection.socket.fileno(), connection.rank, connection.use
+        ffi.memmove(entry.send_key, connection.keys.send.reveal(), lib.HVL_KEY_BYTES)
+        ffi.memmove(entry.receive_key, connection.keys.receive.reveal(), lib.HVL_KEY_BYTES)
+    native.hosts = hosts = ffi.new("int32_t[]", joined.hosts)
+    native.host_names = pointers = ffi.new("char *[]", names)
+    native.connections, native.num_connections = connections, len(joined.connections)
+    native.bell_fd = joined.bells.own
+    native.bell_fds = bells = ffi.new("int32_t[]", joined.bells.ends)
+    return [*names, connections, hosts, pointers, bells]
+
+
+def _sealed_gpu_operations(settings: Config) -> int:
+    """What moves tensors on GPUs in a job of several hosts whose data is sealed.
+
+    Raises:
+        ConfigError: It would be NCCL.
+    """
+    if settings.gpu_operations == "nccl":
+        raise ConfigError(
+            "HOROVODLIKE_SEAL_DATA=1 cannot be used with HOROVODLIKE_GPU_OPERATIONS=nccl on several hosts: nothing "
+            "that NCCL moves between hosts is sealed. Leave out one of them; staging and auto copy tensors to the "
+            "host, from where they go over sealed connections"
+        )
+    return config_module.GPU_OPERATIONS.index("staging")
+
+
+def _overlaps(settings: Config, place: Place, processors: int) -> bool:
+    if settings.overlap != "auto":
+        return settings.overlap == "always"
+    # Do the framework's threads of this host's ranks leave a processor to the engines?
+    threads = os.environ.get("OMP_NUM_THREADS", "")
+    # Where nobody tells them, frameworks start as many as the process has processors.
+    per_rank = int(threads) if threads.isdigit() else len(os.sched_getaffinity(0))
+    return place.local_size * max(per_rank, 1) < processors
+
+
+def describe(settings: Config, place: Place, processors: int) -> Any:
+    """An ``hvl_config *`` with all that does not need the other ranks."""
+    warning_time = 0.0 if settings.stall_check_disable else settings.stall_check_time_seconds
+    return ffi.new(
+        "hvl_config *",
+        {
+            "abi_version": lib.HVL_ABI_VERSION,
+            "rank": place.rank,
+            "size": place.size,
+            "local_rank": place.local_rank,
+            "local_size": place.local_size,
+            "cross_rank": place.cross_rank,
+            "cross_size": place.cross_size,
+            "segment_fd": -1,
+            "bell_fd": -1,
+            "processors": processors,
+            "slot_bytes": settings.slot_bytes,
+            "slot_depth": settings.slot_depth,
+            "fusion_threshold": settings.fusion_threshold,
+            "cycle_time": settings.cycle_time / 1000.0,
+            "overlap": _overlaps(settings, place, processors),
+            "cache_capacity": settings.cache_capacity,
+            "stall_warning_time": warning_time,
+            "stall_shutdown_time": settings.stall_shutdown_time_seconds,
+            "flight_recorder_size": settings.flight_recorder_size,
+            "autotune": settings.autotune,
+            "autotune_fusion_threshold": not config_module.is_set("fusion_threshold", os.environ),
+            "autotune_cycle_time": not config_module.is_set("cycle_time", os.environ),
+            "autotune_warmup_samples": settings.autotune_warmup_samples,
+            "autotune_steps_per_sample": settings.autotune_steps_per_sample,
+            "average_counts_joined": settings.join_average == "all",
+            "hierarchical_adasum": settings.hierarchical_adasum,
+            "gpu_operations": config_module.GPU_OPERATIONS.index(settings.gpu_operations),
+            "gpu_staging_bytes": settings.gpu_staging_bytes,
+            "log_level": config_module.LOG_LEVELS.index(settings.log_level),
+        },
+    )

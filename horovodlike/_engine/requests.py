@@ -1,0 +1,429 @@
+"""What is asked of the engine: operations as requests, described once and enqueued any number of times."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from horovodlike._engine.native import ffi, lib
+from horovodlike.errors import HorovodInternalError, JobBrokenError, MismatchError, NotInitializedError, ShutDownError
+
+if TYPE_CHECKING:
+    from horovodlike._engine.gpu_allocation import Allocation
+
+MAX_COPIED_BYTES: int = lib.HVL_MAX_COPIED_BYTES  # of a request that the engine works on a copy for
+
+
+class Kind(IntEnum):
+    """What a request does."""
+
+    ALLREDUCE = lib.HVL_ALLREDUCE
+    ALLGATHER = lib.HVL_ALLGATHER
+    BROADCAST = lib.HVL_BROADCAST
+    BARRIER = lib.HVL_BARRIER
+    REDUCESCATTER = lib.HVL_REDUCESCATTER
+    ALLTOALL = lib.HVL_ALLTOALL
+    JOIN = lib.HVL_JOIN
+    ADD_PROCESS_SET = lib.HVL_ADD_PROCESS_SET
+    REMOVE_PROCESS_SET = lib.HVL_REMOVE_PROCESS_SET
+
+
+# Of which the caller need not provide the outputs: the engine allocates them, or there are none.
+_WITHOUT_OUTPUTS = frozenset(Kind) - {Kind.ALLREDUCE, Kind.BROADCAST, Kind.REDUCESCATTER}
+
+
+class ReduceOp(IntEnum):
+    """How an allreduce combines elements; the values are Horovod's."""
+
+    AVERAGE = lib.HVL_AVERAGE
+    SUM = lib.HVL_SUM
+    ADASUM = lib.HVL_ADASUM
+    MIN = lib.HVL_MIN
+    MAX = lib.HVL_MAX
+    PRODUCT = lib.HVL_PRODUCT
+
+
+class DType(IntEnum):
+    """Element types that the engine knows."""
+
+    UINT8 = lib.HVL_UINT8
+    INT8 = lib.HVL_INT8
+    UINT16 = lib.HVL_UINT16
+    INT16 = lib.HVL_INT16
+    INT32 = lib.HVL_INT32
+    INT64 = lib.HVL_INT64
+    FLOAT16 = lib.HVL_FLOAT16
+    FLOAT32 = lib.HVL_FLOAT32
+    FLOAT64 = lib.HVL_FLOAT64
+    BOOL = lib.HVL_BOOL
+    BFLOAT16 = lib.HVL_BFLOAT16
+
+
+class Device(IntEnum):
+    """Where the tensors of a request are."""
+
+    CPU = lib.HVL_CPU
+    CUDA = lib.HVL_CUDA
+
+
+class MemoryFormat(IntEnum):
+    """In which order the elements of a tensor lie in memory, without gaps."""
+
+    ROW_MAJOR = lib.HVL_ROW_MAJOR
+    CHANNELS_LAST = lib.HVL_CHANNELS_LAST
+
+
+class GpuStream(NamedTuple):
+    """A stream of a GPU, which does one thing after the other.
+
+    Attributes:
+        device: The GPU's number, as the driver counts those that this process sees.
+        pointer: The ``CUstream``; 0 is the default stream.
+    """
+
+    device: int
+    pointer: int
+
+
+@dataclass(frozen=True)
+class Output:
+    """A tensor that the engine allocated.
+
+    Attributes:
+        memory: An object with the buffer protocol, which keeps the memory alive.
+        shape: Extents by dimension.
+        dtype: The element type.
+    """
+
+    memory: Any
+    shape: tuple[int, ...]
+    dtype: DType
+
+
+def shape_of(native: Any) -> tuple[int, ...]:
+    """Return the shape of an ``hvl_output``."""
+    return tuple(native.shape[dimension] for dimension in range(native.ndim))
+
+
+ERRORS: dict[int, type[Exception]] = {
+    lib.HVL_INVALID_ARGUMENT: ValueError,
+    lib.HVL_MISMATCH: MismatchError,
+    lib.HVL_NOT_INITIALIZED: NotInitializedError,
+    lib.HVL_JOB_BROKEN: JobBrokenError,
+    lib.HVL_SHUT_DOWN: ShutDownError,
+    lib.HVL_RESOURCES: MemoryError,
+    lib.HVL_UNKNOWN_HANDLE: KeyError,
+}
+
+
+def text_of(native: Any) -> str:
+    """Return a C string of the engine's."""
+    text: str = ffi.string(native).decode(errors="replace")
+    return text
+
+
+def check(status: int) -> None:
+    """Raise the exception that stands for a status of the engine's, unless it is HVL_OK.
+
+    Raises:
+        ValueError: The call is wrong on this rank alone (also: not initialised).
+        MismatchError: The ranks do not agree; only this request failed.
+        JobBrokenError: A rank is lost or stalled.
+        ShutDownError: A rank has shut the job down.
+        KeyError: The handle is unknown.
+    """
+    if status != 0:
+        raise ERRORS.get(status, HorovodInternalError)(text_of(lib.hvl_last_error()))
+
+
+# What callers give an hvl_request by other words.
+_SAID = {"reduce_op": "op", "prescale": "the prescale factor", "postscale": "the postscale factor"}
+
+
+def _refuse(name: str, what: str, value: object, ctype: Any) -> None:
+    """Raise an error that names the value if cffi does not take it for this type."""
+    expected = "a number" if ctype.kind == "primitive" and ctype.cname == "double" else "an integer"
+    try:
+        ffi.new(ffi.getctype(ctype, "[1]"), [value])  # None alone would stand for a zero
+    except TypeError:
+        raise TypeError(f"{name}: {what} must be {expected}, got {value!r}") from None
+    except OverflowError:
+        raise ValueError(f"{name}: {what} is out of range: {value!r}") from None
+
+
+def _integers(name: str, what: str, values: Sequence[int]) -> Any:
+    """Return them for cffi, or raise an error that names the one that is no integer."""
+    try:
+        return ffi.new("int64_t[]", list(values))
+    except (TypeError, OverflowError):
+        for value in values:
+            _refuse(name, what, value, ffi.typeof("int64_t"))
+        raise
+
+
+def _check_request(status: int, name: str) -> None:
+    """As `check`, of what may be refused for its GPU before it is looked at: the message says whose it is."""
+    try:
+        check(status)
+    except (ValueError, MemoryError) as error:
+        if status not in (lib.HVL_INVALID_ARGUMENT, lib.HVL_RESOURCES) or name in str(error):
+            raise
+        raise type(error)(f"{name}: {error}") from None
+
+
+class Request:
+    """One collective operation, described once and enqueued any number of times, one at a time in flight.
+
+    Args:
+        kind: What to do.
+        name: Equal on all ranks; unique among the requests in flight of this rank.
+        tensors: Element type and shape of each tensor. More than one make a group: it is executed as a whole or not
+            at all, and may mix types and shapes. A barrier, a join and changes of process sets have none. Allgather,
+            alltoall: dimension 0 may differ between ranks.
+        op: How an allreduce or a reducescatter combines elements.
+        root_rank: The rank whose data a broadcast sends.
+        process_set: Id of the process set.
+        device: Where the tensors are, on all ranks. Those on a GPU are enqueued by :meth:`enqueue_on_stream`.
+        prescale: Factor applied to each rank's elements before they are reduced.
+        postscale: Factor applied to the result of a reduction.
+        arguments: Allreduce: the :class:`MemoryFormat` of each tensor, the same on all ranks; or none, if all are
+            row-major. Alltoall: of each tensor, the rows for each member of the process set. Addition of a process
+            set: its ranks, ascending. Removal of one: its id. Else none.
+
+    Raises:
+        ValueError: What can be seen to be wrong without the other ranks.
+    """
+
+    __slots__ = ("_native", "_num_tensors", "kind", "name")
+
+    def __init__(
+        self,
+        kind: Kind,
+        name: str,
+        tensors: Sequence[tuple[DType, Sequence[int]]],
+        *,
+        op: int = ReduceOp.SUM,
+        root_rank: int = -1,
+        process_set: int = 0,
+        device: int = Device.CPU,
+        prescale: float = 1.0,
+        postscale: float = 1.0,
+        arguments: Sequence[int] = (),
+    ) -> None:
+        if not isinstance(name, str):
+            raise TypeError(f"{kind.name.lower()}: name must be a string, got {name!r}")
+        shapes = [_integers(name, "an extent of the shape", shape) for _, shape in tensors]
+        described = ffi.new("hvl_tensor[]", len(tensors))
+        for native, (dtype, shape), extents in zip(described, tensors, shapes, strict=True):
+            native.shape, native.ndim, native.dtype = extents, len(shape), dtype
+        encoded = ffi.new("char[]", name.encode())
+        numbers = _integers(name, "an argument", arguments)
+        description = {
+            "name": encoded,
+            "tensors": described,
+            "num_tensors": len(tensors),
+            "kind": kind,
+            "reduce_op": op,
+            "root_rank": root_rank,
+            "process_set": process_set,
+            "device": device,
+            "prescale": prescale,
+            "postscale": postscale,
+            "arguments": numbers,
+            "num_arguments": len(arguments),
+        }
+        try:
+            request = ffi.new("hvl_request *", description)
+        except (TypeError, OverflowError):
+            for field, native in ffi.typeof("hvl_request").fields:
+                if native.type.kind in ("primitive", "enum"):
+                    _refuse(name, _SAID.get(field, field), description[field], native.type)
+            raise
+        prepared = lib.hvl_prepare(request)
+        if prepared == ffi.NULL:
+            check(lib.HVL_INVALID_ARGUMENT)
+        self._native = ffi.gc(prepared, lib.hvl_release)
+        self._num_tensors = len(tensors)
+        self.kind = kind
+        self.name = name
+
+    def enqueue(self, inputs: Sequence[int], outputs: Sequence[int]) -> int:
+        """Hand the tensors' memory to the engine and return at once.
+
+        Args:
+            inputs: Address of each tensor's memory.
+            outputs: Where each result goes; may equal the input. Empty where the engine allocates them or there are
+                none.
+
+        Returns:
+            A handle for :func:`wait`, :func:`wait_all` and :func:`poll`.
+
+        Raises:
+            ValueError: The name is in flight, or an argument does not fit the job.
+            HorovodInternalError: The job is broken or shut down.
+        """
+        addresses = self._addresses(inputs, outputs)
+        arguments = self._native, addresses, addresses + self._num_tensors, ffi.NULL
+        handle: int = lib.hvl_enqueue(*arguments)
+        if handle < 0:
+            handle = self.enqueue_again(handle, lambda: lib.hvl_enqueue(*arguments))
+        return handle
+
+    def keep_if_enqueued(self, memory: object) -> None:
+        """After an exception of an enqueue, or just behind it, give the request up if the engine has it.
+
+        A signal handler may raise when the engine has the request and the caller has not yet noted its handle.
+
+        Args:
+            memory: What keeps the memory of the request, as of :func:`horovodlike._engine.ops.give_up`.
+        """
+        from horovodlike._engine import ops
+
+        handle = lib.hvl_last_handle()
+        if handle and handle == self.handle_in_flight():
+            ops.give_up(handle, memory)
+
+    def handle_in_flight(self) -> int:
+        """Return the handle of the request that is in flight under this name; 0 if there is none."""
+        handle: int = lib.hvl_handle_in_flight(self._native)
+        return handle
+
+    def _addresses(self, inputs: Sequence[int], outputs: Sequence[int]) -> Any:
+        if len(inputs) != self._num_tensors:
+            raise ValueError(f"{self.name!r} has {self._num_tensors} tensors, not {len(inputs)}")
+        if outputs and len(outputs) != self._num_tensors:
+            raise ValueError(f"{self.name!r} has {self._num_tensors} tensors, not {len(outputs)} outputs")
+        if not outputs and self.kind not in _WITHOUT_OUTPUTS:
+            raise ValueError(f"{self.name!r} needs an output for each of its {self._num_tensors} tensors")
+        return ffi.new("uintptr_t[]", [*inputs, *outputs])
+
+    def enqueue_inplace(self, address: int) -> int:
+        """As :meth:`enqueue`, for one tensor that is input and output: the quickest way in."""
+        handle: int = lib.hvl_enqueue_inplace(self._native, address)
+        if handle < 0:
+            handle = self.enqueue_again(handle, lambda: lib.hvl_enqueue_inplace(self._native, address))
+        return handle
+
+    def enqueue_again(self, status: int, enqueue: Callable[[], int]) -> int:
+        """Raise what stands for the status of an enqueue, unless it is an interrupted call that keeps the name.
+
+        Then wait until that has been carried out, and do it again.
+
+        Args:
+            status: The negated status that the enqueue has returned.
+            enqueue: Does it again, and returns a handle or a negated status.
+        """
+        from horovodlike._engine import ops
+
+        try:
+            _check_request(-status, self.name)
+        except ValueError:
+            in_flight = self.handle_in_flight()  # none: it has been carried out by now
+            if in_flight and not ops.wait_for_given_up(in_flight):
+                raise
+        handle = enqueue()
+        if handle < 0:
+            _check_request(-handle, self.name)
+        return handle
+
+    @property
+    def address(self) -> int:
+        """That of the engine's description of the request, for native code: valid as long as this object is."""
+        return int(ffi.cast("uintptr_t", self._native))
+
+    def enqueue_on_stream(
+        self,
+        inputs: Sequence[int],
+        outputs: Sequence[int],
+        stream: GpuStream,
+        allocation: Allocation | None = None,
+    ) -> int:
+        """As :meth:`enqueue`, for memory of a GPU, which is used after what the stream has been given by now.
+
+        The request completes when the GPU has been given all there is to do; the memory is in use until it has done it.
+
+        Args:
+            inputs: Address of each tensor's memory.
+            outputs: Where each result goes. Empty for allgather and alltoall.
+            stream: The one on which the inputs are made.
+            allocation: Finds the memory of the outputs of an allgather or alltoall.
+
+        Returns:
+            A handle for :func:`wait_on_stream`, :func:`wait`, :func:`wait_all` and :func:`poll`.
+
+        Raises:
+            ValueError: Also: the stream is being captured into a CUDA graph, or this rank has used another GPU before.
+            MemoryError: The GPU, or the CUDA driver, cannot be used.
+            HorovodInternalError: The job is broken or shut down.
+        """
+        addresses = self._addresses(inputs, outputs)
+        callbacks = ffi.NULL if allocation is None else allocation.callbacks
+        pointer = ffi.cast("void *", stream.pointer)
+        arguments = (self._native, addresses, addresses + self._num_tensors, callbacks, stream.device, pointer)
+        handle: int = lib.hvl_enqueue_on_stream(*arguments)
+        if handle < 0:
+            handle = self.enqueue_again(handle, lambda: lib.hvl_enqueue_on_stream(*arguments))
+        return handle
+
+
+def _accepted(new_handles: Any) -> list[int]:
+    """Return the handles of those requests that have been enqueued, of an array for all of them."""
+    count = len(new_handles)
+    return [*filter(None, ffi.unpack(new_handles, count))] if count else []
+
+
+class RequestList:
+    """Requests that are enqueued together, for a fraction of the price of as many calls.
+
+    Args:
+        requests: Each of one tensor that is input and output.
+    """
+
+    __slots__ = ("_natives", "_requests")
+
+    def __init__(self, requests: Sequence[Request]) -> None:
+        self._requests = tuple(requests)  # keeps what the array points to
+        self._natives = ffi.new("hvl_prepared *[]", [request._native for request in requests])
+
+    def enqueue_inplace(self, addresses: Sequence[int], handles: list[int]) -> None:
+        """Do what :meth:`Request.enqueue_inplace` does for each of the requests, in their order.
+
+        Args:
+            addresses: The memory of each.
+            handles: Their handles are appended, also those of the requests before one that is refused.
+
+        Raises:
+            ValueError: A name is in flight, or a request does not fit the job. Those after it are not enqueued.
+            HorovodInternalError: The job is broken or shut down.
+        """
+        count = self._check_count(addresses)
+        memory, new_handles = ffi.new("uintptr_t[]", addresses), ffi.new("int64_t[]", count)
+        try:
+            status = lib.hvl_enqueue_all(self._natives, memory, count, new_handles)
+            handles += _accepted(new_handles)
+        except BaseException:  # of a signal handler
+            handles += _accepted(new_handles)
+            raise
+        check(status)
+
+    def enqueue_inplace_on_stream(self, addresses: Sequence[int], handles: list[int], stream: GpuStream) -> None:
+        """As :meth:`enqueue_inplace`, for memory of a GPU: see :meth:`Request.enqueue_on_stream`."""
+        count = self._check_count(addresses)
+        memory, new_handles = ffi.new("uintptr_t[]", addresses), ffi.new("int64_t[]", count)
+        pointer = ffi.cast("void *", stream.pointer)
+        try:
+            status = lib.hvl_enqueue_all_on_stream(self._natives, memory, count, new_handles, stream.device, pointer)
+            handles += _accepted(new_handles)
+        except BaseException:  # of a signal handler
+            handles += _accepted(new_handles)
+            raise
+        if status:
+            _check_request(status, self._requests[min(len(_accepted(new_handles)), count - 1)].name)
+
+    def _check_count(self, addresses: Sequence[int]) -> int:
+        count = len(self._requests)
+        if len(addresses) != count:
+            raise ValueError(f"{count} requests need as many addresses, not {len(addresses)}")
+        return count

@@ -1,0 +1,1 @@
+"""Authenticated connections over TCP: nothing here knows of ranks."""

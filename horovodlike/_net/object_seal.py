@@ -1,0 +1,166 @@
+"""Authentication, from end to end, of what is interpreted on another rank: objects, and agreements of elastic jobs.
+
+Collectives move bytes over connections, memory and libraries (TCP, shared memory, MPI) that do not detect changes, or
+need not. So each rank puts its bytes into an *envelope*, and nothing is read out of one before
+its MAC has been verified. An envelope is a head, ``HMAC-SHA256(key; context, head, bytes)``, and the bytes:
+
+* The key belongs to one generation of one job (:class:`~horovodlike._bootstrap.bootstrap.Membership`), so no other
+  one's envelopes are valid.
+* The context is the process set, its registration (ids are used again) and the name of the operation.
+* The head holds the sender's rank, a sequence number, the root if the operation has one, whether there are bytes at
+  all, and their length. An envelope that a rank has opened before is not valid again: the window against replay is that
+  of IPsec (RFC 4303, 3.4.3), since operations of several threads may complete in any order.
+
+How long all envelopes are together has travelled over the control plane, which is sealed; so a length in a head that
+was changed cannot reach beyond what has been received.
+"""
+
+from __future__ import annotations
+
+import hmac
+import itertools
+import struct
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from horovodlike._net.secure_channel import MAC_BYTES, JobKey
+from horovodlike.errors import IntegrityError
+
+__all__ = ["NO_ROOT", "Context", "ObjectSeal", "Opened"]
+
+NO_ROOT = -1
+
+_HEAD = struct.Struct(">QQIiB")  # sequence number, length, rank, root, whether there are bytes
+_CONTEXT = struct.Struct(">QQQ")  # id of the process set, its registration, length of the name
+_PURPOSE = b"horovodlike object\0"
+_WINDOW = 1024
+
+
+class Context(NamedTuple):
+    """The operation that an envelope belongs to.
+
+    Attributes:
+        name: What the ranks match the operation by.
+        process_set: The id of the process set.
+        registration: The number of the registration that gave the set this id.
+        ranks: The members of the set, ascending.
+    """
+
+    name: str
+    process_set: int
+    registration: int
+    ranks: Sequence[int]
+
+
+class Opened(NamedTuple):
+    """The content of an envelope.
+
+    Attributes:
+        rank: The sender.
+        root: The root of the operation in the eyes of the sender, or ``NO_ROOT``.
+        data: The bytes; None if the sender has none to send.
+    """
+
+    rank: int
+    root: int
+    data: memoryview | None
+
+
+@dataclass
+class _Window:
+    """The sequence numbers of one sender that have been seen."""
+
+    highest: int = -1
+    seen: int = 0  # bit i: highest - i
+
+    def is_new(self, number: int) -> bool:
+        age = self.highest - number
+        return age < 0 or (age < _WINDOW and not self.seen >> age & 1)
+
+    def note(self, number: int) -> None:
+        ahead = number - self.highest
+        if ahead > 0:
+            self.highest = number
+            self.seen = (self.seen << min(ahead, _WINDOW) | 1) & ((1 << _WINDOW) - 1)
+        else:
+            self.seen |= 1 << -ahead
+
+
+class ObjectSeal:
+    """Seals and opens the envelopes of one rank, in one generation of a job. May be used by any thread.
+
+    Args:
+        key: The key of this generation; None in a job of one rank, where nothing travels and nothing is verified.
+        rank: This rank.
+    """
+
+    def __init__(self, key: JobKey | None, rank: int) -> None:
+        self._key = key
+        self._rank = rank
+        self._numbers = itertools.count()
+        self._windows: dict[tuple[int, int], _Window] = {}  # by registration and sender
+        self._lock = threading.Lock()  # held while windows change; a leaf
+
+    def seal(self, context: Context, data: bytes | None, root: int = NO_ROOT) -> bytes:
+        """Return an envelope with the bytes, or with the statement that there are none."""
+        head = _HEAD.pack(next(self._numbers), len(data or b""), self._rank, root, data is not None)
+        return b"".join((head, self._mac(context, head, data or b""), data or b""))
+
+    def open(self, context: Context, envelopes: memoryview) -> list[Opened]:
+        """Verify all envelopes of an operation, which stand one after the other in the order of the ranks.
+
+        Ranks that have joined are missing.
+
+        Raises:
+            IntegrityError: One was changed on its way, or has been opened before. None of them can be used.
+        """
+        opened: list[Opened] = []
+        position, previous = 0, -1
+        while position < len(envelopes):
+            start = position + _HEAD.size + MAC_BYTES
+            if start > len(envelopes):
+                raise self._invalid(context, None)
+            head = envelopes[position : position + _HEAD.size]
+            number, length, rank, root, has_data = _HEAD.unpack(head)
+            sender = rank if rank in context.ranks and rank > previous else None
+            data = envelopes[start : start + length]  # Python cuts it off at the end of what there is
+            if sender is None or not self._accepts(context, head, envelopes[start - MAC_BYTES : start], data, number):
+                raise self._invalid(context, sender)
+            opened.append(Opened(rank, root, data if has_data else None))
+            position, previous = start + length, rank
+        return opened
+
+    def _accepts(self, context: Context, head: memoryview, mac: memoryview, data: memoryview, number: int) -> bool:
+        if self._key is None:
+            return True
+        if not hmac.compare_digest(self._mac(context, head, data), mac):
+            return False
+        _, _, rank, _, _ = _HEAD.unpack(head)
+        with self._lock:
+            window = self._windows.setdefault((context.registration, rank), _Window())
+            if not window.is_new(number):
+                return False
+            window.note(number)
+        return True
+
+    def _mac(self, context: Context, head: bytes | memoryview, data: bytes | memoryview) -> bytes:
+        if self._key is None:
+            return bytes(MAC_BYTES)
+        name = context.name.encode(errors="surrogateescape")
+        made = hmac.new(self._key.reveal(), _PURPOSE, "sha256")
+        made.update(_CONTEXT.pack(context.process_set, context.registration, len(name)))
+        made.update(name)
+        made.update(head)
+        made.update(data)
+        return made.digest()
+
+    def _invalid(self, context: Context, sender: int | None) -> IntegrityError:
+        whose = "the envelope of an object" if sender is None else f"the object that rank {sender} has sent"
+        return IntegrityError(
+            f"{context.name}: {whose} is not authentic on rank {self._rank}: its bytes were changed on the way, or an "
+            "older object was put in its place. It was not unpickled. Something between the ranks changes what they "
+            "send, or memory or a network card is defective: find out what it is, and carry the job's network through "
+            "an encrypted tunnel (docs/users/security.md)"
+        )

@@ -1,0 +1,374 @@
+// hvl.h in terms of the engine: requests, from their preparation to their results.
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "api/c_api.h"
+#include "queue/gpu_completion.h"
+#include "queue/make_operation.h"
+
+struct hvl_prepared {
+  std::shared_ptr<hvl::Operation> operation;
+};
+
+namespace hvl {
+namespace {
+
+Status check_against_job(const Signature& signature, const EngineOptions& options) {
+  if (signature.kind != HVL_BROADCAST || (signature.root >= 0 && signature.root < options.size)) return Status();
+  return Status(HVL_INVALID_ARGUMENT, "broadcast of '" + signature.name + "' has the root rank " +
+                                          std::to_string(signature.root) + ", but the ranks of this job are 0 to " +
+                                          std::to_string(options.size - 1));
+}
+
+Status check_inplace(const Signature& signature) {
+  if (signature.tensors.size() == 1 && !allocates(signature.kind)) return Status();
+  return Status(HVL_INVALID_ARGUMENT,
+                "'" + signature.name + "' is not an operation of one tensor that is input and output");
+}
+
+Status check_copied(const Operation& operation) {
+  const Signature& signature = operation.signature;
+  if (signature.device == HVL_CPU && operation.total_bytes <= HVL_MAX_COPIED_BYTES) return Status();
+  return Status(HVL_INVALID_ARGUMENT, "'" + signature.name + "' is not on the CPU, or has more than " +
+                                          std::to_string(HVL_MAX_COPIED_BYTES) + " bytes: the engine does not copy it");
+}
+
+Status check_device(const Signature& signature, const hvl_callbacks* callbacks, bool has_stream) {
+  if ((signature.device == HVL_CUDA) != has_stream) {
+    return Status(HVL_INVALID_ARGUMENT, has_stream ? "'" + signature.name + "' is on the CPU, which has no stream"
+                                                   : "'" + signature.name + "' is on a GPU: it needs a stream");
+  }
+  const bool has_memory = callbacks != nullptr && callbacks->allocate != nullptr;
+  if (!has_stream || !allocates(signature.kind) || has_memory) return Status();
+  return Status(HVL_INVALID_ARGUMENT,
+                std::string("the ") + name_of(signature.kind) + " of '" + signature.name +
+                    "' on a GPU needs a function that allocates its outputs: the engine has no memory of GPUs");
+}
+
+constexpr uintptr_t kLowestAddress = 1 << 16;  // below it there is no memory
+
+// A tensor whose storage has been given up has a shape and no memory: its address is null, or its offset from there.
+Status check_memory(const Operation& operation, const uintptr_t* inputs) {
+  for (size_t t = 0; t < operation.num_bytes.size(); ++t) {
+    if (operation.num_bytes[t] == 0 || inputs[t] >= kLowestAddress) continue;
+    return Status(HVL_INVALID_ARGUMENT, "a tensor of '" + operation.signature.name + "' has no memory for its " +
+                                            std::to_string(operation.num_bytes[t]) +
+                                            " bytes: was its storage resized?");
+  }
+  return Status();
+}
+
+using GpuRequestPtr = std::shared_ptr<const GpuRequest>;
+
+// Null outputs: the engine allocates them. Null `gpu`: the tensors are on the CPU.
+Status enqueue(Engine* engine, const hvl_prepared& prepared, const uintptr_t* inputs, const uintptr_t* outputs,
+               const hvl_callbacks* callbacks, const GpuRequestPtr& gpu, int64_t* handle, bool is_copied = false) {
+  const Signature& signature = prepared.operation->signature;
+  Status fits = check_against_job(signature, engine->options());
+  if (fits.ok()) fits = check_device(signature, callbacks, gpu != nullptr);
+  if (fits.ok()) fits = check_memory(*prepared.operation, inputs);
+  if (!fits.ok()) return fits;
+  auto memory = [&](size_t t) {
+    return Memory{reinterpret_cast<const char*>(inputs[t]),
+                  outputs != nullptr ? reinterpret_cast<char*>(outputs[t]) : nullptr};
+  };
+  auto entry = std::make_unique<Entry>();
+  entry->operation = prepared.operation;
+  if (callbacks != nullptr) entry->callbacks = *callbacks;
+  entry->gpu = gpu;
+  entry->is_copied = is_copied;
+  if (!signature.tensors.empty()) entry->memory = memory(0);
+  for (size_t t = 1; t < signature.tensors.size(); ++t) entry->more.push_back(memory(t));
+  return engine->enqueue(std::move(entry), handle);
+}
+
+Status enqueue_inplace(Engine* engine, const hvl_prepared& prepared, uintptr_t data, const GpuRequestPtr& gpu,
+                       int64_t* handle) {
+  Status status = check_inplace(prepared.operation->signature);
+  return status.ok() ? enqueue(engine, prepared, &data, &data, nullptr, gpu, handle) : status;
+}
+
+Status enqueue_copied(Engine* engine, const hvl_prepared& prepared, uintptr_t data, int64_t* handle) {
+  Status status = check_inplace(prepared.operation->signature);
+  if (status.ok()) status = check_copied(*prepared.operation);
+  return status.ok() ? enqueue(engine, prepared, &data, &data, nullptr, nullptr, handle, true) : status;
+}
+
+// Those that come before one that is refused.
+Status enqueue_all(Engine* engine, hvl_prepared* const* prepared, const uintptr_t* data, int32_t count,
+                   const GpuRequestPtr& gpu, int64_t* handles) {
+  Status status;
+  for (int32_t index = 0; index < count && status.ok(); ++index) {
+    status = enqueue_inplace(engine, *prepared[index], data[index], gpu, &handles[index]);
+  }
+  return status;
+}
+
+// Enqueues with the running engine, and has it notified of what was accepted.
+template <typename Enqueue>
+int32_t with_engine(Enqueue&& enqueue) {
+  return guarded([&]() -> Status {
+    std::shared_ptr<Engine> running = engine();
+    if (running == nullptr) return not_initialized();
+    Status status = enqueue(running.get());
+    running->notify();
+    return status;
+  });
+}
+
+thread_local int64_t last_handle = 0;
+
+// What an enqueue returns.
+int64_t outcome(int32_t status, int64_t handle) {
+  last_handle = status == HVL_OK ? handle : 0;
+  return status == HVL_OK ? handle : -status;
+}
+
+void free_all(const std::vector<hvl_output>& outputs) {
+  for (const hvl_output& output : outputs) free(output.data);
+}
+
+Status hand_over(const std::vector<hvl_output>& results, hvl_output** outputs, int32_t* num_outputs) {
+  if (results.empty()) return Status();
+  size_t num_bytes = results.size() * sizeof(hvl_output);
+  if (outputs != nullptr) *outputs = static_cast<hvl_output*>(malloc(num_bytes));
+  if (outputs == nullptr || *outputs == nullptr) {
+    free_all(results);
+    return outputs == nullptr ? Status() : Status(HVL_RESOURCES, "no memory to hand over the results");
+  }
+  memcpy(*outputs, results.data(), num_bytes);
+  *num_outputs = static_cast<int32_t>(results.size());
+  return Status();
+}
+
+// HVL_OK: none of them is in progress.
+hvl_status wait(const int64_t* handles, size_t count, uint64_t deadline) {
+  std::shared_ptr<Engine> running = engine();
+  if (running != nullptr) return running->wait(handles, count, deadline);
+  if (is_forked_child()) return HVL_IN_PROGRESS;
+  // The engine may be about to end, and then completes everything.
+  while (count > 0 && handle_table().wait(handles[count - 1], deadline) != HVL_IN_PROGRESS) --count;
+  return count == 0 ? HVL_OK : HVL_IN_PROGRESS;
+}
+
+Status unfinished() {
+  if (is_forked_child() && engine() == nullptr) return not_initialized();
+  return Status(HVL_IN_PROGRESS, "not complete yet");
+}
+
+hvl_status wait_until_there(const int64_t* handles, size_t count, uint64_t deadline) {
+  return wait_for_results(&handle_table(), handles, count, deadline, engine() != nullptr);
+}
+
+// HVL_OK: the handle is complete, and its result is there.
+hvl_status state_with_result(int64_t handle, uint64_t deadline) {
+  const hvl_status state = handle_table().poll(handle);
+  return state == HVL_OK ? wait_until_there(&handle, 1, deadline) : state;
+}
+
+Status hold_up(const int64_t* handles, size_t count, CudaStream stream, uint64_t deadline) {
+  return hold_up_for_results(&handle_table(), handles, count, stream, deadline, engine() != nullptr);
+}
+
+// Whether the handles are not to be consumed: the results are not there yet, or the stream is being captured.
+bool leaves_handles(const Status& held) {
+  return held.code() == HVL_INVALID_ARGUMENT || held.code() == HVL_IN_PROGRESS;
+}
+
+// The result of a handle that was found in this state, if that is to be complete.
+Status finish(int64_t handle, hvl_status state, hvl_output** outputs, int32_t* num_outputs) {
+  if (state == HVL_UNKNOWN_HANDLE) return Status(state, "the handle is unknown or was waited for already");
+  if (state == HVL_IN_PROGRESS) return unfinished();
+  std::vector<hvl_output> results;
+  Status status = handle_table().consume(handle, &results);
+  if (status.ok()) return hand_over(results, outputs, num_outputs);
+  free_all(results);
+  return status;
+}
+
+// Consumes all; the first error in order.
+Status finish_all(int64_t* handles, int32_t count) {
+  Status first;
+  for (int32_t index = 0; index < count; ++index) {
+    if (handles[index] == 0) continue;
+    std::vector<hvl_output> results;
+    Status status = handle_table().consume(handles[index], &results);
+    free_all(results);
+    handles[index] = 0;
+    if (first.ok()) first = status;
+  }
+  return first;
+}
+
+}  // namespace
+}  // namespace hvl
+
+extern "C" {
+
+hvl_prepared* hvl_prepare(const hvl_request* request) {
+  hvl_prepared* prepared = nullptr;
+  hvl::guarded([&] {
+    std::shared_ptr<hvl::Operation> operation;
+    hvl::Status status = hvl::make_operation(*request, &operation);
+    if (status.ok()) prepared = new hvl_prepared{std::move(operation)};
+    return status;
+  });
+  return prepared;
+}
+
+void hvl_release(hvl_prepared* prepared) { delete prepared; }
+
+int64_t hvl_enqueue(hvl_prepared* prepared, const uintptr_t* inputs, const uintptr_t* outputs,
+                    const hvl_callbacks* callbacks) {
+  const bool allocates = hvl::allocates(prepared->operation->signature.kind);
+  int64_t handle = 0;
+  int32_t status = hvl::with_engine([&](hvl::Engine* engine) {
+    return hvl::enqueue(engine, *prepared, inputs, allocates ? nullptr : outputs, callbacks, nullptr, &handle);
+  });
+  return hvl::outcome(status, handle);
+}
+
+int64_t hvl_enqueue_on_stream(hvl_prepared* prepared, const uintptr_t* inputs, const uintptr_t* outputs,
+                              const hvl_callbacks* callbacks, int32_t device, void* stream) {
+  const bool allocates = hvl::allocates(prepared->operation->signature.kind);
+  int64_t handle = 0;
+  int32_t status = hvl::with_engine([&](hvl::Engine* engine) {
+    hvl::GpuRequestPtr gpu;
+    hvl::Status ready = engine->request_gpu(device, stream, &gpu);
+    if (!ready.ok()) return ready;
+    return hvl::enqueue(engine, *prepared, inputs, allocates ? nullptr : outputs, callbacks, gpu, &handle);
+  });
+  return hvl::outcome(status, handle);
+}
+
+int64_t hvl_enqueue_inplace(hvl_prepared* prepared, uintptr_t data) {
+  int64_t handle = 0;
+  int32_t status = hvl::with_engine(
+      [&](hvl::Engine* engine) { return hvl::enqueue_inplace(engine, *prepared, data, nullptr, &handle); });
+  return hvl::outcome(status, handle);
+}
+
+int64_t hvl_enqueue_copied(hvl_prepared* prepared, uintptr_t data) {
+  int64_t handle = 0;
+  int32_t status =
+      hvl::with_engine([&](hvl::Engine* engine) { return hvl::enqueue_copied(engine, *prepared, data, &handle); });
+  return hvl::outcome(status, handle);
+}
+
+int64_t hvl_last_handle(void) { return hvl::last_handle; }
+
+int64_t hvl_handle_in_flight(hvl_prepared* prepared) {
+  int64_t handle = 0;
+  hvl::with_engine([&](hvl::Engine* engine) {
+    handle = engine->handle_in_flight(prepared->operation.get());
+    return hvl::Status();
+  });
+  return handle;
+}
+
+int32_t hvl_enqueue_all(hvl_prepared* const* prepared, const uintptr_t* data, int32_t count, int64_t* handles) {
+  std::fill_n(handles, count, 0);
+  return hvl::with_engine(
+      [&](hvl::Engine* engine) { return hvl::enqueue_all(engine, prepared, data, count, nullptr, handles); });
+}
+
+int32_t hvl_enqueue_all_on_stream(hvl_prepared* const* prepared, const uintptr_t* data, int32_t count, int64_t* handles,
+                                  int32_t device, void* stream) {
+  std::fill_n(handles, count, 0);
+  return hvl::with_engine([&](hvl::Engine* engine) {
+    hvl::GpuRequestPtr gpu;
+    hvl::Status ready = engine->request_gpu(device, stream, &gpu);
+    return ready.ok() ? hvl::enqueue_all(engine, prepared, data, count, gpu, handles) : ready;
+  });
+}
+
+int32_t hvl_poll(int64_t handle) {
+  hvl_status status = hvl::handle_table().poll(handle);
+  if (status == HVL_UNKNOWN_HANDLE) return -hvl::report(hvl::finish(handle, status, nullptr, nullptr));
+  if (status == HVL_OK) return 1;
+  std::shared_ptr<hvl::Engine> running = hvl::engine();
+  if (running != nullptr) running->hurry();
+  return 0;
+}
+
+int32_t hvl_wait(int64_t handle, double timeout, hvl_output** outputs, int32_t* num_outputs) {
+  return hvl::guarded([&]() -> hvl::Status {
+    if (outputs != nullptr) {
+      *outputs = nullptr;
+      *num_outputs = 0;
+    }
+    const uint64_t deadline = hvl::now_ns() + hvl::to_ns(timeout);
+    hvl::wait(&handle, 1, deadline);
+    return hvl::finish(handle, hvl::state_with_result(handle, deadline), outputs, num_outputs);
+  });
+}
+
+int32_t hvl_wait_on_stream(int64_t handle, double timeout, hvl_output** outputs, int32_t* num_outputs, void* stream) {
+  return hvl::guarded([&]() -> hvl::Status {
+    if (outputs != nullptr) {
+      *outputs = nullptr;
+      *num_outputs = 0;
+    }
+    const uint64_t deadline = hvl::now_ns() + hvl::to_ns(timeout);
+    hvl::wait(&handle, 1, deadline);
+    const hvl_status state = hvl::handle_table().poll(handle);
+    hvl::Status held = hvl::hold_up(&handle, state == HVL_OK ? 1 : 0, stream, deadline);
+    if (hvl::leaves_handles(held)) return held;
+    hvl::Status finished = hvl::finish(handle, state, outputs, num_outputs);
+    return finished.ok() ? held : finished;
+  });
+}
+
+int32_t hvl_try_wait(int64_t handle) {
+  return hvl::guarded([&] { return hvl::finish(handle, hvl::state_with_result(handle, 0), nullptr, nullptr); });
+}
+
+int32_t hvl_wait_until_complete(int64_t handle, double timeout) {
+  return hvl::guarded([&]() -> hvl::Status {
+    hvl_status state = hvl::handle_table().poll(handle);
+    if (state == HVL_IN_PROGRESS) state = hvl::wait(&handle, 1, hvl::now_ns() + hvl::to_ns(timeout));
+    if (state == HVL_UNKNOWN_HANDLE) return hvl::finish(handle, state, nullptr, nullptr);
+    return state == HVL_IN_PROGRESS ? hvl::unfinished() : hvl::Status();
+  });
+}
+
+int32_t hvl_take_copy(int64_t handle, uintptr_t result) {
+  return hvl::guarded([&] {
+    hvl::Status status;
+    const hvl_status state = hvl::handle_table().take_copy(handle, reinterpret_cast<char*>(result), &status);
+    return state == HVL_OK ? status : hvl::finish(handle, state, nullptr, nullptr);
+  });
+}
+
+int32_t hvl_wait_all(int64_t* handles, int32_t count, double timeout) {
+  return hvl::guarded([&]() -> hvl::Status {
+    const uint64_t deadline = hvl::now_ns() + hvl::to_ns(timeout);
+    const size_t num_handles = static_cast<size_t>(count);
+    if (hvl::wait(handles, num_handles, deadline) != HVL_OK ||
+        hvl::wait_until_there(handles, num_handles, deadline) != HVL_OK) {
+      return hvl::unfinished();
+    }
+    return hvl::finish_all(handles, count);
+  });
+}
+
+int32_t hvl_wait_all_on_stream(int64_t* handles, int32_t count, double timeout, void* stream) {
+  return hvl::guarded([&]() -> hvl::Status {
+    const uint64_t deadline = hvl::now_ns() + hvl::to_ns(timeout);
+    const size_t num_handles = static_cast<size_t>(count);
+    if (hvl::wait(handles, num_handles, deadline) != HVL_OK) return hvl::unfinished();
+    hvl::Status held = hvl::hold_up(handles, num_handles, stream, deadline);
+    if (hvl::leaves_handles(held)) return held;
+    hvl::Status finished = hvl::finish_all(handles, count);
+    return finished.ok() ? held : finished;
+  });
+}
+
+void hvl_free(void* data) { free(data); }
+
+}  // extern "C"

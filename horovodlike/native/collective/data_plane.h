@@ -1,0 +1,68 @@
+// The data plane: moves and reduces the bytes of batches that all ranks of a team run in the same order.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "base/status.h"
+#include "collective/batch.h"
+#include "collective/team.h"
+
+namespace hvl {
+
+// Told now and then how many bytes of the stream are final in the outputs, so that tensors complete before the batch.
+using FinalBytes = std::function<void(uint64_t num_bytes)>;
+
+// What goes to, or comes from, one member of a team.
+template <typename Byte>
+struct Block {
+  Byte* data;
+  uint64_t num_bytes;
+};
+
+// One member's view of one allgather.
+struct Gather {
+  const char* input;                // its own block
+  std::vector<Block<char>> blocks;  // the output, by place in the team; one after the other
+};
+
+// One member's view of one reducescatter.
+struct Scatter {
+  std::vector<Block<const char>> blocks;  // the input, by place in the team; whole elements
+  char* output;                           // its own block, reduced
+  Reduction reduction;
+};
+
+// One member's view of one alltoall.
+struct Exchange {
+  std::vector<Block<const char>> sent;  // by place in the team
+  std::vector<Block<char>> received;
+  uint64_t longest;  // bytes of the longest block that any two members exchange
+};
+
+// All functions are called by the engine, one at a time, and return when this rank's part is done. HVL_IN_PROGRESS: the
+// thread was interrupted while it waited for other ranks; the next call, with the same arguments, goes on from there.
+// Any other error means that the job is broken; the outputs are then undefined.
+class DataPlane {
+ public:
+  virtual ~DataPlane() = default;
+
+  // What is called next is the `number`-th collective of the log, and done by this team, of which this rank is one.
+  virtual void begin(TeamPtr team, uint64_t number) = 0;
+
+  virtual Status allreduce(const Batch& batch, const FinalBytes& final_bytes) = 0;
+  // root: its place in the team.
+  virtual Status broadcast(const Batch& batch, int root, const FinalBytes& final_bytes) = 0;
+  virtual Status allgather(const Gather& gather) = 0;
+  virtual Status reducescatter(const Scatter& scatter) = 0;
+  virtual Status alltoall(const Exchange& exchange) = 0;
+
+  // Something else than this process's threads may still write to the outputs of a collective that has failed.
+  virtual bool holds_memory() const { return false; }
+
+  // As of a ControlPlane.
+  virtual void close_in_child() {}
+};
+
+}  // namespace hvl

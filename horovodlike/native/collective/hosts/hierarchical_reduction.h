@@ -1,0 +1,40 @@
+// A reduction over several hosts in two steps: what the members of each host have, then what the hosts have.
+#pragma once
+
+#include <cstddef>
+
+#include "collective/reduce/reduce.h"
+
+namespace hvl {
+
+// What the first step multiplies by, and the second one divides by. The sum of a host's members may be too large for
+// float16 where the average of all is not. A power of two, so that only what is next to zero is rounded.
+inline double shrinking(const Reduction& reduction, size_t most_members) {
+  double factor = 1.0;
+  if (reduction.dtype != HVL_FLOAT16 || reduction.divisor == 1) return factor;
+  while (factor * static_cast<double>(most_members) > 1.0) factor /= 2;
+  return factor;
+}
+
+// The first step. `most_members`: of any host.
+inline Reduction within_host(Reduction reduction, size_t most_members) {
+  reduction.prescale *= shrinking(reduction, most_members);
+  if (reduction.op == HVL_AVERAGE) reduction.op = HVL_SUM;
+  reduction.postscale = 1.0;
+  reduction.divisor = 1;
+  return reduction;
+}
+
+// The second step, after the first.
+inline Reduction between_hosts(Reduction reduction, size_t most_members) {
+  reduction.prescale = 1.0 / shrinking(reduction, most_members);
+  return reduction;
+}
+
+// What is in between may not fit into the dtype: integers that are divided or scaled.
+inline bool is_in_one_step(const Reduction& reduction) {
+  return !is_floating(reduction.dtype) &&
+         (reduction.divisor != 1 || reduction.prescale != 1.0 || reduction.postscale != 1.0);
+}
+
+}  // namespace hvl

@@ -1,0 +1,64 @@
+// A collective of a team that has members on several hosts.
+#pragma once
+
+#include "collective/data_plane.h"
+#include "collective/hosts/host_exchange.h"
+#include "collective/hosts/host_layout.h"
+#include "collective/shm/chunk_pipeline.h"
+#include "transport/tcp/mesh.h"
+
+namespace hvl {
+
+// What it works with: what goes on within the host, and what between hosts.
+struct HostsContext {
+  const Layout* layout;
+  ChunkPipeline* pipeline;  // of this host's members
+  Mesh* mesh;
+  HostExchange::Memory* memory;
+};
+
+// Returns when it is done. HVL_IN_PROGRESS: interrupted; the next call goes on from there.
+class HostsCollective {
+ public:
+  explicit HostsCollective(const HostsContext& context) : context_(context) {}
+  virtual ~HostsCollective() = default;
+  HostsCollective(const HostsCollective&) = delete;
+  HostsCollective& operator=(const HostsCollective&) = delete;
+
+  virtual Status run() = 0;
+
+ protected:
+  const Layout& layout() const { return *context_.layout; }
+  ChunkPipeline& pipeline() const { return *context_.pipeline; }
+  Mesh& mesh() const { return *context_.mesh; }
+  bool is_alone_here() const { return layout().here().size() == 1; }
+
+  // Calls advance(&moved), which does what can be done without waiting, until is_done().
+  template <typename Advance, typename IsDone>
+  Status run_until(IsDone&& is_done, Advance&& advance) {
+    Status status;
+    const auto goes_on = [&] {
+      bool moved = false;
+      status = advance(&moved);
+      return moved || !status.ok() || is_done();
+    };
+    while (!is_done()) {
+      if (goes_on()) {
+        if (!status.ok()) return status;
+        continue;
+      }
+      const Status waited = pipeline().waiter()->wait(goes_on, [](int) { return false; }, &mesh());
+      if (!waited.ok()) return waited;
+      if (!status.ok()) return status;
+    }
+    return Status();
+  }
+  // Until all that was asked of the mesh has been moved.
+  Status finish_transfers() {
+    return run_until([this] { return mesh().is_idle(); }, [this](bool* moved) { return mesh().progress(moved); });
+  }
+
+  const HostsContext context_;
+};
+
+}  // namespace hvl

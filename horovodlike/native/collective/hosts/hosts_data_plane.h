@@ -1,0 +1,42 @@
+// The data plane of a job of several hosts: shared memory within each, TCP between them.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "collective/hosts/hosts_collective.h"
+#include "collective/shm/shm_data_plane.h"
+
+namespace hvl {
+
+class HostsDataPlane : public DataPlane {
+ public:
+  // `hosts`: by rank. `mesh` has all connections of this rank.
+  HostsDataPlane(std::shared_ptr<HostMemory> memory, int rank, int local_rank, std::vector<int> hosts,
+                 std::unique_ptr<Mesh> mesh, Waiter* waiter);
+
+  void begin(TeamPtr team, uint64_t number) override;
+  Status allreduce(const Batch& batch, const FinalBytes& final_bytes) override;
+  Status broadcast(const Batch& batch, int root, const FinalBytes& final_bytes) override;
+  Status allgather(const Gather& gather) override;
+  Status reducescatter(const Scatter& scatter) override;
+  Status alltoall(const Exchange& exchange) override;
+  void close_in_child() override { mesh_->close_in_child(); }
+
+ private:
+  // Makes the collective unless it is an interrupted one that goes on.
+  template <typename Make>
+  Status run(Make&& make);
+  bool is_here() const { return layout_->num_hosts() == 1; }
+
+  const int rank_;
+  const std::vector<int> hosts_;
+  const std::unique_ptr<Mesh> mesh_;
+  ChunkPipeline pipeline_;
+  HostExchange::Memory memory_;
+  FinalBytes final_bytes_;          // the last that was given: an interrupted collective goes on with another one
+  std::unique_ptr<Layout> layout_;  // of the last team
+  std::unique_ptr<HostsCollective> collective_;
+};
+
+}  // namespace hvl

@@ -1,0 +1,25 @@
+// reduce() for x86 processors with AVX-512 (F, BW, DQ, VL).
+#include "base/target.h"
+
+HVL_TARGET_AVX512
+
+#include "collective/reduce/reduce_kernels.h"
+
+namespace hvl {
+namespace {
+
+struct Avx512 {
+  [[maybe_unused]] static constexpr size_t kVectorBytes = 64;
+};
+
+// A template, so that nothing is made of it in a build without dispatch.
+template <class Level>
+void reduce_if_built(const Reduction& reduction, const Arrays& arrays) {
+  if constexpr (kDispatch) reduce_vectors<Level>(reduction, arrays);
+}
+
+}  // namespace
+
+void reduce_avx512(const Reduction& reduction, const Arrays& arrays) { reduce_if_built<Avx512>(reduction, arrays); }
+
+}  // namespace hvl

@@ -1,0 +1,147 @@
+// The definition of every reduction, one element at a time and with no thought of speed. It shares nothing with the
+// vector kernels but half.h, so that comparing the two means something.
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+
+#include "base/half.h"
+#include "collective/reduce/reduce.h"
+
+namespace hvl {
+namespace {
+
+template <class T>
+T load(const void* array, size_t i) {
+  T value;
+  std::memcpy(&value, static_cast<const char*>(array) + i * sizeof(T), sizeof(T));
+  return value;
+}
+
+template <class T>
+void store(void* array, size_t i, T value) {
+  std::memcpy(static_cast<char*>(array) + i * sizeof(T), &value, sizeof(T));
+}
+
+template <class T>
+T min_of(T a, T b) {
+  return a < b || a != a ? a : b;
+}
+
+template <class T>
+T max_of(T a, T b) {
+  return a > b || a != a ? a : b;
+}
+
+// Truncated toward zero; what does not fit becomes the nearest value that does, NaN becomes 0.
+template <class T>
+T truncate(double value) {
+  using Limits = std::numeric_limits<T>;
+  if (value != value) return 0;
+  if (value <= static_cast<double>(Limits::min())) return Limits::min();
+  if (value >= static_cast<double>(Limits::max())) return Limits::max();
+  return static_cast<T>(value);
+}
+
+template <class F>
+F combine_floats(ReduceOp op, F a, F b) {
+  switch (op) {
+    case HVL_MIN: return min_of(a, b);
+    case HVL_MAX: return max_of(a, b);
+    case HVL_PRODUCT: return a * b;
+    default: return a + b;
+  }
+}
+
+// `F` is the type of the arithmetic; `widen` and `narrow` convert from and to what is stored.
+template <class Storage, class F>
+void reduce_floats(const Reduction& reduction, const void* const* sources, int num_sources, void* dst, size_t count,
+                   F (*widen)(Storage), Storage (*narrow)(F)) {
+  const F prescale = static_cast<F>(reduction.prescale);
+  for (size_t i = 0; i < count; ++i) {
+    F result = widen(load<Storage>(sources[0], i)) * prescale;
+    for (int source = 1; source < num_sources; ++source) {
+      const F value = widen(load<Storage>(sources[source], i)) * prescale;
+      result = combine_floats(reduction.op, result, value);
+    }
+    if (reduction.op == HVL_AVERAGE) result = result / static_cast<F>(reduction.divisor);
+    store(dst, i, narrow(result * static_cast<F>(reduction.postscale)));
+  }
+}
+
+// Signed overflow wraps, as the conversions to the unsigned type and back do.
+template <class Wide>
+Wide combine_integers(ReduceOp op, Wide a, Wide b) {
+  using Unsigned = std::make_unsigned_t<Wide>;
+  switch (op) {
+    case HVL_MIN: return min_of(a, b);
+    case HVL_MAX: return max_of(a, b);
+    case HVL_PRODUCT: return static_cast<Wide>(static_cast<Unsigned>(a) * static_cast<Unsigned>(b));
+    default: return static_cast<Wide>(static_cast<Unsigned>(a) + static_cast<Unsigned>(b));
+  }
+}
+
+template <class T>
+void reduce_integers(const Reduction& reduction, const void* const* sources, int num_sources, void* dst, size_t count) {
+  using Wide = std::conditional_t<sizeof(T) <= 2, int32_t, int64_t>;
+  const auto scaled = [&](size_t source, size_t i) {
+    const Wide value = load<T>(sources[source], i);
+    return reduction.prescale == 1.0 ? value : truncate<Wide>(static_cast<double>(value) * reduction.prescale);
+  };
+  for (size_t i = 0; i < count; ++i) {
+    Wide result = scaled(0, i);
+    for (int source = 1; source < num_sources; ++source) {
+      result = combine_integers(reduction.op, result, scaled(source, i));
+    }
+    if (reduction.op == HVL_AVERAGE) result /= reduction.divisor;
+    if (reduction.postscale == 1.0) {
+      store(dst, i, static_cast<T>(result));
+    } else {
+      store(dst, i, truncate<T>(static_cast<double>(result) * reduction.postscale));
+    }
+  }
+}
+
+// Scale factors mean nothing for truth values.
+void reduce_bools(const Reduction& reduction, const void* const* sources, int num_sources, void* dst, size_t count) {
+  const bool all = reduction.op == HVL_MIN || reduction.op == HVL_PRODUCT;
+  for (size_t i = 0; i < count; ++i) {
+    bool result = all;
+    for (int source = 0; source < num_sources; ++source) {
+      const bool value = load<uint8_t>(sources[source], i) != 0;
+      result = all ? result && value : result || value;
+    }
+    store<uint8_t>(dst, i, result ? 1 : 0);
+  }
+}
+
+template <class F>
+F same(F value) {
+  return value;
+}
+
+}  // namespace
+
+void reduce_scalar(const Reduction& reduction, const void* const* sources, int num_sources, void* dst, size_t count) {
+  const auto integers = [&](auto zero) {
+    reduce_integers<decltype(zero)>(reduction, sources, num_sources, dst, count);
+  };
+  const auto floats = [&](auto widen, auto narrow) {
+    reduce_floats(reduction, sources, num_sources, dst, count, widen, narrow);
+  };
+  switch (reduction.dtype) {
+    case HVL_UINT8: return integers(uint8_t{});
+    case HVL_INT8: return integers(int8_t{});
+    case HVL_UINT16: return integers(uint16_t{});
+    case HVL_INT16: return integers(int16_t{});
+    case HVL_INT32: return integers(int32_t{});
+    case HVL_INT64: return integers(int64_t{});
+    case HVL_FLOAT16: return floats(float16_to_float, float_to_float16);
+    case HVL_BFLOAT16: return floats(bfloat16_to_float, float_to_bfloat16);
+    case HVL_FLOAT32: return floats(same<float>, same<float>);
+    case HVL_FLOAT64: return floats(same<double>, same<double>);
+    case HVL_BOOL: return reduce_bools(reduction, sources, num_sources, dst, count);
+  }
+}
+
+}  // namespace hvl

@@ -1,0 +1,164 @@
+#include "collective/shm/allreduce.h"
+
+#include <cstring>
+#include <vector>
+
+#include "base/prefetch.h"
+
+namespace hvl {
+
+namespace {
+
+// Up to here one synchronisation and more arithmetic is quicker than two and less arithmetic.
+constexpr uint64_t kSmallBatch = 32 << 10;
+// A chunk's part for each rank: so small that the slots in use stay in the level 2 cache.
+constexpr uint64_t kPart = 32 << 10;
+
+// Copies what is in memory, and not in a cache. A processor's own prefetching ends with each page and would begin anew
+// in the next; this goes on.
+void put_in(char* slot, const char* from, uint64_t num_bytes) {
+  constexpr uint64_t kBlock = 256;
+  constexpr uint64_t kAhead = 8 << 10;
+  prefetch_to_read(from, std::min(num_bytes, kAhead));
+  for (uint64_t done = 0; done < num_bytes; done += kBlock) {
+    const uint64_t ahead = done + kAhead;
+    if (ahead < num_bytes) prefetch_to_read(from + ahead, std::min(kBlock, num_bytes - ahead));
+    // Not memcpy, which the compiler would write as `rep movs`; that takes longer to begin than to copy a block.
+    memmove(slot + done, from + done, std::min(kBlock, num_bytes - done));
+  }
+}
+
+// Copies what is then to be written by this rank again. That waits for another processor, so what is to be read from
+// memory next, if not null and as long, may come meanwhile.
+void take_out(char* to, const char* slot, uint64_t num_bytes, const char* next) {
+  constexpr uint64_t kBlock = 512;
+  prefetch_to_write(slot, std::min<uint64_t>(num_bytes, kPrefetchAhead));
+  for (uint64_t done = 0; done < num_bytes; done += kBlock) {
+    uint64_t ahead = done + kPrefetchAhead;
+    if (ahead < num_bytes) prefetch_to_write(slot + ahead, std::min(kBlock, num_bytes - ahead));
+    if (next != nullptr) prefetch_to_read(next + done, std::min(kBlock, num_bytes - done));
+    memmove(to + done, slot + done, std::min(kBlock, num_bytes - done));
+  }
+}
+
+class Allreduce {
+ public:
+  Allreduce(const Batch& batch, ChunkPipeline* pipeline, const FinalBytes& final_bytes)
+      : batch_(batch),
+        pipeline_(*pipeline),
+        final_bytes_(final_bytes),
+        sources_(static_cast<size_t>(pipeline->ranks())),
+        dsts_(sources_.size()) {}
+
+  Status run() {
+    const uint64_t length = batch_.num_bytes();
+    if (length <= std::min(kSmallBatch, pipeline_.slot_bytes())) {
+      chunk_bytes_ = std::max(length, kAlignment);
+      return run_whole();
+    }
+    chunk_bytes_ = std::min(kPart * static_cast<uint64_t>(pipeline_.ranks()), pipeline_.slot_bytes());
+    return run_in_parts();
+  }
+
+ private:
+  // Every rank copies all its bytes in, and reduces everything into its own tensors.
+  Status run_whole() {
+    auto fill = [&](uint64_t chunk) {
+      Range range = range_of(chunk, 0, 1);
+      copy_in(range, pipeline_.slot(pipeline_.mine(), chunk));
+    };
+    auto drain = [&](uint64_t chunk) {
+      Range range = range_of(chunk, 0, 1);
+      reduce_range(chunk, range, false);
+      final_bytes_(range.end);
+    };
+    return pipeline_.run(num_chunks(), fill, drain);
+  }
+
+  // Every rank reduces its part of each chunk, and puts the result in the place of what it has read from the others'
+  // slots; so each takes the rest from its own slot. Between processors the bytes are what is slow. This way a cache
+  // line goes to the rank that reduces it and back, and nowhere else: each time it is prefetched to be written, so
+  // whoever gets it owns it, and no further message is needed to write the result, or the next chunk, into it.
+  Status run_in_parts() {
+    const uint64_t ranks = static_cast<uint64_t>(pipeline_.ranks());
+    const uint64_t mine = static_cast<uint64_t>(pipeline_.mine());
+    auto fill = [&](uint64_t chunk) {
+      for (uint64_t part = 0; part < ranks; ++part) {
+        if (part != mine) copy_in(range_of(chunk, part, ranks), pipeline_.slot(pipeline_.mine(), chunk));
+      }
+    };
+    auto reduce_mine = [&](uint64_t chunk) { reduce_range(chunk, range_of(chunk, mine, ranks), true); };
+    auto drain = [&](uint64_t chunk) {
+      for (uint64_t part = 0; part < ranks; ++part) {
+        if (part != mine) copy_out(range_of(chunk, part, ranks), pipeline_.slot(pipeline_.mine(), chunk));
+      }
+      final_bytes_(range_of(chunk, 0, 1).end);
+    };
+    return pipeline_.run(num_chunks(), fill, reduce_mine, drain);
+  }
+
+  // A part of a chunk, in the stream and in a slot.
+  struct Range {
+    uint64_t begin, end, in_slot;
+  };
+
+  uint64_t num_chunks() const { return (batch_.num_bytes() + chunk_bytes_ - 1) / chunk_bytes_; }
+
+  Range range_of(uint64_t chunk, uint64_t part, uint64_t parts) const {
+    uint64_t begin = chunk * chunk_bytes_;
+    uint64_t length = std::min(chunk_bytes_, batch_.num_bytes() - begin);
+    uint64_t share = align((length + parts - 1) / parts);
+    uint64_t from = std::min(part * share, length);
+    uint64_t to = std::min(from + share, length);
+    return Range{begin + from, begin + to, from};
+  }
+
+  void copy_in(const Range& range, char* slot) {
+    batch_.for_each_piece(range.begin, range.end,
+                          [&](const Segment& segment, uint64_t from, uint64_t at, uint64_t num_bytes) {
+                            put_in(slot + range.in_slot + at, segment.input + from, num_bytes);
+                          });
+  }
+
+  void copy_out(const Range& range, const char* slot) {
+    batch_.for_each_piece(range.begin, range.end,
+                          [&](const Segment& segment, uint64_t from, uint64_t at, uint64_t num_bytes) {
+                            const uint64_t next = from + pipeline_.depth() * chunk_bytes_;  // to be copied in
+                            const bool is_here = next + num_bytes <= segment.num_bytes;
+                            take_out(segment.output + from, slot + range.in_slot + at, num_bytes,
+                                     is_here ? segment.input + next : nullptr);
+                          });
+  }
+
+  // Reduces a range of the stream into this rank's tensors, and if `everywhere` also into all the slots.
+  void reduce_range(uint64_t chunk, const Range& range, bool everywhere) {
+    const size_t mine = static_cast<size_t>(pipeline_.mine());
+    batch_.for_each_piece(range.begin, range.end,
+                          [&](const Segment& segment, uint64_t from, uint64_t at, uint64_t num_bytes) {
+                            for (size_t rank = 0; rank < sources_.size(); ++rank) {
+                              char* piece = pipeline_.slot(static_cast<int>(rank), chunk) + range.in_slot + at;
+                              sources_[rank] = rank == mine ? segment.input + from : piece;
+                              dsts_[rank] = rank == mine ? segment.output + from : piece;
+                            }
+                            const size_t count = num_bytes / size_of(segment.reduction.dtype);
+                            Arrays arrays{sources_.data(), pipeline_.ranks(), dsts_.data(), pipeline_.ranks(), count};
+                            Arrays mine_only{sources_.data(), pipeline_.ranks(), &dsts_[mine], 1, count};
+                            reduce(segment.reduction, everywhere ? arrays : mine_only);
+                          });
+  }
+
+  const Batch& batch_;
+  ChunkPipeline& pipeline_;
+  const FinalBytes& final_bytes_;
+  std::vector<const void*> sources_;  // by rank
+  std::vector<void*> dsts_;
+  uint64_t chunk_bytes_ = 0;
+};
+
+}  // namespace
+
+Status allreduce(const Batch& batch, ChunkPipeline* pipeline, const FinalBytes& final_bytes) {
+  return Allreduce(batch, pipeline, final_bytes).run();
+}
+
+}  // namespace hvl

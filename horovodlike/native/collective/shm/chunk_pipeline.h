@@ -1,0 +1,243 @@
+// Streaming through shared memory: the schedule that every collective of one host follows.
+//
+// A stream is cut into chunks. Each rank owns `depth` slots; chunk c uses slot c % depth. Per chunk a rank
+//   fills   its slot with its bytes,
+//   reduces its part of the chunk once all ranks have filled, and
+//   drains  the chunk (takes out what it needs) once all ranks have reduced.
+// Counters of completed steps replace barriers. A rank does whatever step is possible, the latest one first, so what
+// it touches is still in its cache; it waits only when no step is possible. A slot is filled again only when nobody
+// needs what stood there.
+//
+// Chunks are numbered so that the counters only ever grow, and that ranks which take no part in a collective need not
+// count its chunks: those of the n-th collective in the log begin at n * 2^24. A slow rank may still drain the last
+// chunks of one collective while others fill the next, also if that is another team's.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "collective/team.h"
+#include "sync/waiter.h"
+
+namespace hvl {
+
+class ChunkPipeline {
+ public:
+  // Of a chunk's number: so many chunks has a collective at most. The rest lasts for 2^40 collectives.
+  static constexpr int kChunkBits = 24;
+
+  ChunkPipeline(std::shared_ptr<HostMemory> memory, int local_rank, Waiter* waiter)
+      : memory_(std::move(memory)), local_rank_(local_rank), waiter_(waiter), uses_(depth()) {}
+
+  // The streams that follow are the `number`-th collective of the log, and this team's; this rank is a member.
+  void begin(TeamPtr team, uint64_t number) {
+    team_ = std::move(team);
+    base_ = filled_ = combined_ = reduced_ = drained_ = number << kChunkBits;
+    first_slot_ = number - base_;
+  }
+
+  // Of the team; its members are told apart by their places in it.
+  int ranks() const { return static_cast<int>(team_->size()); }
+  int mine() const { return static_cast<int>(team_->mine); }
+  uint64_t slot_bytes() const { return static_cast<uint64_t>(memory_->shape().slot_bytes); }
+  uint64_t depth() const { return static_cast<uint64_t>(memory_->shape().slot_depth); }
+  // The slot of a member for chunk number `chunk` of the stream that run() works on, or is called for next.
+  char* slot(int place, uint64_t chunk) const {
+    return memory_->slot(team_->ranks[static_cast<size_t>(place)], first_slot_ + base_ + chunk);
+  }
+
+  // Runs the steps for chunks 0 .. count - 1; each step is a callable that takes the chunk's number. HVL_IN_PROGRESS:
+  // interrupted while it waited; the same call goes on from there.
+  template <typename Fill, typename Reduce, typename Drain>
+  Status run(uint64_t count, Fill&& fill, Reduce&& reduce, Drain&& drain) {
+    Progress& mine = progress(local_rank_);
+    const uint64_t end = base_ + count;
+    // The others are done with this rank's slot when they have reduced, for which draining waits. What an earlier
+    // stream left there, in the first slots, they may still have to drain.
+    auto may_fill = [&] {
+      return filled_ < end && filled_ < drained_ + depth() && (filled_ >= base_ + depth() || slot_is_free(filled_));
+    };
+    while (drained_ < end) {
+      if (drained_ < reduced_ && all_past(&Progress::reduced, drained_)) {
+        drain(drained_ - base_);
+        publish(&mine.drained, ++drained_);
+      } else if (reduced_ < filled_ && all_past(&Progress::filled, reduced_)) {
+        reduce(reduced_ - base_);
+        publish(&mine.reduced, ++reduced_);
+      } else if (may_fill()) {
+        fill(filled_ - base_);
+        publish(&mine.filled, ++filled_);
+      } else {
+        auto step_is_possible = [&] {
+          return (drained_ < reduced_ && all_past(&Progress::reduced, drained_)) ||
+                 (reduced_ < filled_ && all_past(&Progress::filled, reduced_)) || may_fill();
+        };
+        auto lags = [&](int peer) {
+          return (reduced_ < filled_ && is_behind(*team_, peer, &Progress::filled, reduced_)) ||
+                 (drained_ < reduced_ && is_behind(*team_, peer, &Progress::reduced, drained_)) ||
+                 (filled_ < end && filled_ < base_ + depth() && needs_slot(peer, filled_));
+        };
+        Status status = waiter_->wait(step_is_possible, lags);
+        if (!status.ok()) return status;
+      }
+    }
+    end_stream(end);
+    return Status();
+  }
+
+  // The same for collectives that reduce nothing, or where every rank reduces everything while it drains: one
+  // synchronisation a chunk instead of two.
+  template <typename Fill, typename Drain>
+  Status run(uint64_t count, Fill&& fill, Drain&& drain) {
+    Progress& mine = progress(local_rank_);
+    const uint64_t end = base_ + count;
+    auto may_fill = [&] {
+      return filled_ < end &&
+             (filled_ < base_ + depth() ? slot_is_free(filled_) : all_past(&Progress::drained, filled_ - depth()));
+    };
+    while (drained_ < end) {
+      if (drained_ < filled_ && all_past(&Progress::filled, drained_)) {
+        drain(drained_ - base_);
+        ++drained_;
+        mine.reduced.store(drained_, std::memory_order_relaxed);
+        publish(&mine.drained, drained_);
+      } else if (may_fill()) {
+        fill(filled_ - base_);
+        publish(&mine.filled, ++filled_);
+      } else {
+        auto step_is_possible = [&] {
+          return (drained_ < filled_ && all_past(&Progress::filled, drained_)) || may_fill();
+        };
+        auto lags = [&](int peer) {
+          if (drained_ < filled_ && is_behind(*team_, peer, &Progress::filled, drained_)) return true;
+          if (filled_ >= end) return false;
+          return filled_ < base_ + depth() ? needs_slot(peer, filled_)
+                                           : is_behind(*team_, peer, &Progress::drained, filled_ - depth());
+        };
+        Status status = waiter_->wait(step_is_possible, lags);
+        if (!status.ok()) return status;
+      }
+    }
+    end_stream(end);
+    return Status();
+  }
+
+  // The same where other hosts have a part in it: `combine` puts together what this host has of a chunk, `network` goes
+  // on with it, and when that is done `spread` writes the result to where others drain it from. The network is a
+  // HostExchange, or like one.
+  template <typename Fill, typename Combine, typename Network, typename Spread, typename Drain>
+  Status run(uint64_t count, Fill&& fill, Combine&& combine, Network* network, Spread&& spread, Drain&& drain) {
+    Progress& mine = progress(local_rank_);
+    const uint64_t end = base_ + count;
+    auto may_fill = [&] {
+      return filled_ < end && filled_ < drained_ + depth() && (filled_ >= base_ + depth() || slot_is_free(filled_));
+    };
+    auto may_combine = [&] { return combined_ < filled_ && all_past(&Progress::filled, combined_); };
+    auto may_spread = [&] { return reduced_ < base_ + network->num_complete(); };
+    auto may_drain = [&] { return drained_ < reduced_ && all_past(&Progress::reduced, drained_); };
+    while (drained_ < end) {
+      bool moved = false;
+      Status status = network->advance(&moved);
+      if (!status.ok()) return status;
+      if (may_drain()) {
+        drain(drained_ - base_);
+        publish(&mine.drained, ++drained_);
+      } else if (may_spread()) {
+        spread(reduced_ - base_);
+        publish(&mine.reduced, ++reduced_);
+      } else if (may_combine()) {
+        combine(combined_ - base_);
+        ++combined_;
+        network->add_source();
+      } else if (may_fill()) {
+        fill(filled_ - base_);
+        publish(&mine.filled, ++filled_);
+      } else if (!moved) {
+        // It is looked at more often than once before a sleep, and each look may complete a chunk.
+        auto step_is_possible = [&] {
+          if (may_drain() || may_spread() || may_combine() || may_fill()) return true;
+          bool has_moved = false;
+          status = network->advance(&has_moved);
+          return has_moved || !status.ok();
+        };
+        auto lags = [&](int peer) {
+          return (combined_ < filled_ && is_behind(*team_, peer, &Progress::filled, combined_)) ||
+                 (drained_ < reduced_ && is_behind(*team_, peer, &Progress::reduced, drained_)) ||
+                 (filled_ < end && filled_ < base_ + depth() && needs_slot(peer, filled_));
+        };
+        const Status waited = waiter_->wait(step_is_possible, lags, network->sockets());
+        if (!waited.ok()) return waited;
+        if (!status.ok()) return status;
+      }
+    }
+    end_stream(end);
+    return Status();
+  }
+
+  Waiter* waiter() const { return waiter_; }
+
+ private:
+  using Counter = std::atomic<uint64_t>;
+
+  // Who had to do with one of this rank's slots last, and for which chunk.
+  struct Use {
+    TeamPtr team;  // null: nobody yet
+    uint64_t chunk = 0;
+  };
+
+  Progress& progress(int rank) const { return memory_->rank(rank).progress; }
+
+  bool is_behind(const Team& team, int rank, Counter Progress::* counter, uint64_t chunk) const {
+    return team.contains(rank) && (progress(rank).*counter).load() <= chunk;
+  }
+
+  bool all_past(const Team& team, Counter Progress::* counter, uint64_t chunk) const {
+    for (int rank : team.ranks) {
+      if ((progress(rank).*counter).load() <= chunk) return false;
+    }
+    return true;
+  }
+  bool all_past(Counter Progress::* counter, uint64_t chunk) const { return all_past(*team_, counter, chunk); }
+
+  // Of the first chunks of a stream: what came before may have been another team's.
+  const Use& last_use(uint64_t chunk) const { return uses_[(first_slot_ + chunk) % depth()]; }
+  bool slot_is_free(uint64_t chunk) const {
+    const Use& use = last_use(chunk);
+    return use.team == nullptr || all_past(*use.team, &Progress::drained, use.chunk);
+  }
+  bool needs_slot(int peer, uint64_t chunk) const {
+    const Use& use = last_use(chunk);
+    return use.team != nullptr && is_behind(*use.team, peer, &Progress::drained, use.chunk);
+  }
+
+  void end_stream(uint64_t end) {
+    for (uint64_t chunk = std::max(base_ + depth(), end) - depth(); chunk < end; ++chunk) {
+      Use& use = uses_[(first_slot_ + chunk) % depth()];
+      if (use.team != team_) use.team = team_;
+      use.chunk = chunk;
+    }
+    base_ = combined_ = reduced_ = end;
+  }
+
+  void publish(Counter* counter, uint64_t value) {
+    counter->store(value);
+    for (int rank : team_->ranks) {
+      if (rank != local_rank_) memory_->ring(rank, kRingProgress);
+    }
+  }
+
+  std::shared_ptr<HostMemory> memory_;
+  int local_rank_;
+  Waiter* waiter_;
+  TeamPtr team_;
+  // Numbers of chunks: before the stream that is run, or is run next; and how far this rank is. Between two streams
+  // all are equal.
+  uint64_t base_ = 0, filled_ = 0, combined_ = 0, reduced_ = 0, drained_ = 0;
+  uint64_t first_slot_ = 0;  // what is to be added to a chunk's number: collectives take turns with the slots
+  std::vector<Use> uses_;    // by slot
+};
+
+}  // namespace hvl

@@ -1,0 +1,62 @@
+#include "control/coordinator_host.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/log.h"
+
+namespace hvl {
+
+Status CoordinatorSeat::accept(int rank, const Message& message, uint64_t sent) {
+  accepted_ = true;
+  return coordinator_.on_message(rank, message, sent);
+}
+
+Status CoordinatorSeat::accept(const Message& message, uint64_t came) {
+  accepted_ = true;
+  return coordinator_.on_message(message, came);
+}
+
+void CoordinatorSeat::decide(const std::function<void(const Decision&)>& publish) {
+  if (!accepted_) return;
+  accepted_ = false;
+  decisions_.clear();
+  coordinator_.decide(&decisions_);
+  for (Decision& decision : decisions_) {
+    if (is_logged(LogLevel::kTrace)) log(LogLevel::kTrace, "decided: " + decision.reason.text());
+    publish(decision);
+    log_.push_back(std::move(decision.record));
+  }
+}
+
+bool CoordinatorSeat::next(Record* record) {
+  if (log_.empty()) return false;
+  *record = std::move(log_.front());
+  log_.pop_front();
+  return true;
+}
+
+Status CoordinatorSeat::check_stalls(StackQuestions* questions, const std::function<void()>& show_inquiry) {
+  const uint64_t now = now_ns();
+  const std::vector<Pending> pending = coordinator_.pending(inspector_.latest_stall(now));
+  const bool is_over = inspector_.is_over(pending, now);
+  if (is_over) show_inquiry();
+  if (verdict_.warning.empty()) {
+    verdict_ = inspector_.inspect(pending, now);
+    if (!verdict_.warning.empty()) questions->ask(verdict_.missing, now);
+  }
+  if (verdict_.warning.empty() || !questions->is_over(now)) return Status();
+  // While they were asked, those that were missing may have come, and the time of a tensor may have ended.
+  const StallVerdict asked = std::exchange(verdict_, StallVerdict());
+  const StallVerdict last = is_over ? inspector_.inspect(pending, now) : StallVerdict();
+  const bool has_asked_all =
+      std::includes(asked.missing.begin(), asked.missing.end(), last.missing.begin(), last.missing.end());
+  if (is_over && (has_asked_all || asked.shut_down)) {
+    return Status(HVL_JOB_BROKEN, last.warning + "\n" + questions->report());
+  }
+  log(LogLevel::kWarning, asked.warning + "\n" + questions->report());
+  return Status();  // if it is over, the next call asks the others
+}
+
+}  // namespace hvl

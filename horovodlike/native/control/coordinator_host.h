@@ -1,0 +1,50 @@
+// What surrounds the coordinator on the rank that holds it, whatever way its messages come and its log goes.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <vector>
+
+#include "control/control_plane.h"
+#include "negotiate/coordinator.h"
+#include "negotiate/stall_inspector.h"
+#include "observe/stack_dump.h"
+
+namespace hvl {
+
+struct SeatOptions {
+  CoordinatorOptions coordinator;
+  double stall_warning = 60;
+  double stall_shutdown = 0;
+};
+
+class CoordinatorSeat {
+ public:
+  explicit CoordinatorSeat(const SeatOptions& options)
+      : coordinator_(options.coordinator), inspector_(options.stall_warning, options.stall_shutdown) {}
+
+  // `sent`: when, by the host's clock.
+  Status accept(int rank, const Message& message, uint64_t sent);
+  // Of all the ranks for which it speaks; `came`: when, by the host's clock.
+  Status accept(const Message& message, uint64_t came);
+  // Decides; passes every decision to `publish`, then keeps its record for this rank itself.
+  void decide(const std::function<void(const Decision&)>& publish);
+  bool next(Record* record);
+  void set_fusion_threshold(int64_t num_bytes) { coordinator_.set_fusion_threshold(num_bytes); }
+  const std::vector<Lateness>& lateness() const { return coordinator_.lateness(); }
+  bool has_messages() const { return accepted_; }
+  bool has_records() const { return !log_.empty(); }
+  // Asks ranks that others have waited for for long where they are; a later call, when they have answered, reports.
+  // Never waits. Calls show_inquiry() as long as it asks with the time of a tensor over.
+  Status check_stalls(StackQuestions* questions, const std::function<void()>& show_inquiry);
+
+ private:
+  Coordinator coordinator_;
+  StallInspector inspector_;
+  StallVerdict verdict_;  // about which the missing ranks have been asked; no warning: none has been
+  std::vector<Decision> decisions_;
+  std::deque<Record> log_;  // what this rank itself has still to run
+  bool accepted_ = false;   // messages came since the last decision
+};
+
+}  // namespace hvl

@@ -1,0 +1,63 @@
+// The control plane of the ranks of one host, through rings in shared memory. Local rank 0 holds the coordinator.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "control/coordinator_host.h"
+#include "control/leader_rings.h"
+#include "shm/host_memory.h"
+#include "shm/ring_buffer.h"
+
+namespace hvl {
+
+class ShmCoordinator : public ControlPlane {
+ public:
+  // `pids` by local rank; empty: the ranks are threads of this process.
+  ShmCoordinator(std::shared_ptr<HostMemory> memory, const SeatOptions& options, std::vector<int> pids);
+
+  Status send(const Message& message) override { return seat_.accept(0, message, now_ns()); }
+  Status pump(bool* progressed) override;
+  Status next(Record* record, bool* found) override;
+  bool has_news() override { return seat_.has_messages() || next_is_public() || rings_.has_news(); }
+  bool is_flushed() override { return rings_.is_flushed(); }
+  Status check_stalls() override {
+    return seat_.check_stalls(&questions_, [this] { rings_.show_inquiry(); });
+  }
+  void set_fusion_threshold(int64_t num_bytes) override { seat_.set_fusion_threshold(num_bytes); }
+
+ private:
+  bool next_is_public() const { return !record_ends_.empty() && rings_.has_written(record_ends_.front()); }
+
+  const std::vector<int> ranks_;  // by local rank, here the same
+  CoordinatorSeat seat_;
+  StackQuestions questions_;
+  LeaderRings rings_;
+  // Where in the log's stream the records end that this rank has still to run. It runs a record only when the others
+  // can read it too: while it runs one nobody passes on the rest of the log, and the others would never begin.
+  std::deque<uint64_t> record_ends_;
+};
+
+// Of every host: those that are not its local rank 0.
+class ShmWorker : public ControlPlane {
+ public:
+  ShmWorker(std::shared_ptr<HostMemory> memory, int local_rank);
+
+  Status send(const Message& message) override;
+  Status pump(bool* progressed) override;
+  Status next(Record* record, bool* found) override;
+  bool has_news() override { return log_.has_frame() || requests_.can_pump(); }
+  bool is_flushed() override { return requests_.is_flushed(); }
+  Status check_stalls() override { return Status(); }
+
+ private:
+  std::shared_ptr<HostMemory> memory_;
+  RingWriter requests_;
+  RingReader log_;
+  std::string frame_;
+  bool is_leaving_ = false;  // what it sends is news to a coordinator that has nothing in flight
+};
+
+}  // namespace hvl

@@ -1,0 +1,125 @@
+// The control plane of the leader of a host (its local rank 0) in a job of several hosts. Hosts are a tree: requests go
+// up from child to parent, the log comes down, and on each host they go through its rings. The root host's leader
+// holds the coordinator; the others put together what their part of the tree has ready (negotiate/aggregator.h).
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "control/coordinator_host.h"
+#include "control/leader_rings.h"
+#include "negotiate/aggregator.h"
+#include "transport/tcp/channel.h"
+
+namespace hvl {
+
+// The connections of a leader to those next to it in the tree, and what both kinds of leaders do with them.
+class TreeLeader : public ControlPlane {
+ public:
+  // `ranks`: of this host, by local rank. `parent`: null at the root.
+  TreeLeader(std::shared_ptr<HostMemory> memory, std::vector<int> ranks, std::unique_ptr<Channel> parent,
+             std::vector<std::unique_ptr<Channel>> children);
+
+  Status send(const Message& message) override { return accept_local(0, message, now_ns()); }
+  Status pump(bool* progressed) override;
+  Status next(Record* record, bool* found) override;
+  bool has_news() override;
+  bool is_flushed() override;
+  void finish() override;
+  Status check_other_hosts() override;
+  void tell_broken(const std::string& text) override;
+  void close_in_child() override;
+
+ protected:
+  // A message for the coordinator, with the ranks that it speaks for. `came`: when, by this host's clock.
+  virtual Status accept(const Message& message, uint64_t came) = 0;
+  // What follows from all that was accepted.
+  virtual Status decide() = 0;
+  // Whether decide() has something to do.
+  virtual bool has_to_decide() = 0;
+  // A record from the parent.
+  virtual void observe(const Record&) {}
+
+  // For this host and all below it.
+  void publish(const Record& record, const std::vector<int>& concerned_ranks);
+  void send_up(const Message& message);
+  // Shows to this host and all below it that the coordinator asks for missing ranks.
+  void show_inquiry();
+  LeaderRings& rings() { return rings_; }
+  const std::vector<int>& ranks() const { return ranks_; }
+
+ private:
+  enum class Frame : char { kMessage = 'M', kRecord = 'R', kBroken = 'B', kInquiry = 'I' };
+
+  Status accept_local(int local_rank, const Message& message, uint64_t sent);
+  Status receive_from(Channel* channel, bool* progressed);
+  Status take_frame(bool from_parent);
+  Status pump_channels(bool* progressed);
+  template <typename Visit>
+  void for_each_channel(Visit&& visit);
+  template <typename Check>
+  bool any_channel(Check&& check) const;
+  void begin_frame(Frame type) { frame_.assign(1, static_cast<char>(type)); }
+  bool next_is_public() const;
+
+  LeaderRings rings_;
+  const std::vector<int> ranks_;
+  const std::unique_ptr<Channel> parent_;
+  const std::vector<std::unique_ptr<Channel>> children_;
+  // What this rank has still to run, and where in the ring's stream it ends. It runs a record only when all others that
+  // get it from here can read it: meanwhile nobody passes on the rest of the log.
+  std::deque<Record> log_;
+  std::deque<uint64_t> record_ends_;
+  bool log_has_ended_ = false;  // those that have run its last record may leave
+  bool is_finished_ = false;
+  std::string frame_;
+  Message message_;
+  Record record_;
+};
+
+// Of the root host.
+class TreeRoot : public TreeLeader {
+ public:
+  // `relays`: as those of StackQuestions.
+  TreeRoot(std::shared_ptr<HostMemory> memory, const SeatOptions& options, std::vector<int> ranks,
+           std::vector<int> pids, std::vector<std::vector<int>> relays, std::vector<std::unique_ptr<Channel>> children);
+
+  Status check_stalls() override {
+    return seat_.check_stalls(&questions_, [this] { show_inquiry(); });
+  }
+  void set_fusion_threshold(int64_t num_bytes) override { seat_.set_fusion_threshold(num_bytes); }
+
+ protected:
+  Status accept(const Message& message, uint64_t came) override { return seat_.accept(message, came); }
+  Status decide() override;
+  bool has_to_decide() override { return seat_.has_messages(); }
+
+ private:
+  CoordinatorSeat seat_;
+  StackQuestions questions_;
+};
+
+// Of any other host.
+class TreeNode : public TreeLeader {
+ public:
+  // `below`: the ranks of this host and of all below it.
+  TreeNode(std::shared_ptr<HostMemory> memory, std::vector<int> ranks, RankSet below, std::unique_ptr<Channel> parent,
+           std::vector<std::unique_ptr<Channel>> children);
+
+  Status check_stalls() override { return Status(); }
+
+ protected:
+  Status accept(const Message& message, uint64_t came) override { return funnel_.accept(message, came); }
+  Status decide() override;
+  bool has_to_decide() override { return funnel_.next_deadline() <= now_ns(); }
+  uint64_t next_deadline() const override { return funnel_.next_deadline(); }
+  void observe(const Record& record) override { funnel_.observe(record); }
+
+ private:
+  Funnel funnel_;
+  std::vector<Message> messages_;
+};
+
+}  // namespace hvl

@@ -1,0 +1,68 @@
+// A communicator of NCCL: the members of one process set, each with its GPU.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "cuda/gpu.h"
+#include "nccl/nccl_api.h"
+#include "nccl/nccl_plan.h"
+
+namespace hvl {
+
+// For who holds the baton, with the GPU's context current. NCCL does not block here: after start() and launch() it is
+// asked whether it is done, and nothing else may be called before that.
+class NcclCommunicator {
+ public:
+  NcclCommunicator(const NcclApi& nccl, CudaStream stream) : nccl_(nccl), stream_(stream) {}
+  // One that is neither finished nor aborted stays: to end it may take long, see abort_all().
+  ~NcclCommunicator() = default;
+  NcclCommunicator(const NcclCommunicator&) = delete;
+  NcclCommunicator& operator=(const NcclCommunicator&) = delete;
+
+  Status start(const NcclUniqueId& id, int size, int place);
+  // Calls NCCL's functions as one group, so that they are one launch. `reductions`: those that the calls use.
+  Status launch(const std::vector<NcclReduction>& reductions, const std::function<void()>& calls);
+  // Whether NCCL is done with what was called last. An error: it has failed, also in what the device does.
+  Status poll(bool* done);
+  // Ends what is under way on the device, however far the others are. Nothing can be called afterwards. Blocks.
+  void abort();
+  // Gives it back where its work is done; until then, ask again. An error: it can only be aborted.
+  Status finish(bool* done);
+
+  // Within launch(). Counts are those of elements.
+  void all_reduce(const void* from, void* to, uint64_t count, const NcclReduction& reduction);
+  void reduce(const void* from, void* to, uint64_t count, const NcclReduction& reduction, int root);
+  void reduce_scatter(const void* from, void* to, uint64_t count_received, const NcclReduction& reduction);
+  void broadcast(const void* from, void* to, uint64_t num_bytes, int root);
+  void all_gather(const void* from, void* to, uint64_t bytes_sent);
+  void send(const void* from, uint64_t num_bytes, int peer);
+  void receive(void* to, uint64_t num_bytes, int peer);
+
+ private:
+  void note(NcclResult result);
+  void make_op(const NcclReduction& plan);
+  void destroy_ops();
+  NcclRedOp op_of(const NcclReduction& plan) const;
+  Status failed(const char* what, NcclResult result) const;
+
+  const NcclApi nccl_;
+  const CudaStream stream_;
+  NcclComm comm_ = nullptr;
+  bool is_finalizing_ = false;
+  NcclResult first_error_ = kNcclSuccess;  // of the launch
+  // Sums that multiply, which are made for one communicator; by the factor's bits.
+  std::map<std::pair<NcclDataType, uint64_t>, NcclRedOp> scaled_;
+};
+
+// Aborts all at once, in threads of their own. To free one may wait for all that the device does, and so for another
+// one that is to be aborted, too; and for what is not ours. False: some have not come to an end in time, and go on.
+bool abort_all(const std::shared_ptr<Gpu>& gpu, std::vector<std::unique_ptr<NcclCommunicator>> communicators,
+               uint64_t timeout);
+
+}  // namespace hvl

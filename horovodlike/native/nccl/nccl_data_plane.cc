@@ -1,0 +1,256 @@
+#include "nccl/nccl_data_plane.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/log.h"
+
+namespace hvl {
+
+namespace {
+
+template <typename Blocks>
+bool have_one_length(const Blocks& blocks) {
+  return std::all_of(blocks.begin(), blocks.end(),
+                     [&](const auto& block) { return block.num_bytes == blocks[0].num_bytes; });
+}
+
+}  // namespace
+
+NcclDataPlane::NcclDataPlane(const GpuOptions& options, std::shared_ptr<Gpu> gpu, DataPlane* cpu, Waiter* waiter,
+                             int local_rank, int size)
+    : options_(options), gpu_(std::move(gpu)), cpu_(cpu), waiter_(waiter), local_rank_(local_rank), size_(size) {}
+
+Status NcclDataPlane::open(NameOf name_of) {
+  name_of_ = std::move(name_of);
+  Status status = gpu_->make_stream(&stream_);
+  if (!status.ok()) return broken(status);
+  staging_ = std::make_unique<Staging>(who(), gpu_, stream_, options_.staging_bytes, cpu_, waiter_);
+  if (options_.operations == GpuOperations::kStaging) return Status();
+  NcclApi nccl{};
+  status = NcclApi::load(options_.nccl_library, &nccl);
+  if (status.ok()) nccl_ = nccl;
+  why_no_nccl_ = status.message();
+  return Status();
+}
+
+void NcclDataPlane::begin(TeamPtr team, uint64_t number) {
+  team_ = std::move(team);
+  cpu_->begin(team_, number);
+  members_ = nullptr;
+  stage_ = Stage::kAgree;
+  result_ = nullptr;
+  ready_.clear();
+  if (!team_->is_whole) return;
+  std::unique_ptr<Members>& members = all_members_[team_.get()];
+  if (members == nullptr) members = std::make_unique<Members>();
+  members->team = team_;
+  members_ = members.get();
+}
+
+Status NcclDataPlane::hold_until_ready(const GpuRequest& request) {
+  if (request.ready == last_ready_) return Status();
+  last_ready_ = request.ready;
+  ready_.push_back(request.ready);
+  return broken(request.ready->hold_up(stream_));
+}
+
+Status NcclDataPlane::hold_until_now(const GpuRequest& request) {
+  GpuEventPtr now;
+  Status status = gpu_->record_callers(request.stream, &now);
+  if (status.code() == HVL_INVALID_ARGUMENT) return Status();  // captured by now: no memory comes free on it
+  return broken(status.ok() ? now->hold_up(stream_) : status);
+}
+
+// One collective: `start` is called once, and tells NCCL or the staging what there is to do.
+Status NcclDataPlane::run(const std::function<Status()>& start) {
+  const Gpu::Current current(*gpu_);
+  Status status = current.status();
+  if (status.ok() && stage_ == Stage::kAgree) {
+    status = agree();
+    if (status.ok()) stage_ = Stage::kStart;
+  }
+  if (status.ok() && stage_ == Stage::kStart) {
+    has_launched_ = false;
+    if (!team_->is_whole && uses_nccl_otherwise()) warn_staged("some ranks of its process set have joined");
+    status = start();
+    if (status.ok()) stage_ = Stage::kSettle;
+  }
+  if (status.ok() && stage_ == Stage::kSettle) {
+    if (has_launched_) status = settle(members_->communicator.get());
+    if (status.ok()) stage_ = Stage::kStaged;
+  }
+  if (status.ok()) status = staging_->go_on();
+  if (status.ok()) status = note_result();
+  if (status.code() != HVL_IN_PROGRESS) stage_ = Stage::kAgree;
+  return broken(status);
+}
+
+// Also warns if NCCL does not do it, although the members use it.
+NcclReduction NcclDataPlane::plan_for(const Reduction& reduction, const char* input) {
+  const NcclReduction plan = plan_reduction(reduction, team_->size());
+  if (uses_nccl() && plan.why_not != nullptr) warn_staged(plan.why_not, input);
+  return plan;
+}
+
+bool NcclDataPlane::uses_nccl_otherwise() const {
+  return std::any_of(all_members_.begin(), all_members_.end(),
+                     [](const auto& each) { return each.second->communicator != nullptr; });
+}
+
+// Once for each reason. input: that of the tensor; null: the first one of the collective.
+void NcclDataPlane::warn_staged(const char* why, const char* input) {
+  if (team_->mine != 0 || !staged_for_.insert(why).second) return;
+  log(LogLevel::kWarning, "'" + name_of_(input) + "' and its like go through the memory of the host: " + why);
+}
+
+Status NcclDataPlane::note_result() {
+  GpuEventPtr done;
+  Status status = gpu_->record(stream_, &done);
+  if (!status.ok()) return status;
+  result_ = std::make_shared<GpuResult>(std::move(done));
+  if (in_flight_.empty()) progressed_at_ = now_ns();
+  in_flight_.push_back({result_, staging_->memory(), name_, ready_});
+  return status;
+}
+
+Status NcclDataPlane::launch(const std::vector<NcclReduction>& reductions,
+                             const std::function<void(NcclCommunicator*)>& calls) {
+  has_launched_ = true;
+  NcclCommunicator* communicator = members_->communicator.get();
+  return communicator->launch(reductions, [&] { calls(communicator); });
+}
+
+Status NcclDataPlane::allreduce(const Batch& batch, const FinalBytes& final_bytes) {
+  Status status = run([&] { return start_allreduce(batch); });
+  if (status.ok()) final_bytes(batch.num_bytes());
+  return status;
+}
+
+Status NcclDataPlane::start_allreduce(const Batch& batch) {
+  std::vector<const Segment*> reduced;  // by NCCL
+  std::vector<NcclReduction> reductions;
+  staged_.clear();
+  batch.for_each_piece(0, batch.num_bytes(), [&](const Segment& segment, uint64_t, uint64_t, uint64_t) {
+    const NcclReduction plan = plan_for(segment.reduction, segment.input);
+    if (uses_nccl() && plan.why_not == nullptr) {
+      reduced.push_back(&segment);
+      reductions.push_back(plan);
+    } else {
+      staged_.add(segment.input, segment.output, segment.num_bytes, segment.reduction);
+    }
+  });
+  Status status;
+  if (!reduced.empty()) {
+    status = launch(reductions, [&](NcclCommunicator* nccl) {
+      for (size_t i = 0; i < reduced.size(); ++i) {
+        const Segment& segment = *reduced[i];
+        const uint64_t count = segment.num_bytes / size_of(segment.reduction.dtype);
+        nccl->all_reduce(segment.input, segment.output, count, reductions[i]);
+      }
+    });
+  }
+  return status.ok() && !staged_.segments().empty() ? staging_->allreduce(staged_) : status;
+}
+
+Status NcclDataPlane::broadcast(const Batch& batch, int root, const FinalBytes& final_bytes) {
+  Status status = run([&] {
+    const bool is_root = root == static_cast<int>(team_->mine);
+    if (!uses_nccl()) return staging_->broadcast(batch, root, is_root);
+    return launch({}, [&](NcclCommunicator* nccl) {
+      for (const Segment& segment : batch.segments()) {
+        if (segment.num_bytes == 0) continue;
+        nccl->broadcast(is_root ? segment.input : segment.output, segment.output, segment.num_bytes, root);
+      }
+    });
+  });
+  if (status.ok()) final_bytes(batch.num_bytes());
+  return status;
+}
+
+Status NcclDataPlane::allgather(const Gather& gather) {
+  return run([&] {
+    if (!uses_nccl()) return staging_->allgather(gather, team_->mine);
+    return launch({}, [&](NcclCommunicator* nccl) {
+      const std::vector<Block<char>>& blocks = gather.blocks;
+      if (have_one_length(blocks)) {
+        if (blocks[0].num_bytes > 0) nccl->all_gather(gather.input, blocks[0].data, blocks[0].num_bytes);
+        return;
+      }
+      for (size_t place = 0; place < blocks.size(); ++place) {
+        if (blocks[place].num_bytes == 0) continue;
+        const char* from = place == team_->mine ? gather.input : blocks[place].data;
+        nccl->broadcast(from, blocks[place].data, blocks[place].num_bytes, static_cast<int>(place));
+      }
+    });
+  });
+}
+
+Status NcclDataPlane::reducescatter(const Scatter& scatter) {
+  return run([&] {
+    const std::vector<Block<const char>>& blocks = scatter.blocks;
+    const NcclReduction plan = plan_for(scatter.reduction, blocks[0].data);
+    if (!uses_nccl() || plan.why_not != nullptr) return staging_->reducescatter(scatter, team_->mine);
+    return launch({plan}, [&](NcclCommunicator* nccl) {
+      const size_t bytes_of_element = size_of(scatter.reduction.dtype);
+      if (have_one_length(blocks)) {
+        if (blocks[0].num_bytes == 0) return;
+        nccl->reduce_scatter(blocks[0].data, scatter.output, blocks[0].num_bytes / bytes_of_element, plan);
+        return;
+      }
+      for (size_t place = 0; place < blocks.size(); ++place) {
+        if (blocks[place].num_bytes == 0) continue;
+        char* to = place == team_->mine ? scatter.output : nullptr;
+        nccl->reduce(blocks[place].data, to, blocks[place].num_bytes / bytes_of_element, plan, static_cast<int>(place));
+      }
+    });
+  });
+}
+
+Status NcclDataPlane::alltoall(const Exchange& exchange) {
+  return run([&] {
+    if (!uses_nccl()) return staging_->alltoall(exchange);
+    const size_t mine = team_->mine;
+    const Block<const char>& own = exchange.sent[mine];
+    Status status;
+    if (own.num_bytes > 0) {
+      status = gpu_->copy_on_device(own.data, exchange.received[mine].data, own.num_bytes, stream_);
+    }
+    if (!status.ok()) return status;
+    return launch({}, [&](NcclCommunicator* nccl) {
+      for (size_t place = 0; place < exchange.sent.size(); ++place) {
+        if (place == mine) continue;
+        const Block<const char>& sent = exchange.sent[place];
+        const Block<char>& received = exchange.received[place];
+        if (sent.num_bytes > 0) nccl->send(sent.data, sent.num_bytes, static_cast<int>(place));
+        if (received.num_bytes > 0) nccl->receive(received.data, received.num_bytes, static_cast<int>(place));
+      }
+    });
+  });
+}
+
+Status NcclDataPlane::prepare_on_host(const Batch& batch, Batch* host, std::function<Status(DataPlane*)> work) {
+  return broken(staging_->whole(batch, host, std::move(work)));
+}
+
+Status NcclDataPlane::on_host() {
+  const Status status = run([this] {
+    if (uses_nccl()) warn_staged("NCCL has no Adasum");
+    return Status();
+  });
+  if (status.ok()) staging_->let_go_of_whole();  // what is in flight has it
+  return status;
+}
+
+// An error of the device or of NCCL breaks the job, and says whose it is.
+Status NcclDataPlane::broken(const Status& status) const {
+  if (status.ok() || status.code() == HVL_IN_PROGRESS || status.code() == HVL_JOB_BROKEN) return status;
+  return Status(HVL_JOB_BROKEN, who() + ": " + status.message());
+}
+
+std::string NcclDataPlane::who() const {
+  return waiter_->describe(local_rank_) + ", GPU " + std::to_string(gpu_->device());
+}
+
+}  // namespace hvl

@@ -1,0 +1,153 @@
+#include "observe/stack_dump.h"
+
+#include <algorithm>
+#include <climits>
+#include <cstdio>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <utility>
+
+#include "base/futex.h"
+
+namespace hvl {
+
+namespace {
+
+constexpr uint32_t kLeaves = 1u << 31;  // of StackBlock::asked
+constexpr size_t kMaxReport = 24 << 10;
+constexpr uint64_t kLongSleep = 3600 * kSecond;
+
+// The state of a process as ps shows it; '?' if it cannot be read.
+char state_of(int pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  const size_t end_of_name = text.rfind(')');  // the name may hold anything
+  return end_of_name != std::string::npos && end_of_name + 2 < text.size() ? text[end_of_name + 2] : '?';
+}
+
+}  // namespace
+
+bool is_stopped(int pid) {
+  const char state = state_of(pid);
+  return state == 'T' || state == 't';
+}
+
+uint32_t await_question(HostMemory* memory, int local_rank) {
+  StackBlock& block = memory->stacks(local_rank);
+  for (;;) {
+    const uint32_t asked = block.asked.load();
+    if ((asked & kLeaves) != 0) return 0;
+    if (asked != block.answered.load()) return asked;
+    futex_wait(&block.asked, asked, kLongSleep, FutexScope::kHost);
+  }
+}
+
+void answer(HostMemory* memory, int local_rank, uint32_t question, const std::string& text) {
+  StackBlock& block = memory->stacks(local_rank);
+  const size_t length = std::min(text.size(), sizeof block.text);
+  memcpy(block.text, text.data(), length);
+  block.length = static_cast<uint32_t>(length);
+  block.answered.store(question);
+}
+
+void stop_answering(HostMemory* memory, int local_rank) {
+  StackBlock& block = memory->stacks(local_rank);
+  block.asked.fetch_or(kLeaves);
+  futex_wake(&block.asked, INT_MAX, FutexScope::kHost);
+}
+
+StackQuestions::StackQuestions(std::shared_ptr<HostMemory> memory, std::vector<int> pids, std::vector<int> ranks,
+                               std::vector<std::vector<int>> relays)
+    : memory_(std::move(memory)), pids_(std::move(pids)), ranks_(std::move(ranks)), relays_(std::move(relays)) {}
+
+void StackQuestions::ask(const std::vector<int>& ranks, uint64_t now) {
+  questions_.clear();
+  for (int rank : ranks) {
+    Question question;
+    question.rank = rank;
+    const auto here = std::lower_bound(ranks_.begin(), ranks_.end(), rank);
+    if (here != ranks_.end() && *here == rank) {
+      question.local_rank = static_cast<int>(here - ranks_.begin());
+      StackBlock& block = memory_->stacks(question.local_rank);
+      question.number = block.asked.fetch_add(1) + 1;
+      futex_wake(&block.asked, INT_MAX, FutexScope::kHost);
+    }
+    questions_.push_back(question);
+  }
+  asked_at_ = now;
+}
+
+bool StackQuestions::has_answered(const Question& question) {
+  return question.local_rank != -1 && memory_->stacks(question.local_rank).answered.load() == question.number;
+}
+
+bool StackQuestions::is_over(uint64_t now) {
+  return now - asked_at_ >= kAnswerTime ||
+         std::all_of(questions_.begin(), questions_.end(),
+                     [this](const Question& each) { return each.local_rank == -1 || has_answered(each); });
+}
+
+std::string StackQuestions::answer_of(const Question& question) {
+  if (!has_answered(question)) return "    " + why_silent(question);
+  const StackBlock& block = memory_->stacks(question.local_rank);
+  return std::string(block.text, std::min<size_t>(block.length, sizeof block.text));
+}
+
+std::string StackQuestions::report() {
+  std::vector<std::pair<std::string, std::string>> answers;  // whose, and what they said
+  for (const Question& question : questions_) {
+    const std::string text = answer_of(question);
+    const auto same =
+        std::find_if(answers.begin(), answers.end(), [&](const auto& each) { return each.second == text; });
+    if (same == answers.end()) {
+      answers.emplace_back(name_of(question), text);
+    } else {
+      same->first += ", " + name_of(question);
+    }
+  }
+  std::string report = "Where the missing ranks are, innermost call last:";
+  size_t num_said = 0;
+  for (const auto& [who, text] : answers) {
+    if (report.size() + who.size() + text.size() > kMaxReport) break;
+    report += "\n  " + who + ":\n" + text;
+    ++num_said;
+  }
+  if (num_said < answers.size()) report += "\n  and " + std::to_string(answers.size() - num_said) + " more places";
+  return report;
+}
+
+std::string StackQuestions::name_of(const Question& question) const {
+  const size_t index = static_cast<size_t>(question.local_rank);  // out of range if it is on another host
+  return "rank " + std::to_string(question.rank) +
+         (index < pids_.size() ? " (pid " + std::to_string(pids_[index]) + ")" : "");
+}
+
+// One who passes on what others ask for hides them all when he is stopped.
+std::string StackQuestions::why_not_asked(int rank) const {
+  std::string text = "was not asked: it is on another host than rank 0";
+  if (relays_.empty()) return text;
+  const std::vector<int>& relays = relays_[static_cast<size_t>(rank)];
+  const auto is_missing = [this](int relay) {
+    return std::any_of(questions_.begin(), questions_.end(),
+                       [relay](const Question& each) { return each.rank == relay; });
+  };
+  const auto highest = std::find_if(relays.rbegin(), relays.rend(), is_missing);
+  if (highest == relays.rend()) return text;
+  return text + ", and what it asks for comes through rank " + std::to_string(*highest) +
+         ": if that one is stopped, this one may not be missing";
+}
+
+std::string StackQuestions::why_silent(const Question& question) const {
+  if (question.local_rank == -1) return why_not_asked(question.rank);
+  const std::string text = "did not answer within " + std::to_string(kAnswerTime / kSecond) + " s: ";
+  const size_t index = static_cast<size_t>(question.local_rank);
+  switch (index < pids_.size() ? state_of(pids_[index]) : '?') {
+    case 'T':
+    case 't': return text + "its process is stopped, by a signal or a debugger";
+    case 'D': return text + "it waits for a device or a file system, in the kernel";
+    default: return text + "it may be in native code that holds the interpreter's lock";
+  }
+}
+
+}  // namespace hvl

@@ -1,0 +1,124 @@
+#include "shm/host_memory.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "base/types.h"
+
+namespace hvl {
+
+namespace {
+
+constexpr size_t kPage = 4096;
+
+}  // namespace
+
+size_t HostMemory::rank_offset(int local_rank) {
+  return round_up(sizeof(HostHeader), kCacheLine) + static_cast<size_t>(local_rank) * sizeof(RankBlock);
+}
+
+std::atomic<uint64_t>& HostMemory::log_written() {
+  return *reinterpret_cast<std::atomic<uint64_t>*>(base_ + rank_offset(shape_.ranks));
+}
+
+char* HostMemory::log_ring() { return base_ + round_up(rank_offset(shape_.ranks) + kCacheLine, kPage); }
+
+char* HostMemory::request_ring(int local_rank) {
+  return log_ring() + kLogRingBytes + static_cast<size_t>(local_rank) * kRequestRingBytes;
+}
+
+StackBlock& HostMemory::stacks(int local_rank) {
+  return reinterpret_cast<StackBlock*>(request_ring(shape_.ranks))[local_rank];
+}
+
+char* HostMemory::slot(int local_rank, uint64_t chunk) {
+  size_t depth = static_cast<size_t>(shape_.slot_depth);
+  size_t index = static_cast<size_t>(local_rank) * depth + chunk % depth;
+  return reinterpret_cast<char*>(&stacks(shape_.ranks)) + index * static_cast<size_t>(shape_.slot_bytes);
+}
+
+size_t HostMemory::bytes_needed(const HostShape& shape) {
+  size_t slots = static_cast<size_t>(shape.ranks) * static_cast<size_t>(shape.slot_depth);
+  return round_up(rank_offset(shape.ranks) + kCacheLine, kPage) + kLogRingBytes +
+         static_cast<size_t>(shape.ranks) * (kRequestRingBytes + sizeof(StackBlock)) +
+         slots * static_cast<size_t>(shape.slot_bytes);
+}
+
+Status HostMemory::map(int fd, const HostShape& shape, std::shared_ptr<HostMemory>* memory) {
+  size_t bytes = bytes_needed(shape);
+  void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (base == MAP_FAILED) {
+    return Status(HVL_RESOURCES, std::string("cannot map the shared memory of this host's ranks: ") + strerror(errno));
+  }
+  memory->reset(new HostMemory(static_cast<char*>(base), bytes, shape));
+  return Status();
+}
+
+std::shared_ptr<HostMemory> HostMemory::anonymous(const HostShape& shape) {
+  size_t bytes = bytes_needed(shape);
+  void* base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (base == MAP_FAILED) return nullptr;
+  return std::shared_ptr<HostMemory>(new HostMemory(static_cast<char*>(base), bytes, shape));
+}
+
+HostMemory::~HostMemory() {
+  for (int pipe : pipes_) close(pipe);
+  munmap(base_, bytes_);
+}
+
+Status HostMemory::set_pipes(const std::vector<int>& pipes) {
+  for (int pipe : pipes) {
+    const int duplicate = fcntl(pipe, F_DUPFD_CLOEXEC, 0);
+    if (duplicate == -1) return Status(HVL_RESOURCES, std::string("cannot duplicate a pipe: ") + strerror(errno));
+    pipes_.push_back(duplicate);
+  }
+  return Status();
+}
+
+void HostMemory::break_job(const std::string& text) {
+  uint32_t whole = 0;
+  if (header().broken.compare_exchange_strong(whole, 1)) {
+    size_t length = std::min(text.size(), sizeof(header().broken_text) - 1);
+    memcpy(header().broken_text, text.data(), length);
+    header().broken_text[length] = '\0';
+    header().broken.store(2);
+  }
+  ring_all_but(-1, kRingAlways);
+}
+
+std::string HostMemory::broken_text() {
+  // The writer may have been killed between its two stores.
+  uint64_t deadline = now_ns() + 100 * kMillisecond;
+  while (header().broken.load() == 1 && now_ns() < deadline) {
+    timespec pause{0, static_cast<long>(kMillisecond)};
+    nanosleep(&pause, nullptr);
+  }
+  return header().broken.load() == 2 ? header().broken_text : "a rank was lost while it reported a lost rank";
+}
+
+bool HostMemory::another_waits(int local_rank) {
+  for (int peer = 0; peer < shape_.ranks; ++peer) {
+    if (peer != local_rank && rank(peer).waits.load() != 0) return true;
+  }
+  return false;
+}
+
+void HostMemory::ring_holders(int local_rank) {
+  for (int peer = 0; peer < shape_.ranks; ++peer) {
+    if (peer != local_rank && rank(peer).queued.load() != 0) ring(peer, kRingNews);
+  }
+}
+
+void HostMemory::ring_all_but(int local_rank, Ring why) {
+  for (int peer = 0; peer < shape_.ranks; ++peer) {
+    if (peer != local_rank) ring(peer, why);
+  }
+}
+
+}  // namespace hvl

@@ -1,0 +1,122 @@
+// The shared memory of one host: its layout, and a mapping of it.
+//
+//   header | one RankBlock per local rank | the log's ring | request rings, one per local rank | one StackBlock per
+//   local rank | slots
+//
+// All words that more than one process touches are atomics, each on the cache line of the one rank that writes it.
+// Memory of zeros is a valid initial state.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "base/status.h"
+#include "shm/doorbell.h"
+
+namespace hvl {
+
+constexpr size_t kCacheLine = 64;
+constexpr size_t kLogRingBytes = 256 << 10;
+constexpr size_t kRequestRingBytes = 64 << 10;
+
+struct alignas(kCacheLine) HostHeader {
+  char token[kCacheLine];  // used by the processes that make the segment known to each other, before hvl_init
+
+  // The job is broken: 0 no, 1 the text is being written, 2 the text is there. The first to break it writes.
+  alignas(kCacheLine) std::atomic<uint32_t> broken;
+  char broken_text[32 << 10];  // room for a report with the stacks of several ranks
+
+  // How often the coordinator has told this host that it is about to end a stalled job, and asks where the missing
+  // ranks are: so it is not what is stuck. Written by the engine of local rank 0.
+  alignas(kCacheLine) std::atomic<uint32_t> inquiries;
+};
+
+// How far a rank has come in the chunks of the collectives that it takes part in; see collective/shm/chunk_pipeline.h.
+struct Progress {
+  alignas(kCacheLine) std::atomic<uint64_t> filled;   // chunks whose bytes stand in this rank's slots
+  alignas(kCacheLine) std::atomic<uint64_t> reduced;  // chunks of which this rank's part is reduced
+  alignas(kCacheLine) std::atomic<uint64_t> drained;  // chunks that this rank has finished with
+};
+
+struct alignas(kCacheLine) RankBlock {
+  Doorbell doorbell;
+  alignas(kCacheLine) std::atomic<uint32_t> left;  // 1: this rank has shut down in good order
+  std::atomic<uint32_t> waits;                     // threads of this rank that wait for a result
+  std::atomic<uint32_t> queued;                    // requests of this rank that its engine has not announced yet
+  alignas(kCacheLine) std::atomic<int> processor;  // on which this rank's engine was last seen to work, + 1
+  alignas(kCacheLine) std::atomic<uint64_t> log_read;
+  alignas(kCacheLine) std::atomic<uint64_t> requests_written;
+  alignas(kCacheLine) std::atomic<uint64_t> requests_read;
+  Progress progress;
+  // Written by the coordinator's engine: for how many nanoseconds others have waited for this rank, and how often.
+  alignas(kCacheLine) std::atomic<uint64_t> waited_for;
+  std::atomic<int64_t> times_late;
+};
+
+// A question of the coordinator's and a rank's answer; see observe/stack_dump.h.
+struct alignas(kCacheLine) StackBlock {
+  // How many questions there were. The rank that is asked sets the top bit when it leaves.
+  std::atomic<uint32_t> asked;
+  // Of those, the one that `text` answers: the rank writes all that follows, the coordinator then reads it.
+  alignas(kCacheLine) std::atomic<uint32_t> answered;
+  uint32_t length;
+  char text[HVL_STACK_BYTES];
+};
+
+struct HostShape {
+  int ranks = 1;
+  int64_t slot_bytes = 0;
+  int slot_depth = 0;
+};
+
+class HostMemory {
+ public:
+  static size_t bytes_needed(const HostShape& shape);
+
+  // Maps `fd`, which the caller may close afterwards.
+  static Status map(int fd, const HostShape& shape, std::shared_ptr<HostMemory>* memory);
+  // Memory of this process alone, for ranks that are threads.
+  static std::shared_ptr<HostMemory> anonymous(const HostShape& shape);
+  ~HostMemory();
+  HostMemory(const HostMemory&) = delete;
+  HostMemory& operator=(const HostMemory&) = delete;
+
+  const HostShape& shape() const { return shape_; }
+  HostHeader& header() { return *reinterpret_cast<HostHeader*>(base_); }
+  RankBlock& rank(int local_rank) { return *reinterpret_cast<RankBlock*>(base_ + rank_offset(local_rank)); }
+  std::atomic<uint64_t>& log_written();
+  char* log_ring();
+  char* request_ring(int local_rank);
+  StackBlock& stacks(int local_rank);
+  char* slot(int local_rank, uint64_t chunk);
+
+  // From now on ranks are rung by these pipes, by local rank: they wait for sockets, too. Before any of them works.
+  Status set_pipes(const std::vector<int>& pipes);
+  void ring(int local_rank, Ring why) {
+    rank(local_rank).doorbell.ring(why, pipes_.empty() ? -1 : pipes_[static_cast<size_t>(local_rank)]);
+  }
+
+  // The first call wins; all sleepers wake.
+  void break_job(const std::string& text);
+  bool is_broken() { return header().broken.load() != 0; }
+  std::string broken_text();
+  void ring_all_but(int local_rank, Ring why);
+  bool another_waits(int local_rank);
+  // Wakes the others that hold back requests.
+  void ring_holders(int local_rank);
+
+ private:
+  HostMemory(char* base, size_t bytes, const HostShape& shape) : base_(base), bytes_(bytes), shape_(shape) {}
+  static size_t rank_offset(int local_rank);
+
+  char* base_;
+  size_t bytes_;
+  HostShape shape_;
+  std::vector<int> pipes_;  // duplicates
+};
+
+}  // namespace hvl

@@ -1,0 +1,156 @@
+"""Collectives on numbers and on objects, for what has no framework at hand, and for every framework.
+
+All of it is authenticated before it is read (:mod:`horovodlike._net.object_seal`). One allgather carries everything:
+how much each rank sends travels over the control plane then, where it cannot be changed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+from horovodlike import basics, process_set
+from horovodlike._engine import ops
+from horovodlike._engine.arguments import integer
+from horovodlike._engine.native import ffi
+from horovodlike._engine.ops import DType, Kind, Request
+from horovodlike._net.object_seal import NO_ROOT, Context, ObjectSeal, Opened
+from horovodlike._net.pickling import dumps
+from horovodlike.errors import HorovodInternalError, MismatchError
+
+__all__ = ["allgather_object", "broadcast_object", "highest"]
+
+_unnamed = itertools.count()
+_seals: dict[int, ObjectSeal] = {}  # the current one, by the generation
+
+
+def _count_from_zero(_: object) -> None:
+    global _unnamed
+    _unnamed = itertools.count()
+
+
+basics.on_init(_count_from_zero)
+basics.on_shutdown(_seals.clear)
+
+
+def highest(name: str, numbers: Sequence[int]) -> list[int]:
+    """Return, for each number, the highest that any rank has given.
+
+    Collective over all ranks of the job.
+
+    Args:
+        name: What the ranks match the operation by; not in flight at the same time.
+        numbers: As many on all ranks, each of 64 bits at most.
+
+    Raises:
+        HorovodInternalError: The job is broken or shut down, the ranks gave different amounts of numbers, or they were
+            changed on their way.
+        ValueError: Not initialised.
+    """
+    given = [each.data or b"" for each in _gather(name, struct.pack(f">{len(numbers)}q", *numbers), NO_ROOT, 0)]
+    if {len(data) for data in given} != {8 * len(numbers)}:
+        raise MismatchError(f"{name}: the ranks gave {', '.join(str(len(data) // 8) for data in given)} numbers")
+    return [max(of_all) for of_all in zip(*(struct.unpack(f">{len(numbers)}q", data) for data in given), strict=True)]
+
+
+def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None, process_set: int = 0) -> Any:
+    """Return the root's object: the object itself on the root, a copy of it elsewhere.
+
+    Collective over the ranks of a process set. Objects travel as cloudpickle, and unpickling runs code that the sender
+    chose: all ranks of a job hold its secret key and trust each other.
+
+    Args:
+        obj: Anything that cloudpickle can serialize; ignored on the other ranks.
+        root_rank: The rank whose object is sent, by its number in the job.
+        name: What the ranks match the operation by; counted if None.
+        process_set: The id of a set that this rank is a member of.
+
+    Raises:
+        IntegrityError: What has arrived is not what the ranks have sent.
+        HorovodInternalError: The job is broken; or the root could not pickle its object (on the root, the cause), or
+            has joined.
+        ValueError: Not initialised, or there is no such rank.
+    """
+    name = f"horovodlike.object.{next(_unnamed)}" if name is None else name
+    root_rank = integer(root_rank, "root_rank", name)
+    ranks = _members(process_set)
+    if root_rank not in ranks:
+        raise ValueError(f"{name}: the root rank {root_rank} is not one of the ranks {ranks}")
+    is_root = basics.rank() == root_rank
+    data, problem = _pickled(obj) if is_root else (None, None)
+    opened = _gather(name, data, root_rank, process_set)
+    if problem is not None:
+        raise problem
+    sent = {each.rank: each.data for each in opened}
+    if root_rank not in sent:
+        raise HorovodInternalError(f"{name}: the root, rank {root_rank}, has joined; take a rank that has not")
+    root_data = sent[root_rank]
+    if root_data is None:
+        raise HorovodInternalError(f"{name}: rank {root_rank} could not pickle its object")
+    return obj if is_root else pickle.loads(root_data)
+
+
+def allgather_object(obj: Any, name: str, process_set: int = 0) -> list[Any]:
+    """Return the objects of all ranks of a process set, in the order of the ranks. The own object is a copy as well.
+
+    There are none of ranks that have joined.
+
+    Args:
+        obj: Anything that cloudpickle can serialize.
+        name: What the ranks match the operation by.
+        process_set: The id of a set that this rank is a member of.
+
+    Raises:
+        IntegrityError: What has arrived is not what the ranks have sent.
+        HorovodInternalError: The job is broken; or a rank could not pickle its object (on that rank, the cause).
+        ValueError: Not initialised.
+    """
+    data, problem = _pickled(obj)
+    opened = _gather(name, data, NO_ROOT, process_set)
+    if problem is not None:
+        raise problem
+    failed = [each.rank for each in opened if each.data is None]
+    if failed:
+        raise HorovodInternalError(f"{name}: ranks {failed} could not pickle their objects")
+    return [pickle.loads(each.data) for each in opened if each.data is not None]
+
+
+def _pickled(obj: object) -> tuple[bytes | None, Exception | None]:
+    """The object as bytes; or no bytes, and why it cannot be pickled."""
+    try:
+        return dumps(obj), None
+    except Exception as error:  # whatever __reduce__ and __getstate__ raise
+        return None, error
+
+
+def _members(set_id: int) -> list[int]:
+    return process_set.members(set_id) if set_id else list(range(basics.size()))
+
+
+def _gather(name: str, data: bytes | None, root: int, set_id: int) -> list[Opened]:
+    """Return what each rank has sent, verified, in the order of the ranks."""
+    context = Context(name, set_id, process_set.registration(set_id), _members(set_id))
+    key = basics.object_key()
+    if key is None and basics.size() > 1:
+        raise HorovodInternalError(f"{name}: this job has no key to authenticate objects with")
+    # This module may have been imported after init(); the first of several threads decides.
+    seal = _seals.setdefault(basics.generation(), ObjectSeal(key, basics.rank()))
+    opened = seal.open(context, _allgather(name, seal.seal(context, data, root), set_id))
+    roots = {each.root: each.rank for each in reversed(opened)}
+    if len(roots) > 1:
+        wanted = ", ".join(
+            f"rank {rank} calls {'allgather_object' if of == NO_ROOT else f'broadcast_object with root {of}'}"
+            for of, rank in sorted(roots.items(), key=lambda item: item[1])
+        )
+        raise MismatchError(f"{name}: the ranks do not agree: {wanted}")
+    return opened
+
+
+def _allgather(name: str, data: bytes, set_id: int) -> memoryview:
+    memory = ffi.from_buffer(data)
+    request = Request(Kind.ALLGATHER, name, [(DType.UINT8, (len(data),))], process_set=set_id)
+    (output,) = ops.carry_out(request, [int(ffi.cast("uintptr_t", memory))], memory)
+    return memoryview(output.memory)

@@ -1,0 +1,453 @@
+"""The agent of one host: starts its ranks, forwards what they write, and ends them when it is told or cut off.
+
+It speaks :mod:`horovodlike.launcher.agent.protocol` on standard input and output, so that a pipe and an ssh session do
+alike. A connection over a network can be cut without either end noticing: there the launcher says now and then that it
+lives. There are two processes, each the subreaper of everything below it: the *guard*, and below it the *agent* proper,
+the parent of the ranks. When the agent is done, or killed, the guard ends what is left. When the guard is killed, the
+agent notices and ends the job. When the launcher is killed, the agent reads the end of its input. A rank dies with the
+agent by ``PR_SET_PDEATHSIG``. Standard output is closed only after everything has gone: its end tells the launcher that
+the host is clean.
+"""
+
+import contextlib
+import fcntl
+import functools
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from horovodlike.launcher.agent.process import (
+    CANNOT_EXECUTE,
+    ExitQueue,
+    Start,
+    become_subreaper,
+    descendants,
+    die_with_parent,
+    send_signal,
+    signal_descendants,
+    spawn,
+    stops,
+)
+from horovodlike.launcher.agent.protocol import (
+    MAGIC,
+    PIECE,
+    Frame,
+    FrameError,
+    FrameReader,
+    Kind,
+    decode_seconds,
+    decode_text,
+    encode,
+    encode_exit,
+    encode_text,
+    to_native,
+)
+
+GRACE_S = 5.0
+"""From SIGTERM to SIGKILL where nobody says otherwise."""
+_GIVE_UP_S = 10.0
+"""What is left so long after SIGKILL sleeps in the kernel and cannot be helped."""
+_KILL_AGAIN_S = 0.02
+_OUTGOING_LIMIT = 1024 * 1024
+"""With more than this on its way to the launcher, the ranks' pipes are left to fill: the ranks wait in write()."""
+_READ = 64 * 1024
+
+
+class Agent:
+    """One connection to the launcher and the ranks that were started through it."""
+
+    def __init__(self, receive: int, send: int, launcher: int) -> None:
+        """Takes over the connection and this process's signals.
+
+        Args:
+            receive: The descriptor on which the launcher's frames arrive.
+            send: The descriptor for frames to the launcher.
+            launcher: The process id of the launcher, or of what stands for it on this host.
+        """
+        self._receive_fd, self._send_fd = receive, send
+        self._reader = FrameReader()
+        self._outgoing = bytearray()
+        self._lost = False
+        self._started = False
+        self._grace_period = GRACE_S
+        self._elastic = False  # ranks come and go, and are the workers of the job
+        self._rank_of: dict[int, int] = {}  # process id -> rank, of those that run
+        self._left: dict[int, tuple[int, int]] = {}  # process id -> rank and status, while its group may outlive it
+        self._streams: dict[int, tuple[int, Kind]] = {}  # descriptor -> rank, stream
+        self._paused = False
+        self._task_fd: int | None = None
+        self._exits = ExitQueue()
+        self._ending = False
+        self._kill_at: float | None = None
+        self._killed_at: float | None = None
+        self._lost_at: float | None = None  # when the launcher's silence has been too long
+        self._epoll = select.epoll()
+        self._handlers: dict[int, Callable[[], object]] = {}
+        for descriptor in (receive, send):
+            os.set_blocking(descriptor, False)
+        self._on_readable(receive, self._receive)
+        self._on_readable(self._exits.fileno(), lambda: None)
+        self._watch_signals()
+        # A forked copy of the launcher may keep our input open: look at the process as well.
+        with contextlib.suppress(OSError):
+            self._on_readable(os.pidfd_open(launcher), self._lose)
+
+    def run(self) -> int:
+        """Serves until the job is over and nothing is left of it; returns the exit code."""
+        while True:
+            alive = self._reap()
+            over = not alive and (self._lost or (self._started and (self._ending or not self._elastic)))
+            if over:
+                for descriptor in list(self._streams):
+                    self._drain(descriptor)
+                    self._close_stream(descriptor)
+            if not self._advance(alive):
+                return 1
+            self._flush()
+            if over and not self._outgoing:
+                return 0
+            self._poll(alive)
+            if self._lost_at is not None and time.monotonic() >= self._lost_at and not self._lost:
+                print("hvdrun agent: the launcher has been silent for too long", file=sys.stderr)
+                self._lose()
+
+    # What happens.
+
+    def _poll(self, alive: bool) -> None:
+        deadlines = [] if self._lost or self._lost_at is None else [self._lost_at]
+        if self._kill_at is not None and alive:
+            deadlines.append(self._kill_at)
+        timeout = max(0.0, min(deadlines) - time.monotonic()) if deadlines else -1.0
+        for descriptor, _ in self._epoll.poll(timeout):
+            handler = self._handlers.get(descriptor)
+            if handler is not None:
+                handler()
+
+    def _on_readable(self, descriptor: int, handler: Callable[[], object], events: int = select.EPOLLIN) -> None:
+        self._handlers[descriptor] = handler
+        self._epoll.register(descriptor, events)
+
+    def _forget(self, descriptor: int) -> None:
+        if self._handlers.pop(descriptor, None) is not None:
+            self._epoll.unregister(descriptor)
+
+    def _watch_signals(self) -> None:
+        read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        signal.set_wakeup_fd(write, warn_on_full_buffer=False)
+        # SIGTERM comes from the kernel when the guard dies, or from somebody who wants an end; both get the same.
+        for signum in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(signum, lambda signum, frame: None)
+
+        def on_signal() -> None:
+            if any(number != signal.SIGCHLD for number in os.read(read, 4096)) and not self._ending:
+                self._send(Kind.FAILED, 0, b"the agent or its guard was killed")
+                self._end(self._grace_period)
+
+        self._on_readable(read, on_signal)
+
+    def _receive(self) -> None:
+        try:
+            data = os.read(self._receive_fd, PIECE)
+            if not data:
+                self._lose()
+                return
+            for frame in self._reader.feed(data):
+                self._obey(frame)
+        except BlockingIOError:
+            pass
+        except (OSError, FrameError) as error:
+            if not self._lost:
+                print(f"hvdrun agent: {error}", file=sys.stderr)
+                self._lose()
+
+    def _lose(self) -> None:
+        """The launcher has gone: nobody waits for this job any more."""
+        self._lost = True
+        self._outgoing.clear()
+        for descriptor in [fd for fd in self._handlers if self._handlers[fd] == self._lose]:
+            self._forget(descriptor)
+        self._forget(self._receive_fd)
+        self._forget(self._send_fd)
+        self._resume()
+        self._end(GRACE_S)
+
+    def _obey(self, frame: Frame) -> None:
+        if frame.kind is Kind.TASK:
+            self._store_task(frame.payload)
+        elif frame.kind is Kind.START:
+            self._started = True
+            try:
+                self._start(decode_text(frame.payload))
+            except (OSError, ValueError, KeyError) as error:
+                self._send(Kind.FAILED, 0, f"the ranks cannot be started: {error}".encode())
+                self._end(0.0)
+        elif frame.kind is Kind.SIGNAL:
+            self._pass_on(frame.number, decode_seconds(frame.payload))
+        elif frame.kind is Kind.SIGNAL_RANK:
+            self._signal_rank(frame.number, int(frame.payload))
+        elif frame.kind is Kind.END:
+            self._started = True  # there is nothing more to come
+            self._end(decode_seconds(frame.payload))
+        elif frame.kind is Kind.KILL:
+            self._kill_at = time.monotonic()
+        elif frame.kind is Kind.ALIVE:
+            self._lost_at = time.monotonic() + decode_seconds(frame.payload)
+            self._send(Kind.ALIVE, 0, frame.payload)
+        elif frame.kind is Kind.DESCRIBE:
+            from horovodlike.launcher.planning.host_probe import (
+                describe,  # what an agent of the launcher's own host spares
+            )
+
+            self._outgoing += MAGIC
+            self._send(Kind.DESCRIPTION, 0, encode_text(describe(decode_text(frame.payload))))
+
+    # Starting.
+
+    def _store_task(self, piece: bytes) -> None:
+        if self._task_fd is None:
+            self._task_fd = os.memfd_create("horovodlike-task", os.MFD_CLOEXEC)
+        while piece:
+            piece = piece[os.write(self._task_fd, piece) :]
+
+    def _start(self, plan: dict[str, Any]) -> None:
+        names, prefixes = ([to_native(text) for text in plan[key]] for key in ("own_names", "own_prefixes"))
+        own = {name: value for name, value in os.environb.items() if name in names or name.startswith(tuple(prefixes))}
+        common = own | {to_native(name): to_native(value) for name, value in plan["environ"].items()}
+        self._elastic = plan["elastic"]
+        self._grace_period = plan["grace_period"]
+        for entry in plan["ranks"]:
+            environ = {**common, **{to_native(name): to_native(value) for name, value in entry["environ"].items()}}
+            start = Start(
+                rank=entry["rank"],
+                command=[to_native(word) for word in entry["command"]],
+                environ=environ,
+                cwd=to_native(plan["cwd"]),
+                cpus=entry["cpus"],
+            )
+            try:
+                pid, readers = self._start_rank(start)
+            except OSError as error:  # too many processes or open files: in an elastic job the others go on
+                if not self._elastic:
+                    raise
+                self._send(Kind.STDERR, start.rank, f"hvdrun: cannot start another process: {error}\n".encode())
+                self._send(Kind.EXITED, start.rank, encode_exit(0, CANNOT_EXECUTE))
+            else:
+                self._follow(start.rank, pid, readers)
+
+    def _start_rank(self, start: Start) -> tuple[int, dict[int, tuple[int, Kind]]]:
+        """Starts one.
+
+        Returns:
+            The process, and what it writes to: whose, and which stream, by the descriptor to read from.
+
+        Raises:
+            OSError: There is no process, or nothing through which to hear of it.
+        """
+        streams = (Kind.STDOUT, Kind.STDERR) if self._task_fd is None else (Kind.STDOUT, Kind.STDERR, Kind.RESULT)
+        readers: dict[int, tuple[int, Kind]] = {}
+        writers: list[int] = []
+        try:
+            for stream in streams:
+                read, write = os.pipe2(os.O_CLOEXEC)
+                readers[read] = (start.rank, stream)
+                writers.append(write)
+            if self._task_fd is not None:
+                start = start.with_task(self._task_fd, result=writers[2])
+            pid = spawn(start, *writers[:2])
+        except OSError:
+            for read in readers:
+                os.close(read)
+            raise
+        finally:
+            for write in writers:
+                os.close(write)
+        return pid, readers
+
+    def _follow(self, rank: int, pid: int, readers: dict[int, tuple[int, Kind]]) -> None:
+        self._exits.watch(pid)
+        self._rank_of[pid] = rank
+        self._send(Kind.STARTED, rank, b"%d" % pid)
+        for read in readers:
+            os.set_blocking(read, False)
+            if not self._paused:
+                self._on_readable(read, functools.partial(self._forward, read))
+        self._streams.update(readers)
+
+    # What the ranks write.
+
+    def _forward(self, descriptor: int) -> bool:
+        """Sends on what can be read at once; returns False if there was nothing."""
+        rank, stream = self._streams[descriptor]
+        try:
+            data = os.read(descriptor, _READ)
+        except BlockingIOError:
+            return False
+        if not data:
+            self._close_stream(descriptor)
+            return False
+        self._send(stream, rank, data)
+        if len(self._outgoing) > _OUTGOING_LIMIT and not self._lost:
+            self._pause()
+        return True
+
+    def _drain(self, descriptor: int) -> None:
+        """Sends on what a rank has left in a pipe; no more, since a descendant may go on writing for ever."""
+        for _ in range(1 + fcntl.fcntl(descriptor, fcntl.F_GETPIPE_SZ) // _READ):
+            if not self._forward(descriptor):
+                return
+
+    def _close_stream(self, descriptor: int) -> None:
+        if self._streams.pop(descriptor, None) is not None:
+            self._forget(descriptor)
+            os.close(descriptor)
+
+    def _pause(self) -> None:
+        self._paused = True
+        for descriptor in self._streams:
+            self._forget(descriptor)
+
+    def _resume(self) -> None:
+        if self._paused:
+            self._paused = False
+            for descriptor in self._streams:
+                self._on_readable(descriptor, functools.partial(self._forward, descriptor))
+
+    def _send(self, kind: Kind, number: int, payload: bytes) -> None:
+        if not self._lost:
+            self._outgoing += encode(kind, number, payload)
+
+    def _flush(self) -> None:
+        if self._lost:
+            return
+        try:
+            while self._outgoing:
+                del self._outgoing[: os.write(self._send_fd, self._outgoing)]
+        except BlockingIOError:
+            if self._send_fd not in self._handlers:
+                self._on_readable(self._send_fd, self._flush, select.EPOLLOUT)
+        except OSError:
+            self._lose()
+            return
+        if not self._outgoing:
+            self._forget(self._send_fd)
+        if len(self._outgoing) < _OUTGOING_LIMIT // 2:
+            self._resume()
+
+    # Ending.
+
+    def _reap(self) -> bool:
+        exits, alive = self._exits.reap()
+        for pid, status in exits:
+            rank = self._rank_of.pop(pid)
+            for descriptor in [fd for fd, (owner, _) in self._streams.items() if owner == rank]:
+                self._drain(descriptor)
+            self._send(Kind.EXITED, rank, encode_exit(pid, status))
+            if self._elastic:
+                send_signal(-pid, signal.SIGTERM)  # its helpers, which whoever takes its place has for itself
+            self._left[pid] = rank, status
+        self._tell_gone()
+        if self._elastic:
+            self._tell_stops()
+        elif alive and self._started and not self._rank_of:
+            self._end(GRACE_S)  # the ranks have left something running
+        return alive
+
+    def _tell_gone(self) -> None:
+        for pid, (rank, status) in list(self._left.items()):
+            try:
+                os.kill(-pid, 0)
+            except ProcessLookupError:
+                del self._left[pid]
+                if not self._elastic:
+                    self._send(Kind.GONE, rank, encode_exit(pid, status))
+            except PermissionError:  # there is one, of another user
+                pass
+
+    def _tell_stops(self) -> None:
+        for pid, stopped in stops():
+            if pid in self._rank_of:
+                self._send(Kind.STOPPED if stopped else Kind.CONTINUED, self._rank_of[pid], b"")
+
+    def _signal_rank(self, rank: int, signum: int) -> None:
+        for pid in [pid for pid, owner in self._rank_of.items() if owner == rank]:
+            send_signal(pid, signum)
+            send_signal(pid, signal.SIGCONT)
+
+    def _pass_on(self, signum: int, grace: float) -> None:
+        for pid in self._rank_of:
+            # As a terminal does: an interrupt is for the whole group. The others are for the rank to act upon, with its
+            # helpers (such as loaders of data) still there.
+            send_signal(-pid if signum == signal.SIGINT else pid, signum)
+            send_signal(pid, signal.SIGCONT)
+        self._kill_within(grace)
+
+    def _end(self, grace: float) -> None:
+        if not self._ending:
+            self._ending = True
+            signal_descendants(signal.SIGTERM)
+            self._kill_within(grace)
+
+    def _kill_within(self, seconds: float) -> None:
+        at = time.monotonic() + seconds
+        self._kill_at = at if self._kill_at is None else min(at, self._kill_at)
+
+    def _advance(self, alive: bool) -> bool:
+        """Kills what has had its time; returns False once that is hopeless."""
+        now = time.monotonic()
+        if self._kill_at is None or now < self._kill_at or not alive:
+            return True
+        self._ending = True
+        self._killed_at = self._killed_at or now
+        if now > self._killed_at + _GIVE_UP_S:
+            left = b" ".join(b"%d" % pid for pid in descendants(os.getpid()))
+            self._send(Kind.FAILED, 0, b"these processes do not die of SIGKILL: " + left)
+            self._flush()
+            return False
+        signal_descendants(signal.SIGKILL)
+        self._kill_at = now + _KILL_AGAIN_S
+        return True
+
+
+def _guard(agent: int) -> int:
+    """Waits for the agent and ends what it has left; returns the exit code."""
+    # Who ends a job may signal all its processes; the agent gives the ranks their time.
+    signal.signal(signal.SIGTERM, lambda *_: send_signal(agent, signal.SIGTERM))
+    _, status = os.waitpid(agent, 0)
+    exits = ExitQueue()
+    give_up = time.monotonic() + _GIVE_UP_S
+    while exits.reap()[1] and time.monotonic() < give_up:
+        signal_descendants(signal.SIGKILL)
+        time.sleep(_KILL_AGAIN_S)
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code
+
+
+def main() -> int:
+    """Runs guard and agent on standard input and output; returns the exit code."""
+    become_subreaper()
+    launcher, guard = os.getppid(), os.getpid()
+    agent = os.fork()
+    if agent != 0:
+        os.close(0)
+        return _guard(agent)
+    code = 1
+    try:
+        os.setpgid(0, 0)  # who kills the guard's group should not get both
+        become_subreaper()
+        serving = Agent(0, 1, launcher)
+        die_with_parent(guard, signal.SIGTERM)
+        code = serving.run()
+    except BaseException:  # a forked copy: nothing may go up from here
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

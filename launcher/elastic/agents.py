@@ -1,0 +1,288 @@
+"""The agents of the hosts of an elastic job, which come and go; nothing waits for a slow one."""
+
+import functools
+import selectors
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from horovodlike.launcher.agent.protocol import Kind, encode_seconds
+from horovodlike.launcher.elastic.rank_assignment import OF_A_PLACE
+from horovodlike.launcher.errors import HostsError, UsageError
+from horovodlike.launcher.planning.addresses import reachable_addresses
+from horovodlike.launcher.planning.environment import working_folder
+from horovodlike.launcher.planning.gpus import gpu_variables
+from horovodlike.launcher.planning.host_probe import Description
+from horovodlike.launcher.planning.job_spec import JobSpec
+from horovodlike.launcher.planning.plan import JobIdentity, RankPlan, bind, common_variables, tuning_variables
+from horovodlike.launcher.planning.topology import Host
+from horovodlike.launcher.supervisor.agent_startup import (
+    ask_for_description,
+    describe_this_host,
+    explain_delay,
+    read_description,
+    receive_answer,
+    start_agent,
+)
+from horovodlike.launcher.supervisor.connection import AgentLink, Link
+from horovodlike.launcher.supervisor.job import GRACE_S
+from horovodlike.launcher.supervisor.static_job import start_message
+
+__all__ = ["Fleet"]
+
+_LOOPBACK = "127.0.0.1"
+
+
+@dataclass
+class _Station:
+    """One host with its agent."""
+
+    name: str
+    link: AgentLink
+    deadline: float
+    host: Host | None = None  # once its agent can be spoken with
+    addresses: tuple[str, ...] = ()  # of this machine, as it reaches them
+    slots: int = 1
+    waiting: list[tuple[int, int]] = field(default_factory=list)  # workers to be started, and their slots
+    answered: bool = False  # ... or hung up
+    trouble: str = ""
+    leaving: bool = False
+
+
+class Fleet:
+    """Starts agents, and workers through them. Belongs to one thread."""
+
+    def __init__(
+        self,
+        spec: JobSpec,
+        command: tuple[str, ...],
+        environ: Mapping[str, str],
+        identity: JobIdentity,
+        task: bytes | None,
+        *,
+        grace_period: float,
+        on_ready: Callable[[Link, tuple[str, ...]], int],
+        on_lost: Callable[[str, str], None],
+        say: Callable[[str], None],
+    ) -> None:
+        """Prepares it; there is no agent yet.
+
+        Args:
+            spec: The job.
+            command: What each worker executes.
+            environ: The environment that all workers have.
+            identity: The job's identity.
+            task: The file that every worker can read.
+            grace_period: How long the workers may take to end once an agent has got a signal, in seconds.
+            on_ready: Takes over the connection to an agent that has answered, and the addresses by which its host
+                reaches this one, and returns the port at which the driver listens there; may raise RendezvousError.
+            on_lost: Called with a host that cannot take part, and why.
+            say: Tells the user something.
+        """
+        self._spec = spec
+        self._folder = working_folder()  # which may be deleted while the job runs
+        self._command = command
+        self._environ = {name: value for name, value in environ.items() if name not in OF_A_PLACE}
+        self._identity = identity
+        self._task = task
+        self._grace_period = grace_period
+        self._on_ready = on_ready
+        self._on_lost = on_lost
+        self._say = say
+        self._said: set[str] = set()
+        self._stations: dict[str, _Station] = {}
+        self._port = 0
+
+    def hosts(self) -> list[str]:
+        """The hosts that have an agent, or are about to have one."""
+        return list(self._stations)
+
+    def start(self, worker: int, host: str, slot: int, slots: int) -> None:
+        """Starts a worker as soon as the agent of its host can do it.
+
+        Args:
+            worker: The worker's number.
+            host: Its host.
+            slot: Which slot of the host it has.
+            slots: How many slots the host has.
+        """
+        station = self._stations.get(host)
+        if station is None:
+            station = self._reach(host)
+            if station is None:
+                return
+        station.slots = max(slots, slot + 1)
+        if station.host is None or station.leaving:
+            station.waiting.append((worker, slot))
+        else:
+            self._launch(station, station.host, worker, slot)
+
+    def signal(self, worker: int, host: str, signum: int) -> bool:
+        """Sends a worker a signal.
+
+        Returns:
+            False if it has not been started, because its agent has not answered yet; now it will not be.
+        """
+        station = self._stations[host]
+        entry = next((entry for entry in station.waiting if entry[0] == worker), None)
+        if entry is None:
+            station.link.send(Kind.SIGNAL_RANK, worker, b"%d" % signum)
+            return True
+        station.waiting.remove(entry)
+        return False
+
+    def addresses(self, hosts: Iterator[str]) -> str:
+        """Where something that these hosts are to reach has to listen, as a list separated by commas."""
+        found = dict.fromkeys(address for host in hosts for address in self._stations[host].addresses)
+        return ",".join(found) or _LOOPBACK
+
+    def release(self, host: str) -> None:
+        """Ends the agent of a host, if there is one; its end is awaited."""
+        station = self._stations.get(host)
+        if station is not None and not station.leaving:
+            station.leaving = True
+            station.link.send(Kind.END, 0, encode_seconds(GRACE_S))
+
+    def blame(self, link: Link, trouble: str) -> None:
+        """Notes what is wrong with a host whose connection is about to end."""
+        station = self._find(link)
+        if station is not None:
+            station.trouble = station.trouble or trouble
+
+    def end(self, link: Link, status: int) -> None:
+        """The connection to an agent has ended; says that the host is lost unless that was wanted."""
+        station = self._find(link)
+        if station is None:
+            return
+        del self._stations[station.name]
+        if not station.leaving or station.trouble:
+            self._on_lost(station.name, station.trouble or link.explain_end(status))
+            return
+        for worker, slot in station.waiting:  # meanwhile the host was offered again
+            self.start(worker, station.name, slot, station.slots)
+
+    def cut(self) -> None:
+        """Gives up the hosts whose agents have not answered."""
+        for station in list(self._stations.values()):
+            if station.host is None:
+                del self._stations[station.name]
+                station.link.kill()
+                station.link.close()
+
+    def close(self) -> None:
+        """Ends all agents, and waits for that."""
+        for station in self._stations.values():
+            station.link.cut()
+        for station in self._stations.values():
+            station.link.close()
+
+    # Agents that have not answered yet.
+
+    def watch(self, selector: selectors.BaseSelector) -> None:
+        """Brings what a selector waits for up to date."""
+        for station in self._stations.values():
+            if station.host is None:
+                station.link.watch(selector, True, functools.partial(setattr, station, "answered", True))
+
+    def next_deadline(self) -> float | None:
+        """When :meth:`attend` will have something to do, though no host answers."""
+        return min((each.deadline for each in self._stations.values() if each.host is None), default=None)
+
+    def attend(self, selector: selectors.BaseSelector) -> None:
+        """Takes the answers that have come, and gives up hosts that have had their time."""
+        now = time.monotonic()
+        for station in [each for each in self._stations.values() if each.host is None]:
+            if station.answered:
+                station.answered = False
+                self._take_answer(station, selector)
+            elif now >= station.deadline:
+                station.link.unwatch(selector)
+                station.link.kill()
+                self._fail(station, explain_delay(station.link, self._spec))
+
+    @functools.cached_property
+    def _this_host(self) -> Host:
+        return describe_this_host(self._spec, self._environ)
+
+    def _find(self, link: Link) -> _Station | None:
+        return next((station for station in self._stations.values() if station.link is link), None)
+
+    def _reach(self, name: str) -> _Station | None:
+        here = name == self._spec.here
+        try:
+            link = start_agent(self._spec, name, here)
+        except (HostsError, OSError) as error:
+            self._on_lost(name, str(error))
+            return None
+        station = self._stations[name] = _Station(name, link, time.monotonic() + self._spec.start_timeout)
+        if here:
+            self._begin(station, self._this_host, ())
+        else:
+            ask_for_description(link, self._spec, self._command[0], self._folder)
+        return station
+
+    def _take_answer(self, station: _Station, selector: selectors.BaseSelector) -> None:
+        answer = receive_answer(station.link)
+        if answer is None:
+            return
+        station.link.unwatch(selector)
+        try:
+            description = read_description(answer, station.link, self._spec)
+            self._begin(station, description.host, self._find_addresses(station.name, description))
+        except (HostsError, UsageError, RuntimeError) as error:
+            self._fail(station, str(error))
+
+    def _find_addresses(self, name: str, description: Description) -> tuple[str, ...]:
+        return tuple(reachable_addresses({name: description}, self._spec.network_interface))
+
+    def _fail(self, station: _Station, reason: str) -> None:
+        del self._stations[station.name]
+        station.link.kill()
+        station.link.close()
+        self._on_lost(station.name, reason)
+
+    # Workers.
+
+    def _begin(self, station: _Station, host: Host, addresses: tuple[str, ...]) -> None:
+        self._port = self._on_ready(station.link, addresses)
+        station.host, station.addresses = host, addresses
+        if self._task is not None:
+            station.link.send_task(self._task)
+        waiting, station.waiting = station.waiting, []
+        for worker, slot in waiting:
+            self._launch(station, host, worker, slot)
+
+    def _launch(self, station: _Station, host: Host, worker: int, slot: int) -> None:
+        most = self._spec.elastic.max_np if self._spec.elastic is not None else None
+        slots = station.slots if most is None else min(station.slots, max(most, slot + 1))
+        try:
+            cpus, _ = bind(self._spec.bind_to, host, slots)
+            # By slot, of which no two workers that live have the same; all of them, since any may be taken.
+            called = self._spec.called("--gpus-per-rank")
+            gpus = gpu_variables(self._spec.gpus_per_rank, host.gpus, station.slots, called)
+        except UsageError as error:
+            station.trouble = str(error)
+            self.release(station.name)
+            return
+        tuning, said = tuning_variables(self._environ, host.usable_cpus, slots)
+        for line in said:
+            if line not in self._said:
+                self._said.add(line)
+                self._say(line)
+        environ = {
+            **common_variables(self._spec, station.name, self._identity),
+            **tuning,
+            **gpus[slot],
+            "HOROVODLIKE_ELASTIC": "1",
+            "HOROVOD_ELASTIC": "1",
+            "HOROVODLIKE_WORKER": str(worker),
+            "HOROVODLIKE_DRIVER_ADDR": ",".join(station.addresses) or _LOOPBACK,
+            "HOROVODLIKE_DRIVER_PORT": str(self._port),
+            "HOROVOD_HOSTNAME": station.name,
+        }
+        plan = RankPlan(worker, slot, environ, self._command, cpus[slot])
+        elsewhere = station.link.host is not None
+        message = start_message(
+            [plan], self._environ, self._folder, elsewhere=elsewhere, elastic=True, grace_period=self._grace_period
+        )
+        station.link.send(Kind.START, 0, message)

@@ -1,0 +1,51 @@
+"""The ranks of a generation, as its members are told. Pure."""
+
+from collections.abc import Sequence
+
+from horovodlike.launcher.planning.plan import place_variables
+
+__all__ = ["OF_A_PLACE", "place_members"]
+
+_NAMES = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
+OF_A_PLACE = frozenset(place_variables(**dict.fromkeys(_NAMES, 0))) | {
+    "HOROVODLIKE_GENERATION",
+    "HOROVODLIKE_RENDEZVOUS_ADDR",
+    "HOROVODLIKE_RENDEZVOUS_PORT",
+}
+"""The variables that a worker gets with its place, and must not inherit from anybody else."""
+
+
+def place_members(generation: int, hosts: Sequence[str], address: str, port: int) -> list[dict[str, str]]:
+    """What each member sets in its environment.
+
+    Args:
+        generation: The generation's number.
+        hosts: By rank, the host of the member. Hosts are numbered as they come here.
+        address: Where the generation's rendezvous listens, as in ``HOROVODLIKE_RENDEZVOUS_ADDR``.
+        port: Where it listens.
+
+    Returns:
+        The variables by rank.
+    """
+    groups: dict[str, list[int]] = {}
+    for rank, host in enumerate(hosts):
+        groups.setdefault(host, []).append(rank)
+    common = {
+        "HOROVODLIKE_GENERATION": str(generation),
+        "HOROVODLIKE_RENDEZVOUS_ADDR": address,
+        "HOROVODLIKE_RENDEZVOUS_PORT": str(port),
+    }
+    places = []
+    for rank, host in enumerate(hosts):
+        local_rank = groups[host].index(rank)
+        across = [name for name, ranks in groups.items() if len(ranks) > local_rank]
+        place = place_variables(
+            rank=rank,
+            size=len(hosts),
+            local_rank=local_rank,
+            local_size=len(groups[host]),
+            cross_rank=across.index(host),
+            cross_size=len(across),
+        )
+        places.append(place | common)
+    return places

@@ -1,0 +1,1 @@
+"""From what a user asks for to one plan for each rank, before anything starts."""

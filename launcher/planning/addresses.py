@@ -1,0 +1,122 @@
+"""By which addresses hosts reach each other, as the routes of this host have it."""
+
+import ipaddress
+import socket
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from horovodlike._net.interfaces import choose_address, local_addresses
+from horovodlike.errors import ConfigError
+from horovodlike.launcher.errors import HostsError, UsageError
+from horovodlike.launcher.planning.host_probe import Description
+from horovodlike.launcher.planning.hosts import HostSlots, merge_hosts
+
+__all__ = ["addresses_towards", "bindable_addresses", "find_this_machine", "reachable_addresses"]
+
+_DISCARD = 9
+_RESOLVERS = 32
+
+
+def _resolve(host: str) -> list[str]:
+    """The addresses of a name; none if it has none, as a name that only ssh's configuration knows."""
+    try:
+        found = socket.getaddrinfo(host, _DISCARD, type=socket.SOCK_DGRAM)
+    except (OSError, UnicodeError):
+        return []
+    return list(dict.fromkeys(str(address[0]) for *_, address in found))
+
+
+def _route(address: str) -> str | None:
+    """This host's address on the way to another one. Nothing is sent."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, _DISCARD))
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None
+
+
+def _own(addresses: Iterable[str]) -> list[str]:
+    """Those of the addresses that this host has."""
+    known = {str(each.address) for each in local_addresses()}
+    return [text for text in addresses if text in known or ipaddress.ip_address(text.partition("%")[0]).is_loopback]
+
+
+def addresses_towards(host: str, seen_from: tuple[str, str] | None) -> list[str]:
+    """This host's addresses at which another one can reach it, the likeliest first.
+
+    Args:
+        host: The other host.
+        seen_from: From which address this host has come to it, as it sees it, and to which.
+    """
+    found: list[str | None] = []
+    if seen_from is not None:
+        client, server = seen_from
+        found = [*_own([client]), _route(server)]
+    if not any(found):
+        found += [_route(address) for address in _resolve(host)]
+    return list(dict.fromkeys(address for address in found if address is not None))
+
+
+def _chosen(network_interface: str) -> list[str]:
+    try:
+        return [choose_address(network_interface, local_addresses())]
+    except ConfigError as error:
+        raise UsageError(str(error)) from None
+
+
+def reachable_addresses(described: Mapping[str, Description], network_interface: str = "") -> list[str]:
+    """This host's addresses at which the other hosts can reach it; not each of them need lead there for all hosts.
+
+    Args:
+        described: The other hosts.
+        network_interface: The setting: the network to use, or an empty string.
+
+    Raises:
+        HostsError: There is none towards some host.
+        UsageError: This host is not in the network.
+    """
+    if network_interface:
+        return _chosen(network_interface)
+    found: dict[str, None] = {}
+    for host, description in described.items():
+        addresses = addresses_towards(host, description.seen_from)
+        if not addresses:
+            raise HostsError(
+                f"it is not known at which address {host} can reach this machine; say over which network, with "
+                "--network-interface"
+            )
+        found.update(dict.fromkeys(addresses))
+    return list(found)
+
+
+def bindable_addresses(host: str, network_interface: str) -> list[str]:
+    """This host's addresses among those of a name, or in the network that the setting names.
+
+    Raises:
+        UsageError: This host is not in that network.
+    """
+    return _chosen(network_interface) if network_interface else _own(_resolve(host))
+
+
+def find_this_machine(hosts: Sequence[HostSlots], names: Iterable[str]) -> tuple[tuple[HostSlots, ...], str | None]:
+    """Finds out which of the hosts this machine is, by its names and addresses.
+
+    Args:
+        hosts: The hosts.
+        names: Names that certainly are this machine's.
+
+    Returns:
+        The hosts, with those that are this machine made one; and its name among them, or None.
+    """
+    own = set(names)
+    others = [entry.host for entry in hosts if entry.host not in own]
+    if others:
+        with ThreadPoolExecutor(min(len(others), _RESOLVERS)) as pool:
+            for host, addresses in zip(others, pool.map(_resolve, others), strict=True):
+                if _own(addresses):
+                    own.add(host)
+    here = next((entry.host for entry in hosts if entry.host in own), None)
+    renamed = (HostSlots(here, entry.slots) if here and entry.host in own else entry for entry in hosts)
+    return merge_hosts(renamed), here

@@ -1,0 +1,160 @@
+"""From what a user typed after the options to what is executed, with the errors that can be known beforehand."""
+
+import os
+import re
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from horovodlike.launcher.errors import UsageError
+from horovodlike.launcher.horovod_options import HOROVODRUN
+from horovodlike.launcher.planning.interpreter import PythonCommand, is_python, split_python
+
+__all__ = ["check_interpreter", "interpreter_trouble", "resolve_command", "with_horovod_names"]
+
+# By its path: with -m Python would look for it in the current folder first, where a checkout has the source.
+_COMPAT = str(Path(__file__).resolve().parents[2] / "compat" / "__main__.py")
+_KERNEL_READS = 256
+_INTERPRETER = re.compile(rb"#![ \t]*([^ \t\n\0]+)")
+_NEEDS_NO_SCRIPT = frozenset({"-h", "-?", "--help", "-V", "--version"})
+
+
+def resolve_command(
+    command: Sequence[str], environ: Mapping[str, str], program: str = "hvdrun"
+) -> tuple[tuple[str, ...], str]:
+    """Decides what each rank executes.
+
+    Args:
+        command: The words that were typed.
+        environ: The environment that the ranks will have; its ``PATH`` counts.
+        program: The name that the user called.
+
+    Returns:
+        The words to execute, the first one a path, and the reason.
+
+    Raises:
+        UsageError: There is nothing that could be executed.
+    """
+    if not command or not command[0]:
+        raise UsageError(f"no command given: what should each rank run? For instance: {program} -np 2 python train.py")
+    name = command[0]
+    if name.endswith(".py"):
+        return _script(command)
+    if os.sep in name:
+        _check_executable(name)
+        _check_interpreted(command)
+        return tuple(command), "it is a path"
+    found = shutil.which(name, path=environ.get("PATH"))
+    if found is None:
+        here = f"; did you mean ./{name}?" if os.path.isfile(name) else "; check the spelling and PATH"
+        raise UsageError(f"no such program: {name}{here}")
+    _check_interpreted(command)
+    return (found, *command[1:]), f"{name} is {found} on PATH"
+
+
+def _script(command: Sequence[str]) -> tuple[tuple[str, ...], str]:
+    name = command[0]
+    _check_script(name)
+    path = name if os.sep in name else os.path.join(os.curdir, name)
+    if os.path.isfile(path) and os.access(path, os.X_OK):
+        with open(path, "rb") as file:
+            if file.read(2) == b"#!":
+                return (path, *command[1:]), f"{name} is executable and names its interpreter"
+    return (sys.executable, *command), f"{name} is not executable with a #! line, so it runs with this Python"
+
+
+def _check_script(name: str) -> None:
+    if not os.path.exists(name):
+        raise UsageError(f"no such script: {name}")
+    if os.path.isdir(name):  # Python runs a folder that has a __main__.py
+        if not os.path.exists(os.path.join(name, "__main__.py")):
+            raise UsageError(f"{name} is a folder without __main__.py, not a script")
+    elif not os.access(name, os.R_OK):
+        raise UsageError(f"no permission to read {name}")
+
+
+def _check_executable(name: str) -> None:
+    if not os.path.exists(name):
+        raise UsageError(f"no such program: {name}")
+    if os.path.isdir(name):
+        raise UsageError(f"{name} is a folder, not a program")
+    if not os.access(name, os.X_OK):
+        raise UsageError(f"{name} is not executable; chmod +x {name}, or put its interpreter before it")
+
+
+def interpreter_trouble(path: str) -> str:
+    """What is wrong with the interpreter of an executable file, which exec would say of the file itself.
+
+    Returns:
+        The trouble, or an empty string if there is none, such as with a program that needs no interpreter.
+    """
+    if not os.access(path, os.R_OK):  # a program need not be readable
+        return ""
+    with open(path, "rb") as file:
+        head = file.read(_KERNEL_READS)
+    match = _INTERPRETER.match(head)
+    if match is None:
+        return "" if b"\0" in head else "it has no #! line"
+    interpreter = os.fsdecode(match[1])
+    shown = interpreter if interpreter.isprintable() else repr(interpreter)  # lines may end in CRLF
+    if not os.path.exists(interpreter):
+        return f"its interpreter {shown} does not exist"
+    return "" if os.access(interpreter, os.X_OK) else f"its interpreter {shown} is not executable"
+
+
+def check_interpreter(path: str) -> None:
+    """Looks for the interpreter of what each rank executes.
+
+    Raises:
+        UsageError: It is missing.
+    """
+    trouble = interpreter_trouble(path)
+    if trouble:
+        raise UsageError(f"{path}: {trouble}; put its interpreter before it, as in python {path}")
+
+
+def _check_interpreted(command: Sequence[str]) -> None:
+    """Looks at ``python ... script``: that the script is missing should be said once, before anything starts."""
+    if not is_python(command[0]) or _NEEDS_NO_SCRIPT.intersection(command[1:2]):
+        return
+    asked = split_python(command[1:])
+    if asked.how == "script":
+        _check_script(asked.rest[0])
+    elif asked.how == "-":
+        raise UsageError(
+            f"{' '.join(command)}: ranks have no standard input to read a program from; write it to a file, as in "
+            f"{command[0]} train.py, or use -m or -c"
+        )
+    elif not asked.how:
+        raise UsageError(
+            f"{' '.join(command)}: no script given, and ranks have no terminal to read one from; add a script, -m or -c"
+        )
+
+
+def with_horovod_names(command: tuple[str, ...], program: str = "hvdrun") -> tuple[tuple[str, ...], str]:
+    """Changes what each rank executes so that it can import ``horovod``.
+
+    Args:
+        command: What :func:`resolve_command` has decided.
+        program: The name that the user called.
+
+    Returns:
+        The words to execute, and the reason.
+
+    Raises:
+        UsageError: It is no Python program.
+    """
+    if command[0].endswith(".py"):  # it names its interpreter, which would not know what to do
+        return (sys.executable, _COMPAT, *command), f"{command[0]} runs with this Python and horovodlike.compat"
+    asked = split_python(command[1:]) if is_python(command[0]) else PythonCommand()
+    if asked.how not in ("script", "-m", "-c"):
+        called, instead = "--compat", "leave --compat out"
+        if program == HOROVODRUN:
+            called, instead = program, f"use hvdrun instead of {program}"
+        raise UsageError(
+            f"{called} runs Python programs, and {' '.join(command)} is none that it could change; {instead}, and "
+            "start Python there as: python -m horovodlike.compat script.py"
+        )
+    how = () if asked.how == "script" else (asked.how,)
+    return (command[0], *asked.options, _COMPAT, *how, *asked.rest), "horovodlike.compat stands in for Horovod"

@@ -1,0 +1,226 @@
+"""``horovodlike.run``: a function on several processes, from Python."""
+
+import json
+import os
+import pickle
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from horovodlike import config
+from horovodlike.errors import ConfigError
+from horovodlike.launcher.agent.run_task import LENGTH, unpack_answer
+from horovodlike.launcher.elastic.discovery import HostDiscovery
+from horovodlike.launcher.elastic_options import ELASTIC_ARGUMENTS, choose_hosts, take_elastic
+from horovodlike.launcher.errors import RankFailedError, UsageError
+from horovodlike.launcher.planning.environment import working_folder
+from horovodlike.launcher.planning.job_spec import JobSpec, RemoteStart
+from horovodlike.launcher.planning.written_files import check_files, files_of_all_hosts
+from horovodlike.launcher.run_arguments import check_kinds, setting_variables, take_integer, take_number_of_ranks
+from horovodlike.launcher.supervisor import failure_attribution
+from horovodlike.launcher.supervisor.job import Outcome
+from horovodlike.launcher.supervisor.static_job import run_job
+
+__all__ = ["RemoteTraceback", "run"]
+
+T = TypeVar("T")
+
+_RUN_TASK = Path(__file__).with_name("agent") / "run_task.py"
+
+_DURATIONS = ("discovery_timeout", "elastic_timeout", "heartbeat_timeout", "grace_period")
+_NO_EFFECT = frozenset({"disable_cache", "mpi_args", "use_gloo", "use_mpi"})
+"""Arguments of Horovod's ``run`` that choose among ways which do not exist here."""
+
+
+class RemoteTraceback(Exception):
+    """The cause of an exception that comes from a rank: its message is the traceback there."""
+
+    def __init__(self, rank: int, text: str) -> None:
+        """Keeps the rank and the text."""
+        super().__init__(rank, text)
+        self.rank = rank
+        self.text = text
+
+    def __str__(self) -> str:
+        return f"\n[rank {self.rank}]\n{self.text}"
+
+
+def run(
+    func: Callable[..., T],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int | None = None,
+    *,
+    np: int | None = None,
+    env: Mapping[str, str] | None = None,
+    hosts: str | None = None,
+    hostfile: str | None = None,
+    start_timeout: float | None = None,
+    ssh_port: int | None = None,
+    ssh_identity_file: str | None = None,
+    network_interfaces: str | Sequence[str] | None = None,
+    output_filename: str | None = None,
+    verbose: bool | int | None = None,
+    executable: str | None = None,
+    gpus_per_rank: int | None = None,
+    host_discovery: HostDiscovery | None = None,
+    **horovod: Any,
+) -> list[T]:
+    """Runs a function in several new processes, which form a job, on this machine or on several.
+
+    The function is pickled by value where it must be (a notebook's cell, a lambda), and so is what it returns. Output
+    of the ranks goes to this process's, with a prefix. Blocks until nothing is left of the job. May be called from any
+    thread; an interrupt (KeyboardInterrupt) ends the job.
+
+    Args:
+        func: What each rank calls; it calls ``init()`` if it wants to communicate.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        num_proc: The number of ranks. If neither it nor ``np`` is given: all slots of the hosts that are named, or 1.
+        np: The same.
+        env: The environment of the ranks; this process's if None. Other hosts keep what is their own, such as HOME.
+        hosts: The hosts and their slots, as in ``"node-1:4,node-2:4"``.
+        hostfile: A file with hosts, in lines such as ``node-1 slots=4``.
+        start_timeout: How long ``init()`` waits for all ranks, and this call for the hosts, in seconds.
+        ssh_port: The port of ssh's servers on the other hosts.
+        ssh_identity_file: The private key for ssh.
+        network_interfaces: The network between the hosts: names of interfaces, or networks such as ``10.0.0.0/8``.
+        output_filename: A folder where each rank's output goes as well.
+        verbose: Explains decisions on standard error.
+        executable: The Python interpreter of the ranks; this one if None.
+        gpus_per_rank: How many GPUs each rank sees, in ``CUDA_VISIBLE_DEVICES``: its own, by local rank; with 0
+            all that the job has on its host. None: what ``HOROVODLIKE_GPUS_PER_RANK`` says, or 0.
+        host_discovery: Finds the hosts of an elastic job, which may come and go.
+        **horovod: Horovod's other arguments. The job is elastic if ``min_np`` (or ``min_num_proc``), ``max_np``
+            (``max_num_proc``), ``host_discovery_script`` or ``host_discovery`` is given; ``slots``, ``reset_limit``,
+            ``cooldown_range``, ``discovery_timeout``, ``elastic_timeout``, ``heartbeat_timeout`` and ``grace_period``
+            are as hvdrun's options of these names. Those without a meaning here are ignored with a DeprecationWarning.
+
+    Returns:
+        What the function has returned, by rank; of an elastic job, by the ranks of those that were members in the end
+        and have returned something.
+
+    Raises:
+        RankFailedError: A rank ended without a result, such as by a signal.
+        HostsError: Some hosts cannot take part; the message says why. It is a RuntimeError.
+        UsageError: An argument cannot be used; it is a ValueError.
+        Exception: What the function has raised in the rank that failed first; its cause is a :class:`RemoteTraceback`.
+    """
+    check_kinds(
+        {
+            **{"func": func, "args": args, "kwargs": kwargs, "env": env, "hosts": hosts, "hostfile": hostfile},
+            **{"ssh_identity_file": ssh_identity_file, "network_interfaces": network_interfaces},
+            **{"output_filename": output_filename, "executable": executable, "host_discovery": host_discovery},
+            **horovod,
+        }
+    )
+    working_folder()
+    port = take_integer("ssh_port", ssh_port, 1, 65535)
+    wanted = {name: horovod.pop(name) for name in ELASTIC_ARGUMENTS & horovod.keys()}
+    interfaces = _check_horovod_arguments(horovod, network_interfaces)
+    if hosts is not None and hostfile is not None:
+        raise UsageError("Argument hosts and hostfile only allow one provided.")
+    environ = dict(os.environ if env is None else env)
+    given = {"start_timeout": start_timeout, "network_interface": interfaces, "gpus_per_rank": gpus_per_rank}
+    given |= {name: wanted.get(name) for name in _DURATIONS}
+    settings = setting_variables(given)
+    try:
+        values = config.load({**environ, **settings})
+    except ConfigError as error:
+        raise UsageError(str(error)) from None
+    elastic = take_elastic(wanted, host_discovery is not None, values)
+    where = choose_hosts(elastic, hosts, hostfile, take_number_of_ranks(num_proc, np), environ, host_discovery)
+    if elastic is not None:
+        settings[config.SETTINGS["network_timeout"].variable] = f"{values.heartbeat_timeout:g}"
+    number = where.num_proc or 1
+    if host_discovery is None and (elastic is None or elastic.discovery_script is None):
+        has_rank_0 = not where.hosts or where.hosts[0].host == where.here
+        check_files(values, {}, where.here, has_rank_0, {**environ, **settings})
+    spec = JobSpec(
+        num_proc=number,
+        command=(executable or sys.executable, str(_RUN_TASK)),
+        settings=settings,
+        hosts=where.hosts,
+        here=where.here,
+        remote=RemoteStart(port, ssh_identity_file, slurm=where.slurm, cpus=where.cpus),
+        elastic=elastic,
+        start_timeout=values.start_timeout,
+        network_timeout=values.network_timeout,
+        network_interface=values.network_interface,
+        gpus_per_rank=values.gpus_per_rank,
+        output_directory=output_filename,
+        verbose=bool(verbose),
+        names=_names(num_proc, gpus_per_rank),
+        files=files_of_all_hosts(values),
+    )
+    task = _pack(func, tuple(args), dict(kwargs or {}))
+    if elastic is not None:
+        from horovodlike.launcher.elastic.elastic_job import run_elastic
+
+        outcome = run_elastic(spec, elastic, spec.command, environ, discovery=host_discovery, task=task)
+        return _results(outcome, [worker for worker in outcome.members if outcome.results.get(worker)] or [0])
+    return _results(run_job(spec, spec.command, environ, task=task), range(number))
+
+
+def _names(num_proc: int | None, gpus_per_rank: int | None) -> dict[str, str]:
+    """What messages are to call the flags of hvdrun."""
+    names = {"--min-np": "min_np", "--max-np": "max_np", "--output-filename": "output_filename"}
+    names["-np"] = "np" if num_proc is None else "num_proc"
+    names["--gpus-per-rank"] = config.SETTINGS["gpus_per_rank"].variable if gpus_per_rank is None else "gpus_per_rank"
+    return names
+
+
+def _check_horovod_arguments(given: dict[str, Any], network_interfaces: str | Sequence[str] | None) -> str | None:
+    """Looks at Horovod's other arguments. Returns the network to use, for which it has two names."""
+    old_name = given.pop("network_interface", None)
+    interfaces = network_interfaces if old_name is None else old_name
+    unknown = sorted(given.keys() - _NO_EFFECT)
+    if unknown:
+        raise TypeError(f"run() got an unexpected keyword argument {unknown[0]!r}")
+    given = {name: value for name, value in given.items() if value is not None}
+    if given.get("use_gloo") and given.get("use_mpi"):
+        raise UsageError("Argument use_gloo and use_mpi only allow one set True.")
+    for name in given:
+        warnings.warn(f"run(): {name} has no effect", DeprecationWarning, stacklevel=3)
+    return interfaces if interfaces is None or isinstance(interfaces, str) else ",".join(interfaces)
+
+
+def _pack(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
+    from horovodlike._net.pickling import dumps
+
+    search_path = json.dumps([os.path.abspath(entry) for entry in sys.path]).encode()
+    try:
+        pickled = dumps((func, args, kwargs))
+    except Exception as error:
+        raise TypeError(f"run(): func, or something in args or kwargs, cannot be pickled: {error}") from error
+    return LENGTH.pack(len(search_path)) + search_path + pickled
+
+
+def _results(outcome: Outcome, ranks: Iterable[int]) -> list[Any]:
+    if outcome.failure is not None:
+        _raise_failure(outcome)
+    if outcome.exit_code != 0:
+        raise RankFailedError(outcome.trouble or "the job was ended from outside", -1, outcome.exit_code)
+    results = []
+    for rank in ranks:
+        answer = outcome.results.get(rank)
+        if not answer:  # os._exit(0)
+            raise RankFailedError(f"rank {rank} exited with code 0 before the function returned", rank, 0)
+        results.append(pickle.loads(unpack_answer(answer)[1]))
+    return results
+
+
+def _raise_failure(outcome: Outcome) -> None:
+    failure = outcome.failure
+    assert failure is not None
+    raised, content = unpack_answer(outcome.results.get(failure.rank, b""))
+    if raised and content:
+        sent, text, shown = pickle.loads(content)
+        cause = RemoteTraceback(failure.rank, text)
+        if sent is not None:
+            raise pickle.loads(sent) from cause
+        raise RankFailedError(f"rank {failure.rank} raised {shown}", failure.rank, 1) from cause
+    lines = b"\n".join(failure_attribution.describe(failure)).decode(errors="replace").removeprefix("hvdrun: ")
+    raise RankFailedError(lines, failure.rank, failure_attribution.exit_code(failure.status))

@@ -1,0 +1,181 @@
+"""Starts the agents of all hosts at the same time, and finds out which of them cannot take part, and why."""
+
+import functools
+import selectors
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from horovodlike.launcher.agent.protocol import Frame, FrameError, Kind, decode_text, encode_seconds, encode_text
+from horovodlike.launcher.errors import HostsError, counted
+from horovodlike.launcher.planning.environment import working_folder
+from horovodlike.launcher.planning.gpus import find_gpus
+from horovodlike.launcher.planning.host_probe import Description, decode_description, encode_needs, installed_version
+from horovodlike.launcher.planning.hosts import Placement
+from horovodlike.launcher.planning.job_spec import JobSpec
+from horovodlike.launcher.planning.topology import Host, detect_host
+from horovodlike.launcher.schedulers.ssh import explain_failure, remote_command
+from horovodlike.launcher.supervisor.connection import AgentLink, start_local_agent, start_remote_agent
+
+__all__ = [
+    "ask_for_description",
+    "describe_hosts",
+    "describe_this_host",
+    "explain_delay",
+    "read_description",
+    "receive_answer",
+    "start_agent",
+    "start_agents",
+]
+
+
+def start_agents(
+    spec: JobSpec, placements: Sequence[Placement], on_exit: Callable[[Callable[[], object]], object]
+) -> list[AgentLink]:
+    """Starts an agent on each host; does not wait for any.
+
+    Args:
+        spec: The job.
+        placements: The hosts.
+        on_exit: Takes what is to be called in the end: it ends all agents at the same time.
+
+    Raises:
+        HostsError: There is no ssh.
+    """
+    links: list[AgentLink] = []
+    on_exit(functools.partial(_close, links))
+    for placement in placements:
+        links.append(start_agent(spec, placement.name, placement.name == spec.here))
+    return links
+
+
+def start_agent(spec: JobSpec, host: str, here: bool) -> AgentLink:
+    """Starts the agent of one host; does not wait for it.
+
+    Args:
+        spec: The job.
+        host: The host.
+        here: It is this machine.
+
+    Raises:
+        HostsError: There is no ssh.
+    """
+    if here:
+        return start_local_agent()
+    command = remote_command(host, spec.remote, spec.start_timeout)
+    try:
+        return start_remote_agent(command, host)
+    except FileNotFoundError:
+        raise HostsError(f"{command[0]} is not installed here: it starts what runs on other hosts") from None
+
+
+def _close(links: Sequence[AgentLink]) -> None:
+    for link in links:
+        link.cut()
+    for link in links:
+        link.close()
+
+
+def describe_this_host(spec: JobSpec, environ: Mapping[str, str]) -> Host:
+    """What there is on this host, as far as the job needs it.
+
+    Args:
+        spec: The job.
+        environ: The environment that the ranks inherit.
+    """
+    return detect_host(gpus=find_gpus(environ) if spec.gpus_per_rank else None)
+
+
+def describe_hosts(spec: JobSpec, links: Sequence[AgentLink], program: str) -> dict[str, Description]:
+    """Asks the agents of other hosts what there is, all at the same time.
+
+    Args:
+        spec: The job.
+        links: The agents; those of this host are not asked.
+        program: What the ranks are to execute.
+
+    Returns:
+        The description of each host.
+
+    Raises:
+        HostsError: Some hosts cannot take part; the message lists all of them, and why.
+    """
+    folder = working_folder()
+    waiting = {link.host: link for link in links if link.host is not None}
+    for link in waiting.values():
+        ask_for_description(link, spec, program, folder)
+    found: dict[str, Description] = {}
+    failed: dict[str, str] = {}
+    readable: set[str] = set()
+    deadline = time.monotonic() + spec.start_timeout
+    with selectors.DefaultSelector() as selector:
+        while waiting and (left := deadline - time.monotonic()) > 0:
+            for host, link in waiting.items():
+                link.watch(selector, True, functools.partial(readable.add, host))
+            for key, _ in selector.select(left):
+                key.data()
+            while readable:
+                host = readable.pop()
+                answer = receive_answer(waiting[host])
+                if answer is None:
+                    continue
+                waiting[host].unwatch(selector)
+                try:
+                    found[host] = read_description(answer, waiting.pop(host), spec)
+                except HostsError as error:
+                    failed[host] = str(error)
+    for host, link in waiting.items():
+        link.kill()
+        failed[host] = explain_delay(link, spec)
+    if failed:
+        lines = [f"  {host}: {failed[host]}" for host in (link.host for link in links) if host in failed]
+        raise HostsError("\n".join([f"{len(failed)} of {counted(len(links), 'host')} cannot take part:", *lines]))
+    return found
+
+
+def ask_for_description(link: AgentLink, spec: JobSpec, program: str, folder: str) -> None:
+    """Asks the agent of another host what there is; it ends by itself if it hears no more."""
+    link.send(Kind.DESCRIBE, 0, encode_text(encode_needs(folder, program, spec.gpus_per_rank > 0, spec.files)))
+    link.send(Kind.ALIVE, 0, encode_seconds(spec.start_timeout + spec.network_timeout))
+
+
+def explain_delay(link: AgentLink, spec: JobSpec) -> str:
+    """What is wrong with a host that has not answered."""
+    said = f" ({'; '.join(link.last_words)})" if link.last_words else ""
+    return f"it has not answered within {spec.start_timeout:g} s{said}; raise --start-timeout if need be"
+
+
+def receive_answer(link: AgentLink) -> list[Frame] | Exception | None:
+    """What a host has answered, no frames if it has hung up, an exception if it is not understood, None if not yet."""
+    try:
+        frames = link.receive()
+    except (FrameError, OSError) as error:
+        return error
+    return [] if frames is None else frames or None
+
+
+def read_description(answer: list[Frame] | Exception, link: AgentLink, spec: JobSpec) -> Description:
+    """What a host has said about itself.
+
+    Args:
+        answer: What :func:`receive_answer` has returned.
+        link: The connection, which nobody watches any more.
+        spec: The job.
+
+    Raises:
+        HostsError: The host cannot take part.
+    """
+    if answer == []:
+        raise HostsError(explain_failure(spec.remote, link.close(), link.last_words))
+    try:
+        if isinstance(answer, Exception):
+            raise answer
+        description = decode_description(decode_text(answer[0].payload))
+    except (FrameError, OSError, ValueError) as error:
+        raise HostsError(f"its agent is not understood ({error}); install the same horovodlike there") from None
+    if description.version != installed_version():
+        raise HostsError(
+            f"horovodlike {description.version} is installed there, but {installed_version()} here; install the same"
+        )
+    if description.problems:
+        raise HostsError("; ".join(description.problems))
+    return description

@@ -1,0 +1,288 @@
+"""The launcher's end of the connection to an agent."""
+
+import contextlib
+import math
+import os
+import selectors
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import IO
+
+from horovodlike.launcher.agent.protocol import MAGIC, PIECE, Frame, FrameReader, Kind, encode
+from horovodlike.launcher.supervisor.failure_attribution import signal_name
+
+__all__ = ["START_AGENT", "AgentLink", "Link", "start_local_agent", "start_remote_agent", "watch_descriptor"]
+
+START_AGENT = Path(__file__).parents[1] / "agent" / "start_agent.py"
+_WORDS_BYTES = 8 * 1024
+_CLOSE_S = 20.0
+"""How long a host may take to end everything once its connection is cut, before it is given up."""
+_LEAVE_S = 5.0
+"""How long ssh may stay when the agent has ended: nobody else is attended to meanwhile."""
+
+
+class Link:
+    """A connection over which frames travel. Not thread-safe.
+
+    Attributes:
+        host: The name of the host at the other end, or None if it is this machine.
+        heard_at: When something arrived last, as ``time.monotonic()``.
+        over: The other end has said that nothing is left there.
+    """
+
+    def __init__(self, host: str | None, magic: bytes = b"") -> None:
+        """Starts with empty buffers.
+
+        Args:
+            host: The name of the host at the other end.
+            magic: What precedes the first frame.
+        """
+        self.host = host
+        self.heard_at = time.monotonic()
+        self.over = False
+        self._reader = FrameReader(magic)
+        self._unsent = bytearray()
+
+    def send(self, kind: Kind, number: int = 0, payload: bytes = b"") -> None:
+        """Sends one frame, or what of it can be sent now; the rest goes by :meth:`flush`.
+
+        An agent that has gone shows itself by the end of what it sends, not here.
+        """
+        self._unsent += encode(kind, number, payload)
+        self.flush()
+
+    def send_task(self, task: bytes) -> None:
+        """Sends the file that every rank can read."""
+        for start in range(0, len(task), PIECE):
+            self.send(Kind.TASK, 0, task[start : start + PIECE])
+
+    def flush(self) -> None:
+        """Sends what can be sent without waiting."""
+        try:
+            while self._unsent:
+                del self._unsent[: self._write(self._unsent)]
+        except BlockingIOError:
+            pass
+        except (OSError, ValueError):
+            self._unsent.clear()
+
+    def receive(self) -> list[Frame] | None:
+        """What has arrived, which may be nothing, or None at the end: the host is clean then, or lost.
+
+        Raises:
+            FrameError: What arrived makes no sense.
+            OSError: The connection is broken.
+        """
+        try:
+            data = self._read()
+        except BlockingIOError:
+            return []
+        self.heard_at = time.monotonic()
+        return None if data is None else self._reader.feed(data)
+
+    def watch(self, selector: selectors.BaseSelector, listening: bool, on_readable: Callable[[], object]) -> None:
+        """Brings what a selector waits for up to date.
+
+        Args:
+            selector: Each key's ``data`` is a function to call when the key is ready.
+            listening: Something is wanted from the other end.
+            on_readable: Called when :meth:`receive` has something to return.
+        """
+        raise NotImplementedError
+
+    def unwatch(self, selector: selectors.BaseSelector) -> None:
+        """Takes the connection out of a selector; before :meth:`close`."""
+        raise NotImplementedError
+
+    def kill(self) -> None:
+        """Breaks the connection off."""
+        raise NotImplementedError
+
+    def close(self) -> int:
+        """Cuts the connection and waits for the end of what it has started at the other end.
+
+        Returns:
+            An exit code, or minus a signal; not 0 if the other end did not end in order.
+        """
+        raise NotImplementedError
+
+    @property
+    def who(self) -> str:
+        """What the other end is called in messages."""
+        raise NotImplementedError
+
+    def explain_end(self, status: int) -> str:
+        """How the other end has ended, for messages; the status is that of :meth:`close`."""
+        raise NotImplementedError
+
+    def _read(self) -> bytes | None:
+        """What has arrived, or None at the end."""
+        raise NotImplementedError
+
+    def _write(self, data: bytearray) -> int:
+        raise NotImplementedError
+
+
+class AgentLink(Link):
+    """An agent at the other end of a process's standard input and output: the agent itself, or a client of ssh."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", host: str | None = None) -> None:
+        """Takes a process over whose pipes are unbuffered."""
+        super().__init__(host, b"" if host is None else MAGIC)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._process = process
+        self._stdin, self._stdout, self._stderr = process.stdin, process.stdout, process.stderr
+        self._words = b""
+        self._speaking = True
+        self._heard = False
+        self._give_up = math.inf  # when its end is not waited for any more
+        for pipe in (self._stdin, self._stdout, self._stderr):
+            if pipe is not None:
+                os.set_blocking(pipe.fileno(), False)
+
+    @property
+    def pid(self) -> int:
+        """The process id, of the client of ssh if the agent is on another host."""
+        return self._process.pid
+
+    @property
+    def who(self) -> str:
+        """The agent's process id, or its host."""
+        return f"the agent (pid {self.pid})" if self.host is None else f"the agent on {self.host}"
+
+    @property
+    def last_words(self) -> list[str]:
+        """The last lines that ssh, or the agent through it, has written to standard error."""
+        lines = self._words.decode(errors="replace").splitlines()
+        return [line.strip() for line in lines if line.strip()][-5:]
+
+    def explain_end(self, status: int) -> str:
+        """See :meth:`Link.explain_end`."""
+        how = signal_name(-status) if status < 0 else f"code {status}"
+        said = f" ({'; '.join(self.last_words)})" if self.last_words else ""
+        return f"{self.who} ended with {how}{said}"
+
+    def watch(self, selector: selectors.BaseSelector, listening: bool, on_readable: Callable[[], object]) -> None:
+        """See :meth:`Link.watch`."""
+        watch_descriptor(selector, self._stdout.fileno(), selectors.EVENT_READ if listening else 0, on_readable)
+        watch_descriptor(selector, self._stdin.fileno(), selectors.EVENT_WRITE if self._unsent else 0, self.flush)
+        if self._stderr is not None:
+            watch_descriptor(
+                selector, self._stderr.fileno(), selectors.EVENT_READ if self._speaking else 0, self._hear_words
+            )
+
+    def unwatch(self, selector: selectors.BaseSelector) -> None:
+        """See :meth:`Link.unwatch`."""
+        for pipe in filter(None, (self._stdin, self._stdout, self._stderr)):
+            watch_descriptor(selector, pipe.fileno(), 0, self.flush)
+
+    def _hear_words(self) -> bool:
+        """Takes what is there of standard error; returns False at its end."""
+        assert self._stderr is not None
+        with contextlib.suppress(BlockingIOError):
+            data = os.read(self._stderr.fileno(), _WORDS_BYTES)
+            self._words = (self._words + data)[-_WORDS_BYTES:]
+            self._speaking = bool(data)
+        return self._speaking
+
+    def kill(self) -> None:
+        """Kills the process: the agent's own, or the client of ssh."""
+        self._process.kill()
+
+    def cut(self) -> None:
+        """Cuts the connection, whereupon the agent ends everything; does not wait for that.
+
+        The time that the agent has for it begins now, so that of several that are cut first, none adds to another's.
+        """
+        self._expect_end(_CLOSE_S)
+        if self.host is not None and not self._heard:  # ssh is still connecting: nothing has begun there
+            self.kill()
+        with contextlib.suppress(OSError):
+            self._stdin.close()
+
+    def close(self) -> int:
+        """See :meth:`Link.close`; the agent's exit code or signal, or ssh's."""
+        self.cut()
+        give_up = None if self.host is None else self._give_up
+        # To the end of the output: then the guard has gone, but the agent proper as well.
+        if not self._stdout.closed:
+            self._wait_readable(self._stdout, give_up, lambda: bool(os.read(self._stdout.fileno(), PIECE)))
+            self._stdout.close()
+        if self._stderr is not None and not self._stderr.closed:
+            self._wait_readable(self._stderr, give_up, self._hear_words)
+            self._stderr.close()
+        try:
+            return self._process.wait(None if give_up is None else max(0.0, give_up - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            return self._process.wait()
+
+    def _wait_readable(self, pipe: IO[bytes], give_up: float | None, take: Callable[[], bool]) -> None:
+        """Takes what comes until ``take`` returns False; kills the process when the time is over."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(pipe, selectors.EVENT_READ)
+            while selector.select(None if give_up is None else max(0.0, give_up - time.monotonic())):
+                if not take():
+                    return
+        self._process.kill()
+
+    def _expect_end(self, seconds: float) -> None:
+        self._give_up = min(self._give_up, time.monotonic() + seconds)
+
+    def _read(self) -> bytes | None:
+        data = os.read(self._stdout.fileno(), PIECE)
+        self._heard = True
+        if not data:
+            self._expect_end(_LEAVE_S)
+        return data or None
+
+    def _write(self, data: bytearray) -> int:
+        return os.write(self._stdin.fileno(), data)
+
+
+def watch_descriptor(
+    selector: selectors.BaseSelector, descriptor: int, events: int, function: Callable[[], object]
+) -> None:
+    """Registers a descriptor with a selector for some events, or for none."""
+    known = selector.get_map().get(descriptor)
+    if known is None and events:
+        selector.register(descriptor, events, function)
+    elif known is not None and not events:
+        selector.unregister(descriptor)
+    elif known is not None and known.events != events:
+        selector.modify(descriptor, events, function)
+
+
+def start_local_agent() -> AgentLink:
+    """Starts the agent of this host, in a session of its own: a Ctrl-C on the terminal does not reach it."""
+    process = subprocess.Popen(
+        # -X utf8 has no say in what ranks get: names and variables travel as bytes.
+        [sys.executable, "-I", "-S", "-X", "utf8", str(START_AGENT)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        bufsize=0,
+        start_new_session=True,
+    )
+    return AgentLink(process)
+
+
+def start_remote_agent(command: Sequence[str], host: str) -> AgentLink:
+    """Starts the agent of another host.
+
+    Args:
+        command: A client of ssh, or the like, and what it is to execute there.
+        host: The host's name.
+    """
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        bufsize=0,
+        start_new_session=True,
+    )
+    return AgentLink(process, host)

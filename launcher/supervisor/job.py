@@ -1,0 +1,252 @@
+"""Watches over a job: what the ranks of all hosts write, how they end, and how everything ends."""
+
+import selectors
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from horovodlike.launcher.agent.protocol import Frame, FrameError, Kind, decode_exit, encode_seconds
+from horovodlike.launcher.agent.run_task import unpack_answer
+from horovodlike.launcher.errors import counted, listed
+from horovodlike.launcher.supervisor import failure_attribution
+from horovodlike.launcher.supervisor.connection import Link
+from horovodlike.launcher.supervisor.connections import Links
+from horovodlike.launcher.supervisor.failure_attribution import Failure
+from horovodlike.launcher.supervisor.output import RankOutput
+from horovodlike.launcher.supervisor.signals import Wakeup
+
+__all__ = ["AGENT_FAILED", "GRACE_S", "Job", "Outcome"]
+
+GRACE_S = 5.0
+"""From SIGTERM, or from a signal that was passed on, to SIGKILL."""
+AGENT_FAILED = 1
+"""The exit code when not a rank but the launcher's own agent, or a host, is to blame."""
+_OF_A_RANK = frozenset({Kind.STARTED, Kind.STDOUT, Kind.STDERR, Kind.RESULT, Kind.EXITED, Kind.GONE, Kind.LAST_LINES})
+
+
+@dataclass
+class Outcome:
+    """How a job has ended.
+
+    Attributes:
+        exit_code: The exit code of the launcher.
+        failure: The rank that ended the job, or None.
+        trouble: What went wrong in the launcher itself, or None.
+        results: What each rank has written to its result descriptor.
+    """
+
+    exit_code: int = 0
+    failure: Failure | None = None
+    trouble: str | None = None
+    results: dict[int, bytearray] = field(default_factory=dict)
+
+
+class Job:
+    """One job from its start to its end. Everything but :meth:`interrupt` belongs to one thread."""
+
+    def __init__(
+        self,
+        links: Mapping[Link, Sequence[int]],
+        output: RankOutput,
+        wakeup: Wakeup,
+        *,
+        verbose: bool = False,
+        network_timeout: float = 30.0,
+        look_every: float | None = None,
+        on_gone: Callable[[int, str], None] | None = None,
+    ) -> None:
+        """Takes the parts; :meth:`run` puts them to work.
+
+        Args:
+            links: The connections to the hosts, and the ranks of each, which are about to start.
+            output: Takes what the ranks write.
+            wakeup: Makes :meth:`run` look at what other threads and signals have changed.
+            verbose: Decisions are explained.
+            network_timeout: How long another host may be silent, in seconds.
+            look_every: After how many seconds :meth:`run` at least returns to Python code, where a signal can raise.
+            on_gone: Called with a rank of which nothing is left, and how it has ended; its failure is known by then.
+        """
+        self._links = Links(links, self, output, network_timeout)
+        self._link_of = {rank: link for link, ranks in links.items() for rank in ranks}
+        self._output = output
+        self._wakeup = wakeup
+        self._verbose = verbose
+        self._network_timeout = network_timeout
+        self._look_every = look_every
+        self._tell_gone = on_gone
+        self._outcome = Outcome()
+        self._running: dict[int, int] = dict.fromkeys(self._link_of, 0)  # rank -> process id
+        self._failures: list[Failure] = []
+        self._failed_at: float | None = None
+        self._ended = False
+        self._decided = False
+        self._signals: deque[int] = deque()
+        self._abandoned = False
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether the user has insisted on an end at once, or wants one after the job's own end."""
+        return self._abandoned or bool(self._signals)
+
+    def interrupt(self, signum: int) -> None:
+        """Passes a signal on to the ranks; a second one kills them. Callable from a signal handler."""
+        self._signals.append(signum)
+        self._wakeup.set()
+
+    def run(self) -> Outcome:
+        """Returns when nothing is left of the ranks."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._wakeup, selectors.EVENT_READ, self._wakeup.clear)
+            self._links.forgive_silence()
+            while self._links:
+                self._links.watch(selector)
+                for key, _ in selector.select(self._timeout()):
+                    key.data()
+                self._links.conclude(selector)
+                self._handle_signals()
+                self._advance()
+        return self._outcome
+
+    def drain(self) -> Outcome:
+        """Waits until everything is on the screen; returns the outcome, another one if that could not be done."""
+        self._output.drain(lambda: self.abandoned)
+        self._check_output()
+        return self._outcome
+
+    def _timeout(self) -> float | None:
+        deadlines = [] if self._look_every is None else [time.monotonic() + self._look_every]
+        if self._failed_at is not None and not self._ended:
+            deadlines.append(self._failed_at + failure_attribution.SETTLE_S)
+        if (greeting := self._links.next_deadline()) is not None:
+            deadlines.append(greeting)
+        return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+
+    # What the agents say.
+
+    def on_silence(self, link: Link, seconds: float) -> None:
+        """See :class:`horovodlike.launcher.supervisor.connections.Audience`."""
+        # The ranks of other hosts notice it later, each by itself.
+        self._failed_at = self._failed_at or link.heard_at + self._network_timeout
+        self._blame(f"{link.host} has been silent for {seconds:.0f} s; is it up, and reachable?")
+
+    def on_nonsense(self, link: Link, error: Exception) -> None:
+        """See :class:`horovodlike.launcher.supervisor.connections.Audience`."""
+        self._blame(f"{link.who} cannot be understood: {error}")
+
+    def on_frame(self, frame: Frame, link: Link) -> None:
+        """See :class:`horovodlike.launcher.supervisor.connections.Audience`."""
+        if frame.kind in _OF_A_RANK and self._link_of.get(frame.number) is not link:
+            raise FrameError(f"it speaks of rank {frame.number}, which it does not have")
+        if frame.kind in (Kind.STDOUT, Kind.STDERR):
+            self._output.add(frame.number, frame.kind, frame.payload)
+        elif frame.kind is Kind.RESULT:
+            self._outcome.results.setdefault(frame.number, bytearray()).extend(frame.payload)
+        elif frame.kind is Kind.STARTED:
+            self._running[frame.number] = int(frame.payload)
+            where = "" if link.host is None else f" on {link.host}"
+            self._explain(f"rank {frame.number} is process {int(frame.payload)}{where}")
+        elif frame.kind is Kind.EXITED:
+            self._on_exit(frame.number, *decode_exit(frame.payload))
+        elif frame.kind is Kind.GONE:
+            if self._tell_gone is not None and not self._ended:
+                pid, status = decode_exit(frame.payload)
+                self._tell_gone(frame.number, failure_attribution.how_it_ended(frame.number, pid, status, link.host))
+        elif frame.kind is Kind.LAST_LINES:
+            self._output.keep_last_lines(frame.number, frame.payload)
+        elif frame.kind is Kind.SIGNAL:
+            self.interrupt(signal.Signals(frame.number))
+        elif frame.kind is Kind.FAILED:
+            where = "" if link.host is None else f"{link.host}: "
+            self._blame(where + frame.payload.decode(errors="replace"))
+
+    def _on_exit(self, rank: int, pid: int, status: int) -> None:
+        self._running.pop(rank, None)
+        self._output.finish(rank)
+        self._explain(f"rank {rank} ended with status {status}")
+        if status != 0 and not self._decided and not self._ended:
+            host = self._link_of[rank].host
+            raised, _ = unpack_answer(self._outcome.results.get(rank, b""))
+            self._failures.append(Failure(rank, pid, status, self._output.last_lines(rank), host, raised))
+            self._failed_at = self._failed_at or time.monotonic()
+
+    def on_end(self, link: Link, status: int) -> None:
+        """See :class:`horovodlike.launcher.supervisor.connections.Audience`."""
+        self._advance()
+        lost = sorted(rank for rank in self._running if self._link_of[rank] is link)
+        for rank in lost:
+            del self._running[rank]
+            self._output.finish(rank)
+        if (lost or status != 0) and not self._decided:
+            ranks = f"; {listed('rank', lost)} {'was' if len(lost) == 1 else 'were'} ended" if lost else ""
+            self._blame(link.explain_end(status) + ranks)
+
+    def _blame(self, trouble: str) -> None:
+        """Ends the job for a reason that is no rank's failure."""
+        self._failed_at = self._failed_at or time.monotonic()
+        if not self._decided:
+            self._decided = True
+            self._outcome.exit_code = AGENT_FAILED
+            self._outcome.trouble = trouble
+            self._output.say(f"hvdrun: {trouble}")
+
+    # What follows from it.
+
+    def _handle_signals(self) -> None:
+        if self._output.broken and not self._ended:
+            self._pass_on(signal.SIGPIPE, signal.SIGTERM)
+        self._check_output()
+        while self._signals:
+            signum = self._signals.popleft()
+            if self._ended:  # the second one, or the first while a failed job is being ended: it means at once
+                self._abandoned = True
+                self._links.send(Kind.KILL)
+            else:
+                self._pass_on(signum, signum)
+
+    def _pass_on(self, received: int, passed: int) -> None:
+        name = failure_attribution.signal_name(received)
+        if not self._decided and not self._failures:
+            self._decided = True
+            self._outcome.exit_code = failure_attribution.exit_code(-received)
+            if received != signal.SIGPIPE:
+                self._output.say(
+                    f"hvdrun: {name}: ending {counted(len(self._running), 'rank')} within "
+                    f"{GRACE_S:g} s; a second signal kills at once"
+                )
+        self._have_ended(passed)
+
+    def _check_output(self) -> None:
+        if self._output.trouble is not None and not self._ended and not self._failures:
+            self._blame(self._output.trouble)
+            self._have_ended(signal.SIGTERM)
+
+    def _have_ended(self, signum: int) -> None:
+        self._ended = True
+        self._links.send(Kind.SIGNAL, signum, encode_seconds(GRACE_S))
+
+    def _advance(self) -> None:
+        if self._failed_at is None:
+            return
+        over = not self._running or time.monotonic() >= self._failed_at + failure_attribution.SETTLE_S
+        if not self._decided:
+            failure, reason = failure_attribution.choose(self._failures, over or self._ended)
+            if failure is not None:
+                self._decide(failure, reason)
+        if over and not self._ended:
+            self._ended = True
+            if self._running:
+                self._explain(f"ending {listed('rank', sorted(self._running))}")
+            self._links.send(Kind.END, 0, encode_seconds(GRACE_S))
+
+    def _decide(self, failure: Failure, reason: str) -> None:
+        self._decided = True
+        self._outcome.failure = failure
+        self._outcome.exit_code = failure_attribution.exit_code(failure.status)
+        self._explain(reason)
+        self._output.say(*failure_attribution.describe(failure))
+
+    def _explain(self, text: str) -> None:
+        if self._verbose:
+            self._output.say(f"hvdrun: {text}")

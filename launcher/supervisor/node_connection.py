@@ -1,0 +1,386 @@
+"""The connections between the launchers of several nodes, each of which was started there by itself.
+
+The launcher of node 0 listens until all others have come. Both ends prove that they hold the job's key, as
+:mod:`horovodlike._net.secure_channel` has it; inside its frames travel those of
+:mod:`horovodlike.launcher.agent.protocol`.
+"""
+
+import contextlib
+import os
+import secrets
+import selectors
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from horovodlike._net.connect import dial
+from horovodlike._net.secure_channel import (
+    CHALLENGE_BYTES,
+    HANDSHAKE_TIMEOUT,
+    HELLO_BYTES,
+    NONCE_BYTES,
+    AuthenticationError,
+    Identity,
+    JobKey,
+    Opener,
+    Sealer,
+    VersionError,
+    accept_hello,
+    answer_challenge,
+    job_digest,
+    make_challenge,
+)
+from horovodlike._net.secure_channel import FrameError as BadMacError
+from horovodlike.launcher.agent.protocol import Frame, FrameError, Kind, encode_seconds
+from horovodlike.launcher.errors import HostsError
+from horovodlike.launcher.supervisor.connection import Link, watch_descriptor
+
+__all__ = ["NodeLink", "NodeListener", "connect_node"]
+
+_JOB = job_digest("the launchers of a job's nodes")
+_PIECE = 64 * 1024
+_MOST_STRANGERS = 128
+_LONGEST_WAIT = 60.0
+_SHORTEST_WAIT = 0.001
+_MOST_DENIALS = 5
+"""Node 0 also hangs up on a launcher when too many strangers come at the same time."""
+_JOIN_S = 10.0
+"""How long a launcher that holds the key may take to say what it needs."""
+_FLUSH_S = 5.0
+_RETRY_S = 0.2
+_PAUSE_S = 0.05
+
+
+class NodeLink(Link):
+    """A connection between the launchers of two nodes.
+
+    Attributes:
+        node: The number of the node at the other end.
+        num_proc: How many ranks it has, once that is known.
+        status: The status of its agent, once it is over.
+    """
+
+    def __init__(self, connected: socket.socket, sealer: Sealer, opener: Opener, node: int, host: str = "") -> None:
+        """Takes an authenticated connection over.
+
+        Args:
+            connected: The socket.
+            sealer: Makes the frames of the channel.
+            opener: Takes them apart.
+            node: The number of the node at the other end.
+            host: Its name.
+        """
+        super().__init__(host or f"node {node}")
+        self.node = node
+        self.num_proc = 0
+        self.status = 0
+        self._socket = connected
+        self._socket.setblocking(False)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._sealer, self._opener = sealer, opener
+        self._sealed = bytearray()
+
+    @property
+    def who(self) -> str:
+        """The other launcher."""
+        return f"hvdrun on {self.host}"
+
+    def fileno(self) -> int:
+        """The socket's descriptor."""
+        return self._socket.fileno()
+
+    def flush(self) -> None:
+        """Sends what can be sent without waiting."""
+        try:
+            while True:
+                while self._sealed:
+                    del self._sealed[: self._socket.send(self._sealed)]
+                if not self._unsent:
+                    return
+                self._sealed += self._sealer.seal(bytes(self._unsent[:_PIECE]))
+                del self._unsent[:_PIECE]
+        except BlockingIOError:
+            pass
+        except OSError:  # the other end has gone, which shows itself by the end of what it sends
+            self._unsent.clear()
+            self._sealed.clear()
+
+    def watch(self, selector: selectors.BaseSelector, listening: bool, on_readable: Callable[[], object]) -> None:
+        """See :meth:`Link.watch`."""
+        pending = bool(self._unsent or self._sealed)
+
+        def serve() -> None:
+            self.flush()
+            on_readable()
+
+        events = (selectors.EVENT_READ if listening else 0) | (selectors.EVENT_WRITE if pending else 0)
+        watch_descriptor(selector, self.fileno(), events, serve)
+
+    def unwatch(self, selector: selectors.BaseSelector) -> None:
+        """See :meth:`Link.unwatch`."""
+        watch_descriptor(selector, self.fileno(), 0, self.flush)
+
+    def receive(self) -> list[Frame] | None:
+        """See :meth:`Link.receive`; takes note of the end that the other launcher tells."""
+        frames = super().receive()
+        for frame in frames or ():
+            if frame.kind is Kind.CLEAN:
+                self.over, self.status = True, frame.number
+        return frames
+
+    def await_frame(self, deadline: float, *kinds: Kind) -> list[Frame]:
+        """Waits for a frame of some kinds; returns it and what came after it, but nothing before.
+
+        Raises:
+            FrameError: What arrived makes no sense.
+            OSError: The connection has ended (``ConnectionError``), or the time is over (``TimeoutError``).
+        """
+        while (left := deadline - time.monotonic()) > 0:
+            with selectors.DefaultSelector() as selector:
+                self.watch(selector, True, lambda: None)
+                for key, _ in selector.select(min(left, _LONGEST_WAIT)):
+                    key.data()
+            frames = self.receive()
+            if frames is None:
+                raise ConnectionResetError("it hung up")
+            for index, frame in enumerate(frames):
+                if frame.kind in kinds:
+                    return frames[index:]
+        raise TimeoutError("timed out")
+
+    def kill(self) -> None:
+        """Makes the connection end, so that :meth:`receive` returns its end."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> int:
+        """The connection stays open for :meth:`dismiss`; returns the status that the other launcher has told."""
+        return self.status
+
+    def explain_end(self, status: int) -> str:
+        """See :meth:`Link.explain_end`."""
+        return f"the agent on {self.host} ended with status {status}" if self.over else f"{self.who} has gone"
+
+    def dismiss(self, exit_code: int, why: bytes) -> None:
+        """Tells the other launcher how the job has ended, and hangs up."""
+        self.send(Kind.OUTCOME, exit_code, why)
+        self.hang_up()
+
+    def hang_up(self) -> None:
+        """Sends what is left to be sent, for a few seconds at most, and closes the connection."""
+        with contextlib.suppress(OSError):
+            self._socket.settimeout(_FLUSH_S)
+            self.flush()
+            self._socket.sendall(self._sealed)
+        self._socket.close()
+
+    def _read(self) -> bytes | None:
+        data = self._socket.recv(_PIECE)
+        try:
+            payloads = self._opener.feed(data)
+        except BadMacError as error:
+            raise FrameError(str(error)) from None
+        return b"".join(payloads) if data else None
+
+
+@dataclass(eq=False)
+class _Stranger:
+    socket: socket.socket
+    deadline: float
+    nonce: bytes = field(default_factory=lambda: secrets.token_bytes(NONCE_BYTES))
+    hello: bytearray = field(default_factory=bytearray)
+    link: NodeLink | None = None  # once it has shown that it holds the key
+    count: int = 0
+
+
+class NodeListener:
+    """Where the launchers of the other nodes come to. Used as a context manager."""
+
+    def __init__(self, key: JobKey, nnodes: int, addresses: Sequence[str], port: int) -> None:
+        """Listens.
+
+        Args:
+            key: The key that all nodes hold.
+            nnodes: How many there are.
+            addresses: Where to listen.
+            port: The port.
+
+        Raises:
+            HostsError: That is not possible.
+        """
+        self._key, self._nnodes = key, nnodes
+        self._strangers: dict[_Stranger, None] = {}  # in order of arrival
+        self._selector = selectors.DefaultSelector()
+        self._listeners: list[socket.socket] = []
+        for address in addresses:
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            try:
+                listener = socket.create_server((address, port), family=family, backlog=nnodes + _MOST_STRANGERS)
+            except OSError as error:
+                self.close()
+                raise HostsError(
+                    f"node 0 cannot listen on {address} port {port}: {os.strerror(error.errno or 0)}; choose another "
+                    "--rendezvous"
+                ) from None
+            listener.setblocking(False)
+            self._listeners.append(listener)
+            self._selector.register(listener, selectors.EVENT_READ, listener)
+
+    def __enter__(self) -> "NodeListener":
+        """It listens from the start."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Listens no more."""
+        self.close()
+
+    def close(self) -> None:
+        """Listens no more; closes what has not authenticated itself."""
+        for each in (*self._listeners, *(stranger.socket for stranger in self._strangers)):
+            each.close()
+        self._strangers.clear()
+        self._selector.close()
+
+    def accept(self, deadline: float) -> tuple[NodeLink, int, Frame] | None:
+        """Waits for the next launcher that holds the key and says what it needs. Nobody waits for another one.
+
+        Args:
+            deadline: When to give up, as ``time.monotonic()``.
+
+        Returns:
+            The connection, how many nodes there are in the other's opinion, and its JOIN; None when the time is over.
+        """
+        while (now := time.monotonic()) < deadline:
+            until = min([deadline, *(stranger.deadline for stranger in self._strangers)])
+            for key, _ in self._selector.select(min(max(0.0, until - now), _LONGEST_WAIT)):
+                if not isinstance(key.data, _Stranger):
+                    self._greet(key.data)
+                elif key.data in self._strangers and (accepted := self._hear(key.data)) is not None:
+                    return accepted
+            # Only now: what they have said in time may have waited here.
+            for stranger in [each for each in self._strangers if each.deadline <= now]:
+                self._drop(stranger)
+        return None
+
+    def _greet(self, listener: socket.socket) -> None:
+        try:
+            accepted, _ = listener.accept()
+        except OSError:  # it has hung up already, or there is no free descriptor: make room, or at least don't spin
+            if not self._make_room():
+                time.sleep(_PAUSE_S)
+            return
+        if len(self._strangers) >= _MOST_STRANGERS + self._nnodes:
+            self._make_room()
+        accepted.setblocking(False)
+        stranger = _Stranger(accepted, time.monotonic() + HANDSHAKE_TIMEOUT)
+        self._strangers[stranger] = None
+        self._selector.register(accepted, selectors.EVENT_READ, stranger)
+        with contextlib.suppress(OSError):
+            accepted.send(make_challenge(stranger.nonce))
+
+    def _make_room(self) -> bool:
+        """Drops who has been here longest without the key, if there is one."""
+        oldest = next((each for each in self._strangers if each.link is None), None)
+        if oldest is not None:
+            self._drop(oldest)
+        return oldest is not None
+
+    def _hear(self, stranger: _Stranger) -> tuple[NodeLink, int, Frame] | None:
+        try:
+            if stranger.link is None:
+                self._read_hello(stranger)
+                return None
+            frames = stranger.link.receive()
+        except BlockingIOError:
+            return None
+        except (OSError, AuthenticationError, FrameError):
+            frames = None
+        if frames is None:
+            self._drop(stranger)
+            return None
+        joined = [frame for frame in frames if frame.kind is Kind.JOIN]
+        if not joined:
+            return None
+        assert stranger.link is not None
+        self._selector.unregister(stranger.socket)
+        del self._strangers[stranger]
+        return stranger.link, stranger.count, joined[0]
+
+    def _read_hello(self, stranger: _Stranger) -> None:
+        data = stranger.socket.recv(HELLO_BYTES - len(stranger.hello))
+        stranger.hello += data
+        if data and len(stranger.hello) < HELLO_BYTES:
+            return
+        identity, sealer, opener = accept_hello(self._key, stranger.nonce, bytes(stranger.hello))
+        if identity.job != _JOB or not 0 < identity.rank < identity.size:
+            raise AuthenticationError("it is no launcher of another node")
+        stranger.count = identity.size
+        stranger.link = NodeLink(stranger.socket, sealer, opener, identity.rank)
+        stranger.link.send(Kind.ALIVE, 0, encode_seconds(HANDSHAKE_TIMEOUT))  # proves that this end holds the key too
+        stranger.deadline = time.monotonic() + _JOIN_S
+
+    def _drop(self, stranger: _Stranger) -> None:
+        del self._strangers[stranger]
+        self._selector.unregister(stranger.socket)
+        stranger.socket.close()
+
+
+def connect_node(key: JobKey, node: int, nnodes: int, host: str, port: int, deadline: float) -> NodeLink:
+    """Connects to the launcher of node 0; tries again until it is there.
+
+    Args:
+        key: The key that all nodes hold.
+        node: The number of this node.
+        nnodes: How many there are.
+        host: A name or address of node 0.
+        port: Where it listens.
+        deadline: When to give up, as ``time.monotonic()``.
+
+    Raises:
+        HostsError: It is not there in time, or is something else.
+    """
+    where = f"node 0 at {host} port {port}"
+    problem = "timed out"
+    denials = 0
+    while (left := deadline - time.monotonic()) > 0:
+        try:
+            for connected in dial(host, port, left):
+                return _introduce(connected, key, Identity(node, nnodes, _JOB), deadline)
+        except VersionError as error:
+            raise HostsError(f"{where}: {error}") from None
+        except AuthenticationError as error:
+            problem = str(error)
+            denials += 1
+            if denials == _MOST_DENIALS:
+                raise HostsError(
+                    f"{where} {problem}: give all nodes the same --nnodes and the same key (--secret-key-file)"
+                ) from None
+        except OSError as error:
+            problem = error.strerror or str(error)
+        time.sleep(min(_RETRY_S, max(0.0, deadline - time.monotonic())))
+    raise HostsError(f"{where} cannot be reached ({problem}): does hvdrun run there, with --node-rank 0?")
+
+
+def _introduce(connected: socket.socket, key: JobKey, identity: Identity, deadline: float) -> NodeLink:
+    """Returns when both ends have shown that they hold the key; node 0 says nothing more before JOIN."""
+    until = min(deadline, time.monotonic() + HANDSHAKE_TIMEOUT)
+    try:
+        challenge = b""
+        while len(challenge) < CHALLENGE_BYTES:
+            connected.settimeout(max(_SHORTEST_WAIT, until - time.monotonic()))
+            data = connected.recv(CHALLENGE_BYTES - len(challenge))
+            if not data:
+                raise ConnectionResetError("it hung up")
+            challenge += data
+        hello, sealer, opener = answer_challenge(key, identity, challenge)
+        connected.sendall(hello)
+        link = NodeLink(connected, sealer, opener, 0)
+        try:
+            link.await_frame(until, Kind.ALIVE)
+        except (ConnectionError, FrameError):
+            raise AuthenticationError("hung up on this node") from None
+    except BaseException:
+        connected.close()
+        raise
+    return link

@@ -1,0 +1,149 @@
+"""Between the agent of a node and the launcher of node 0: output stays here, what ends the job is decided there."""
+
+import functools
+import selectors
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from horovodlike.launcher.agent.protocol import Frame, FrameError, Kind, decode_exit, decode_seconds, encode_seconds
+from horovodlike.launcher.supervisor.connection import Link
+from horovodlike.launcher.supervisor.job import AGENT_FAILED, GRACE_S
+from horovodlike.launcher.supervisor.node_connection import NodeLink
+from horovodlike.launcher.supervisor.output import RankOutput
+from horovodlike.launcher.supervisor.signals import Wakeup
+
+__all__ = ["Relay"]
+
+_LONGEST_WAIT = 3600.0
+
+
+class Relay:
+    """A node's part of a job. Everything but :meth:`interrupt` belongs to one thread."""
+
+    def __init__(self, agent: Link, uplink: NodeLink, output: RankOutput, wakeup: Wakeup, patience: float) -> None:
+        """Takes the parts; :meth:`run` puts them to work.
+
+        Args:
+            agent: The agent of this node, which has been told to start the ranks.
+            uplink: The connection to the launcher of node 0.
+            output: Takes what the ranks write.
+            wakeup: Makes :meth:`run` look at what other threads and signals have changed.
+            patience: How long node 0 may be silent until it says itself how long, in seconds.
+        """
+        self._agent = agent
+        self._uplink = uplink
+        self._output = output
+        self._wakeup = wakeup
+        self._signals: deque[int] = deque()
+        self._signalled = 0
+        self._open: dict[Link, Callable[[Frame], object]] = {agent: self._on_agent, uplink: self._on_uplink}
+        self._finished: set[Link] = set()
+        self._lost_at = time.monotonic() + patience  # when the silence of node 0 has been too long
+        self._exit_code = AGENT_FAILED
+        self._complained = False
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether the user has insisted on an end at once."""
+        return self._signalled + len(self._signals) > 1
+
+    def interrupt(self, signum: int) -> None:
+        """Has a signal passed on to the ranks of all nodes; a second one kills them. Callable from a signal handler."""
+        self._signals.append(signum)
+        self._wakeup.set()
+
+    def run(self, early: Iterable[Frame]) -> int:
+        """Returns the exit code when the job is over and nothing is left of this node's ranks.
+
+        Args:
+            early: What node 0 has said already.
+        """
+        for frame in early:
+            self._on_uplink(frame)
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._wakeup, selectors.EVENT_READ, self._wakeup.clear)
+            while self._close_finished(selector):
+                for link in self._open:
+                    listening = link is self._uplink or not self._output.full
+                    link.watch(selector, listening, functools.partial(self._receive, link))
+                for key, _ in selector.select(self._timeout()):
+                    key.data()
+                self._handle_signals()
+                self._check_output()
+                if self._uplink in self._open and time.monotonic() >= self._lost_at:
+                    self._lose("node 0 has been silent for too long; is it up, and reachable?")
+        self._output.drain(lambda: self.abandoned)
+        if self._output.trouble is not None and self._exit_code == 0:
+            self._output.say(f"hvdrun: {self._output.trouble}")
+            self._exit_code = AGENT_FAILED
+        return self._exit_code
+
+    def _close_finished(self, selector: selectors.BaseSelector) -> bool:
+        """Takes leave of those whose end has come; returns whether anybody is left."""
+        for link in self._finished & self._open.keys():
+            link.unwatch(selector)
+            del self._open[link]
+            if link is self._agent:
+                self._uplink.send(Kind.CLEAN, link.close())
+        return bool(self._open)
+
+    def _timeout(self) -> float | None:
+        left = self._lost_at - time.monotonic()
+        return min(max(0.0, left), _LONGEST_WAIT) if self._uplink in self._open else None
+
+    def _receive(self, link: Link) -> None:
+        try:
+            frames = link.receive()
+            for frame in frames or ():
+                self._open[link](frame)
+        except (FrameError, OSError) as error:
+            self._output.say(f"hvdrun: {link.who} cannot be understood: {error}")
+            frames = None
+        if frames is None and link is self._uplink and link not in self._finished:
+            self._lose("node 0 has gone")
+        elif frames is None:
+            self._finished.add(link)
+
+    def _on_agent(self, frame: Frame) -> None:
+        if frame.kind in (Kind.STDOUT, Kind.STDERR):
+            self._output.add(frame.number, frame.kind, frame.payload)
+            return
+        if frame.kind is Kind.EXITED:
+            self._output.finish(frame.number)
+            if decode_exit(frame.payload)[1] != 0:
+                self._uplink.send(Kind.LAST_LINES, frame.number, b"\n".join(self._output.last_lines(frame.number)))
+        self._uplink.send(*frame)
+
+    def _on_uplink(self, frame: Frame) -> None:
+        if frame.kind in (Kind.SIGNAL, Kind.END, Kind.KILL):
+            self._agent.send(*frame)
+        elif frame.kind is Kind.ALIVE:
+            self._lost_at = time.monotonic() + decode_seconds(frame.payload)
+            self._uplink.send(*frame)
+        elif frame.kind is Kind.OUTCOME:
+            self._exit_code = frame.number
+            if frame.payload:
+                self._output.say(frame.payload)
+            self._finished.add(self._uplink)
+            if self._agent in self._open:  # node 0 could not go on, or not with this node
+                self._agent.send(Kind.END, 0, encode_seconds(GRACE_S))
+
+    def _lose(self, why: str) -> None:
+        self._finished.add(self._uplink)
+        self._output.say(f"hvdrun: {why}; the ranks of this node are ended")
+        self._uplink.send(Kind.FAILED, 0, why.encode())  # before their exits, should it be heard after all
+        self._agent.send(Kind.END, 0, encode_seconds(GRACE_S))
+
+    def _check_output(self) -> None:
+        if self._output.trouble is not None and not self._complained:
+            self._complained = True
+            self._uplink.send(Kind.FAILED, 0, self._output.trouble.encode())  # node 0 has it said everywhere
+
+    def _handle_signals(self) -> None:
+        while self._signals:
+            signum = self._signals.popleft()
+            self._signalled += 1
+            self._uplink.send(Kind.SIGNAL, signum)
+            if self._uplink not in self._open or self._signalled > 1:
+                self._agent.send(Kind.KILL)

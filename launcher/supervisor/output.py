@@ -1,0 +1,242 @@
+"""What ranks write: to the screen with a prefix, to files as it is; and the last lines of each."""
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, TextIO
+
+from horovodlike.launcher.agent.protocol import Kind
+from horovodlike.launcher.errors import UsageError, given
+from horovodlike.launcher.supervisor.printer import Printer
+from horovodlike.launcher.supervisor.writer import Write, Writer, byte_writer
+
+__all__ = ["LAST_LINES", "OutputFiles", "RankOutput", "Screen", "last_lines"]
+
+LAST_LINES = 20
+_TAIL_BYTES = 32 * 1024
+_NAMES = {Kind.STDOUT: "stdout", Kind.STDERR: "stderr"}
+# Six hues twice; neither black nor white, which a terminal may have as its background.
+_COLOURS = (36, 33, 35, 32, 34, 31, 96, 93, 95, 92, 94, 91)
+
+
+def last_lines(tail: bytes, count: int = LAST_LINES) -> tuple[bytes, ...]:
+    """The last lines of a stream; of what was overwritten by carriage returns only what remained visible."""
+    lines = [re.split(rb"\r+", line.rstrip(b"\r"))[-1] for line in tail.rstrip(b"\r\n").split(b"\n")]
+    return tuple(lines[-count:]) if any(lines) else ()
+
+
+@dataclass
+class Screen:
+    """Where one of the launcher's own streams leads.
+
+    Attributes:
+        write: Writes to it.
+        printer: Its state; shared by standard output and error if they lead to the same place.
+        coloured: Prefixes have colours.
+    """
+
+    write: Write
+    printer: Printer
+    coloured: bool
+
+    @classmethod
+    def pair(cls, stdout: TextIO | None, stderr: TextIO | None, environ: Mapping[str, str]) -> "dict[Kind, Screen]":
+        """The screens for standard output and error of ranks."""
+        screens = {Kind.STDOUT: cls.of(stdout, environ), Kind.STDERR: cls.of(stderr, environ)}
+        if _same_place(stdout, stderr):
+            screens[Kind.STDERR].printer = screens[Kind.STDOUT].printer
+        return screens
+
+    @classmethod
+    def of(cls, stream: TextIO | None, environ: Mapping[str, str]) -> "Screen":
+        """The screen that a stream is; None stands for one that was closed when this process was started."""
+        if stream is None:
+            return cls(_discard, Printer(terminal=False), coloured=False)
+        terminal = stream.isatty() and environ.get("TERM", "dumb") != "dumb"
+        printer = Printer(terminal=terminal, columns=lambda: _columns(stream))
+        return cls(byte_writer(stream), printer, terminal and not environ.get("NO_COLOR"))
+
+
+def _discard(data: bytes) -> None:
+    pass
+
+
+def _columns(stream: TextIO) -> int:
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or 80
+    except (OSError, ValueError):
+        return 80
+
+
+def _same_place(first: TextIO | None, second: TextIO | None) -> bool:
+    if first is None or second is None:
+        return False
+    try:
+        return os.path.sameopenfile(first.fileno(), second.fileno())
+    except (OSError, ValueError):
+        return False
+
+
+class OutputFiles:
+    """``DIRECTORY/rank.<rank>/stdout`` and ``stderr``, the rank padded with zeros so that names sort."""
+
+    def __init__(
+        self, directory: str, size: int, ranks: Iterable[int] | None = None, *, called: str = "--output-filename"
+    ) -> None:
+        """Makes the files anew.
+
+        Args:
+            directory: The folder.
+            size: How many ranks the job has.
+            ranks: Those that have files here; all if None.
+            called: By what the user has asked for them.
+
+        Raises:
+            UsageError: That is not possible.
+        """
+        self._files: dict[tuple[int, Kind], BinaryIO | None] = {}  # None: the job goes on without it
+        self._directory = Path(directory)
+        self._called = called
+        self._digits = len(str(size - 1))
+        self._stack = ExitStack()
+        if not directory:
+            raise UsageError(f"{called} is empty; it must be the name of a folder")
+        with ExitStack() as undo:
+            undo.callback(self._stack.close)
+            for rank in range(size) if ranks is None else ranks:
+                self.add(rank)
+            undo.pop_all()
+
+    def add(self, rank: int) -> None:
+        """Makes the files of one more rank.
+
+        Raises:
+            UsageError: That is not possible. The rank can go on all the same, without those that are missing.
+        """
+        self._files.update({(rank, stream): None for stream in _NAMES})
+        folder = self._directory / f"rank.{rank:0{self._digits}d}"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for stream, name in _NAMES.items():
+                file = open(folder / name, "wb", buffering=0)  # noqa: SIM115 - closed by close()
+                self._files[rank, stream] = self._stack.enter_context(file)
+        except OSError as error:
+            raise UsageError(f"{given(self._called, self._directory)}: {error.filename}: {error.strerror}") from None
+
+    def write(self, rank: int, stream: Kind, data: bytes) -> str | None:
+        """Appends bytes as they are.
+
+        Returns:
+            What is wrong if the file cannot be written; it gets nothing more then. None if all is well.
+        """
+        file = self._files[rank, stream]
+        if file is None:
+            return None
+        rest = memoryview(data)
+        try:
+            while rest:
+                rest = rest[file.write(rest) or 0 :]
+        except OSError as error:  # the disk is full
+            self._files[rank, stream] = None
+            return f"{given(self._called, self._directory)}: {file.name} cannot be written: {error.strerror}"
+        return None
+
+    def close(self) -> None:
+        """Closes all files."""
+        self._stack.close()
+
+
+class RankOutput:
+    """Everything that a job writes passes through here. Belongs to one thread."""
+
+    def __init__(
+        self, screens: "dict[Kind, Screen]", writer: Writer, files: OutputFiles | None = None, timestamps: bool = False
+    ) -> None:
+        """Takes the places where output goes.
+
+        Args:
+            screens: The screens for standard output and error.
+            writer: Does the writing.
+            files: A copy goes here, unless None.
+            timestamps: Each line begins with the time.
+        """
+        self._screens = screens
+        self._writer = writer
+        self._files = files
+        self._timestamps = timestamps
+        self._tails: dict[int, bytes] = {}
+
+    @property
+    def full(self) -> bool:
+        """Whether the screen is so far behind that nothing more should be taken from the ranks."""
+        return self._writer.full
+
+    @property
+    def broken(self) -> bool:
+        """Whether nobody reads standard output any more."""
+        return isinstance(self._error, BrokenPipeError)
+
+    @property
+    def trouble(self) -> str | None:
+        """Why standard output cannot be written although somebody may want to read it: the disk is full."""
+        error = self._error
+        if error is None or self.broken:
+            return None
+        return f"standard output cannot be written: {getattr(error, 'strerror', None) or error}"
+
+    @property
+    def _error(self) -> Exception | None:
+        return self._writer.error_of(self._screens[Kind.STDOUT].write)
+
+    def drain(self, give_up: Callable[[], bool]) -> None:
+        """Waits until everything so far is on the screen; see :meth:`Writer.drain`."""
+        self._writer.drain(give_up)
+
+    def expect(self, rank: int) -> None:
+        """Prepares for one more rank than there were at the start.
+
+        Raises:
+            UsageError: Its files cannot be made; it can go on without them.
+        """
+        if self._files is not None:
+            self._files.add(rank)
+
+    def add(self, rank: int, stream: Kind, data: bytes) -> None:
+        """Takes bytes that a rank has written."""
+        if self._files is not None and (trouble := self._files.write(rank, stream, data)) is not None:
+            self.say(f"hvdrun: {trouble}; the job goes on without that file")
+        if stream is Kind.STDERR:
+            self._tails[rank] = (self._tails.get(rank, b"") + data)[-_TAIL_BYTES:]
+        screen = self._screens[stream]
+        self._writer.put(screen.write, screen.printer.add((rank, stream), self._prefix(rank, stream), data))
+
+    def finish(self, rank: int) -> None:
+        """Writes out the unfinished lines of a rank that has ended."""
+        for stream, screen in self._screens.items():
+            self._writer.put(screen.write, screen.printer.finish((rank, stream), self._prefix(rank, stream)))
+
+    def keep_last_lines(self, rank: int, data: bytes) -> None:
+        """Takes what a rank has written last to standard error where that goes to another screen."""
+        self._tails[rank] = data[-_TAIL_BYTES:]
+
+    def last_lines(self, rank: int) -> tuple[bytes, ...]:
+        """The last lines of a rank's standard error."""
+        return last_lines(self._tails.get(rank, b""))
+
+    def say(self, *lines: str | bytes) -> None:
+        """Writes lines of the launcher itself to standard error."""
+        data = b"".join((line.encode(errors="replace") if isinstance(line, str) else line) + b"\n" for line in lines)
+        screen = self._screens[Kind.STDERR]
+        self._writer.put(screen.write, screen.printer.add("hvdrun", b"", data))
+
+    def _prefix(self, rank: int, stream: Kind) -> bytes:
+        text = f"[{rank}]<{_NAMES[stream]}>: "
+        if self._timestamps:
+            text = time.ctime() + text
+        if self._screens[stream].coloured:
+            text = f"\x1b[{_COLOURS[rank % len(_COLOURS)]}m{text}\x1b[0m"
+        return text.encode()

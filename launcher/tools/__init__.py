@@ -1,0 +1,1 @@
+"""What `hvdrun` does besides running jobs: `--check-build` and `--selftest`."""

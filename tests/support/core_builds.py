@@ -1,0 +1,83 @@
+"""Builds of the core with its C++ tests (`tests/native`), which the tests that need them share."""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+BUILDS = Path(__file__).parents[2] / "build"
+SANITIZERS = {"thread": "thread", "address": "address,undefined"}
+
+
+@functools.cache
+def released() -> Path:
+    """The folder of the tests of the core as released: they are built with the package.
+
+    Raises:
+        RuntimeError: They are not those of these sources.
+    """
+    folder = BUILDS / "release" / "tests"
+    programs = [path for path in folder.glob("*") if path.is_file() and path.suffix in ("", ".so")]
+    built = max((path.stat().st_mtime for path in programs), default=0.0)
+    for source in (path for part in ("horovodlike", "tests") for path in (BUILDS.parent / part / "native").rglob("*")):
+        if source.suffix in (".cc", ".h") and source.stat().st_mtime > built:
+            raise RuntimeError(
+                f"{source} is newer than the tests in {folder}: build them as `make test` does, by "
+                "`pip install --config-settings=cmake.define.HVL_TESTS=ON .`"
+            )
+    return folder
+
+
+@functools.cache
+def sanitized(name: str, *targets: str) -> Path:
+    """The folder of the tests of one of SANITIZERS; what has not changed since the last run is not compiled again."""
+    folder = BUILDS / name
+    folder.mkdir(parents=True, exist_ok=True)
+    options = [
+        "-DHVL_PYTHON=ON",  # only what is named in `targets` is built
+        f"-DPython_EXECUTABLE={sys.executable}",
+        "-DHVL_TESTS=ON",
+        f"-DHVL_SANITIZE={SANITIZERS[name]}",
+        "-DCMAKE_BUILD_TYPE=None",
+        "-DCMAKE_CXX_FLAGS=-O0",
+    ]
+    environ = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    source = BUILDS.parent / "horovodlike" / "native"
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # several workers of pytest may come
+        for command in (
+            ["cmake", "-S", str(source), "-B", str(folder), "-G", "Ninja", *options],
+            ["cmake", "--build", str(folder), "--target", *targets],
+        ):
+            done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stdout + done.stderr
+    return folder / "tests"
+
+
+@functools.cache
+def sanitized_package() -> Path:
+    """A folder for PYTHONPATH with the package on a core under AddressSanitizer; its Python files are these sources."""
+    built = sanitized("address", "_native", "_copier").parent
+    folder = BUILDS / "address_package"
+    package = folder / "horovodlike"
+    root = BUILDS.parent
+    sources = {
+        path.name: path for path in (root / "horovodlike").iterdir() if path.name not in ("native", "__pycache__")
+    }
+    sources |= {name: root / "bindings" / name for name in ("tensorflow", "keras")}
+    sources |= {f"torch/{path.name}": path for path in (root / "bindings/torch").iterdir()}
+    sources |= {"launcher": root / "launcher", "include/hvl.h": root / "horovodlike/native/hvl.h"}
+    extensions = "_native.abi3.so", "torch/_copier.abi3.so", "lib/libhorovodlike.so"
+    sources |= {name: built / Path(name).name for name in extensions}
+    with (built / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for name, source in sources.items():
+            link = package / name
+            link.parent.mkdir(parents=True, exist_ok=True)
+            if not link.is_symlink():
+                link.symlink_to(source)
+    return folder

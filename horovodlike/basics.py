@@ -18,8 +18,8 @@ from horovodlike._engine.ops import ReduceOp
 from horovodlike.errors import ConfigError, HorovodInternalError, NotInitializedError, RendezvousError
 
 if TYPE_CHECKING:
-    from horovodlike._bootstrap.bootstrap import Membership
-    from horovodlike._bootstrap.environment import Place
+    from horovodlike._bootstrap.bootstrap import JobContext
+    from horovodlike._bootstrap.environment import RankInfo
     from horovodlike._engine.mpi_provider import Library
     from horovodlike._net.secure_channel import JobKey
     from horovodlike.config import Config
@@ -62,13 +62,13 @@ __all__ = [
 ]
 
 _lock = threading.RLock()  # serialises init() and shutdown(); a signal handler may call the latter in the midst of one
-_place: Place | None = None
+_place: RankInfo | None = None
 _engine_overlaps = False
 _average_counts_joined = False
 _mpi_library: Library | None = None  # that moves the data
 _object_key: JobKey | None = None  # of this generation
 _pid = 0  # the process that called init()
-_at_init: list[Callable[[Place], None]] = []
+_at_init: list[Callable[[RankInfo], None]] = []
 _at_shutdown: list[Callable[[], None]] = []
 _register_process_sets: list[Callable[[Sequence[Any]], None]] = []
 _given_process_sets: Sequence[Any] = ()  # to init()
@@ -208,7 +208,7 @@ def _load_mpi(settings: Config) -> Library | None:
     return mpi_provider.load(settings.mpi_threads_disable)
 
 
-def _connect_mpi(library: Library | None, settings: Config, joined: Membership) -> Any:
+def _connect_mpi(library: Library | None, settings: Config, joined: JobContext) -> Any:
     """An ``hvl_external *``, null if MPI is not to move the data."""
     if library is None:
         return ffi.NULL
@@ -230,7 +230,7 @@ def _start_timeline(settings: Config) -> None:
         print(f"horovodlike warning: {problem}", file=sys.stderr)
 
 
-def _log_what_is_ignored(settings: Config, place: Place) -> None:
+def _log_what_is_ignored(settings: Config, place: RankInfo) -> None:
     if place.rank == 0 and settings.log_level in ("trace", "debug"):
         for line in config_module.without_effect(os.environ):
             print(f"horovodlike debug: {line}", file=sys.stderr)
@@ -285,7 +285,7 @@ def average_counts_joined() -> bool:
     return _average_counts_joined
 
 
-def on_init(notify: Callable[[Place], None]) -> None:
+def on_init(notify: Callable[[RankInfo], None]) -> None:
     """Have ``notify`` called with this process's place at the end of every :func:`init`; for bindings."""
     _at_init.append(notify)
 
@@ -300,7 +300,7 @@ def on_process_sets(register: Callable[[Sequence[Any]], None]) -> None:
     _register_process_sets.append(register)
 
 
-def _current() -> Place:
+def _current() -> RankInfo:
     if _place is None or _pid != os.getpid():
         raise NotInitializedError("horovodlike has not been initialized; use hvd.init().")
     return _place

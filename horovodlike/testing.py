@@ -50,7 +50,7 @@ from typing import Any
 
 from horovodlike import basics
 from horovodlike._bootstrap import generation as generation_module
-from horovodlike._bootstrap.environment import find_place
+from horovodlike._bootstrap.environment import find_rank_info
 from horovodlike._engine import ops
 from horovodlike._engine.native import lib
 from horovodlike.errors import ConfigError
@@ -199,7 +199,7 @@ class _Active:
 
 
 def _rank() -> int:
-    return basics.rank() if basics.is_initialized() else find_place(os.environ).rank
+    return basics.rank() if basics.is_initialized() else find_rank_info(os.environ).rank
 
 
 def _arm(fault: Fault) -> None:

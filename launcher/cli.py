@@ -19,7 +19,7 @@ from horovodlike.launcher.planning.environment import working_folder
 from horovodlike.launcher.planning.job_spec import MOST_RANKS, Binding, JobSpec, RemoteStart
 from horovodlike.launcher.planning.nodes import find_nodes
 from horovodlike.launcher.planning.written_files import check_files, files_of_all_hosts
-from horovodlike.launcher.schedulers.host_resolution import Where
+from horovodlike.launcher.schedulers.host_resolution import HostResolution
 from horovodlike.launcher.supervisor.stdio import open_standard_streams
 
 __all__ = ["horovodrun", "main", "parse"]
@@ -307,7 +307,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], program: str = "hvdru
     nodes = find_nodes(arguments, environ)
     if elastic is not None:
         settings[config.SETTINGS["network_timeout"].variable] = f"{values.heartbeat_timeout:g}"
-    where = Where(number)
+    where = HostResolution(number)
     if nodes is None:
         where = elastic_options.choose_hosts(elastic, arguments.hosts, arguments.hostfile, number, environ)
     if arguments.selftest:

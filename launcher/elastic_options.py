@@ -11,7 +11,7 @@ from horovodlike.launcher.elastic.discovery import HostDiscovery
 from horovodlike.launcher.errors import UsageError, shown
 from horovodlike.launcher.planning.job_spec import MOST_RANKS, ElasticSpec
 from horovodlike.launcher.run_arguments import take_integer
-from horovodlike.launcher.schedulers.host_resolution import Where, find_hosts
+from horovodlike.launcher.schedulers.host_resolution import HostResolution, find_hosts
 
 __all__ = [
     "ELASTIC_ARGUMENTS",
@@ -154,7 +154,7 @@ def choose_hosts(
     number: int | None,
     environ: Mapping[str, str],
     discovery: HostDiscovery | None = None,
-) -> Where:
+) -> HostResolution:
     """Where the job runs, and with how many workers it starts if it is elastic.
 
     Args:
@@ -176,7 +176,7 @@ def choose_hosts(
             raise UsageError(
                 "the hosts are given in two ways; give a discovery of hosts, a list or a file, and no other"
             )
-        return Where(number, reason="the hosts are found out again and again")
+        return HostResolution(number, reason="the hosts are found out again and again")
     where = find_hosts(hosts, hostfile, number, environ)
     if number is None and where.num_proc is not None and elastic.max_np is not None:
         where = replace(where, num_proc=min(where.num_proc, elastic.max_np))

@@ -131,14 +131,14 @@ def ranks(_pools: dict[tuple[int, tuple[str, ...]], RankPool], modules: tuple[st
 
 
 @pytest.fixture(scope="session")
-def gpu_double() -> Path:
+def fake_gpu() -> Path:
     """The file of the double of the CUDA driver and of NCCL; GPU_DOUBLE_GPUS says how many GPUs it has."""
     return gpus.build()
 
 
 @pytest.fixture
 def gpu_ranks(
-    _pools: dict[tuple[int, tuple[str, ...]], RankPool], modules: tuple[str, ...], gpu_double: Path
+    _pools: dict[tuple[int, tuple[str, ...]], RankPool], modules: tuple[str, ...], fake_gpu: Path
 ) -> Callable[[int], RankPool]:
     """As `ranks`, with a GPU each, of the double: see `gpus.py`."""
 
@@ -147,7 +147,7 @@ def gpu_ranks(
         if key not in _pools or _pools[key].broken:
             if key in _pools:
                 _pools[key].close()
-            _pools[key] = RankPool(size, gpus.settings(gpu_double), modules=modules)
+            _pools[key] = RankPool(size, gpus.settings(fake_gpu), modules=modules)
         return _pools[key]
 
     return pool_of

@@ -15,7 +15,7 @@ import torch
 from horovodlike import basics, objects
 from horovodlike.errors import HorovodInternalError
 from horovodlike.process_set import ProcessSet, global_process_set, registered_id
-from horovodlike.torch._compile.disable_compile import leave_alone
+from horovodlike.torch._compile.disable_compile import disable_compile
 from horovodlike.torch._ops.handles import full_name
 from horovodlike.torch.mpi_ops import broadcast_async_, synchronize
 
@@ -187,4 +187,4 @@ def allgather_object(
     return objects.allgather_object(obj, full_name("object", name, process_set_id), process_set_id)
 
 
-leave_alone(allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters)
+disable_compile(allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters)

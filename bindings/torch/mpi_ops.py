@@ -65,7 +65,7 @@ from horovodlike.basics import (
 from horovodlike.errors import HorovodInternalError
 from horovodlike.process_set import ProcessSet, global_process_set, registered_id
 from horovodlike.timeline import start_timeline, stop_timeline
-from horovodlike.torch._compile.disable_compile import leave_alone
+from horovodlike.torch._compile.disable_compile import disable_compile
 from horovodlike.torch._ops.alltoall import alltoall, alltoall_async, grouped_alltoall, grouped_alltoall_async
 from horovodlike.torch._ops.autograd import run
 from horovodlike.torch._ops.broadcast import (
@@ -430,4 +430,4 @@ def join(device: int = -1, process_set: ProcessSet = global_process_set) -> int:
     return int.from_bytes(output.memory[:], "little")
 
 
-leave_alone(*(globals()[name] for name in __all__ if name[0].islower()))
+disable_compile(*(globals()[name] for name in __all__ if name[0].islower()))

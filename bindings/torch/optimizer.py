@@ -17,10 +17,10 @@ import torch
 from horovodlike import basics
 from horovodlike._engine.arguments import check_compression, check_name, passes_per_step, predivide_factor, reduce_op
 from horovodlike.process_set import ProcessSet, check_registered, global_process_set, registered_of
-from horovodlike.torch._compile.disable_compile import leave_alone
-from horovodlike.torch._optimizer.adasum_delta import DeltaReduction
+from horovodlike.torch._compile.disable_compile import disable_compile
+from horovodlike.torch._optimizer.adasum_delta import AdasumDeltaReduction
 from horovodlike.torch._optimizer.compressed_reduction import CompressedReduction
-from horovodlike.torch._optimizer.gradient_state import Slot
+from horovodlike.torch._optimizer.gradient_state import GradientState
 from horovodlike.torch._optimizer.reduction import Reduction
 from horovodlike.torch._optimizer.submission import ReductionOptions
 from horovodlike.torch.compression import Compression, Compressor, GradientReducer
@@ -78,7 +78,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
     _inner: torch.optim.Optimizer
     _reduction: Reduction  # without parameters if there is a delta
-    _delta: DeltaReduction | None
+    _delta: AdasumDeltaReduction | None
     _names: dict[torch.nn.Parameter, str]
     _known_params: list[int]  # ids
     _explicit_groups: list[list[torch.nn.Parameter]] | None
@@ -306,7 +306,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         self._delta = None
         if options.reduction.op == basics.Adasum:
             name = f"delta.{min((name for name, _ in named), default='')}"
-            self._delta, named = DeltaReduction(self, name, options.reduction), []
+            self._delta, named = AdasumDeltaReduction(self, name, options.reduction), []
         slots = reduction.add(named)
         self._reduction = reduction
         self._names = names
@@ -356,7 +356,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         return self._explicit_groups
 
 
-leave_alone(
+disable_compile(
     _DistributedOptimizer._finish, _DistributedOptimizer.synchronize, _DistributedOptimizer.zero_grad, Reduction.finish
 )
 
@@ -452,7 +452,7 @@ def _checked_compression(
 
 
 def _make_groups(
-    reduction: Reduction, slots: list[Slot], groups: int | list[list[torch.nn.Parameter]] | None
+    reduction: Reduction, slots: list[GradientState], groups: int | list[list[torch.nn.Parameter]] | None
 ) -> list[list[torch.nn.Parameter]] | None:
     """Group the slots as asked; those in no explicit group stay alone."""
     if not groups:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from horovodlike import __version__
 from horovodlike._bootstrap.discovery import enter
-from horovodlike._bootstrap.environment import Place, find_place
+from horovodlike._bootstrap.environment import RankInfo, find_rank_info
 from horovodlike._bootstrap.job_key import take_key
 from horovodlike._bootstrap.rendezvous_client import Rendezvous
 from horovodlike._bootstrap.rendezvous_server import RendezvousServer
@@ -36,13 +36,13 @@ from horovodlike.errors import RendezvousError
 
 if TYPE_CHECKING:
     from horovodlike._bootstrap.mesh import Connection
-    from horovodlike._bootstrap.wakeup_pipes import Bells
+    from horovodlike._bootstrap.wakeup_pipes import WakeupPipes
 
-__all__ = ["Membership", "Rendezvous", "RendezvousServer", "establish"]
+__all__ = ["JobContext", "Rendezvous", "RendezvousServer", "establish"]
 
 
 @dataclass
-class Membership:
+class JobContext:
     """What :func:`establish` found: everything the engine needs to start.
 
     Closed by :meth:`close`, or used as a context manager; an exception in the ``with`` block is told to the ranks that
@@ -61,13 +61,13 @@ class Membership:
             job of one.
     """
 
-    place: Place
+    place: RankInfo
     pids: list[int]
     table: HostTable | None = None
     processors: int = 1
     segment_fd: int = -1
     connections: "list[Connection]" = field(default_factory=list)
-    bells: "Bells | None" = None
+    wakeup_pipes: "WakeupPipes | None" = None
     rendezvous: Rendezvous | None = None
     object_key: JobKey | None = field(default=None, repr=False)
     _server: RendezvousServer | None = field(default=None, repr=False)
@@ -99,9 +99,9 @@ class Membership:
         for connection in self.connections:
             connection.socket.close()
         self.connections = []
-        if self.bells is not None:
-            self.bells.close()
-            self.bells = None
+        if self.wakeup_pipes is not None:
+            self.wakeup_pipes.close()
+            self.wakeup_pipes = None
 
     def close(self) -> None:
         """Leaves the job: closes every descriptor, and the server if it is this rank's. May be called again."""
@@ -113,7 +113,7 @@ class Membership:
             self._server.close()
             self._server = None
 
-    def __enter__(self) -> "Membership":
+    def __enter__(self) -> "JobContext":
         """It is open from the start."""
         return self
 
@@ -126,10 +126,10 @@ class Membership:
 
 def establish(
     config: Config,
-    segment_bytes: Callable[[Place], int],
+    segment_bytes: Callable[[RankInfo], int],
     environ: MutableMapping[str, str] | None = None,
     key: JobKey | None = None,
-) -> Membership:
+) -> JobContext:
     """Finds the other ranks of the job and sets up what this host's ranks share.
 
     Collective: every rank calls it, any number of times, closing the last membership before the next. A job of one
@@ -151,10 +151,10 @@ def establish(
     """
     source = os.environ if environ is None else environ
     key = key or take_key(source)
-    place = find_place(source)
+    place = find_rank_info(source)
     if place.size == 1:
-        return Membership(place, [os.getpid()], processors=len(os.sched_getaffinity(0)))
-    membership = Membership(place, [])
+        return JobContext(place, [os.getpid()], processors=len(os.sched_getaffinity(0)))
+    membership = JobContext(place, [])
     try:
         with enter(place, key, config, source) as entrance:
             rendezvous = membership.rendezvous = entrance.rendezvous
@@ -171,7 +171,7 @@ def establish(
     return membership
 
 
-def _greet(rendezvous: Rendezvous, place: Place, config: Config) -> list[Any]:
+def _greet(rendezvous: Rendezvous, place: RankInfo, config: Config) -> list[Any]:
     """Begins a generation with what every rank has to know about every other. It is short, for there may be many."""
     greetings = rendezvous.begin(
         {
@@ -211,11 +211,11 @@ def _compare(what: str, remedy: str, values: list[str]) -> None:
 
 
 def _meet_beside(
-    membership: Membership,
+    membership: JobContext,
     rendezvous: Rendezvous,
     greetings: list[dict[str, Any]],
     config: Config,
-    segment_bytes: Callable[[Place], int],
+    segment_bytes: Callable[[RankInfo], int],
 ) -> None:
     """Finds out who shares this rank's host, and shares memory with them."""
     place = membership.place
@@ -240,14 +240,14 @@ def _meet_beside(
 
 
 def _meet_across(
-    membership: Membership, rendezvous: Rendezvous, greetings: list[dict[str, Any]], config: Config
+    membership: JobContext, rendezvous: Rendezvous, greetings: list[dict[str, Any]], config: Config
 ) -> None:
     """Connects this rank to those of other hosts. Imports what a job on one host does not need."""
     from horovodlike._bootstrap.mesh import connect_mesh
-    from horovodlike._bootstrap.wakeup_pipes import open_bells
+    from horovodlike._bootstrap.wakeup_pipes import open_wakeup_pipes
 
     rank, table = membership.place.rank, membership.table
     assert table is not None
-    membership.bells = open_bells(rendezvous, rank, table.ranks_beside(rank), membership.pids)
+    membership.wakeup_pipes = open_wakeup_pipes(rendezvous, rank, table.ranks_beside(rank), membership.pids)
     ends = [(str(own), str(server)) for own, server in (greeting["ends"] for greeting in greetings)]
     membership.connections = connect_mesh(rendezvous, table, config, ends)

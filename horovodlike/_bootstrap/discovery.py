@@ -15,8 +15,8 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from horovodlike._bootstrap.environment import Place
-from horovodlike._bootstrap.file_discovery import Appointment, MeetingPlace, MeetingPoint
+from horovodlike._bootstrap.environment import RankInfo
+from horovodlike._bootstrap.file_discovery import Discovery, Endpoint, FileDiscovery
 from horovodlike._bootstrap.job_key import FILE_VARIABLE, KEY_VARIABLE
 from horovodlike._bootstrap.rendezvous_client import Rendezvous, UnreachableError
 from horovodlike._bootstrap.rendezvous_server import RendezvousServer
@@ -38,7 +38,7 @@ class Entrance:
 
 
 @contextlib.contextmanager
-def enter(place: Place, key: JobKey | None, config: Config, environ: Mapping[str, str]) -> Iterator[Entrance]:
+def enter(place: RankInfo, key: JobKey | None, config: Config, environ: Mapping[str, str]) -> Iterator[Entrance]:
     """Connects to the server. In the ``with`` block all ranks come together; what led them there is removed after it.
 
     Args:
@@ -60,9 +60,9 @@ def enter(place: Place, key: JobKey | None, config: Config, environ: Mapping[str
         if "hvdrun" in (place.launcher, environ.get("HOROVODLIKE_RENDEZVOUS_OWNER")):
             yield Entrance(address.join_launcher(_require_key(key, place), place, config))
             return
-        meeting: MeetingPlace = address.of_job(_require_key(key, place), place)
+        meeting: Discovery = address.of_job(_require_key(key, place), place)
     elif place.local_size == place.size:
-        meeting = MeetingPoint(place.job, environ)
+        meeting = FileDiscovery(place.job, environ)
     else:
         meeting = _meeting_across(place, config, environ)
     if place.rank == 0:
@@ -72,7 +72,7 @@ def enter(place: Place, key: JobKey | None, config: Config, environ: Mapping[str
         yield Entrance(_seek(meeting, place, config))
 
 
-def _require_key(key: JobKey | None, place: Place) -> JobKey:
+def _require_key(key: JobKey | None, place: RankInfo) -> JobKey:
     if key is not None:
         return key
     if place.launcher == "hvdrun":
@@ -87,7 +87,7 @@ def _require_key(key: JobKey | None, place: Place) -> JobKey:
     )
 
 
-def _meeting_across(place: Place, config: Config, environ: Mapping[str, str]) -> MeetingPlace:
+def _meeting_across(place: RankInfo, config: Config, environ: Mapping[str, str]) -> Discovery:
     """What the launcher of several hosts has to offer. Imports what other jobs do not need."""
     from horovodlike._bootstrap import mpi_discovery, slurm_discovery
 
@@ -107,7 +107,7 @@ def _meeting_across(place: Place, config: Config, environ: Mapping[str, str]) ->
 
 
 @contextlib.contextmanager
-def _host(meeting: MeetingPlace, place: Place, config: Config) -> Iterator[Entrance]:
+def _host(meeting: Discovery, place: RankInfo, config: Config) -> Iterator[Entrance]:
     """Rank 0 runs the server and says where, until everybody has come."""
     appointment = meeting.arrange()
     # A rank that starts anew must not come back to the server of last time.
@@ -124,7 +124,7 @@ def _host(meeting: MeetingPlace, place: Place, config: Config) -> Iterator[Entra
         yield Entrance(joined)
         return
     try:
-        appointment = Appointment(server.port, appointment.key, appointment.hosts)
+        appointment = Endpoint(server.port, appointment.key, appointment.hosts)
         meeting.publish(appointment)
         entrance = Entrance(_connect(appointment, place, config, attempts=3), server)
     except BaseException:
@@ -137,7 +137,7 @@ def _host(meeting: MeetingPlace, place: Place, config: Config) -> Iterator[Entra
         meeting.withdraw()
 
 
-def _seek(meeting: MeetingPlace, place: Place, config: Config) -> Rendezvous:
+def _seek(meeting: Discovery, place: RankInfo, config: Config) -> Rendezvous:
     """Waits for rank 0's server. What is found may be a crashed job's, so only the time limit is final."""
     deadline = time.monotonic() + config.start_timeout
     pause = 0.002
@@ -159,7 +159,7 @@ def _seek(meeting: MeetingPlace, place: Place, config: Config) -> Rendezvous:
         pause = min(pause * 1.5, 0.1)
 
 
-def _connect(appointment: Appointment, place: Place, config: Config, attempts: int) -> Rendezvous:
+def _connect(appointment: Endpoint, place: RankInfo, config: Config, attempts: int) -> Rendezvous:
     return Rendezvous(
         appointment.hosts,
         appointment.port,
@@ -185,23 +185,23 @@ class _Address:
             raise ConfigError(f"{_PORT_VARIABLE}={text!r} is not a port")
         return cls(environ.get(_ADDRESS_VARIABLE) or _LOOPBACK, int(text))
 
-    def join_launcher(self, key: JobKey, place: Place, config: Config) -> Rendezvous:
+    def join_launcher(self, key: JobKey, place: RankInfo, config: Config) -> Rendezvous:
         return Rendezvous(self.hosts, self.port, key, place, config.start_timeout, owner="hvdrun")
 
-    def of_job(self, key: JobKey, place: Place) -> "_GivenAddress":
+    def of_job(self, key: JobKey, place: RankInfo) -> "_GivenAddress":
         return _GivenAddress(self, key, place)
 
 
 class _GivenAddress:
     """An address of rank 0's host that the user gave to all ranks."""
 
-    def __init__(self, address: _Address, key: JobKey, place: Place) -> None:
+    def __init__(self, address: _Address, key: JobKey, place: RankInfo) -> None:
         self._address = address
         self._key = key
         self._place = place
         self.where = f"at {address.hosts}:{address.port}"
 
-    def arrange(self) -> Appointment:
+    def arrange(self) -> Endpoint:
         """Of the addresses those that this host has.
 
         Raises:
@@ -223,17 +223,17 @@ class _GivenAddress:
                 f"{what} stands for {mine[0]} on host {socket.gethostname()}, where rank 0 runs, and other hosts "
                 "cannot reach that; set it to an address that they can reach"
             )
-        return Appointment(self._address.port, self._key, ",".join(str(each) for each in mine))
+        return Endpoint(self._address.port, self._key, ",".join(str(each) for each in mine))
 
-    def publish(self, appointment: Appointment) -> None:
+    def publish(self, appointment: Endpoint) -> None:
         """Everybody knows."""
 
     def withdraw(self) -> None:
         """There is nothing to remove."""
 
-    def read(self) -> Appointment:
+    def read(self) -> Endpoint:
         """What the user gave."""
-        return Appointment(self._address.port, self._key, self._address.hosts)
+        return Endpoint(self._address.port, self._key, self._address.hosts)
 
 
 def resolve(hosts: str) -> list[str]:

@@ -1,7 +1,7 @@
 """The place of this process in its job, read from the environment that its launcher made.
 
-A launcher is one row of :data:`_LAUNCHERS`: the names of its variables. :func:`find_place` is a pure function of the
-environment, apart from one look at the process's ancestors for launchers that give their jobs no name.
+A launcher is one row of :data:`_LAUNCHERS`: the names of its variables. :func:`find_rank_info` is a pure function of
+the environment, apart from one look at the process's ancestors for launchers that give their jobs no name.
 """
 
 import re
@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 
 from horovodlike.errors import ConfigError, RendezvousError
 
-__all__ = ["Place", "find_ancestor", "find_place"]
+__all__ = ["RankInfo", "find_ancestor", "find_rank_info"]
 
 Names = tuple[str, ...]
 Ancestor = Callable[[Names], str | None]
 
 
 @dataclass(frozen=True)
-class Place:
+class RankInfo:
     """Where this process stands in its job.
 
     Attributes:
@@ -164,7 +164,7 @@ def find_ancestor(command_names: Names) -> str | None:
     return None
 
 
-def find_place(environ: Mapping[str, str], ancestor: Ancestor = find_ancestor) -> Place:
+def find_rank_info(environ: Mapping[str, str], ancestor: Ancestor = find_ancestor) -> RankInfo:
     """Reads the place of this process in its job.
 
     The launchers are tried in this order: ``HOROVODLIKE_*`` and ``HOROVOD_*``, torchrun, Open MPI, MPICH (Hydra),
@@ -185,12 +185,12 @@ def find_place(environ: Mapping[str, str], ancestor: Ancestor = find_ancestor) -
     environ = {name: value.strip() for name, value in environ.items() if value.strip()}
     launcher = next((row for row in _LAUNCHERS if _started_by(row, environ)), None)
     if launcher is None:
-        return Place()
+        return RankInfo()
     place = _read(launcher, environ)
     return replace(place, job=_job(launcher, place, environ, ancestor)) if place.size > 1 else place
 
 
-def _read(launcher: _Launcher, environ: Mapping[str, str]) -> Place:
+def _read(launcher: _Launcher, environ: Mapping[str, str]) -> RankInfo:
     rank, size = _integer(launcher, environ, launcher.rank), _integer(launcher, environ, launcher.size)
     cross_rank = _integer(launcher, environ, launcher.cross_rank, 0)
     cross_size = _integer(launcher, environ, launcher.cross_size, 1)
@@ -211,7 +211,7 @@ def _read(launcher: _Launcher, environ: Mapping[str, str]) -> Place:
                 f"{shown} contradicts {against}: start the ranks with {launcher.name}, or unset its variables"
             )
     node_name = _variable(environ, ("HOROVODLIKE_HOSTID", *launcher.node_id))
-    return Place(
+    return RankInfo(
         rank=rank,
         size=size,
         local_rank=local_rank,
@@ -274,7 +274,7 @@ def _tasks_of_node(launcher: _Launcher, environ: Mapping[str, str], node: int) -
     )
 
 
-def _job(launcher: _Launcher, place: Place, environ: Mapping[str, str], ancestor: Ancestor) -> str:
+def _job(launcher: _Launcher, place: RankInfo, environ: Mapping[str, str], ancestor: Ancestor) -> str:
     given = environ.get("HOROVODLIKE_JOB_ID")
     if given:
         return given

@@ -26,7 +26,7 @@ _PRIVATE = stat.S_IRWXG | stat.S_IRWXO
 
 
 @dataclass(frozen=True)
-class Appointment:
+class Endpoint:
     """Where rank 0's server listens, and its key.
 
     Attributes:
@@ -40,7 +40,7 @@ class Appointment:
     hosts: str = "127.0.0.1"
 
 
-class MeetingPlace(Protocol):
+class Discovery(Protocol):
     """How rank 0 tells the others where its server is.
 
     Attributes:
@@ -49,20 +49,20 @@ class MeetingPlace(Protocol):
 
     where: str
 
-    def arrange(self) -> Appointment:
+    def arrange(self) -> Endpoint:
         """On rank 0: where the server is to listen, and with which key."""
 
-    def publish(self, appointment: Appointment) -> None:
+    def publish(self, appointment: Endpoint) -> None:
         """On rank 0: says where it listens, until :meth:`withdraw`."""
 
     def withdraw(self) -> None:
         """On rank 0: when everybody has come, or something has failed. May be called again."""
 
-    def read(self) -> Appointment | None:
+    def read(self) -> Endpoint | None:
         """On the others: what rank 0 has said; None if it has not (yet)."""
 
 
-class MeetingPoint:
+class FileDiscovery:
     """The file of one job."""
 
     def __init__(self, job: str, environ: Mapping[str, str]) -> None:
@@ -73,7 +73,7 @@ class MeetingPoint:
             environ: The environment, which names the user's runtime directory.
         """
         self.directory = _directory(environ)
-        digest = hashlib.sha256(b"horovodlike meeting point\0" + job.encode(errors="surrogateescape")).hexdigest()
+        digest = hashlib.sha256(b"horovodlike discovery\0" + job.encode(errors="surrogateescape")).hexdigest()
         self._name = f"{digest[:32]}.json"
         self._published: tuple[int, int] | None = None
         self.where = f"in {self.path}"
@@ -83,11 +83,11 @@ class MeetingPoint:
         """The file, for messages."""
         return os.path.join(self.directory, self._name)
 
-    def arrange(self) -> Appointment:
+    def arrange(self) -> Endpoint:
         """A new key, and any port."""
-        return Appointment(0, JobKey.random())
+        return Endpoint(0, JobKey.random())
 
-    def publish(self, appointment: Appointment) -> None:
+    def publish(self, appointment: Endpoint) -> None:
         """Writes the file, in place of an old one.
 
         Raises:
@@ -120,7 +120,7 @@ class MeetingPoint:
                 os.unlink(self._name, dir_fd=directory)
         self._published = None
 
-    def read(self) -> Appointment | None:
+    def read(self) -> Endpoint | None:
         """Reads the file; None if it is not there (yet).
 
         Raises:
@@ -138,7 +138,7 @@ class MeetingPoint:
             raise RendezvousError(f"{self.path} cannot be read: {error.strerror}") from error
         try:
             fields = json.loads(content)
-            return Appointment(int(fields["port"]), JobKey(bytes.fromhex(fields["key"])))
+            return Endpoint(int(fields["port"]), JobKey(bytes.fromhex(fields["key"])))
         except (ValueError, KeyError, TypeError):
             raise RendezvousError(f"{self.path} does not hold what rank 0 writes; remove it") from None
 

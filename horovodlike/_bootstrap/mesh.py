@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from horovodlike._bootstrap.mesh_builder import Builder
-from horovodlike._bootstrap.mesh_handshake import Keys, Wire
+from horovodlike._bootstrap.mesh_handshake import ConnectionId, Keys
 from horovodlike._bootstrap.rendezvous_client import Rendezvous
 from horovodlike._bootstrap.topology import HostTable
 from horovodlike._engine.native import lib
@@ -48,7 +48,7 @@ class Connection:
     keys: Keys
 
 
-def plan_wires(rank: int, table: HostTable, streams: int, fan_out: int) -> list[Wire]:
+def plan_wires(rank: int, table: HostTable, streams: int, fan_out: int) -> list[ConnectionId]:
     """Every connection that a rank has, in the order that both of its ends know.
 
     Args:
@@ -58,8 +58,8 @@ def plan_wires(rank: int, table: HostTable, streams: int, fan_out: int) -> list[
         fan_out: Of the tree of hosts, the most children of a host.
     """
 
-    def wire(use: int, other: int, number: int = 0) -> Wire:
-        return Wire(use, min(rank, other), max(rank, other), number)
+    def wire(use: int, other: int, number: int = 0) -> ConnectionId:
+        return ConnectionId(use, min(rank, other), max(rank, other), number)
 
     beside = table.ranks_beside(rank)
     host = table.ranks.index(beside)
@@ -146,7 +146,7 @@ def _keepalive(timeout: float) -> tuple[int, int, int]:
     return idle, interval, max(1, int((timeout - idle) / interval))
 
 
-def _compare(rendezvous: Rendezvous, table: HostTable, problems: dict[Wire, str], config: Config) -> None:
+def _compare(rendezvous: Rendezvous, table: HostTable, problems: dict[ConnectionId, str], config: Config) -> None:
     """Tells all ranks what did not connect; every rank comes to the same verdict."""
     reports = rendezvous.exchange(
         "mesh.connected", _report(problems, _REPORT_BYTES // rendezvous.size), patience=config.start_timeout
@@ -176,7 +176,7 @@ def _compare(rendezvous: Rendezvous, table: HostTable, problems: dict[Wire, str]
     )
 
 
-def _report(problems: dict[Wire, str], most: int) -> dict[str, Any]:
+def _report(problems: dict[ConnectionId, str], most: int) -> dict[str, Any]:
     """The problems by pair of ranks, as many as there is room for."""
     pairs = {(wire.low, wire.high): why for wire, why in sorted(problems.items(), reverse=True)}
     report: dict[str, Any] = {"more": len(pairs), "problems": []}

@@ -12,8 +12,8 @@ from horovodlike._bootstrap.mesh_handshake import (
     CHALLENGE_BYTES,
     HELLO_BYTES,
     PROOF_BYTES,
+    ConnectionId,
     Keys,
-    Wire,
     accept_hello,
     answer_challenge,
     is_proof,
@@ -30,7 +30,7 @@ _OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 @dataclass(eq=False)
-class _Guest:
+class _PendingConnection:
     """A connection that this rank has accepted and that has not said yet which one it is."""
 
     link: socket
@@ -43,7 +43,7 @@ class _Guest:
 class _Call:
     """A connection that this rank makes."""
 
-    wire: Wire
+    wire: ConnectionId
     link: socket | None = None
     connected: bool = False
     received: bytearray = field(default_factory=bytearray)
@@ -66,7 +66,7 @@ class Builder:
     def __init__(
         self,
         rank: int,
-        wires: Sequence[Wire],
+        wires: Sequence[ConnectionId],
         places: Sequence[tuple[str, int]],
         key: JobKey,
         listener: socket,
@@ -82,8 +82,8 @@ class Builder:
             listener: Where this rank listens; it is the caller's.
             timeout: Seconds until :meth:`run` gives up what is still missing.
         """
-        self.done: dict[Wire, tuple[socket, Keys]] = {}
-        self.problems: dict[Wire, str] = {}
+        self.done: dict[ConnectionId, tuple[socket, Keys]] = {}
+        self.problems: dict[ConnectionId, str] = {}
         self._rank = rank
         self._places = places
         self._key = key
@@ -93,7 +93,7 @@ class Builder:
         self._awaited = set(self._expected)
         self._calls = {wire: _Call(wire) for wire in wires if wire.high == rank}
         self._resting = set(self._calls.values())  # without a socket, until it is time to try again
-        self._guests: dict[_Guest, None] = {}  # in order of arrival
+        self._guests: dict[_PendingConnection, None] = {}  # in order of arrival
         self._most_guests = _STRANGERS + 2 * len(self._expected)
 
     def run(self) -> None:
@@ -128,10 +128,10 @@ class Builder:
             times.append(next(iter(self._guests)).deadline)
         return max(0.0, min(times) - time.monotonic())
 
-    def _attend(self, data: _Guest | _Call | None, events: int) -> None:
+    def _attend(self, data: _PendingConnection | _Call | None, events: int) -> None:
         if data is None:
             self._accept()
-        elif isinstance(data, _Guest):
+        elif isinstance(data, _PendingConnection):
             if data.link.fileno() >= 0:
                 self._hear(data)
         elif data.link is not None:
@@ -151,7 +151,7 @@ class Builder:
         if len(self._guests) >= self._most_guests:
             self._drop(next(iter(self._guests)))
         accepted.setblocking(False)
-        guest = _Guest(accepted, make_challenge(), time.monotonic() + HANDSHAKE_TIMEOUT)
+        guest = _PendingConnection(accepted, make_challenge(), time.monotonic() + HANDSHAKE_TIMEOUT)
         self._guests[guest] = None
         self._selector.register(accepted, selectors.EVENT_READ, guest)
         try:
@@ -159,7 +159,7 @@ class Builder:
         except OSError:
             self._drop(guest)
 
-    def _hear(self, guest: _Guest) -> None:
+    def _hear(self, guest: _PendingConnection) -> None:
         try:
             data = guest.link.recv(HELLO_BYTES - len(guest.hello))
             guest.hello += data
@@ -176,7 +176,7 @@ class Builder:
         except (OSError, AuthenticationError):
             self._drop(guest)
 
-    def _admit(self, guest: _Guest, wire: Wire, keys: Keys) -> None:
+    def _admit(self, guest: _PendingConnection, wire: ConnectionId, keys: Keys) -> None:
         self._guests.pop(guest)
         self._selector.unregister(guest.link)
         if wire in self.done:  # the other side lost it, and has come again
@@ -188,7 +188,7 @@ class Builder:
         while self._guests and (oldest := next(iter(self._guests))).deadline <= now:
             self._drop(oldest)
 
-    def _drop(self, guest: _Guest) -> None:
+    def _drop(self, guest: _PendingConnection) -> None:
         self._guests.pop(guest, None)
         with contextlib.suppress(KeyError):
             self._selector.unregister(guest.link)

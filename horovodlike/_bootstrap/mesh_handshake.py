@@ -30,7 +30,7 @@ _UP, _DOWN = b"^", b"v"  # to the lower rank, to the higher rank
 
 
 @dataclass(frozen=True, order=True)
-class Wire:
+class ConnectionId:
     """One connection of the mesh.
 
     Attributes:
@@ -63,7 +63,7 @@ def make_challenge() -> bytes:
     return _CHALLENGE.pack(_MAGIC, VERSION, secrets.token_bytes(NONCE_BYTES))
 
 
-def answer_challenge(key: JobKey, wire: Wire, challenge: bytes) -> tuple[bytes, bytes, Keys]:
+def answer_challenge(key: JobKey, wire: ConnectionId, challenge: bytes) -> tuple[bytes, bytes, Keys]:
     """The part of the rank that connects.
 
     Returns:
@@ -85,7 +85,7 @@ def answer_challenge(key: JobKey, wire: Wire, challenge: bytes) -> tuple[bytes, 
     )
 
 
-def accept_hello(key: JobKey, challenge: bytes, hello: bytes) -> tuple[Wire, bytes, Keys]:
+def accept_hello(key: JobKey, challenge: bytes, hello: bytes) -> tuple[ConnectionId, bytes, Keys]:
     """The part of the rank that accepts.
 
     Returns:
@@ -98,7 +98,11 @@ def accept_hello(key: JobKey, challenge: bytes, hello: bytes) -> tuple[Wire, byt
     if not hmac.compare_digest(_mac(key, b"hello", challenge, body), mac):
         raise AuthenticationError("the other side does not hold the key of the mesh")
     _, low, high, use, number = _BODY.unpack(body)
-    return Wire(use, low, high, number), _mac(key, b"proof", challenge, body), _keys(key, challenge, body, _DOWN, _UP)
+    return (
+        ConnectionId(use, low, high, number),
+        _mac(key, b"proof", challenge, body),
+        _keys(key, challenge, body, _DOWN, _UP),
+    )
 
 
 def is_proof(expected: bytes, given: bytes) -> bool:

@@ -10,8 +10,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from horovodlike._bootstrap.environment import Place
-from horovodlike._bootstrap.file_discovery import Appointment
+from horovodlike._bootstrap.environment import RankInfo
+from horovodlike._bootstrap.file_discovery import Endpoint
 from horovodlike._net.interfaces import choose_address, local_addresses, shared_addresses
 from horovodlike._net.secure_channel import JobKey
 from horovodlike.config import Config
@@ -26,12 +26,12 @@ _unfinished: list[tuple[Any, ...]] = []
 """Requests that were given up, with what MPI may still read and write."""
 
 
-def find_running(place: Place, config: Config, environ: Mapping[str, str]) -> "WorldMeetingPoint | str":
+def find_running(place: RankInfo, config: Config, environ: Mapping[str, str]) -> "MpiDiscovery | str":
     """As :func:`find`, if the script has imported mpi4py's ``MPI`` already: then it certainly works."""
     return find(place, config, environ) if "mpi4py.MPI" in sys.modules else ""
 
 
-def find(place: Place, config: Config, environ: Mapping[str, str]) -> "WorldMeetingPoint | str":
+def find(place: RankInfo, config: Config, environ: Mapping[str, str]) -> "MpiDiscovery | str":
     """Finds MPI, if it started this process. Imports mpi4py, which initialises it.
 
     Returns:
@@ -55,23 +55,23 @@ def find(place: Place, config: Config, environ: Mapping[str, str]) -> "WorldMeet
             f"in mpi4py's MPI.COMM_WORLD this process is rank {world.Get_rank()} of {world.Get_size()}, not rank "
             f"{place.rank} of {place.size}: mpi4py was built for another MPI than the one that started it"
         )
-    return WorldMeetingPoint(world, place, config)
+    return MpiDiscovery(world, place, config)
 
 
-class WorldMeetingPoint:
+class MpiDiscovery:
     """``MPI.COMM_WORLD``, all ranks of which call :meth:`arrange` and :meth:`publish`, or :meth:`read`."""
 
     where = "through MPI"
 
-    def __init__(self, world: Any, place: Place, config: Config) -> None:  # noqa: ANN401 - mpi4py's communicator
+    def __init__(self, world: Any, place: RankInfo, config: Config) -> None:  # noqa: ANN401 - mpi4py's communicator
         """Takes the communicator of all ranks."""
         self._world = world
-        self._found: Appointment | None = None
+        self._found: Endpoint | None = None
         self._place = place
         self._config = config
         self._deadline = time.monotonic() + config.start_timeout
 
-    def arrange(self) -> Appointment:
+    def arrange(self) -> Endpoint:
         """A new key, any port, and the addresses that the other hosts are likely to reach."""
         interfaces = local_addresses()
         mine = [str(each.address) for each in interfaces if each.is_reachable]
@@ -83,21 +83,21 @@ class WorldMeetingPoint:
             hosts = shared_addresses(interfaces, [other for other in everybody if other != mine])
         if not hosts:
             raise RendezvousError("the host of rank 0 has no address that other hosts could reach")
-        return Appointment(0, JobKey.random(), ",".join(hosts[:16]))
+        return Endpoint(0, JobKey.random(), ",".join(hosts[:16]))
 
-    def publish(self, appointment: Appointment) -> None:
+    def publish(self, appointment: Endpoint) -> None:
         """Broadcasts it."""
         self._broadcast([appointment.port, appointment.key.hex(), appointment.hosts])
 
     def withdraw(self) -> None:
         """A broadcast leaves nothing behind."""
 
-    def read(self) -> Appointment | None:
+    def read(self) -> Endpoint | None:
         """Takes part in the broadcast, the first time; rank 0 does so once."""
         if self._found is None:
             self._gather([str(each.address) for each in local_addresses() if each.is_reachable])
             port, key, hosts = self._broadcast(None)
-            self._found = Appointment(int(port), JobKey(bytes.fromhex(key)), str(hosts))
+            self._found = Endpoint(int(port), JobKey(bytes.fromhex(key)), str(hosts))
         return self._found
 
     def _gather(self, addresses: list[str]) -> list[list[str]] | None:

@@ -6,7 +6,7 @@ import socket
 import time
 from typing import Any
 
-from horovodlike._bootstrap.environment import Place
+from horovodlike._bootstrap.environment import RankInfo
 from horovodlike._bootstrap.rendezvous_server import LONGEST_TIMEOUT
 from horovodlike._bootstrap.rendezvous_state import JOIN
 from horovodlike._net.connect import dial
@@ -14,9 +14,9 @@ from horovodlike._net.secure_channel import (
     FRAME_LIMIT,
     HANDSHAKE_TIMEOUT,
     AuthenticationError,
+    ClientChannel,
     Identity,
     JobKey,
-    Link,
     VersionError,
     job_digest,
 )
@@ -42,7 +42,7 @@ class Rendezvous:
         host: str,
         port: int,
         key: bytes | JobKey,
-        place: Place,
+        place: RankInfo,
         start_timeout: float = 30.0,
         owner: str = "its process",
         attempts: int = 3,
@@ -68,7 +68,7 @@ class Rendezvous:
         self._timeout = min(start_timeout, LONGEST_TIMEOUT)
         self._where = f"the rendezvous server at {host}:{port}"
         self._owner = owner
-        self._link: Link | None = None
+        self._link: ClientChannel | None = None
         self._key = key if isinstance(key, JobKey) else JobKey(key)
         identity = Identity(place.rank, place.size, job_digest(place.job))
         for attempt in range(attempts):
@@ -103,7 +103,7 @@ class Rendezvous:
     def _introduce(self, connected: socket.socket, identity: Identity) -> None:
         deadline = time.monotonic() + min(self._timeout, HANDSHAKE_TIMEOUT)
         try:
-            link = Link(connected, self._key, identity, deadline)
+            link = ClientChannel(connected, self._key, identity, deadline)
         except VersionError as error:
             raise VersionError(f"rank {self.rank} cannot use {self._where}: {error}") from None
         except OSError as error:

@@ -1,7 +1,7 @@
 """The rendezvous server: one thread, and no client that another client could be made to wait for.
 
-:class:`horovodlike._net.secure_server.Doorkeeper` lets the ranks in; what they are told is decided by
-:class:`horovodlike._bootstrap.rendezvous_state.RollCall`.
+:class:`horovodlike._net.secure_server.SecureServer` lets the ranks in; what they are told is decided by
+:class:`horovodlike._bootstrap.rendezvous_state.RendezvousState`.
 """
 
 import contextlib
@@ -13,11 +13,11 @@ import time
 import weakref
 from collections import deque
 
-from horovodlike._bootstrap.rendezvous_state import Reply, RollCall
+from horovodlike._bootstrap.rendezvous_state import RendezvousState, Reply
 from horovodlike._net.descriptor_limit import ensure_descriptors
 from horovodlike._net.listen import is_everywhere, listen
 from horovodlike._net.secure_channel import HANDSHAKE_TIMEOUT, FrameError, Identity, JobKey, job_digest
-from horovodlike._net.secure_server import Connection, Doorkeeper, ProtocolError, encode
+from horovodlike._net.secure_server import Connection, ProtocolError, SecureServer, encode
 
 _FLUSH_SECONDS = 1.0
 _EXITS_AT_ONCE = 4096
@@ -74,7 +74,7 @@ class RendezvousServer:
         self._port = 0
         self._once = once
         self._job = None if job is None else job_digest(job)
-        self._roll = RollCall(size)
+        self._roll = RendezvousState(size)
         self._members: dict[int, Connection] = {}
         self._spurned: dict[Connection, str] = {}  # why a member's next topic fails
         self._thread: threading.Thread | None = None
@@ -103,7 +103,7 @@ class RendezvousServer:
         ports = [self._wanted_port] if self._wanted_port else [0] * _FREE_PORT_ATTEMPTS
         listeners = listen("the rendezvous", self._hosts, ports)
         self._port = listeners[0].getsockname()[1]
-        self._door = Doorkeeper(self._key, self, who="rank", expected=self._size, handshake_timeout=HANDSHAKE_TIMEOUT)
+        self._door = SecureServer(self._key, self, who="rank", expected=self._size, handshake_timeout=HANDSHAKE_TIMEOUT)
         self._door.listen(listeners)
         self._wake, self._wakened = socket.socketpair()
         self._door.wake_by(self._wakened)
@@ -187,10 +187,10 @@ class RendezvousServer:
         self._wake.close()
         self._wakened.close()
 
-    # What the doorkeeper calls.
+    # What the secure server calls.
 
     def admit(self, connection: Connection, identity: Identity) -> str | None:
-        """See :class:`horovodlike._net.secure_server.Reception`."""
+        """See :class:`horovodlike._net.secure_server.ConnectionHandler`."""
         refusal = self._refusal(identity)
         if refusal is None and identity.rank in self._members:
             self._door.look_at(self._members[identity.rank])  # it may just have hung up
@@ -223,7 +223,7 @@ class RendezvousServer:
         return reason
 
     def hear(self, connection: Connection, payload: bytes) -> None:
-        """See :class:`horovodlike._net.secure_server.Reception`."""
+        """See :class:`horovodlike._net.secure_server.ConnectionHandler`."""
         rank = connection.rank
         try:
             message = json.loads(payload)
@@ -248,7 +248,7 @@ class RendezvousServer:
             raise ProtocolError(f"it sent a message that makes no sense ({type(error).__name__})") from None
 
     def lose(self, connection: Connection, reason: str) -> None:
-        """See :class:`horovodlike._net.secure_server.Reception`."""
+        """See :class:`horovodlike._net.secure_server.ConnectionHandler`."""
         self._forget(connection)
         self._tell(self._roll.lost(connection.rank, reason))
 

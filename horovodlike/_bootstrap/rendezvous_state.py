@@ -48,7 +48,7 @@ def name_ranks(ranks: Iterable[int]) -> str:
     return f"{'rank' if len(found) == 1 else 'ranks'} {shown}"
 
 
-class RollCall:
+class RendezvousState:
     """The state of all topics. Times are ``time.monotonic()`` of whoever calls; nothing here looks at a clock."""
 
     def __init__(self, size: int) -> None:

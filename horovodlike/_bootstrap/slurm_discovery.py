@@ -17,8 +17,8 @@ import threading
 import time
 from collections.abc import Mapping
 
-from horovodlike._bootstrap.environment import Place
-from horovodlike._bootstrap.file_discovery import Appointment
+from horovodlike._bootstrap.environment import RankInfo
+from horovodlike._bootstrap.file_discovery import Endpoint
 from horovodlike._bootstrap.hostlist import expand_hosts
 from horovodlike._net.connect import dial
 from horovodlike._net.interfaces import local_addresses
@@ -36,7 +36,7 @@ _COMMAND_SECONDS = 10.0
 _REPLAYED = 17  # what unmunge says of a credential that another rank of its host has opened before
 
 
-def find(place: Place, config: Config, environ: Mapping[str, str]) -> "SlurmMeetingPoint | str":
+def find(place: RankInfo, config: Config, environ: Mapping[str, str]) -> "SlurmDiscovery | str":
     """Finds MUNGE, if Slurm started this process.
 
     Returns:
@@ -49,15 +49,15 @@ def find(place: Place, config: Config, environ: Mapping[str, str]) -> "SlurmMeet
         return f"there is no program {' and no program '.join(missing)}, with which Slurm authenticates"
     nodes = environ.get("SLURM_STEP_NODELIST") or environ.get("SLURM_JOB_NODELIST") or ""
     try:
-        return SlurmMeetingPoint(place, expand_hosts(nodes)[0])
+        return SlurmDiscovery(place, expand_hosts(nodes)[0])
     except ValueError as error:
         return f"SLURM_STEP_NODELIST: {error}"
 
 
-class SlurmMeetingPoint:
+class SlurmDiscovery:
     """A port of rank 0's host that hands out credentials."""
 
-    def __init__(self, place: Place, host: str) -> None:
+    def __init__(self, place: RankInfo, host: str) -> None:
         """Names the place; touches nothing.
 
         Args:
@@ -69,9 +69,9 @@ class SlurmMeetingPoint:
         first = int.from_bytes(self._job[:4], "big") % _PORTS
         self._ports = [_LOWEST_PORT + (first + 7 * attempt) % _PORTS for attempt in range(_CANDIDATES)]
         self.where = f"at port {' or '.join(map(str, self._ports))} of {host}"
-        self._desk: _Desk | None = None
+        self._desk: _CredentialServer | None = None
 
-    def arrange(self) -> Appointment:
+    def arrange(self) -> Endpoint:
         """A new key, any port, and the addresses of this node that the others know.
 
         Raises:
@@ -86,16 +86,16 @@ class SlurmMeetingPoint:
                 f"({', '.join(known)}), the first node of the step, where the other ranks look for it. Start the job "
                 "with hvdrun, or with srun --mpi=pmix and mpi4py"
             )
-        return Appointment(0, JobKey.random(), ",".join(mine))
+        return Endpoint(0, JobKey.random(), ",".join(mine))
 
-    def publish(self, appointment: Appointment) -> None:
+    def publish(self, appointment: Endpoint) -> None:
         """Hands out credentials from now on.
 
         Raises:
             RendezvousError: MUNGE does not work, or no port is free.
         """
         content = [self._job.hex(), appointment.port, appointment.key.hex(), appointment.hosts]
-        self._desk = _Desk(json.dumps(content).encode(), appointment.hosts.split(","), self._ports)
+        self._desk = _CredentialServer(json.dumps(content).encode(), appointment.hosts.split(","), self._ports)
 
     def withdraw(self) -> None:
         """Closes the port."""
@@ -103,7 +103,7 @@ class SlurmMeetingPoint:
             self._desk.close()
             self._desk = None
 
-    def read(self) -> Appointment | None:
+    def read(self) -> Endpoint | None:
         """Asks at every port; what is not a credential of this job is passed over."""
         for address in find_addresses(self._host):
             for port in self._ports:
@@ -112,7 +112,7 @@ class SlurmMeetingPoint:
                     return found
         return None
 
-    def _open(self, credential: bytes) -> Appointment | None:
+    def _open(self, credential: bytes) -> Endpoint | None:
         content = open_credential(credential)
         if content is None:
             return None
@@ -120,12 +120,12 @@ class SlurmMeetingPoint:
             job, port, key, hosts = json.loads(content)
             if bytes.fromhex(job) != self._job:
                 return None
-            return Appointment(int(port), JobKey(bytes.fromhex(key)), str(hosts))
+            return Endpoint(int(port), JobKey(bytes.fromhex(key)), str(hosts))
         except (ValueError, TypeError):
             return None
 
 
-class _Desk:
+class _CredentialServer:
     """A thread that gives a credential to everyone who connects, and listens to nobody."""
 
     def __init__(self, content: bytes, hosts: list[str], ports: list[int]) -> None:

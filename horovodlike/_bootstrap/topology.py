@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from horovodlike._bootstrap.environment import Place
+from horovodlike._bootstrap.environment import RankInfo
 from horovodlike._bootstrap.rendezvous_state import name_ranks
 from horovodlike.errors import RendezvousError
 
@@ -43,7 +43,7 @@ class HostFacts:
     local_size: int
 
     @classmethod
-    def collect(cls, place: Place, *, chosen: bool) -> "HostFacts":
+    def collect(cls, place: RankInfo, *, chosen: bool) -> "HostFacts":
         """The facts of this process."""
         boot = ""
         with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
@@ -125,7 +125,7 @@ class HostTable:
         """The ranks of this rank's host, itself among them."""
         return next(group for group in self.ranks if rank in group)
 
-    def place(self, place: Place) -> Place:
+    def place(self, place: RankInfo) -> RankInfo:
         """The place, counted by this table."""
         group = self.ranks_beside(place.rank)
         local_rank = group.index(place.rank)

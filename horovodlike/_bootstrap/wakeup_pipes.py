@@ -21,7 +21,7 @@ _WRITE_FLAGS = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC
 
 
 @dataclass
-class Bells:
+class WakeupPipes:
     """The pipes of a host's ranks, none of which blocks.
 
     Attributes:
@@ -40,7 +40,7 @@ class Bells:
         self.own, self.ends = -1, []
 
 
-def open_bells(rendezvous: Exchange, rank: int, ranks: Sequence[int], pids: Sequence[int]) -> Bells:
+def open_wakeup_pipes(rendezvous: Exchange, rank: int, ranks: Sequence[int], pids: Sequence[int]) -> WakeupPipes:
     """Makes this rank's pipe and opens those of its host's ranks. Collective over all hosts.
 
     Args:
@@ -55,49 +55,51 @@ def open_bells(rendezvous: Exchange, rank: int, ranks: Sequence[int], pids: Sequ
     """
     problems = []
     for way, share in (("through /proc", _share_pipes), ("in /dev/shm", _share_named_pipes)):
-        bells = Bells()
+        wakeup_pipes = WakeupPipes()
         try:
-            found = share(rendezvous, rank, ranks, pids, bells)
+            found = share(rendezvous, rank, ranks, pids, wakeup_pipes)
         except BaseException:
-            bells.close()
+            wakeup_pipes.close()
             raise
         if not any(found):
-            return bells
-        bells.close()
+            return wakeup_pipes
+        wakeup_pipes.close()
         problems.append(f"{way}: " + next(f"rank {each}: {problem}" for each, problem in enumerate(found) if problem))
     raise RendezvousError(f"ranks of a host cannot open each other's pipes; {'; '.join(problems)}")
 
 
-def _share_pipes(rendezvous: Exchange, rank: int, ranks: Sequence[int], pids: Sequence[int], bells: Bells) -> list[str]:
+def _share_pipes(
+    rendezvous: Exchange, rank: int, ranks: Sequence[int], pids: Sequence[int], wakeup_pipes: WakeupPipes
+) -> list[str]:
     own = _Own(rank)
     with own.noting():
-        bells.own, end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        bells.ends = [-1] * len(ranks)
-        bells.ends[ranks.index(rank)] = end
-    offers = rendezvous.exchange("bells.pipes", own.offer(bells.own, bells.own))
+        wakeup_pipes.own, end = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        wakeup_pipes.ends = [-1] * len(ranks)
+        wakeup_pipes.ends[ranks.index(rank)] = end
+    offers = rendezvous.exchange("wakeup_pipes.pipes", own.offer(wakeup_pipes.own, wakeup_pipes.own))
     for index, (other, pid) in enumerate(zip(ranks, pids, strict=True)):
         if other != rank and offers[other] and not own.problem:
             with own.noting():
-                bells.ends[index] = _open(f"/proc/{pid}/fd/{offers[other][0]}", offers[other])
-    return rendezvous.exchange("bells.pipes.opened", own.problem)
+                wakeup_pipes.ends[index] = _open(f"/proc/{pid}/fd/{offers[other][0]}", offers[other])
+    return rendezvous.exchange("wakeup_pipes.pipes.opened", own.problem)
 
 
 def _share_named_pipes(
-    rendezvous: Exchange, rank: int, ranks: Sequence[int], _: Sequence[int], bells: Bells
+    rendezvous: Exchange, rank: int, ranks: Sequence[int], _: Sequence[int], wakeup_pipes: WakeupPipes
 ) -> list[str]:
     own = _Own(rank)
     path = os.path.join(shared_memory.DIRECTORY, f"horovodlike-{secrets.token_hex(16)}")
     try:
         with own.noting():
             os.mkfifo(path, 0o600)
-            bells.own = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-            bells.ends = [-1] * len(ranks)
-        offers = rendezvous.exchange("bells.files", own.offer(bells.own, path))
+            wakeup_pipes.own = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+            wakeup_pipes.ends = [-1] * len(ranks)
+        offers = rendezvous.exchange("wakeup_pipes.files", own.offer(wakeup_pipes.own, path))
         for index, other in enumerate(ranks):
             if offers[other] and not own.problem:
                 with own.noting():
-                    bells.ends[index] = _open(offers[other][0], offers[other])
-        return rendezvous.exchange("bells.files.opened", own.problem)
+                    wakeup_pipes.ends[index] = _open(offers[other][0], offers[other])
+        return rendezvous.exchange("wakeup_pipes.files.opened", own.problem)
     finally:
         with contextlib.suppress(OSError):
             os.unlink(path)

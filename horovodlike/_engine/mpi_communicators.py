@@ -6,7 +6,7 @@ import operator
 import os
 from typing import Any
 
-from horovodlike._bootstrap.environment import find_place
+from horovodlike._bootstrap.environment import find_rank_info
 
 __all__ = ["check_comm", "is_communicator", "ranks_of"]
 
@@ -24,7 +24,7 @@ def ranks_of(communicator: Any) -> list[int]:
     """
     from mpi4py import MPI
 
-    place, world = find_place(os.environ), MPI.COMM_WORLD
+    place, world = find_rank_info(os.environ), MPI.COMM_WORLD
     if (world.Get_rank(), world.Get_size()) != (place.rank, place.size):
         raise ValueError(
             f"a communicator says nothing about this job: in MPI.COMM_WORLD this process is rank {world.Get_rank()} of "
@@ -58,7 +58,7 @@ def check_comm(comm: Any) -> None:
             ranks = [operator.index(rank) for rank in comm]
         except TypeError:
             raise ValueError(f"comm must be a list of ranks or a communicator of mpi4py, got {comm!r}") from None
-    size = find_place(os.environ).size
+    size = find_rank_info(os.environ).size
     if len(set(ranks)) != len(ranks) or not all(0 <= rank < size for rank in ranks):
         raise ValueError(f"comm must be different ranks from 0 to {size - 1}, got {ranks}")
     if ranks and ranks != list(range(size)):

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from horovodlike._bootstrap.environment import Place
+from horovodlike._bootstrap.environment import RankInfo
 from horovodlike._engine.native import ffi, lib
 from horovodlike.errors import ConfigError, HorovodInternalError
 
@@ -61,7 +61,7 @@ class Library:
         """The name and version of the MPI library."""
         return " ".join(self._mpi.Get_library_version().partition("\n")[0].partition(",")[0].split()).rstrip("\0")
 
-    def check(self, place: Place, threads_disabled: bool) -> None:
+    def check(self, place: RankInfo, threads_disabled: bool) -> None:
         """See whether MPI can carry this job. Not collective.
 
         Args:

@@ -13,8 +13,8 @@ from horovodlike._engine.native import ffi, lib
 from horovodlike.errors import ConfigError
 
 if TYPE_CHECKING:
-    from horovodlike._bootstrap.bootstrap import Membership
-    from horovodlike._bootstrap.environment import Place
+    from horovodlike._bootstrap.bootstrap import JobContext
+    from horovodlike._bootstrap.environment import RankInfo
     from horovodlike.config import Config
 
 __all__ = ["check", "describe", "segment_bytes", "start"]
@@ -33,12 +33,12 @@ def check(settings: Config) -> None:
         )
 
 
-def segment_bytes(settings: Config, place: Place) -> int:
+def segment_bytes(settings: Config, place: RankInfo) -> int:
     """How much shared memory the ranks of this host need."""
     return int(lib.hvl_segment_bytes(describe(settings, place, processors=1)))
 
 
-def start(settings: Config, native: Any, joined: Membership) -> None:
+def start(settings: Config, native: Any, joined: JobContext) -> None:
     """Start the engine with what :func:`describe` has made and what the ranks have found."""
     kept = [_describe_hosts(settings, native, joined)]  # memory that lives as long as it is pointed to
     pids = ffi.new("int32_t[]", joined.pids)
@@ -57,9 +57,9 @@ def start(settings: Config, native: Any, joined: Membership) -> None:
     joined.close_descriptors()
 
 
-def _describe_hosts(settings: Config, native: Any, joined: Membership) -> list[Any]:
+def _describe_hosts(settings: Config, native: Any, joined: JobContext) -> list[Any]:
     """Write into the engine's options what a job of several hosts needs; return the memory that they point to."""
-    if joined.bells is None:  # one host
+    if joined.wakeup_pipes is None:  # one host
         return []
     if settings.seal_data:
         native.seal_data, native.gpu_operations = True, _sealed_gpu_operations(settings)
@@ -72,9 +72,9 @@ def _describe_hosts(settings: Config, native: Any, joined: Membership) -> list[A
     native.hosts = hosts = ffi.new("int32_t[]", joined.hosts)
     native.host_names = pointers = ffi.new("char *[]", names)
     native.connections, native.num_connections = connections, len(joined.connections)
-    native.bell_fd = joined.bells.own
-    native.bell_fds = bells = ffi.new("int32_t[]", joined.bells.ends)
-    return [*names, connections, hosts, pointers, bells]
+    native.wakeup_fd = joined.wakeup_pipes.own
+    native.wakeup_fds = wakeup_pipes = ffi.new("int32_t[]", joined.wakeup_pipes.ends)
+    return [*names, connections, hosts, pointers, wakeup_pipes]
 
 
 def _sealed_gpu_operations(settings: Config) -> int:
@@ -92,7 +92,7 @@ def _sealed_gpu_operations(settings: Config) -> int:
     return config_module.GPU_OPERATIONS.index("staging")
 
 
-def _overlaps(settings: Config, place: Place, processors: int) -> bool:
+def _overlaps(settings: Config, place: RankInfo, processors: int) -> bool:
     if settings.overlap != "auto":
         return settings.overlap == "always"
     # Do the framework's threads of this host's ranks leave a processor to the engines?
@@ -102,7 +102,7 @@ def _overlaps(settings: Config, place: Place, processors: int) -> bool:
     return place.local_size * max(per_rank, 1) < processors
 
 
-def describe(settings: Config, place: Place, processors: int) -> Any:
+def describe(settings: Config, place: RankInfo, processors: int) -> Any:
     """An ``hvl_config *`` with all that does not need the other ranks."""
     warning_time = 0.0 if settings.stall_check_disable else settings.stall_check_time_seconds
     return ffi.new(
@@ -116,7 +116,7 @@ def describe(settings: Config, place: Place, processors: int) -> Any:
             "cross_rank": place.cross_rank,
             "cross_size": place.cross_size,
             "segment_fd": -1,
-            "bell_fd": -1,
+            "wakeup_fd": -1,
             "processors": processors,
             "slot_bytes": settings.slot_bytes,
             "slot_depth": settings.slot_depth,

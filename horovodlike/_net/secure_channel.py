@@ -12,7 +12,7 @@ one after the other, every part but the last one having a fixed length.
 4. A *frame* is: length of the payload (4 bytes), payload, ``MAC(session key; sequence number, direction, payload)``. A
    frame that is replayed, dropped, reordered, reflected or changed fails.
 
-Everything here is pure but :class:`Link`, the client's end.
+Everything here is pure but :class:`ClientChannel`, the client's end.
 """
 
 import hashlib
@@ -249,7 +249,7 @@ def accept_hello(key: JobKey, nonce: bytes, hello: bytes) -> tuple[Identity, Sea
     return Identity(rank, size, job), Sealer(to_client, TO_CLIENT), Opener(to_server, TO_SERVER)
 
 
-_links: "weakref.WeakSet[Link]" = weakref.WeakSet()
+_links: "weakref.WeakSet[ClientChannel]" = weakref.WeakSet()
 
 
 def _close_in_child() -> None:
@@ -261,7 +261,7 @@ def _close_in_child() -> None:
 os.register_at_fork(after_in_child=_close_in_child)
 
 
-class Link:
+class ClientChannel:
     """The client's end of a channel: a blocking socket on which every call has a deadline (``time.monotonic()``)."""
 
     def __init__(self, connected: socket.socket, key: JobKey, identity: Identity, deadline: float) -> None:

@@ -39,7 +39,7 @@ _MOST_STRANGERS = 128
 
 @dataclass(eq=False)
 class Connection:
-    """One client. Only :attr:`rank` concerns others than the doorkeeper."""
+    """One client. Only :attr:`rank` concerns others than the secure server."""
 
     socket: socket.socket
     nonce: bytes
@@ -57,8 +57,8 @@ class Connection:
         return self.socket.fileno() < 0
 
 
-class Reception(Protocol):
-    """What the doorkeeper is asked to let people in to."""
+class ConnectionHandler(Protocol):
+    """What the secure server is asked to let people in to."""
 
     def admit(self, connection: Connection, identity: Identity) -> str | None:
         """Somebody holds the key. Returns why he is refused all the same, or None."""
@@ -78,25 +78,25 @@ class ProtocolError(Exception):
     """A member does not keep to the protocol."""
 
 
-_doorkeepers: "weakref.WeakSet[Doorkeeper]" = weakref.WeakSet()
+_servers: "weakref.WeakSet[SecureServer]" = weakref.WeakSet()
 
 
 def _close_in_child() -> None:
     """A forked child must not keep the parent's connections open: nobody would notice when the parent dies."""
-    for doorkeeper in _doorkeepers:
-        doorkeeper.close()
+    for secure_server in _servers:
+        secure_server.close()
 
 
 os.register_at_fork(after_in_child=_close_in_child)
 
 
-class Doorkeeper:
+class SecureServer:
     """The connections of one server. Belongs to one thread."""
 
     def __init__(
         self,
         key: JobKey,
-        reception: Reception,
+        reception: ConnectionHandler,
         *,
         who: str,
         expected: int = 0,
@@ -120,7 +120,7 @@ class Doorkeeper:
         self._members: dict[Connection, None] = {}
         self._listeners: list[socket.socket] = []
         self._selector = selectors.DefaultSelector()
-        _doorkeepers.add(self)
+        _servers.add(self)
 
     def fileno(self) -> int:
         """Readable when :meth:`attend` has something to do."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from operator import index
 from typing import Any, Literal, get_args
 
-from horovodlike.data.sharding import Dealer, Ranges, Step
+from horovodlike.data.sharding import RangeAssigner, Ranges, Step
 from horovodlike.data.tasks import (
     Batch,
     Stream,
@@ -91,7 +91,7 @@ class DynamicPartition:
         described = json.dumps([self._tasks, seed, shuffle])
         self._digest = hashlib.sha256(described.encode()).hexdigest()[:16]
         self._lock = threading.Lock()  # guards all that follows
-        self._dealer: Dealer | None  # of the iteration under way
+        self._dealer: RangeAssigner | None  # of the iteration under way
         self._dealt: deque[Step]  # and not done
         self._has_ended: bool
         self._begin_epoch(0)
@@ -140,7 +140,7 @@ class DynamicPartition:
             self._dealer = dealer = self._new_dealer(size)
         return self._iterate(dealer, rank)
 
-    def _iterate(self, dealer: Dealer, rank: int) -> Iterator[Batch]:
+    def _iterate(self, dealer: RangeAssigner, rank: int) -> Iterator[Batch]:
         while True:
             with self._lock:
                 if self._dealer is not dealer:
@@ -255,10 +255,10 @@ class DynamicPartition:
         self._dealer = None
         self._has_ended = False
 
-    def _new_dealer(self, size: int) -> Dealer:
+    def _new_dealer(self, size: int) -> RangeAssigner:
         gaps = self._done.gaps(self._stream.length)
         queue = [each for begin, end in gaps for each in self._stream.cut(begin, end)]
-        return Dealer(queue, size, self._batch_size)
+        return RangeAssigner(queue, size, self._batch_size)
 
     def _note(self, step: Step) -> None:
         for ranges in step:

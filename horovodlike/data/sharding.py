@@ -7,7 +7,7 @@ import math
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-__all__ = ["Dealer", "Ranges", "Step"]
+__all__ = ["RangeAssigner", "Ranges", "Step"]
 
 Range = tuple[int, int]
 """Positions in an epoch's stream: the first, and the one after the last."""
@@ -48,7 +48,7 @@ class Ranges:
         return sum(end - begin for begin, end in self.ranges)
 
 
-class Dealer:
+class RangeAssigner:
     """Deals what is left of an epoch to ranks that step together.
 
     Each rank has a lease, a range that it reads from its begin to its end. When that is done it takes the next range

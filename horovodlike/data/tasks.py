@@ -140,11 +140,11 @@ def ordered(tasks: Sequence[Task], *, seed: int, epoch: int, shuffle: bool) -> l
     return order
 
 
-Place = tuple[int, int]
+RankInfo = tuple[int, int]
 """Rank and size."""
 
 
-def check_place(rank: int | None, size: int | None) -> Place | None:
+def check_place(rank: int | None, size: int | None) -> RankInfo | None:
     """The pair, or None if neither is given.
 
     Raises:
@@ -159,7 +159,7 @@ def check_place(rank: int | None, size: int | None) -> Place | None:
     return rank, size
 
 
-def current_place(place: Place | None) -> Place:
+def current_place(place: RankInfo | None) -> RankInfo:
     """The pair, or that of the job.
 
     Raises:

@@ -22,7 +22,7 @@ from typing import Any
 
 from horovodlike._bootstrap.job_key import KEY_VARIABLE, take_key
 from horovodlike._net.connect import dial
-from horovodlike._net.secure_channel import HANDSHAKE_TIMEOUT, AuthenticationError, Identity, JobKey, Link, job_digest
+from horovodlike._net.secure_channel import HANDSHAKE_TIMEOUT, AuthenticationError, Identity, JobKey, ClientChannel, job_digest
 from horovodlike.elastic._preemption import Preemption
 from horovodlike.errors import ConfigError, RendezvousError
 
@@ -117,7 +117,7 @@ class Worker:
         self._link = self._connect(host, port, Identity(self.number, 0, job), start_timeout)
         threading.Thread(target=self._listen, name="horovodlike-elastic", daemon=True).start()
 
-    def _connect(self, host: str, port: int, identity: Identity, start_timeout: float) -> Link:
+    def _connect(self, host: str, port: int, identity: Identity, start_timeout: float) -> ClientChannel:
         problem: Exception | None = None
         patience = min(start_timeout, HANDSHAKE_TIMEOUT)
         try:
@@ -125,7 +125,7 @@ class Worker:
                 for connected in answers:
                     try:
                         _keep_alive(connected)
-                        return Link(connected, self._key, identity, time.monotonic() + patience)
+                        return ClientChannel(connected, self._key, identity, time.monotonic() + patience)
                     except (RendezvousError, OSError) as error:
                         problem = error  # the next address may lead to the driver
         except OSError as error:

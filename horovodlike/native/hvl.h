@@ -213,8 +213,8 @@ typedef struct hvl_config {
   int32_t num_connections;
   /* What wakes a rank of several hosts: a pipe each, not blocking. Of this rank's the end to read from, and by local
    * rank those to write to; duplicates are used. */
-  int32_t bell_fd;
-  const int32_t* bell_fds;
+  int32_t wakeup_fd;
+  const int32_t* wakeup_fds;
   int32_t seal_data;          /* 1: what goes over connections for data has MACs; on all ranks, or on none */
   int32_t segment_fd;         /* this host's shared memory, hvl_segment_bytes() long, zeroed; -1 if local_size is 1 */
   int32_t processors;         /* that this host's ranks may use, all together */

@@ -24,21 +24,21 @@ from horovodlike.launcher.supervisor.agent_startup import (
     receive_answer,
     start_agent,
 )
-from horovodlike.launcher.supervisor.connection import AgentLink, Link
+from horovodlike.launcher.supervisor.connection import AgentConnection, Connection
 from horovodlike.launcher.supervisor.job import GRACE_S
 from horovodlike.launcher.supervisor.static_job import start_message
 
-__all__ = ["Fleet"]
+__all__ = ["AgentPool"]
 
 _LOOPBACK = "127.0.0.1"
 
 
 @dataclass
-class _Station:
+class _AgentSlot:
     """One host with its agent."""
 
     name: str
-    link: AgentLink
+    link: AgentConnection
     deadline: float
     host: Host | None = None  # once its agent can be spoken with
     addresses: tuple[str, ...] = ()  # of this machine, as it reaches them
@@ -49,7 +49,7 @@ class _Station:
     leaving: bool = False
 
 
-class Fleet:
+class AgentPool:
     """Starts agents, and workers through them. Belongs to one thread."""
 
     def __init__(
@@ -61,7 +61,7 @@ class Fleet:
         task: bytes | None,
         *,
         grace_period: float,
-        on_ready: Callable[[Link, tuple[str, ...]], int],
+        on_ready: Callable[[Connection, tuple[str, ...]], int],
         on_lost: Callable[[str, str], None],
         say: Callable[[str], None],
     ) -> None:
@@ -90,7 +90,7 @@ class Fleet:
         self._on_lost = on_lost
         self._say = say
         self._said: set[str] = set()
-        self._stations: dict[str, _Station] = {}
+        self._stations: dict[str, _AgentSlot] = {}
         self._port = 0
 
     def hosts(self) -> list[str]:
@@ -143,13 +143,13 @@ class Fleet:
             station.leaving = True
             station.link.send(Kind.END, 0, encode_seconds(GRACE_S))
 
-    def blame(self, link: Link, trouble: str) -> None:
+    def blame(self, link: Connection, trouble: str) -> None:
         """Notes what is wrong with a host whose connection is about to end."""
         station = self._find(link)
         if station is not None:
             station.trouble = station.trouble or trouble
 
-    def end(self, link: Link, status: int) -> None:
+    def end(self, link: Connection, status: int) -> None:
         """The connection to an agent has ended; says that the host is lost unless that was wanted."""
         station = self._find(link)
         if station is None:
@@ -204,24 +204,24 @@ class Fleet:
     def _this_host(self) -> Host:
         return describe_this_host(self._spec, self._environ)
 
-    def _find(self, link: Link) -> _Station | None:
+    def _find(self, link: Connection) -> _AgentSlot | None:
         return next((station for station in self._stations.values() if station.link is link), None)
 
-    def _reach(self, name: str) -> _Station | None:
+    def _reach(self, name: str) -> _AgentSlot | None:
         here = name == self._spec.here
         try:
             link = start_agent(self._spec, name, here)
         except (HostsError, OSError) as error:
             self._on_lost(name, str(error))
             return None
-        station = self._stations[name] = _Station(name, link, time.monotonic() + self._spec.start_timeout)
+        station = self._stations[name] = _AgentSlot(name, link, time.monotonic() + self._spec.start_timeout)
         if here:
             self._begin(station, self._this_host, ())
         else:
             ask_for_description(link, self._spec, self._command[0], self._folder)
         return station
 
-    def _take_answer(self, station: _Station, selector: selectors.BaseSelector) -> None:
+    def _take_answer(self, station: _AgentSlot, selector: selectors.BaseSelector) -> None:
         answer = receive_answer(station.link)
         if answer is None:
             return
@@ -235,7 +235,7 @@ class Fleet:
     def _find_addresses(self, name: str, description: Description) -> tuple[str, ...]:
         return tuple(reachable_addresses({name: description}, self._spec.network_interface))
 
-    def _fail(self, station: _Station, reason: str) -> None:
+    def _fail(self, station: _AgentSlot, reason: str) -> None:
         del self._stations[station.name]
         station.link.kill()
         station.link.close()
@@ -243,7 +243,7 @@ class Fleet:
 
     # Workers.
 
-    def _begin(self, station: _Station, host: Host, addresses: tuple[str, ...]) -> None:
+    def _begin(self, station: _AgentSlot, host: Host, addresses: tuple[str, ...]) -> None:
         self._port = self._on_ready(station.link, addresses)
         station.host, station.addresses = host, addresses
         if self._task is not None:
@@ -252,7 +252,7 @@ class Fleet:
         for worker, slot in waiting:
             self._launch(station, host, worker, slot)
 
-    def _launch(self, station: _Station, host: Host, worker: int, slot: int) -> None:
+    def _launch(self, station: _AgentSlot, host: Host, worker: int, slot: int) -> None:
         most = self._spec.elastic.max_np if self._spec.elastic is not None else None
         slots = station.slots if most is None else min(station.slots, max(most, slot + 1))
         try:

@@ -15,7 +15,7 @@ from horovodlike.launcher.planning.command import interpreter_trouble
 from horovodlike.launcher.planning.hosts import HostSlots, merge_hosts, parse_host_line
 from horovodlike.launcher.planning.topology import local_names
 
-__all__ = ["DiscoveryError", "FixedHosts", "HostDiscovery", "HostDiscoveryScript", "Lookout"]
+__all__ = ["DiscoveryError", "FixedHosts", "HostDiscovery", "HostDiscoveryScript", "DiscoveryThread"]
 
 _EVERY_S = 1.0
 _FAREWELL_S = 2.0
@@ -127,7 +127,7 @@ class HostDiscoveryScript(HostDiscovery):
                 send_signal(-self._pid, signal.SIGTERM)
 
 
-class Lookout:
+class DiscoveryThread:
     """Asks for the hosts again and again, in a thread, and knows which of them this machine is."""
 
     def __init__(self, discovery: HostDiscovery, environ: Mapping[str, str], here: str | None = None) -> None:

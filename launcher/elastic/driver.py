@@ -11,7 +11,7 @@ from horovodlike._bootstrap.bootstrap import RendezvousServer
 from horovodlike._net.secure_channel import JobKey
 from horovodlike.errors import RendezvousError
 from horovodlike.launcher.agent.protocol import Frame, FrameError, Kind, decode_exit, encode_seconds
-from horovodlike.launcher.elastic.agents import Fleet
+from horovodlike.launcher.elastic.agents import AgentPool
 from horovodlike.launcher.elastic.events import (
     Abandon,
     Announce,
@@ -38,8 +38,8 @@ from horovodlike.launcher.errors import UsageError, counted
 from horovodlike.launcher.planning.job_spec import JobSpec
 from horovodlike.launcher.planning.plan import JobIdentity
 from horovodlike.launcher.supervisor import failure_attribution
-from horovodlike.launcher.supervisor.connection import Link
-from horovodlike.launcher.supervisor.connections import Links
+from horovodlike.launcher.supervisor.connection import Connection
+from horovodlike.launcher.supervisor.connections import AgentConnections
 from horovodlike.launcher.supervisor.failure_attribution import Failure
 from horovodlike.launcher.supervisor.job import AGENT_FAILED, GRACE_S, Outcome
 from horovodlike.launcher.supervisor.output import RankOutput
@@ -106,9 +106,9 @@ class Driver:
         self._places: list[int] = []  # the members of the current generation, by rank
         self._generation = 0
         self._server: RendezvousServer | None = None
-        self._links = Links((), self, output, spec.network_timeout)
+        self._links = AgentConnections((), self, output, spec.network_timeout)
         self._workers = WorkerServer(self._key, identity.job_id, self._processes.keys, self._events.append)
-        self._fleet = Fleet(
+        self._fleet = AgentPool(
             spec,
             command,
             environ,
@@ -185,8 +185,8 @@ class Driver:
 
     # What happens.
 
-    def on_frame(self, frame: Frame, link: Link) -> None:
-        """See :class:`horovodlike.launcher.supervisor.connections.Audience`."""
+    def on_frame(self, frame: Frame, link: Connection) -> None:
+        """See :class:`horovodlike.launcher.supervisor.connections.FrameHandler`."""
         worker = frame.number
         if frame.kind in (Kind.STDOUT, Kind.STDERR):
             self._output.add(worker, frame.kind, frame.payload)
@@ -209,7 +209,7 @@ class Driver:
         elif frame.kind is Kind.FAILED:
             self._fleet.blame(link, frame.payload.decode(errors="replace"))
 
-    def _on_exit(self, worker: int, pid: int, status: int, link: Link) -> None:
+    def _on_exit(self, worker: int, pid: int, status: int, link: Connection) -> None:
         self._processes.pop(worker, None)
         self._output.finish(worker)
         if self._server is not None and worker in self._places:
@@ -221,19 +221,19 @@ class Driver:
         self._workers.attend()  # what it has said last came before its end
         self._events.append(Exited(worker, status, started=pid != 0))
 
-    def on_silence(self, link: Link, seconds: float) -> None:
-        """See :class:`horovodlike.launcher.supervisor.connections.Audience`."""
+    def on_silence(self, link: Connection, seconds: float) -> None:
+        """See :class:`horovodlike.launcher.supervisor.connections.FrameHandler`."""
         self._fleet.blame(link, f"it has been silent for {seconds:.0f} s; is it up, and reachable?")
 
-    def on_nonsense(self, link: Link, error: Exception) -> None:
-        """See :class:`horovodlike.launcher.supervisor.connections.Audience`."""
+    def on_nonsense(self, link: Connection, error: Exception) -> None:
+        """See :class:`horovodlike.launcher.supervisor.connections.FrameHandler`."""
         self._fleet.blame(link, f"{link.who} cannot be understood: {error}")
 
-    def on_end(self, link: Link, status: int) -> None:
-        """See :class:`horovodlike.launcher.supervisor.connections.Audience`."""
+    def on_end(self, link: Connection, status: int) -> None:
+        """See :class:`horovodlike.launcher.supervisor.connections.FrameHandler`."""
         self._fleet.end(link, status)
 
-    def _take_agent(self, link: Link, addresses: tuple[str, ...]) -> int:
+    def _take_agent(self, link: Connection, addresses: tuple[str, ...]) -> int:
         self._workers.listen_on(addresses)
         self._links.add(link)
         return self._workers.port

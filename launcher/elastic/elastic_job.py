@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 
 from horovodlike.launcher.elastic.discovery import (
     DiscoveryError,
+    DiscoveryThread,
     FixedHosts,
     HostDiscovery,
     HostDiscoveryScript,
-    Lookout,
 )
 from horovodlike.launcher.elastic.driver import Driver
-from horovodlike.launcher.elastic.host_health import Cooldown
+from horovodlike.launcher.elastic.host_health import Backoff
 from horovodlike.launcher.elastic.state import Policy
 from horovodlike.launcher.errors import HostsError, UsageError, counted, given
 from horovodlike.launcher.planning.gpus import gpu_variables
@@ -23,7 +23,7 @@ from horovodlike.launcher.planning.plan import JobIdentity, bind
 from horovodlike.launcher.supervisor.agent_startup import describe_this_host
 from horovodlike.launcher.supervisor.job import Outcome
 from horovodlike.launcher.supervisor.output import OutputFiles, RankOutput, Screen
-from horovodlike.launcher.supervisor.signals import SignalTaker, Wakeup
+from horovodlike.launcher.supervisor.signals import SignalHandler, Wakeup
 from horovodlike.launcher.supervisor.writer import Writer
 
 __all__ = ["ElasticOutcome", "run_elastic"]
@@ -74,7 +74,7 @@ def run_elastic(
     policy = make_policy(spec, elastic)
     discovery = _choose_discovery(spec, elastic, policy) if discovery is None else discovery
     with ExitStack() as stack:
-        lookout = Lookout(discovery, environ, spec.here)
+        lookout = DiscoveryThread(discovery, environ, spec.here)
         stack.callback(lookout.close)
         try:
             found = lookout.look()
@@ -110,7 +110,7 @@ def run_elastic(
         stack.callback(driver.close)
         stack.callback(lookout.close)  # nothing is told to a driver that has been closed
         if take_signals:
-            stack.enter_context(SignalTaker(driver.interrupt, wakeup))
+            stack.enter_context(SignalHandler(driver.interrupt, wakeup))
         output.say(*(f"hvdrun: {line}" for line in (reasons if spec.verbose else ())))
         driver.tell(found)
         if not isinstance(discovery, FixedHosts):
@@ -134,7 +134,7 @@ def make_policy(spec: JobSpec, elastic: ElasticSpec) -> Policy:
         raise UsageError(f"{given(spec.called('--min-np'), least)} is more than {start}")
     if most is not None and most < number:
         raise UsageError(f"{given(spec.called('--max-np'), most)} is less than {start}")
-    cooldown = Cooldown() if elastic.cooldown_range is None else Cooldown(*elastic.cooldown_range, patient=False)
+    cooldown = Backoff() if elastic.cooldown_range is None else Backoff(*elastic.cooldown_range, patient=False)
     return Policy(
         num_proc=number,
         min_np=least,

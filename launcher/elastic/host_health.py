@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-__all__ = ["Cooldown", "Health"]
+__all__ = ["Backoff", "HostHealth"]
 
 _DRAIN_S = 2.0
 _TOLERATED = 4
@@ -10,7 +10,7 @@ _LOST_LOW_S = 5.0
 
 
 @dataclass(frozen=True)
-class Cooldown:
+class Backoff:
     """How long a host is left alone.
 
     Attributes:
@@ -25,7 +25,7 @@ class Cooldown:
 
 
 @dataclass
-class Health:
+class HostHealth:
     """What has gone wrong on one host.
 
     Failures fill a bucket that drains with the time in which the host has workers, one in two seconds: what fails now
@@ -33,7 +33,7 @@ class Health:
     empty.
     """
 
-    rule: Cooldown
+    rule: Backoff
     cooling_until: float = 0.0
     held: list[float] = field(default_factory=list)  # for each slot that stays empty: until when
     losses: int = 0  # how often in a row its agent was lost

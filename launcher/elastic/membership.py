@@ -33,7 +33,7 @@ from horovodlike.launcher.elastic.events import (
     Stopped,
     Training,
 )
-from horovodlike.launcher.elastic.host_health import Health
+from horovodlike.launcher.elastic.host_health import HostHealth
 from horovodlike.launcher.elastic.state import Generation, Policy, Roster, Status, Worker
 from horovodlike.launcher.errors import counted, listed
 from horovodlike.launcher.supervisor import failure_attribution
@@ -64,7 +64,7 @@ class Membership(Roster):
             now: The time.
         """
         super().__init__(policy)
-        self._health: dict[str, Health] = {}
+        self._health: dict[str, HostHealth] = {}
         self._next_number = 0
         self._resets = 0
         self._changes = 0
@@ -125,7 +125,7 @@ class Membership(Roster):
     def _find(self, event: HostsFound, now: float) -> None:
         for host in event.slots:
             if host not in self.slots:  # offered for the first time, or anew
-                self._health[host] = Health(self.policy.cooldown)
+                self._health[host] = HostHealth(self.policy.cooldown)
         known = [host for host in self.slots if host in event.slots]
         new = [host for host in event.slots if host not in self.slots]
         self.slots = {host: event.slots[host] for host in (*known, *new)}
@@ -206,7 +206,7 @@ class Membership(Roster):
             self._conclude(failure_attribution.exit_code(status), reason, number)
 
     def _lose_host(self, event: HostLost, now: float) -> None:
-        self._health.setdefault(event.host, Health(self.policy.cooldown)).lose(now)
+        self._health.setdefault(event.host, HostHealth(self.policy.cooldown)).lose(now)
         for worker in [each for each in self.workers.values() if each.host == event.host]:
             del self.workers[worker.number]
             if worker.status is Status.FINISHED:

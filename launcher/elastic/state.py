@@ -3,7 +3,7 @@
 import enum
 from dataclasses import dataclass, field
 
-from horovodlike.launcher.elastic.host_health import Cooldown
+from horovodlike.launcher.elastic.host_health import Backoff
 
 __all__ = ["Generation", "Policy", "Roster", "Status", "Worker"]
 
@@ -26,7 +26,7 @@ class Policy:
     min_np: int
     max_np: int | None = None
     reset_limit: int | None = None
-    cooldown: Cooldown = Cooldown()
+    cooldown: Backoff = Backoff()
     elastic_timeout: float = 600.0
     heartbeat_timeout: float = 5.0
 

@@ -31,7 +31,7 @@ from typing import Any
 
 from horovodlike._net.listen import listen
 from horovodlike._net.secure_channel import Identity, JobKey, job_digest
-from horovodlike._net.secure_server import Connection, Doorkeeper, ProtocolError
+from horovodlike._net.secure_server import Connection, ProtocolError, SecureServer
 from horovodlike.launcher.elastic.events import Adrift, Event, Finished, Leaving, Ready, Training
 
 __all__ = ["WorkerServer"]
@@ -63,7 +63,7 @@ class WorkerServer:
         self._expected = expected
         self._tell = tell
         self._connections: dict[int, Connection] = {}
-        self._door = Doorkeeper(key, self, who="worker")
+        self._door = SecureServer(key, self, who="worker")
         self._addresses = {_LOOPBACK}
         [listener] = listen("the elastic driver", [_LOOPBACK], [0])
         self.port: int = listener.getsockname()[1]
@@ -110,10 +110,10 @@ class WorkerServer:
             self._door.flush(connection, deadline)
         self._door.close()
 
-    # What the doorkeeper calls.
+    # What the secure server calls.
 
     def admit(self, connection: Connection, identity: Identity) -> str | None:
-        """See :class:`horovodlike._net.secure_server.Reception`."""
+        """See :class:`horovodlike._net.secure_server.ConnectionHandler`."""
         worker = identity.rank
         if identity.job != self._job or identity.size != 0:
             return "it belongs to another job, or is no worker, although it has the key of this one"
@@ -127,7 +127,7 @@ class WorkerServer:
         return None
 
     def hear(self, connection: Connection, payload: bytes) -> None:
-        """See :class:`horovodlike._net.secure_server.Reception`."""
+        """See :class:`horovodlike._net.secure_server.ConnectionHandler`."""
         worker = connection.rank
         try:
             message = json.loads(payload)
@@ -150,6 +150,6 @@ class WorkerServer:
         self._tell(event)
 
     def lose(self, connection: Connection, reason: str) -> None:
-        """See :class:`horovodlike._net.secure_server.Reception`."""
+        """See :class:`horovodlike._net.secure_server.ConnectionHandler`."""
         del self._connections[connection.rank]
         self._tell(Adrift(connection.rank))

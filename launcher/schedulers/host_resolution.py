@@ -12,11 +12,11 @@ from horovodlike.launcher.planning.job_spec import THIS_MACHINE
 from horovodlike.launcher.planning.topology import local_names
 from horovodlike.launcher.schedulers.allocation import find_allocation
 
-__all__ = ["Where", "find_hosts"]
+__all__ = ["HostResolution", "find_hosts"]
 
 
 @dataclass(frozen=True)
-class Where:
+class HostResolution:
     """Where a job runs.
 
     Attributes:
@@ -36,7 +36,9 @@ class Where:
     reason: str = "no host is named: the ranks run on this machine"
 
 
-def find_hosts(hosts: str | None, hostfile: str | None, num_proc: int | None, environ: Mapping[str, str]) -> Where:
+def find_hosts(
+    hosts: str | None, hostfile: str | None, num_proc: int | None, environ: Mapping[str, str]
+) -> HostResolution:
     """Decides where a job runs.
 
     Args:
@@ -59,11 +61,11 @@ def find_hosts(hosts: str | None, hostfile: str | None, num_proc: int | None, en
     elif allocation is not None:
         named, reason = allocation.hosts, f"the hosts are those that {allocation.scheduler} has given"
     else:
-        return Where(num_proc)
+        return HostResolution(num_proc)
     names = local_names() | {name for name in (environ.get("SLURMD_NODENAME"),) if name}
     found, here = find_this_machine(named, names)
     if hosts is None and hostfile is None and num_proc is not None and [entry.host for entry in found] == [here]:
-        return Where(num_proc, reason=f"{reason}, and this machine is the only one")
+        return HostResolution(num_proc, reason=f"{reason}, and this machine is the only one")
     size = place_ranks(found, num_proc)[0].size
     slurm = (
         allocation is not None
@@ -71,7 +73,7 @@ def find_hosts(hosts: str | None, hostfile: str | None, num_proc: int | None, en
         and {entry.host for entry in found if entry.host != here} <= {entry.host for entry in allocation.hosts}
         and shutil.which("srun", path=environ.get("PATH")) is not None
     )
-    return Where(size, found, here, slurm, allocation.cpus if slurm and allocation is not None else {}, reason)
+    return HostResolution(size, found, here, slurm, allocation.cpus if slurm and allocation is not None else {}, reason)
 
 
 def _read(path: str) -> str:

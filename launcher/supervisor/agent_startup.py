@@ -14,7 +14,7 @@ from horovodlike.launcher.planning.hosts import Placement
 from horovodlike.launcher.planning.job_spec import JobSpec
 from horovodlike.launcher.planning.topology import Host, detect_host
 from horovodlike.launcher.schedulers.ssh import explain_failure, remote_command
-from horovodlike.launcher.supervisor.connection import AgentLink, start_local_agent, start_remote_agent
+from horovodlike.launcher.supervisor.connection import AgentConnection, start_local_agent, start_remote_agent
 
 __all__ = [
     "ask_for_description",
@@ -30,7 +30,7 @@ __all__ = [
 
 def start_agents(
     spec: JobSpec, placements: Sequence[Placement], on_exit: Callable[[Callable[[], object]], object]
-) -> list[AgentLink]:
+) -> list[AgentConnection]:
     """Starts an agent on each host; does not wait for any.
 
     Args:
@@ -41,14 +41,14 @@ def start_agents(
     Raises:
         HostsError: There is no ssh.
     """
-    links: list[AgentLink] = []
+    links: list[AgentConnection] = []
     on_exit(functools.partial(_close, links))
     for placement in placements:
         links.append(start_agent(spec, placement.name, placement.name == spec.here))
     return links
 
 
-def start_agent(spec: JobSpec, host: str, here: bool) -> AgentLink:
+def start_agent(spec: JobSpec, host: str, here: bool) -> AgentConnection:
     """Starts the agent of one host; does not wait for it.
 
     Args:
@@ -68,7 +68,7 @@ def start_agent(spec: JobSpec, host: str, here: bool) -> AgentLink:
         raise HostsError(f"{command[0]} is not installed here: it starts what runs on other hosts") from None
 
 
-def _close(links: Sequence[AgentLink]) -> None:
+def _close(links: Sequence[AgentConnection]) -> None:
     for link in links:
         link.cut()
     for link in links:
@@ -85,7 +85,7 @@ def describe_this_host(spec: JobSpec, environ: Mapping[str, str]) -> Host:
     return detect_host(gpus=find_gpus(environ) if spec.gpus_per_rank else None)
 
 
-def describe_hosts(spec: JobSpec, links: Sequence[AgentLink], program: str) -> dict[str, Description]:
+def describe_hosts(spec: JobSpec, links: Sequence[AgentConnection], program: str) -> dict[str, Description]:
     """Asks the agents of other hosts what there is, all at the same time.
 
     Args:
@@ -132,19 +132,19 @@ def describe_hosts(spec: JobSpec, links: Sequence[AgentLink], program: str) -> d
     return found
 
 
-def ask_for_description(link: AgentLink, spec: JobSpec, program: str, folder: str) -> None:
+def ask_for_description(link: AgentConnection, spec: JobSpec, program: str, folder: str) -> None:
     """Asks the agent of another host what there is; it ends by itself if it hears no more."""
     link.send(Kind.DESCRIBE, 0, encode_text(encode_needs(folder, program, spec.gpus_per_rank > 0, spec.files)))
     link.send(Kind.ALIVE, 0, encode_seconds(spec.start_timeout + spec.network_timeout))
 
 
-def explain_delay(link: AgentLink, spec: JobSpec) -> str:
+def explain_delay(link: AgentConnection, spec: JobSpec) -> str:
     """What is wrong with a host that has not answered."""
     said = f" ({'; '.join(link.last_words)})" if link.last_words else ""
     return f"it has not answered within {spec.start_timeout:g} s{said}; raise --start-timeout if need be"
 
 
-def receive_answer(link: AgentLink) -> list[Frame] | Exception | None:
+def receive_answer(link: AgentConnection) -> list[Frame] | Exception | None:
     """What a host has answered, no frames if it has hung up, an exception if it is not understood, None if not yet."""
     try:
         frames = link.receive()
@@ -153,7 +153,7 @@ def receive_answer(link: AgentLink) -> list[Frame] | Exception | None:
     return [] if frames is None else frames or None
 
 
-def read_description(answer: list[Frame] | Exception, link: AgentLink, spec: JobSpec) -> Description:
+def read_description(answer: list[Frame] | Exception, link: AgentConnection, spec: JobSpec) -> Description:
     """What a host has said about itself.
 
     Args:

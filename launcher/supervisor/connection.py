@@ -14,7 +14,14 @@ from typing import IO
 from horovodlike.launcher.agent.protocol import MAGIC, PIECE, Frame, FrameReader, Kind, encode
 from horovodlike.launcher.supervisor.failure_attribution import signal_name
 
-__all__ = ["START_AGENT", "AgentLink", "Link", "start_local_agent", "start_remote_agent", "watch_descriptor"]
+__all__ = [
+    "START_AGENT",
+    "AgentConnection",
+    "Connection",
+    "start_local_agent",
+    "start_remote_agent",
+    "watch_descriptor",
+]
 
 START_AGENT = Path(__file__).parents[1] / "agent" / "start_agent.py"
 _WORDS_BYTES = 8 * 1024
@@ -24,7 +31,7 @@ _LEAVE_S = 5.0
 """How long ssh may stay when the agent has ended: nobody else is attended to meanwhile."""
 
 
-class Link:
+class Connection:
     """A connection over which frames travel. Not thread-safe.
 
     Attributes:
@@ -126,7 +133,7 @@ class Link:
         raise NotImplementedError
 
 
-class AgentLink(Link):
+class AgentConnection(Connection):
     """An agent at the other end of a process's standard input and output: the agent itself, or a client of ssh."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", host: str | None = None) -> None:
@@ -161,13 +168,13 @@ class AgentLink(Link):
         return [line.strip() for line in lines if line.strip()][-5:]
 
     def explain_end(self, status: int) -> str:
-        """See :meth:`Link.explain_end`."""
+        """See :meth:`Connection.explain_end`."""
         how = signal_name(-status) if status < 0 else f"code {status}"
         said = f" ({'; '.join(self.last_words)})" if self.last_words else ""
         return f"{self.who} ended with {how}{said}"
 
     def watch(self, selector: selectors.BaseSelector, listening: bool, on_readable: Callable[[], object]) -> None:
-        """See :meth:`Link.watch`."""
+        """See :meth:`Connection.watch`."""
         watch_descriptor(selector, self._stdout.fileno(), selectors.EVENT_READ if listening else 0, on_readable)
         watch_descriptor(selector, self._stdin.fileno(), selectors.EVENT_WRITE if self._unsent else 0, self.flush)
         if self._stderr is not None:
@@ -176,7 +183,7 @@ class AgentLink(Link):
             )
 
     def unwatch(self, selector: selectors.BaseSelector) -> None:
-        """See :meth:`Link.unwatch`."""
+        """See :meth:`Connection.unwatch`."""
         for pipe in filter(None, (self._stdin, self._stdout, self._stderr)):
             watch_descriptor(selector, pipe.fileno(), 0, self.flush)
 
@@ -205,7 +212,7 @@ class AgentLink(Link):
             self._stdin.close()
 
     def close(self) -> int:
-        """See :meth:`Link.close`; the agent's exit code or signal, or ssh's."""
+        """See :meth:`Connection.close`; the agent's exit code or signal, or ssh's."""
         self.cut()
         give_up = None if self.host is None else self._give_up
         # To the end of the output: then the guard has gone, but the agent proper as well.
@@ -257,7 +264,7 @@ def watch_descriptor(
         selector.modify(descriptor, events, function)
 
 
-def start_local_agent() -> AgentLink:
+def start_local_agent() -> AgentConnection:
     """Starts the agent of this host, in a session of its own: a Ctrl-C on the terminal does not reach it."""
     process = subprocess.Popen(
         # -X utf8 has no say in what ranks get: names and variables travel as bytes.
@@ -267,10 +274,10 @@ def start_local_agent() -> AgentLink:
         bufsize=0,
         start_new_session=True,
     )
-    return AgentLink(process)
+    return AgentConnection(process)
 
 
-def start_remote_agent(command: Sequence[str], host: str) -> AgentLink:
+def start_remote_agent(command: Sequence[str], host: str) -> AgentConnection:
     """Starts the agent of another host.
 
     Args:
@@ -285,4 +292,4 @@ def start_remote_agent(command: Sequence[str], host: str) -> AgentLink:
         bufsize=0,
         start_new_session=True,
     )
-    return AgentLink(process, host)
+    return AgentConnection(process, host)

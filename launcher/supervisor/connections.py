@@ -7,35 +7,37 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from horovodlike.launcher.agent.protocol import Frame, Kind, encode_seconds
-from horovodlike.launcher.supervisor.connection import Link
+from horovodlike.launcher.supervisor.connection import Connection
 from horovodlike.launcher.supervisor.output import RankOutput
 
-__all__ = ["Audience", "Links"]
+__all__ = ["FrameHandler", "AgentConnections"]
 
 _PATIENCE = 2 / 3
 """Of the time that a host may be silent: the launcher should know what is wrong before the ranks do."""
 
 
-class Audience(Protocol):
+class FrameHandler(Protocol):
     """Whoever acts upon what the agents say."""
 
-    def on_frame(self, frame: Frame, link: Link) -> None:
+    def on_frame(self, frame: Frame, link: Connection) -> None:
         """An agent has said something. Raises ValueError if it makes no sense."""
 
-    def on_nonsense(self, link: Link, error: Exception) -> None:
+    def on_nonsense(self, link: Connection, error: Exception) -> None:
         """An agent cannot be understood; its connection is about to be closed."""
 
-    def on_silence(self, link: Link, seconds: float) -> None:
+    def on_silence(self, link: Connection, seconds: float) -> None:
         """A host has been silent for too long; its connection is about to be broken off."""
 
-    def on_end(self, link: Link, status: int) -> None:
-        """The connection to a host has ended, with what :meth:`Link.close` returns."""
+    def on_end(self, link: Connection, status: int) -> None:
+        """The connection to a host has ended, with what :meth:`Connection.close` returns."""
 
 
-class Links:
+class AgentConnections:
     """The connections of a job. Belongs to one thread."""
 
-    def __init__(self, links: Iterable[Link], audience: Audience, output: RankOutput, network_timeout: float) -> None:
+    def __init__(
+        self, links: Iterable[Connection], audience: FrameHandler, output: RankOutput, network_timeout: float
+    ) -> None:
         """Takes connections over which agents can be spoken with.
 
         Args:
@@ -48,7 +50,7 @@ class Links:
         self._audience = audience
         self._output = output
         self._network_timeout = network_timeout
-        self._finished: list[Link] = []  # whose ends have come
+        self._finished: list[Connection] = []  # whose ends have come
         self._listening = True
         self._greet_at = time.monotonic()
 
@@ -56,7 +58,7 @@ class Links:
         """How many there are."""
         return len(self._links)
 
-    def add(self, link: Link) -> None:
+    def add(self, link: Connection) -> None:
         """Takes another connection over."""
         link.heard_at = time.monotonic()
         self._links.append(link)
@@ -111,7 +113,7 @@ class Links:
             elif link.host is not None:
                 link.send(Kind.ALIVE, 0, encode_seconds(self._network_timeout))
 
-    def _receive(self, link: Link) -> None:
+    def _receive(self, link: Connection) -> None:
         try:
             frames = link.receive()
             for frame in frames or ():

@@ -11,8 +11,8 @@ from horovodlike.launcher.agent.protocol import Frame, FrameError, Kind, decode_
 from horovodlike.launcher.agent.run_task import unpack_answer
 from horovodlike.launcher.errors import counted, listed
 from horovodlike.launcher.supervisor import failure_attribution
-from horovodlike.launcher.supervisor.connection import Link
-from horovodlike.launcher.supervisor.connections import Links
+from horovodlike.launcher.supervisor.connection import Connection
+from horovodlike.launcher.supervisor.connections import AgentConnections
 from horovodlike.launcher.supervisor.failure_attribution import Failure
 from horovodlike.launcher.supervisor.output import RankOutput
 from horovodlike.launcher.supervisor.signals import Wakeup
@@ -48,7 +48,7 @@ class Job:
 
     def __init__(
         self,
-        links: Mapping[Link, Sequence[int]],
+        links: Mapping[Connection, Sequence[int]],
         output: RankOutput,
         wakeup: Wakeup,
         *,
@@ -68,7 +68,7 @@ class Job:
             look_every: After how many seconds :meth:`run` at least returns to Python code, where a signal can raise.
             on_gone: Called with a rank of which nothing is left, and how it has ended; its failure is known by then.
         """
-        self._links = Links(links, self, output, network_timeout)
+        self._links = AgentConnections(links, self, output, network_timeout)
         self._link_of = {rank: link for link, ranks in links.items() for rank in ranks}
         self._output = output
         self._wakeup = wakeup
@@ -125,18 +125,18 @@ class Job:
 
     # What the agents say.
 
-    def on_silence(self, link: Link, seconds: float) -> None:
-        """See :class:`horovodlike.launcher.supervisor.connections.Audience`."""
+    def on_silence(self, link: Connection, seconds: float) -> None:
+        """See :class:`horovodlike.launcher.supervisor.connections.FrameHandler`."""
         # The ranks of other hosts notice it later, each by itself.
         self._failed_at = self._failed_at or link.heard_at + self._network_timeout
         self._blame(f"{link.host} has been silent for {seconds:.0f} s; is it up, and reachable?")
 
-    def on_nonsense(self, link: Link, error: Exception) -> None:
-        """See :class:`horovodlike.launcher.supervisor.connections.Audience`."""
+    def on_nonsense(self, link: Connection, error: Exception) -> None:
+        """See :class:`horovodlike.launcher.supervisor.connections.FrameHandler`."""
         self._blame(f"{link.who} cannot be understood: {error}")
 
-    def on_frame(self, frame: Frame, link: Link) -> None:
-        """See :class:`horovodlike.launcher.supervisor.connections.Audience`."""
+    def on_frame(self, frame: Frame, link: Connection) -> None:
+        """See :class:`horovodlike.launcher.supervisor.connections.FrameHandler`."""
         if frame.kind in _OF_A_RANK and self._link_of.get(frame.number) is not link:
             raise FrameError(f"it speaks of rank {frame.number}, which it does not have")
         if frame.kind in (Kind.STDOUT, Kind.STDERR):
@@ -171,8 +171,8 @@ class Job:
             self._failures.append(Failure(rank, pid, status, self._output.last_lines(rank), host, raised))
             self._failed_at = self._failed_at or time.monotonic()
 
-    def on_end(self, link: Link, status: int) -> None:
-        """See :class:`horovodlike.launcher.supervisor.connections.Audience`."""
+    def on_end(self, link: Connection, status: int) -> None:
+        """See :class:`horovodlike.launcher.supervisor.connections.FrameHandler`."""
         self._advance()
         lost = sorted(rank for rank in self._running if self._link_of[rank] is link)
         for rank in lost:

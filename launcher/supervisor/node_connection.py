@@ -34,9 +34,9 @@ from horovodlike._net.secure_channel import (
 from horovodlike._net.secure_channel import FrameError as BadMacError
 from horovodlike.launcher.agent.protocol import Frame, FrameError, Kind, encode_seconds
 from horovodlike.launcher.errors import HostsError
-from horovodlike.launcher.supervisor.connection import Link, watch_descriptor
+from horovodlike.launcher.supervisor.connection import Connection, watch_descriptor
 
-__all__ = ["NodeLink", "NodeListener", "connect_node"]
+__all__ = ["NodeConnection", "NodeListener", "connect_node"]
 
 _JOB = job_digest("the launchers of a job's nodes")
 _PIECE = 64 * 1024
@@ -52,7 +52,7 @@ _RETRY_S = 0.2
 _PAUSE_S = 0.05
 
 
-class NodeLink(Link):
+class NodeConnection(Connection):
     """A connection between the launchers of two nodes.
 
     Attributes:
@@ -107,7 +107,7 @@ class NodeLink(Link):
             self._sealed.clear()
 
     def watch(self, selector: selectors.BaseSelector, listening: bool, on_readable: Callable[[], object]) -> None:
-        """See :meth:`Link.watch`."""
+        """See :meth:`Connection.watch`."""
         pending = bool(self._unsent or self._sealed)
 
         def serve() -> None:
@@ -118,11 +118,11 @@ class NodeLink(Link):
         watch_descriptor(selector, self.fileno(), events, serve)
 
     def unwatch(self, selector: selectors.BaseSelector) -> None:
-        """See :meth:`Link.unwatch`."""
+        """See :meth:`Connection.unwatch`."""
         watch_descriptor(selector, self.fileno(), 0, self.flush)
 
     def receive(self) -> list[Frame] | None:
-        """See :meth:`Link.receive`; takes note of the end that the other launcher tells."""
+        """See :meth:`Connection.receive`; takes note of the end that the other launcher tells."""
         frames = super().receive()
         for frame in frames or ():
             if frame.kind is Kind.CLEAN:
@@ -159,7 +159,7 @@ class NodeLink(Link):
         return self.status
 
     def explain_end(self, status: int) -> str:
-        """See :meth:`Link.explain_end`."""
+        """See :meth:`Connection.explain_end`."""
         return f"the agent on {self.host} ended with status {status}" if self.over else f"{self.who} has gone"
 
     def dismiss(self, exit_code: int, why: bytes) -> None:
@@ -185,12 +185,12 @@ class NodeLink(Link):
 
 
 @dataclass(eq=False)
-class _Stranger:
+class _PendingConnection:
     socket: socket.socket
     deadline: float
     nonce: bytes = field(default_factory=lambda: secrets.token_bytes(NONCE_BYTES))
     hello: bytearray = field(default_factory=bytearray)
-    link: NodeLink | None = None  # once it has shown that it holds the key
+    link: NodeConnection | None = None  # once it has shown that it holds the key
     count: int = 0
 
 
@@ -210,7 +210,7 @@ class NodeListener:
             HostsError: That is not possible.
         """
         self._key, self._nnodes = key, nnodes
-        self._strangers: dict[_Stranger, None] = {}  # in order of arrival
+        self._strangers: dict[_PendingConnection, None] = {}  # in order of arrival
         self._selector = selectors.DefaultSelector()
         self._listeners: list[socket.socket] = []
         for address in addresses:
@@ -242,7 +242,7 @@ class NodeListener:
         self._strangers.clear()
         self._selector.close()
 
-    def accept(self, deadline: float) -> tuple[NodeLink, int, Frame] | None:
+    def accept(self, deadline: float) -> tuple[NodeConnection, int, Frame] | None:
         """Waits for the next launcher that holds the key and says what it needs. Nobody waits for another one.
 
         Args:
@@ -254,7 +254,7 @@ class NodeListener:
         while (now := time.monotonic()) < deadline:
             until = min([deadline, *(stranger.deadline for stranger in self._strangers)])
             for key, _ in self._selector.select(min(max(0.0, until - now), _LONGEST_WAIT)):
-                if not isinstance(key.data, _Stranger):
+                if not isinstance(key.data, _PendingConnection):
                     self._greet(key.data)
                 elif key.data in self._strangers and (accepted := self._hear(key.data)) is not None:
                     return accepted
@@ -273,7 +273,7 @@ class NodeListener:
         if len(self._strangers) >= _MOST_STRANGERS + self._nnodes:
             self._make_room()
         accepted.setblocking(False)
-        stranger = _Stranger(accepted, time.monotonic() + HANDSHAKE_TIMEOUT)
+        stranger = _PendingConnection(accepted, time.monotonic() + HANDSHAKE_TIMEOUT)
         self._strangers[stranger] = None
         self._selector.register(accepted, selectors.EVENT_READ, stranger)
         with contextlib.suppress(OSError):
@@ -286,7 +286,7 @@ class NodeListener:
             self._drop(oldest)
         return oldest is not None
 
-    def _hear(self, stranger: _Stranger) -> tuple[NodeLink, int, Frame] | None:
+    def _hear(self, stranger: _PendingConnection) -> tuple[NodeConnection, int, Frame] | None:
         try:
             if stranger.link is None:
                 self._read_hello(stranger)
@@ -307,7 +307,7 @@ class NodeListener:
         del self._strangers[stranger]
         return stranger.link, stranger.count, joined[0]
 
-    def _read_hello(self, stranger: _Stranger) -> None:
+    def _read_hello(self, stranger: _PendingConnection) -> None:
         data = stranger.socket.recv(HELLO_BYTES - len(stranger.hello))
         stranger.hello += data
         if data and len(stranger.hello) < HELLO_BYTES:
@@ -316,17 +316,17 @@ class NodeListener:
         if identity.job != _JOB or not 0 < identity.rank < identity.size:
             raise AuthenticationError("it is no launcher of another node")
         stranger.count = identity.size
-        stranger.link = NodeLink(stranger.socket, sealer, opener, identity.rank)
+        stranger.link = NodeConnection(stranger.socket, sealer, opener, identity.rank)
         stranger.link.send(Kind.ALIVE, 0, encode_seconds(HANDSHAKE_TIMEOUT))  # proves that this end holds the key too
         stranger.deadline = time.monotonic() + _JOIN_S
 
-    def _drop(self, stranger: _Stranger) -> None:
+    def _drop(self, stranger: _PendingConnection) -> None:
         del self._strangers[stranger]
         self._selector.unregister(stranger.socket)
         stranger.socket.close()
 
 
-def connect_node(key: JobKey, node: int, nnodes: int, host: str, port: int, deadline: float) -> NodeLink:
+def connect_node(key: JobKey, node: int, nnodes: int, host: str, port: int, deadline: float) -> NodeConnection:
     """Connects to the launcher of node 0; tries again until it is there.
 
     Args:
@@ -362,7 +362,7 @@ def connect_node(key: JobKey, node: int, nnodes: int, host: str, port: int, dead
     raise HostsError(f"{where} cannot be reached ({problem}): does hvdrun run there, with --node-rank 0?")
 
 
-def _introduce(connected: socket.socket, key: JobKey, identity: Identity, deadline: float) -> NodeLink:
+def _introduce(connected: socket.socket, key: JobKey, identity: Identity, deadline: float) -> NodeConnection:
     """Returns when both ends have shown that they hold the key; node 0 says nothing more before JOIN."""
     until = min(deadline, time.monotonic() + HANDSHAKE_TIMEOUT)
     try:
@@ -375,7 +375,7 @@ def _introduce(connected: socket.socket, key: JobKey, identity: Identity, deadli
             challenge += data
         hello, sealer, opener = answer_challenge(key, identity, challenge)
         connected.sendall(hello)
-        link = NodeLink(connected, sealer, opener, 0)
+        link = NodeConnection(connected, sealer, opener, 0)
         try:
             link.await_frame(until, Kind.ALIVE)
         except (ConnectionError, FrameError):

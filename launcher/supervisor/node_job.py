@@ -25,12 +25,12 @@ from horovodlike.launcher.planning.job_spec import JobSpec, Nodes
 from horovodlike.launcher.planning.plan import JobIdentity, plan_ranks
 from horovodlike.launcher.supervisor import failure_attribution
 from horovodlike.launcher.supervisor.agent_startup import describe_this_host
-from horovodlike.launcher.supervisor.connection import Link, start_local_agent
+from horovodlike.launcher.supervisor.connection import Connection, start_local_agent
 from horovodlike.launcher.supervisor.job import Job, Outcome
-from horovodlike.launcher.supervisor.node_connection import NodeLink, NodeListener, connect_node
+from horovodlike.launcher.supervisor.node_connection import NodeConnection, NodeListener, connect_node
 from horovodlike.launcher.supervisor.node_relay import Relay
 from horovodlike.launcher.supervisor.output import OutputFiles, RankOutput, Screen
-from horovodlike.launcher.supervisor.signals import SignalTaker, Wakeup
+from horovodlike.launcher.supervisor.signals import SignalHandler, Wakeup
 from horovodlike.launcher.supervisor.static_job import start_message
 from horovodlike.launcher.supervisor.writer import Writer
 
@@ -80,7 +80,7 @@ class _Node:
         self.wakeup = Wakeup()
         stack.callback(self.wakeup.close)
 
-    def start(self, placement: Placement, identity: JobIdentity) -> tuple[Link, RankOutput, Writer]:
+    def start(self, placement: Placement, identity: JobIdentity) -> tuple[Connection, RankOutput, Writer]:
         """Starts the ranks of this node."""
         spec, environ = self._spec, self._environ
         plans, said = plan_ranks(spec, self._command, placement, describe_this_host(spec, environ), identity, environ)
@@ -98,14 +98,14 @@ class _Node:
 
     def take_signals(self, taker: Job | Relay, writer: Writer) -> None:
         """Lets signals go to the job from now on."""
-        self._stack.enter_context(SignalTaker(taker.interrupt, self.wakeup))
+        self._stack.enter_context(SignalHandler(taker.interrupt, self.wakeup))
         self._stack.callback(writer.close, lambda: taker.abandoned)
 
 
-def _gather(spec: JobSpec, nodes: Nodes, stack: ExitStack) -> list[NodeLink]:
+def _gather(spec: JobSpec, nodes: Nodes, stack: ExitStack) -> list[NodeConnection]:
     """Waits for the launchers of all other nodes; returns their connections by node."""
     deadline = time.monotonic() + spec.start_timeout
-    found: dict[int, NodeLink] = {}
+    found: dict[int, NodeConnection] = {}
     try:
         with NodeListener(nodes.key, nodes.count, _addresses(spec, nodes, deadline), nodes.port) as listener:
             while len(found) < nodes.count - 1:
@@ -139,7 +139,7 @@ def _addresses(spec: JobSpec, nodes: Nodes, deadline: float) -> list[str]:
     return found
 
 
-def _missing(spec: JobSpec, nodes: Nodes, found: Mapping[int, NodeLink]) -> HostsError:
+def _missing(spec: JobSpec, nodes: Nodes, found: Mapping[int, NodeConnection]) -> HostsError:
     missing = [str(node) for node in range(1, nodes.count) if node not in found]
     return HostsError(
         f"after {spec.start_timeout:g} s {len(missing)} of {nodes.count} nodes had not come: --node-rank "
@@ -148,7 +148,7 @@ def _missing(spec: JobSpec, nodes: Nodes, found: Mapping[int, NodeLink]) -> Host
     )
 
 
-def _refusal(nodes: Nodes, node: int, count: int, found: dict[int, NodeLink]) -> str | None:
+def _refusal(nodes: Nodes, node: int, count: int, found: dict[int, NodeConnection]) -> str | None:
     if count != nodes.count:
         return f"--nnodes is {count} on node {node} but {nodes.count} on node 0; give the same everywhere"
     if node in found and not _has_gone(found[node]):
@@ -156,7 +156,7 @@ def _refusal(nodes: Nodes, node: int, count: int, found: dict[int, NodeLink]) ->
     return None
 
 
-def _has_gone(link: NodeLink) -> bool:
+def _has_gone(link: NodeConnection) -> bool:
     """Whether a launcher that had come has ended since, as one that was started again."""
     try:
         return link.receive() is None
@@ -164,7 +164,7 @@ def _has_gone(link: NodeLink) -> bool:
         return True
 
 
-def _read_join(link: NodeLink, join: Frame) -> None:
+def _read_join(link: NodeConnection, join: Frame) -> None:
     try:
         said = decode_text(join.payload)
         version, link.host = str(said["version"]), str(said["host"])
@@ -183,7 +183,7 @@ def _read_join(link: NodeLink, join: Frame) -> None:
         )
 
 
-def _lead(spec: JobSpec, nodes: Nodes, links: Sequence[NodeLink], node: _Node) -> Outcome:
+def _lead(spec: JobSpec, nodes: Nodes, links: Sequence[NodeConnection], node: _Node) -> Outcome:
     names = _unique([socket.gethostname(), *(str(link.host) for link in links)])
     counts = (spec.num_proc, *(link.num_proc for link in links))
     placements = [Placement(names, counts, number) for number in range(nodes.count)]
@@ -214,7 +214,7 @@ def _lead(spec: JobSpec, nodes: Nodes, links: Sequence[NodeLink], node: _Node) -
     return job.drain()  # the others do not wait for this node's screen
 
 
-def _follow(spec: JobSpec, nodes: Nodes, uplink: NodeLink, node: _Node) -> Outcome:
+def _follow(spec: JobSpec, nodes: Nodes, uplink: NodeConnection, node: _Node) -> Outcome:
     version, name = installed_version(), socket.gethostname()
     uplink.send(Kind.JOIN, 0, encode_text({"version": version, "host": name, "num_proc": spec.num_proc}))
     # Node 0 waits for the others no longer than its own --start-timeout, and then says so.

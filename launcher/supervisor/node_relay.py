@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from horovodlike.launcher.agent.protocol import Frame, FrameError, Kind, decode_exit, decode_seconds, encode_seconds
-from horovodlike.launcher.supervisor.connection import Link
+from horovodlike.launcher.supervisor.connection import Connection
 from horovodlike.launcher.supervisor.job import AGENT_FAILED, GRACE_S
-from horovodlike.launcher.supervisor.node_connection import NodeLink
+from horovodlike.launcher.supervisor.node_connection import NodeConnection
 from horovodlike.launcher.supervisor.output import RankOutput
 from horovodlike.launcher.supervisor.signals import Wakeup
 
@@ -21,7 +21,9 @@ _LONGEST_WAIT = 3600.0
 class Relay:
     """A node's part of a job. Everything but :meth:`interrupt` belongs to one thread."""
 
-    def __init__(self, agent: Link, uplink: NodeLink, output: RankOutput, wakeup: Wakeup, patience: float) -> None:
+    def __init__(
+        self, agent: Connection, uplink: NodeConnection, output: RankOutput, wakeup: Wakeup, patience: float
+    ) -> None:
         """Takes the parts; :meth:`run` puts them to work.
 
         Args:
@@ -37,8 +39,8 @@ class Relay:
         self._wakeup = wakeup
         self._signals: deque[int] = deque()
         self._signalled = 0
-        self._open: dict[Link, Callable[[Frame], object]] = {agent: self._on_agent, uplink: self._on_uplink}
-        self._finished: set[Link] = set()
+        self._open: dict[Connection, Callable[[Frame], object]] = {agent: self._on_agent, uplink: self._on_uplink}
+        self._finished: set[Connection] = set()
         self._lost_at = time.monotonic() + patience  # when the silence of node 0 has been too long
         self._exit_code = AGENT_FAILED
         self._complained = False
@@ -92,7 +94,7 @@ class Relay:
         left = self._lost_at - time.monotonic()
         return min(max(0.0, left), _LONGEST_WAIT) if self._uplink in self._open else None
 
-    def _receive(self, link: Link) -> None:
+    def _receive(self, link: Connection) -> None:
         try:
             frames = link.receive()
             for frame in frames or ():

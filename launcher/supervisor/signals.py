@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-__all__ = ["SignalTaker", "Wakeup"]
+__all__ = ["SignalHandler", "Wakeup"]
 
 
 class Wakeup:
@@ -48,7 +48,7 @@ class Wakeup:
 _DEAF_S = 1.0
 
 
-class SignalTaker:
+class SignalHandler:
     """While entered, signals go to a function instead of ending this process.
 
     Two of SIGTERM within a second count as one: who signals a process and its group, as ``timeout`` does, means one.

@@ -17,10 +17,10 @@ from horovodlike.launcher.planning.job_spec import JobSpec
 from horovodlike.launcher.planning.plan import JobIdentity, RankPlan, plan_ranks
 from horovodlike.launcher.planning.topology import Host
 from horovodlike.launcher.supervisor.agent_startup import describe_hosts, describe_this_host, start_agents
-from horovodlike.launcher.supervisor.connection import AgentLink
+from horovodlike.launcher.supervisor.connection import AgentConnection
 from horovodlike.launcher.supervisor.job import GRACE_S, Job, Outcome
 from horovodlike.launcher.supervisor.output import OutputFiles, RankOutput, Screen
-from horovodlike.launcher.supervisor.signals import SignalTaker, Wakeup
+from horovodlike.launcher.supervisor.signals import SignalHandler, Wakeup
 from horovodlike.launcher.supervisor.writer import Writer
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def run_job(
             on_gone=server.exited,
         )
         if take_signals:
-            stack.enter_context(SignalTaker(job.interrupt, wakeup))
+            stack.enter_context(SignalHandler(job.interrupt, wakeup))
         stack.callback(writer.close, lambda: job.abandoned)
         output.say(*(f"hvdrun: {line}" for line in (*planner.said(), *(reasons if spec.verbose else ()))))
         for link, ranks in zip(links, plans, strict=True):
@@ -129,7 +129,7 @@ class _Planner:
 
 def _meet(
     spec: JobSpec,
-    links: Sequence[AgentLink],
+    links: Sequence[AgentConnection],
     program: str,
     identity: JobIdentity,
     on_exit: Callable[[Callable[[], None]], Any],

@@ -14,7 +14,7 @@ import pytest
 
 from horovodlike._bootstrap import job_key
 from horovodlike._bootstrap.bootstrap import Rendezvous, RendezvousServer
-from horovodlike._bootstrap.environment import Place
+from horovodlike._bootstrap.environment import RankInfo
 
 JOIN_SECONDS = 30.0
 
@@ -26,11 +26,13 @@ def key() -> bytes:
 
 
 @pytest.fixture
-def place_of() -> Callable[..., Place]:
+def place_of() -> Callable[..., RankInfo]:
     """Makes the place of a rank."""
 
-    def make(rank: int, size: int, job: str = "test job", node_id: str | None = None) -> Place:
-        return Place(rank=rank, size=size, local_rank=rank, local_size=size, launcher="test", job=job, node_id=node_id)
+    def make(rank: int, size: int, job: str = "test job", node_id: str | None = None) -> RankInfo:
+        return RankInfo(
+            rank=rank, size=size, local_rank=rank, local_size=size, launcher="test", job=job, node_id=node_id
+        )
 
     return make
 
@@ -52,7 +54,7 @@ def serve(key: bytes) -> Iterator[Callable[..., RendezvousServer]]:
 
 
 @pytest.fixture
-def connect(key: bytes, place_of: Callable[..., Place]) -> Iterator[Callable[..., Rendezvous]]:
+def connect(key: bytes, place_of: Callable[..., RankInfo]) -> Iterator[Callable[..., Rendezvous]]:
     """Connects ranks to a server; what is still open after the test is closed."""
     clients = []
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from horovodlike._bootstrap import bootstrap, discovery
-from horovodlike._bootstrap.bootstrap import Membership, RendezvousServer, establish
-from horovodlike._bootstrap.environment import Place
-from horovodlike._bootstrap.file_discovery import Appointment, MeetingPoint
+from horovodlike._bootstrap.bootstrap import JobContext, RendezvousServer, establish
+from horovodlike._bootstrap.environment import RankInfo
+from horovodlike._bootstrap.file_discovery import Endpoint, FileDiscovery
 from horovodlike._net.secure_channel import JobKey
 from horovodlike.config import Config
 from horovodlike.errors import ConfigError, RendezvousError
@@ -28,7 +28,7 @@ StartPython = Callable[..., "subprocess.Popen[str]"]
 SEGMENT = 1 << 16
 
 
-def segment_bytes(place: Place) -> int:
+def segment_bytes(place: RankInfo) -> int:
     return SEGMENT
 
 
@@ -42,7 +42,7 @@ def of_hvdrun(rank: int, server: RendezvousServer, size: int, key: bytes) -> dic
     return environ_of(rank, size, base, HOROVODLIKE_SECRET_KEY=key.hex(), HOROVODLIKE_JOB_ID="j")
 
 
-def check_member(membership: Membership, rank: int, size: int) -> None:
+def check_member(membership: JobContext, rank: int, size: int) -> None:
     assert (membership.place.rank, membership.place.size) == (rank, size)
     assert membership.pids == [os.getpid()] * size
     assert os.fstat(membership.segment_fd).st_size == SEGMENT
@@ -59,7 +59,7 @@ def test_a_job_of_one_touches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     environ = {"HOROVODLIKE_SECRET_KEY": "00" * 32}
     with establish(Config(), touched, environ) as membership:  # type: ignore[arg-type]
         membership.confirm()
-        assert (membership.place, membership.pids, membership.segment_fd) == (Place(), [os.getpid()], -1)
+        assert (membership.place, membership.pids, membership.segment_fd) == (RankInfo(), [os.getpid()], -1)
     assert environ == {}
 
 
@@ -107,7 +107,7 @@ def test_a_file_of_a_crashed_job(run_ranks: RunRanks, runtime: dict[str, str], s
     with RendezvousServer(bytes(32), 2) as closed:
         pass
     for port in (stranger.port, closed.port):
-        MeetingPoint("j", runtime).publish(Appointment(port, JobKey.random()))
+        FileDiscovery("j", runtime).publish(Endpoint(port, JobKey.random()))
         tried = threading.Event()
 
         def note(*arguments: Any, port: int = port, tried: threading.Event = tried, **options: Any) -> Any:  # noqa: ANN401

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from horovodlike._bootstrap import mesh, shared_memory, wakeup_pipes
-from horovodlike._bootstrap.bootstrap import Membership, RendezvousServer, establish
-from horovodlike._bootstrap.environment import Place
+from horovodlike._bootstrap.bootstrap import JobContext, RendezvousServer, establish
+from horovodlike._bootstrap.environment import RankInfo
 from horovodlike._bootstrap.mesh import CONTROL, DATA
 from horovodlike._bootstrap.mesh_builder import Builder
 from horovodlike._bootstrap.topology import HostFacts
@@ -32,7 +32,7 @@ StartPython = Callable[..., "subprocess.Popen[str]"]
 SEGMENT = 1 << 16
 
 
-def segment_bytes(place: Place) -> int:
+def segment_bytes(place: RankInfo) -> int:
     return SEGMENT * place.local_size
 
 
@@ -62,7 +62,7 @@ def on_hosts(run_ranks: RunRanks, key: bytes, runtime: dict[str, str]) -> StartH
 
     def run(
         nodes: Sequence[str],
-        body: Callable[[Membership], Any] = lambda membership: None,
+        body: Callable[[JobContext], Any] = lambda membership: None,
         each: Callable[[int], dict[str, str]] = lambda rank: {},
         **settings: str,
     ) -> list[Any]:
@@ -95,7 +95,7 @@ def raise_errors(results: Sequence[Any]) -> list[Any]:
     return list(results)
 
 
-def greet_over(membership: Membership) -> list[tuple[int, int, bool]]:
+def greet_over(membership: JobContext) -> list[tuple[int, int, bool]]:
     """Sends over each connection who this is and what for; gives use, rank, and whether the right thing came."""
     rank = membership.place.rank
     for connection in membership.connections:
@@ -140,7 +140,7 @@ def test_who_is_at_the_other_end(nodes: tuple[str, ...], streams: int, fan_out: 
         assert found == [each for each in data for _ in range(streams)] + control
 
 
-def describe(membership: Membership) -> dict[str, Any]:
+def describe(membership: JobContext) -> dict[str, Any]:
     place = membership.place
     return {
         "local": (place.local_rank, place.local_size),
@@ -150,7 +150,7 @@ def describe(membership: Membership) -> dict[str, Any]:
         "names": membership.host_names,
         "bytes": os.fstat(membership.segment_fd).st_size if membership.segment_fd >= 0 else 0,
         "memory": os.fstat(membership.segment_fd).st_ino if membership.segment_fd >= 0 else 0,
-        "bells": None if membership.bells is None else len(membership.bells.ends),
+        "wakeup_pipes": None if membership.wakeup_pipes is None else len(membership.wakeup_pipes.ends),
         "pids": membership.pids == [os.getpid()] * place.local_size,
         "processors": membership.processors == len(os.sched_getaffinity(0)),
     }
@@ -164,14 +164,14 @@ def test_the_hosts_that_are_found(on_hosts: StartHosts) -> None:
         "pids": True,
         "processors": True,
     }
-    two = {**common, "bytes": 2 * SEGMENT, "bells": 2}
-    three = {**common, "bytes": 3 * SEGMENT, "bells": 3}
+    two = {**common, "bytes": 2 * SEGMENT, "wakeup_pipes": 2}
+    three = {**common, "bytes": 3 * SEGMENT, "wakeup_pipes": 3}
     assert results == [
         {**two, "local": (0, 2), "cross": (0, 3)},
         {**three, "local": (0, 3), "cross": (1, 3)},
         {**three, "local": (1, 3), "cross": (1, 2)},
         {**two, "local": (1, 2), "cross": (0, 2)},
-        {**common, "bytes": 0, "bells": 1, "local": (0, 1), "cross": (2, 3)},
+        {**common, "bytes": 0, "wakeup_pipes": 1, "local": (0, 1), "cross": (2, 3)},
         {**three, "local": (2, 3), "cross": (0, 1)},
     ]
 
@@ -182,7 +182,7 @@ def test_host_ids_in_place_of_nodes(on_hosts: StartHosts) -> None:
     assert [result["local"] for result in results] == [(0, 3), (0, 1), (1, 3), (2, 3)]
     one = raise_errors(on_hosts("aabb", describe, HOSTID="x"))
     assert [result["hosts"] for result in one] == [[0] * 4] * 4
-    assert [result["bells"] for result in one] == [None] * 4
+    assert [result["wakeup_pipes"] for result in one] == [None] * 4
 
 
 def test_containers_of_one_node(
@@ -190,7 +190,7 @@ def test_containers_of_one_node(
 ) -> None:
     real = HostFacts.collect
 
-    def collect(place: Place, *, chosen: bool) -> HostFacts:
+    def collect(place: RankInfo, *, chosen: bool) -> HostFacts:
         found = real(place, chosen=chosen)
         return replace(found, pid_namespace="pid:1") if place.rank == 1 else found
 
@@ -220,15 +220,15 @@ def test_memory_that_cannot_be_shared(
 
 
 def test_what_the_engine_is_told(on_hosts: StartHosts) -> None:
-    def fill(membership: Membership) -> dict[str, Any]:
+    def fill(membership: JobContext) -> dict[str, Any]:
         native = ffi.new("hvl_config *")
         kept = engine_options._describe_hosts(load({}), native, membership)
         assert kept
         place = membership.place
         connections = [native.connections[index] for index in range(native.num_connections)]
-        assert membership.bells is not None
-        assert native.bell_fd == membership.bells.own
-        assert list(native.bell_fds[0 : place.local_size]) == membership.bells.ends
+        assert membership.wakeup_pipes is not None
+        assert native.wakeup_fd == membership.wakeup_pipes.own
+        assert list(native.wakeup_fds[0 : place.local_size]) == membership.wakeup_pipes.ends
         assert [each.fd for each in connections] == [each.socket.fileno() for each in membership.connections]
         return {
             "hosts": list(native.hosts[0 : place.size]),
@@ -252,7 +252,7 @@ def test_what_the_engine_is_told(on_hosts: StartHosts) -> None:
 
 
 def test_settings_of_the_sockets(on_hosts: StartHosts) -> None:
-    def options(membership: Membership) -> list[list[int]]:
+    def options(membership: JobContext) -> list[list[int]]:
         names = (socket.TCP_NODELAY, socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
         tcp = socket.IPPROTO_TCP
         return [
@@ -270,7 +270,7 @@ def test_which_network_is_used(wanted: str, address: str, on_hosts: StartHosts) 
     if address not in {str(each.address) for each in local_addresses()}:
         pytest.skip("this machine has no IPv6")
 
-    def ends(membership: Membership) -> list[str]:
+    def ends(membership: JobContext) -> list[str]:
         return [each.socket.getsockname()[0] for each in membership.connections]
 
     assert raise_errors(on_hosts("ab", ends, NETWORK_INTERFACE=wanted)) == [[address] * 2] * 2
@@ -320,17 +320,17 @@ def table_of(nodes: str) -> Any:  # noqa: ANN401
     return HostTable.of([HostFacts(node, True, node, "", "", "", 0, 1) for node in nodes])
 
 
-def ring(membership: Membership) -> list[int]:
+def ring(membership: JobContext) -> list[int]:
     """Writes this rank's number into the pipe of each rank beside it; gives what arrives in its own."""
-    assert membership.bells is not None and membership.rendezvous is not None
-    for end in membership.bells.ends:
+    assert membership.wakeup_pipes is not None and membership.rendezvous is not None
+    for end in membership.wakeup_pipes.ends:
         assert not os.get_blocking(end)
         os.write(end, bytes([membership.place.rank]))
     membership.rendezvous.barrier("rung")
-    assert not os.get_blocking(membership.bells.own)
-    found = sorted(os.read(membership.bells.own, 100))
+    assert not os.get_blocking(membership.wakeup_pipes.own)
+    found = sorted(os.read(membership.wakeup_pipes.own, 100))
     with pytest.raises(BlockingIOError):
-        os.read(membership.bells.own, 1)
+        os.read(membership.wakeup_pipes.own, 1)
     return found
 
 

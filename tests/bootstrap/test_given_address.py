@@ -14,7 +14,7 @@ import pytest
 
 from horovodlike._bootstrap import discovery, job_key
 from horovodlike._bootstrap.bootstrap import RendezvousServer, establish
-from horovodlike._bootstrap.environment import Place
+from horovodlike._bootstrap.environment import RankInfo
 from horovodlike._bootstrap.job_key import read_key_file, take_key
 from horovodlike.config import load
 from horovodlike.errors import ConfigError, RendezvousError
@@ -22,7 +22,7 @@ from horovodlike.errors import ConfigError, RendezvousError
 RunRanks = Callable[..., list[Any]]
 
 
-def segment_bytes(place: Place) -> int:
+def segment_bytes(place: RankInfo) -> int:
     return 1 << 16
 
 

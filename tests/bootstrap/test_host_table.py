@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from horovodlike._bootstrap.environment import Place
+from horovodlike._bootstrap.environment import RankInfo
 from horovodlike._bootstrap.topology import HostFacts, HostTable
 from horovodlike.errors import RendezvousError
 
@@ -20,8 +20,8 @@ def facts_of(nodes: str, **changes: Any) -> list[HostFacts]:  # noqa: ANN401
     ]
 
 
-def place_of(table: HostTable, rank: int) -> Place:
-    return table.place(Place(rank, len(table.facts)))
+def place_of(table: HostTable, rank: int) -> RankInfo:
+    return table.place(RankInfo(rank, len(table.facts)))
 
 
 @pytest.mark.parametrize(

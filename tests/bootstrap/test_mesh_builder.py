@@ -16,15 +16,15 @@ from horovodlike._bootstrap.mesh_handshake import (
     CHALLENGE_BYTES,
     HELLO_BYTES,
     PROOF_BYTES,
+    ConnectionId,
     Keys,
-    Wire,
     answer_challenge,
 )
 from horovodlike._net.secure_channel import JobKey
 
 RunRanks = Callable[..., list[Any]]
 KEY = JobKey(bytes(range(32)))
-WIRES = [Wire(1, 0, 1), Wire(1, 0, 2), Wire(1, 1, 2), Wire(0, 0, 1)]
+WIRES = [ConnectionId(1, 0, 1), ConnectionId(1, 0, 2), ConnectionId(1, 1, 2), ConnectionId(0, 0, 1)]
 
 
 class Ranks:
@@ -36,7 +36,7 @@ class Ranks:
         self.builders: list[Builder] = []
 
     def builder(
-        self, rank: int, wires: list[Wire], timeout: float = 30.0, key: JobKey = KEY, places: Any = None
+        self, rank: int, wires: list[ConnectionId], timeout: float = 30.0, key: JobKey = KEY, places: Any = None
     ) -> Builder:
         mine = [wire for wire in wires if rank in (wire.low, wire.high)]
         made = Builder(rank, mine, places or self.places, key, self.listeners[rank], timeout)
@@ -87,7 +87,7 @@ def is_closed(connection: socket.socket) -> bool:
     return True
 
 
-def call(ranks: Ranks, wire: Wire, key: JobKey = KEY) -> tuple[socket.socket, bytes, Keys]:
+def call(ranks: Ranks, wire: ConnectionId, key: JobKey = KEY) -> tuple[socket.socket, bytes, Keys]:
     """What a rank that connects does, by hand; returns the proof that it expects."""
     connection = ranks.dial(wire.low)
     hello, proof, keys = answer_challenge(key, wire, read_exactly(connection, CHALLENGE_BYTES))
@@ -95,13 +95,13 @@ def call(ranks: Ranks, wire: Wire, key: JobKey = KEY) -> tuple[socket.socket, by
     return connection, proof, keys
 
 
-def build_all(ranks: Ranks, run_ranks: RunRanks, wires: list[Wire] = WIRES) -> None:
+def build_all(ranks: Ranks, run_ranks: RunRanks, wires: list[ConnectionId] = WIRES) -> None:
     builders = [ranks.builder(rank, wires) for rank in range(3)]
     assert run_ranks(3, lambda rank: builders[rank].run()) == [None] * 3
     check_all(builders, wires)
 
 
-def check_all(builders: list[Builder], wires: list[Wire]) -> None:
+def check_all(builders: list[Builder], wires: list[ConnectionId]) -> None:
     """Each connection leads to the right builder, and both ends have the same keys."""
     for builder in builders:
         assert builder.problems == {}
@@ -138,7 +138,7 @@ def test_more_strangers_than_there_is_room_for(
 ) -> None:
     monkeypatch.setattr(mesh_builder, "HANDSHAKE_TIMEOUT", 60.0)  # so that it is not the deadline that ends them
     monkeypatch.setattr(mesh_builder, "_STRANGERS", 4)
-    wires = [Wire(1, 0, 1)]
+    wires = [ConnectionId(1, 0, 1)]
     builder = ranks.builder(0, wires)
     with running(builder):
         strangers = [ranks.dial(0) for _ in range(20)]
@@ -152,7 +152,7 @@ def test_more_strangers_than_there_is_room_for(
 
 def test_silent_and_slow_strangers_have_a_deadline(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mesh_builder, "HANDSHAKE_TIMEOUT", 0.1)
-    wires = [Wire(1, 0, 1)]
+    wires = [ConnectionId(1, 0, 1)]
     with running(ranks.builder(0, wires)), ranks.dial(0) as silent, ranks.dial(0) as slow:
         slow.sendall(b"x" * (HELLO_BYTES - 1))
         assert is_closed(silent)
@@ -162,7 +162,7 @@ def test_silent_and_slow_strangers_have_a_deadline(ranks: Ranks, monkeypatch: py
 
 
 def test_a_rank_that_trickles(ranks: Ranks) -> None:
-    wire = Wire(1, 0, 1)
+    wire = ConnectionId(1, 0, 1)
     builder = ranks.builder(0, [wire])
     with running(builder), ranks.dial(0) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -177,8 +177,8 @@ def test_a_rank_that_trickles(ranks: Ranks) -> None:
 @pytest.mark.parametrize("wrong", ["key", "rank", "number"])
 def test_a_connection_that_is_not_of_the_mesh(wrong: str, ranks: Ranks) -> None:
     """Without the key, or with it but for a connection that nobody waits for: it is closed, and disturbs nobody."""
-    wires = [Wire(1, 0, 1)]
-    bad = {"key": wires[0], "rank": Wire(1, 0, 2), "number": Wire(1, 0, 1, 7)}[wrong]
+    wires = [ConnectionId(1, 0, 1)]
+    bad = {"key": wires[0], "rank": ConnectionId(1, 0, 2), "number": ConnectionId(1, 0, 1, 7)}[wrong]
     with running(ranks.builder(0, wires)):
         connection, _, _ = call(ranks, bad, KEY.derive(b"other") if wrong == "key" else KEY)
         with connection:
@@ -188,7 +188,7 @@ def test_a_connection_that_is_not_of_the_mesh(wrong: str, ranks: Ranks) -> None:
 
 
 def test_a_replayed_hello(ranks: Ranks) -> None:
-    wires = [Wire(1, 0, 1), Wire(1, 0, 2)]
+    wires = [ConnectionId(1, 0, 1), ConnectionId(1, 0, 2)]
     with running(ranks.builder(0, wires)):
         with ranks.dial(0) as first, ranks.dial(0) as second:
             hello, _, _ = answer_challenge(KEY, wires[0], read_exactly(first, CHALLENGE_BYTES))
@@ -203,7 +203,7 @@ def test_a_replayed_hello(ranks: Ranks) -> None:
 
 
 def test_a_rank_that_comes_again_replaces_its_connection(ranks: Ranks) -> None:
-    wires = [Wire(1, 0, 1), Wire(1, 0, 2)]
+    wires = [ConnectionId(1, 0, 1), ConnectionId(1, 0, 2)]
     with running(ranks.builder(0, wires)):
         lost, _, _ = call(ranks, wires[0])
         read_exactly(lost, PROOF_BYTES)
@@ -216,17 +216,17 @@ def test_a_rank_that_comes_again_replaces_its_connection(ranks: Ranks) -> None:
 
 def test_nobody_listens(ranks: Ranks) -> None:
     ranks.listeners[0].close()
-    builder = ranks.builder(1, [Wire(1, 0, 1)], timeout=60)
+    builder = ranks.builder(1, [ConnectionId(1, 0, 1)], timeout=60)
     started = time.monotonic()
     builder.run()
     assert time.monotonic() - started < 5  # long before the time is over
-    assert builder.problems == {Wire(1, 0, 1): f"127.0.0.1 port {ranks.places[0][1]}: Connection refused"}
+    assert builder.problems == {ConnectionId(1, 0, 1): f"127.0.0.1 port {ranks.places[0][1]}: Connection refused"}
 
 
 def test_a_rank_that_listens_late_enough_to_be_refused_first(ranks: Ranks) -> None:
     ranks.listeners[0].close()
     tried = threading.Event()
-    wires = [Wire(1, 0, 1)]
+    wires = [ConnectionId(1, 0, 1)]
     late = ranks.builder(1, wires)
     real = late._fail
 
@@ -244,7 +244,7 @@ def test_a_rank_that_listens_late_enough_to_be_refused_first(ranks: Ranks) -> No
 
 
 def test_what_listens_is_something_else(ranks: Ranks) -> None:
-    builder = ranks.builder(1, [Wire(1, 0, 1)], timeout=60)
+    builder = ranks.builder(1, [ConnectionId(1, 0, 1)], timeout=60)
     ssh = b"SSH-2.0-OpenSSH_9.2p1 Debian-2+deb12u3\r\n".ljust(CHALLENGE_BYTES)
     with running(builder):
         for _ in range(mesh_builder._TRIES_IF_REFUSED):
@@ -252,11 +252,11 @@ def test_what_listens_is_something_else(ranks: Ranks) -> None:
             with accepted:
                 accepted.sendall(ssh)
                 assert is_closed(accepted)
-    assert "what listens there is no rank" in builder.problems[Wire(1, 0, 1)]
+    assert "what listens there is no rank" in builder.problems[ConnectionId(1, 0, 1)]
 
 
 def test_what_listens_does_not_have_the_key(ranks: Ranks) -> None:
-    wire = Wire(1, 0, 1)
+    wire = ConnectionId(1, 0, 1)
     impostor = ranks.builder(0, [wire], timeout=2, key=KEY.derive(b"other"))
     builder = ranks.builder(1, [wire], timeout=2)
     with running(impostor):
@@ -276,17 +276,17 @@ def test_a_rank_that_is_stopped(answers: bool, ranks: Ranks) -> None:
             filler.setblocking(False)
             filler.connect_ex(ranks.places[0])
             queued.append(filler)
-    builder = ranks.builder(1, [Wire(1, 0, 1)], timeout=0.3)
+    builder = ranks.builder(1, [ConnectionId(1, 0, 1)], timeout=0.3)
     builder.run()
     why = "it accepts connections, but does not answer as a rank does" if answers else "no answer for 0.3 s"
-    assert builder.problems[Wire(1, 0, 1)].endswith(why)
+    assert builder.problems[ConnectionId(1, 0, 1)].endswith(why)
     for filler in queued:
         filler.close()
 
 
 def test_nothing_stays_open(ranks: Ranks, run_ranks: RunRanks) -> None:
     before = set(os.listdir("/proc/self/fd"))
-    with running(ranks.builder(0, [Wire(1, 0, 1)], timeout=0.2)), ranks.dial(0):
+    with running(ranks.builder(0, [ConnectionId(1, 0, 1)], timeout=0.2)), ranks.dial(0):
         pass
     build_all(ranks, run_ranks)
     for builder in ranks.builders:

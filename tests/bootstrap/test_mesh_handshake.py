@@ -6,7 +6,7 @@ from horovodlike._bootstrap.mesh_handshake import (
     CHALLENGE_BYTES,
     HELLO_BYTES,
     PROOF_BYTES,
-    Wire,
+    ConnectionId,
     accept_hello,
     answer_challenge,
     is_proof,
@@ -15,7 +15,7 @@ from horovodlike._bootstrap.mesh_handshake import (
 from horovodlike._net.secure_channel import AuthenticationError, JobKey, VersionError
 
 KEY = JobKey(bytes(range(32)))
-WIRE = Wire(use=1, low=2, high=5, number=3)
+WIRE = ConnectionId(use=1, low=2, high=5, number=3)
 
 
 def flip(data: bytes, position: int) -> bytes:

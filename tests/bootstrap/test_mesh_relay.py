@@ -8,11 +8,11 @@ import pytest
 from relay import Change, Impostor, Relay, Way, flip
 
 from horovodlike._bootstrap.mesh_builder import Builder
-from horovodlike._bootstrap.mesh_handshake import CHALLENGE_BYTES, HELLO_BYTES, PROOF_BYTES, Wire
+from horovodlike._bootstrap.mesh_handshake import CHALLENGE_BYTES, HELLO_BYTES, PROOF_BYTES, ConnectionId
 from horovodlike._net.secure_channel import JobKey
 
 KEY = JobKey(bytes(range(32)))
-WIRE = Wire(1, 0, 1)
+WIRE = ConnectionId(1, 0, 1)
 LENGTHS = {Way.TO_SERVER: HELLO_BYTES, Way.TO_CLIENT: CHALLENGE_BYTES + PROOF_BYTES}
 
 

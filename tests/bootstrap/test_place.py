@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from horovodlike._bootstrap.environment import Place, find_ancestor, find_place
+from horovodlike._bootstrap.environment import RankInfo, find_ancestor, find_rank_info
 from horovodlike.errors import ConfigError, RendezvousError
 
 # Recorded from the launchers, without what does not matter here.
@@ -87,11 +87,11 @@ def nobody(names: tuple[str, ...]) -> None:
 
 @pytest.mark.parametrize("name", LAUNCHERS)
 def test_every_launcher(name: str) -> None:
-    assert find_place(LAUNCHERS[name], hydra) == Place(1, 2, 1, 2, 0, 1, name, JOBS[name], NODES[name])
+    assert find_rank_info(LAUNCHERS[name], hydra) == RankInfo(1, 2, 1, 2, 0, 1, name, JOBS[name], NODES[name])
 
 
 def test_nobody_makes_a_job_of_one() -> None:
-    assert find_place({"PATH": "/bin"}) == Place()
+    assert find_rank_info({"PATH": "/bin"}) == RankInfo()
 
 
 def test_the_first_launcher_in_the_list_wins() -> None:
@@ -99,19 +99,19 @@ def test_the_first_launcher_in_the_list_wins() -> None:
     for name in reversed(LAUNCHERS):
         environ |= LAUNCHERS[name]
         environ.pop("HOROVODLIKE_JOB_ID", None)
-        assert find_place({**environ, "HOROVODLIKE_JOB_ID": "j"}, hydra).launcher == name
+        assert find_rank_info({**environ, "HOROVODLIKE_JOB_ID": "j"}, hydra).launcher == name
 
 
 def test_horovods_own_names_and_precedence() -> None:
     horovod = {name.replace("HOROVODLIKE", "HOROVOD"): value for name, value in HVDRUN.items()}
     horovod |= {"HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1", "HOROVOD_GLOO_RENDEZVOUS_PORT": "999"}
-    place = find_place(horovod)
+    place = find_rank_info(horovod)
     assert (place.rank, place.size, place.job) == (1, 2, "hvdrun/10.0.0.1/999")
-    assert find_place({**horovod, "HOROVODLIKE_RANK": "0", "HOROVODLIKE_LOCAL_RANK": "0"}).rank == 0
+    assert find_rank_info({**horovod, "HOROVODLIKE_RANK": "0", "HOROVODLIKE_LOCAL_RANK": "0"}).rank == 0
 
 
 def test_host_id_replaces_the_node() -> None:
-    assert find_place({**HVDRUN, "HOROVODLIKE_HOSTID": "mine"}).node_id == "mine"
+    assert find_rank_info({**HVDRUN, "HOROVODLIKE_HOSTID": "mine"}).node_id == "mine"
 
 
 @pytest.mark.parametrize("step", [None, "", "4294967290", "4294967291"])
@@ -120,15 +120,15 @@ def test_a_slurm_batch_script_is_a_job_of_one(step: str | None) -> None:
     del environ["SLURM_STEP_ID"]
     if step is not None:
         environ["SLURM_STEP_ID"] = step
-    assert find_place(environ) == Place()
+    assert find_rank_info(environ) == RankInfo()
 
 
 def test_variables_of_the_user_that_only_look_like_torchruns() -> None:
-    assert find_place({"RANK": "captain", "WORLD_SIZE": "big"}) == Place()
+    assert find_rank_info({"RANK": "captain", "WORLD_SIZE": "big"}) == RankInfo()
 
 
 def test_a_restart_of_torchrun_is_another_job() -> None:
-    assert find_place(TORCHRUN).job != find_place({**TORCHRUN, "TORCHELASTIC_RESTART_COUNT": "1"}).job
+    assert find_rank_info(TORCHRUN).job != find_rank_info({**TORCHRUN, "TORCHELASTIC_RESTART_COUNT": "1"}).job
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_a_restart_of_torchrun_is_another_job() -> None:
 def test_values_that_cannot_be(environ: dict[str, str], change: dict[str, Any], words: list[str]) -> None:
     changed = {name: value for name, value in {**environ, **change}.items() if value is not None}
     with pytest.raises(ConfigError) as caught:
-        find_place(changed, hydra)
+        find_rank_info(changed, hydra)
     for word in words:
         assert word in str(caught.value)
 
@@ -173,21 +173,21 @@ def test_values_that_cannot_be(environ: dict[str, str], change: dict[str, Any], 
     ],
 )
 def test_several_hosts(environ: dict[str, str], size: int, local_size: int, cross_size: int) -> None:
-    place = find_place(environ, hydra)
+    place = find_rank_info(environ, hydra)
     assert (place.size, place.local_size, place.cross_size) == (size, local_size, cross_size)
 
 
 def test_slurm_counts_the_tasks_of_its_node() -> None:
     environ = {**SLURM, "SLURM_STEP_NUM_TASKS": "11", "SLURM_STEP_NUM_NODES": "3", "SLURM_NODEID": "2"}
-    place = find_place({**environ, "SLURM_STEP_TASKS_PER_NODE": "4(x2),3"})
+    place = find_rank_info({**environ, "SLURM_STEP_TASKS_PER_NODE": "4(x2),3"})
     assert (place.size, place.local_size, place.cross_rank, place.cross_size) == (11, 3, 2, 3)
 
 
 def test_a_job_without_a_name() -> None:
     with pytest.raises(RendezvousError, match="HOROVODLIKE_JOB_ID"):
-        find_place(MPICH, nobody)
-    assert find_place({**MPICH, "HOROVODLIKE_JOB_ID": "x"}, nobody).job == "x"
-    assert find_place(
+        find_rank_info(MPICH, nobody)
+    assert find_rank_info({**MPICH, "HOROVODLIKE_JOB_ID": "x"}, nobody).job == "x"
+    assert find_rank_info(
         {**MPICH, "PMI_SIZE": "1", "PMI_RANK": "0", "MPI_LOCALNRANKS": "1", "MPI_LOCALRANKID": "0"}, nobody
     )
 

@@ -4,15 +4,15 @@ from typing import Any
 
 import pytest
 
-from horovodlike._bootstrap.rendezvous_state import Reply, RollCall, name_ranks
+from horovodlike._bootstrap.rendezvous_state import RendezvousState, Reply, name_ranks
 
 
 def told(replies: list[Reply]) -> dict[int, Any]:
     return {reply.rank: reply.error or reply.result for reply in replies}
 
 
-def full(size: int) -> RollCall:
-    roll = RollCall(size)
+def full(size: int) -> RendezvousState:
+    roll = RendezvousState(size)
     for rank in range(size):
         roll.connected(rank)
     return roll
@@ -27,11 +27,11 @@ def test_all_gather_in_any_order() -> None:
 
 
 def test_a_job_of_one() -> None:
-    assert told(RollCall(1).arrive(0, "join", 7, 0.0, 1.0)) == {0: [7]}
+    assert told(RendezvousState(1).arrive(0, "join", 7, 0.0, 1.0)) == {0: [7]}
 
 
 def test_time_out_names_who_is_missing_and_who_never_came() -> None:
-    roll = RollCall(4)
+    roll = RendezvousState(4)
     for rank in (0, 1, 2):
         roll.connected(rank)
     roll.arrive(0, "1/a", None, 10.0, 30.0)
@@ -65,7 +65,7 @@ def test_a_rank_that_is_lost_while_it_waits() -> None:
 
 
 def test_a_rank_that_exits_before_it_comes() -> None:
-    roll = RollCall(3)
+    roll = RendezvousState(3)
     roll.connected(0)
     roll.arrive(0, "join", None, 0.0, 30.0)
     reason = "rank 2 exited with code 0 before it called init(); every rank of the job must call it"

@@ -18,9 +18,9 @@ import pytest
 
 from horovodlike._bootstrap import slurm_discovery
 from horovodlike._bootstrap.bootstrap import establish
-from horovodlike._bootstrap.environment import Place
-from horovodlike._bootstrap.file_discovery import Appointment
-from horovodlike._bootstrap.slurm_discovery import SlurmMeetingPoint, make_credential, open_credential
+from horovodlike._bootstrap.environment import RankInfo
+from horovodlike._bootstrap.file_discovery import Endpoint
+from horovodlike._bootstrap.slurm_discovery import SlurmDiscovery, make_credential, open_credential
 from horovodlike._net.listen import listen
 from horovodlike._net.secure_channel import JobKey
 from horovodlike.config import Config, load
@@ -28,11 +28,11 @@ from horovodlike.errors import RendezvousError
 
 RunRanks = Callable[..., list[Any]]
 
-PLACE = Place(1, 4, 1, 2, 0, 2, "Slurm", "Slurm/4711/0/", "gpu01")
+PLACE = RankInfo(1, 4, 1, 2, 0, 2, "Slurm", "Slurm/4711/0/", "gpu01")
 
 
 @pytest.fixture
-def place() -> Place:
+def place() -> RankInfo:
     """A place in a job of its own, and so with ports of its own."""
     return replace(PLACE, job=f"Slurm/{secrets.token_hex(8)}")
 
@@ -120,7 +120,7 @@ def test_munge_that_does_not_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_it_is_for_slurm_only() -> None:
-    assert slurm_discovery.find(Place(launcher="torchrun"), Config(), {}) == ""
+    assert slurm_discovery.find(RankInfo(launcher="torchrun"), Config(), {}) == ""
 
 
 @pytest.mark.usefixtures("munge")
@@ -128,18 +128,18 @@ def test_which_host_is_rank_0s() -> None:
     found = slurm_discovery.find(
         PLACE, Config(), {"SLURM_STEP_NODELIST": "gpu[02-03]", "SLURM_JOB_NODELIST": "gpu[01-03]"}
     )
-    assert isinstance(found, SlurmMeetingPoint)
+    assert isinstance(found, SlurmDiscovery)
     assert found.where.endswith(" of gpu02")
     assert "SLURM_STEP_NODELIST: '' is not a list of hosts" in str(slurm_discovery.find(PLACE, Config(), {}))
 
 
 @pytest.mark.usefixtures("munge", "one_machine")
-def test_publish_read_withdraw(place: Place) -> None:
-    rank_0, rank_1 = SlurmMeetingPoint(place, "gpu01"), SlurmMeetingPoint(place, "gpu01")
+def test_publish_read_withdraw(place: RankInfo) -> None:
+    rank_0, rank_1 = SlurmDiscovery(place, "gpu01"), SlurmDiscovery(place, "gpu01")
     assert rank_1.read() is None
     before = set(threading.enumerate())
     key = JobKey.random()
-    rank_0.publish(Appointment(4711, key, "127.0.0.1,127.0.0.2"))
+    rank_0.publish(Endpoint(4711, key, "127.0.0.1,127.0.0.2"))
     for _ in range(2):
         found = rank_1.read()
         assert found is not None
@@ -151,16 +151,16 @@ def test_publish_read_withdraw(place: Place) -> None:
 
 
 @pytest.mark.usefixtures("munge", "one_machine")
-def test_ports_that_others_have(place: Place) -> None:
+def test_ports_that_others_have(place: RankInfo) -> None:
     """Of one a silent program has taken hold, of another a job that is not ours."""
-    rank_0, rank_1 = SlurmMeetingPoint(place, "gpu01"), SlurmMeetingPoint(place, "gpu01")
-    foreign = SlurmMeetingPoint(replace(place, job="other"), "gpu01")
+    rank_0, rank_1 = SlurmDiscovery(place, "gpu01"), SlurmDiscovery(place, "gpu01")
+    foreign = SlurmDiscovery(replace(place, job="other"), "gpu01")
     foreign._ports = rank_0._ports[1:2]
     with socket.create_server(("127.0.0.1", rank_0._ports[0])) as taken, contextlib.ExitStack() as stack:
         threading.Thread(target=_say_something_else, args=(taken,), daemon=True).start()
-        foreign.publish(Appointment(1, JobKey.random()))
+        foreign.publish(Endpoint(1, JobKey.random()))
         stack.callback(foreign.withdraw)
-        rank_0.publish(Appointment(4711, JobKey.random()))
+        rank_0.publish(Endpoint(4711, JobKey.random()))
         stack.callback(rank_0.withdraw)
         found = rank_1.read()
         assert found is not None
@@ -177,10 +177,10 @@ def _say_something_else(listener: socket.socket) -> None:
 
 
 @pytest.mark.usefixtures("munge", "one_machine")
-def test_a_credential_is_renewed(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_credential_is_renewed(place: RankInfo, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(slurm_discovery, "_RENEWAL_SECONDS", 0.0)
-    rank_0 = SlurmMeetingPoint(place, "gpu01")
-    rank_0.publish(Appointment(4711, JobKey.random()))
+    rank_0 = SlurmDiscovery(place, "gpu01")
+    rank_0.publish(Endpoint(4711, JobKey.random()))
     with contextlib.ExitStack() as stack:
         stack.callback(rank_0.withdraw)
         assert rank_0._desk is not None

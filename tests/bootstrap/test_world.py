@@ -11,8 +11,8 @@ import pytest
 
 from horovodlike._bootstrap import discovery, mpi_discovery
 from horovodlike._bootstrap.bootstrap import RendezvousServer
-from horovodlike._bootstrap.environment import Place
-from horovodlike._bootstrap.mpi_discovery import WorldMeetingPoint
+from horovodlike._bootstrap.environment import RankInfo
+from horovodlike._bootstrap.mpi_discovery import MpiDiscovery
 from horovodlike._net.secure_channel import JobKey
 from horovodlike.config import Config
 from horovodlike.errors import RendezvousError
@@ -62,14 +62,14 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_rank_0_has_said_is_remembered(
-    key: bytes, place_of: Callable[..., Place], monkeypatch: pytest.MonkeyPatch
+    key: bytes, place_of: Callable[..., RankInfo], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """At first another job's server listens there, which refuses."""
     foreign = RendezvousServer(bytes(32), 2)
     foreign.start()
     server = RendezvousServer(key, 2, port=foreign.port)
     world = Communicator([foreign.port, JobKey(key).hex(), "127.0.0.1"])
-    meeting = WorldMeetingPoint(world, place_of(1, 2), Config(start_timeout=30.0))
+    meeting = MpiDiscovery(world, place_of(1, 2), Config(start_timeout=30.0))
     connect, refused = discovery._connect, threading.Event()
 
     def watch(*words: Any, **options: Any) -> Any:
@@ -94,17 +94,17 @@ def test_what_rank_0_has_said_is_remembered(
     assert world.duplicate.begun == ["gather", "broadcast"]
 
 
-def test_the_duplicate_serves_the_next_init_too(key: bytes, place_of: Callable[..., Place]) -> None:
+def test_the_duplicate_serves_the_next_init_too(key: bytes, place_of: Callable[..., RankInfo]) -> None:
     world = Communicator([1, JobKey(key).hex(), "127.0.0.1"])
     for _ in range(2):
-        WorldMeetingPoint(world, place_of(1, 2), Config()).read()
+        MpiDiscovery(world, place_of(1, 2), Config()).read()
     assert world.begun == ["dup"]
 
 
-def test_a_request_that_is_given_up_stays_with_its_memory(place_of: Callable[..., Place]) -> None:
+def test_a_request_that_is_given_up_stays_with_its_memory(place_of: Callable[..., RankInfo]) -> None:
     world = Communicator([], complete=False)
-    place = Place(rank=1, size=2, local_rank=0, local_size=1, launcher="Open MPI", job="test job", node_id=None)
-    meeting = WorldMeetingPoint(world, place, Config(start_timeout=0.05))
+    place = RankInfo(rank=1, size=2, local_rank=0, local_size=1, launcher="Open MPI", job="test job", node_id=None)
+    meeting = MpiDiscovery(world, place, Config(start_timeout=0.05))
     with pytest.raises(RendezvousError, match=r"after 0\.05 s not all 2 ranks had come to MPI's collectives"):
         meeting.read()
     [(request, message)] = mpi_discovery._unfinished

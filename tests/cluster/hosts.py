@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster import namespaces
-from cluster.links import Link
+from cluster.links import Connection
 from cluster.namespaces import CommandError, command, wait_until
 
 LAUNCHER = "launcher"
@@ -188,7 +188,7 @@ class Cluster:
         self.interfaces = [f"eth{index}" for index in range(interfaces)]
         self.closed = False
         self.direct = direct
-        self.links: dict[tuple[str, str], Link] = {}
+        self.links: dict[tuple[str, str], Connection] = {}
         names = [f"h{number}" for number in range(hosts)] + [LAUNCHER] * (not direct)
         self.machines = [self._host(name, number) for number, name in enumerate(names)]
         self.hosts = self.machines[:hosts]
@@ -223,11 +223,11 @@ class Cluster:
                 bridge: str | None = f"br{index}"
                 if self.direct:
                     ends, bridge = (ends[0], (self.machines[1].namespace, interface)), None
-                self.links[host.name, interface] = Link(*ends, bridge)
+                self.links[host.name, interface] = Connection(*ends, bridge)
                 peer = f"peer name {ends[1][1]} netns {ends[1][0]}"
                 self._batch(host.namespace, [f"link add name {interface} type veth {peer}"])
                 if self.direct:
-                    self.links[self.machines[1].name, interface] = Link(ends[1], ends[0])
+                    self.links[self.machines[1].name, interface] = Connection(ends[1], ends[0])
 
     def _connect(self) -> None:
         for host in self.machines:

@@ -17,7 +17,7 @@ DELAY_LINE = Path(__file__).with_name("delay_line.py")
 
 
 @dataclass
-class Link:
+class Connection:
     """Two interfaces at the ends of a cable: the host's, and the switch's or that of another host.
 
     Attributes:

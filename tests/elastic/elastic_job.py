@@ -29,7 +29,7 @@ import cloudpickle
 
 sys.path.append(str(Path(__file__).parent.parent))
 
-from support.forkserver import Child, nursery  # noqa: E402
+from support.forkserver import Child, fork_server  # noqa: E402
 from support.ranks import COMMON_MODULES, DUMP_STACKS, shm_entries  # noqa: E402
 
 from horovodlike._bootstrap.bootstrap import RendezvousServer  # noqa: E402
@@ -102,7 +102,7 @@ class ElasticJob:
         self._most_generations = generations
         self._nodes = nodes
         self._first_size = size
-        self._mother = nursery((*COMMON_MODULES, *modules), tuple(sorted((before or {}).items())))
+        self._mother = fork_server((*COMMON_MODULES, *modules), tuple(sorted((before or {}).items())))
         self._settings = {**(before or {}), **settings}
         self._changes = 0
         self._key = JobKey.random()

@@ -51,8 +51,8 @@ def test_what_is_missing_is_said():
     assert ffi.string(found.why_no_nccl).startswith(b"/nowhere/libnccl.so.2 cannot be opened: ")
 
 
-def test_what_can_be_used(gpu_double, monkeypatch):
-    for library, cuda, nccl in ((str(gpu_double), True, 22703), ("/nowhere/lib.so", False, 0)):
+def test_what_can_be_used(fake_gpu, monkeypatch):
+    for library, cuda, nccl in ((str(fake_gpu), True, 22703), ("/nowhere/lib.so", False, 0)):
         monkeypatch.setenv("HOROVODLIKE_CUDA_LIBRARY", library)
         monkeypatch.setenv("HOROVODLIKE_NCCL_LIBRARY", library)
         assert (basics.cuda_built(), basics.nccl_built()) == (cuda, nccl)

@@ -55,7 +55,7 @@ def keras_ranks(_keras_pools: dict[tuple[str, int], RankPool], backend: str) -> 
 
 
 @pytest.fixture
-def keras_gpu_ranks(_keras_pools: dict[tuple[str, int], RankPool], gpu_double: Path) -> Callable[[int], RankPool]:
+def keras_gpu_ranks(_keras_pools: dict[tuple[str, int], RankPool], fake_gpu: Path) -> Callable[[int], RankPool]:
     """As `keras_ranks`, with Keras on torch and a GPU each, of the double: see `gpus.py`."""
 
     def pool_of(size: int) -> RankPool:
@@ -63,7 +63,7 @@ def keras_gpu_ranks(_keras_pools: dict[tuple[str, int], RankPool], gpu_double: P
         if key not in _keras_pools or _keras_pools[key].broken:
             if key in _keras_pools:
                 _keras_pools[key].close()
-            settings = gpus.settings(gpu_double)
+            settings = gpus.settings(fake_gpu)
             _keras_pools[key] = RankPool(size, settings, modules=MODULES, before=_settings("torch"))
         return _keras_pools[key]
 

@@ -24,7 +24,7 @@ from horovodlike.launcher.agent.protocol import Frame, Kind, decode_seconds, enc
 from horovodlike.launcher.errors import HostsError
 from horovodlike.launcher.supervisor import node_job
 from horovodlike.launcher.supervisor.job import AGENT_FAILED, Job
-from horovodlike.launcher.supervisor.node_connection import NodeLink
+from horovodlike.launcher.supervisor.node_connection import NodeConnection
 from horovodlike.launcher.supervisor.node_relay import Relay
 from horovodlike.launcher.supervisor.output import RankOutput, Screen
 from horovodlike.launcher.supervisor.signals import Wakeup
@@ -33,7 +33,7 @@ from horovodlike.launcher.supervisor.writer import Writer
 SLACK_S = 15.0  # what a busy machine may add
 KEY = JobKey(bytes(32))
 NONCE = bytes(NONCE_BYTES)
-Connect = Callable[[int], tuple[NodeLink, NodeLink]]
+Connect = Callable[[int], tuple[NodeConnection, NodeConnection]]
 
 
 @pytest.fixture
@@ -46,13 +46,13 @@ def stack() -> Iterator[contextlib.ExitStack]:
 def connect(stack: contextlib.ExitStack) -> Connect:
     """`connect(1)` makes a connection between nodes 0 and 1, and returns node 0's end and node 1's."""
 
-    def make(node: int) -> tuple[NodeLink, NodeLink]:
+    def make(node: int) -> tuple[NodeConnection, NodeConnection]:
         with socket.create_server(("127.0.0.1", 0)) as server:
             theirs = socket.create_connection(server.getsockname())
             ours, _ = server.accept()
         hello, sealer, opener = answer_challenge(KEY, Identity(node, 3, bytes(32)), make_challenge(NONCE))
         _, our_sealer, our_opener = accept_hello(KEY, NONCE, hello)
-        links = NodeLink(ours, our_sealer, our_opener, node), NodeLink(theirs, sealer, opener, 0)
+        links = NodeConnection(ours, our_sealer, our_opener, node), NodeConnection(theirs, sealer, opener, 0)
         for link in links:
             stack.callback(link.hang_up)
         return links

@@ -48,11 +48,11 @@ def test_no_framework_is_imported(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def operations(gpu_double: Path, tmp_path: Path) -> Callable[..., list[str]]:
+def operations(fake_gpu: Path, tmp_path: Path) -> Callable[..., list[str]]:
     """`operations(variables)`: what is said of NCCL and CUDA, with a stand-in for the driver that has 2 GPUs."""
 
     def ask(**variables: str) -> list[str]:
-        environ = {**os.environ, "HOROVODLIKE_CUDA_LIBRARY": str(gpu_double), "GPU_DOUBLE_GPUS": "2", **variables}
+        environ = {**os.environ, "HOROVODLIKE_CUDA_LIBRARY": str(fake_gpu), "GPU_DOUBLE_GPUS": "2", **variables}
         words = [sys.executable, "-m", "horovodlike.launcher", "--check-build"]
         done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=60, check=True, cwd=tmp_path)
         return [line.strip() for line in done.stdout.splitlines() if re.search(r"\] (NCCL|CUDA) \(", line)]
@@ -60,24 +60,24 @@ def operations(gpu_double: Path, tmp_path: Path) -> Callable[..., list[str]]:
     return ask
 
 
-def test_nccl_of_the_settings(operations: Callable[..., list[str]], gpu_double: Path) -> None:
-    assert operations(HOROVODLIKE_NCCL_LIBRARY=str(gpu_double)) == [
-        f"[X] NCCL (2.27.3, {gpu_double}, from HOROVODLIKE_NCCL_LIBRARY)",
+def test_nccl_of_the_settings(operations: Callable[..., list[str]], fake_gpu: Path) -> None:
+    assert operations(HOROVODLIKE_NCCL_LIBRARY=str(fake_gpu)) == [
+        f"[X] NCCL (2.27.3, {fake_gpu}, from HOROVODLIKE_NCCL_LIBRARY)",
         "[X] CUDA (driver of CUDA 12.8, GPUs: 2)",
     ]
 
 
-def test_nccl_without_a_gpu(operations: Callable[..., list[str]], gpu_double: Path) -> None:
-    assert operations(HOROVODLIKE_NCCL_LIBRARY=str(gpu_double), GPU_DOUBLE_GPUS="0") == [
-        f"[ ] NCCL (2.27.3, {gpu_double}, from HOROVODLIKE_NCCL_LIBRARY; there is no GPU to use it for)",
+def test_nccl_without_a_gpu(operations: Callable[..., list[str]], fake_gpu: Path) -> None:
+    assert operations(HOROVODLIKE_NCCL_LIBRARY=str(fake_gpu), GPU_DOUBLE_GPUS="0") == [
+        f"[ ] NCCL (2.27.3, {fake_gpu}, from HOROVODLIKE_NCCL_LIBRARY; there is no GPU to use it for)",
         "[ ] CUDA (driver of CUDA 12.8, GPUs: 0)",
     ]
 
 
-def test_nccl_of_a_package(operations: Callable[..., list[str]], gpu_double: Path, tmp_path: Path) -> None:
+def test_nccl_of_a_package(operations: Callable[..., list[str]], fake_gpu: Path, tmp_path: Path) -> None:
     file = tmp_path / "packages" / "nvidia" / "nccl" / "lib" / "libnccl.so.2"
     file.parent.mkdir(parents=True)
-    shutil.copy(gpu_double, file)
+    shutil.copy(fake_gpu, file)
     about = tmp_path / "packages" / "nvidia_nccl_cu12-2.27.3.dist-info"
     about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: nvidia-nccl-cu12\nVersion: 2.27.3\n")
@@ -85,10 +85,10 @@ def test_nccl_of_a_package(operations: Callable[..., list[str]], gpu_double: Pat
     assert nccl == f"[X] NCCL (2.27.3, {file}, from nvidia-nccl-cu12 2.27.3)"
 
 
-def test_nccl_of_the_system(operations: Callable[..., list[str]], gpu_double: Path, tmp_path: Path) -> None:
+def test_nccl_of_the_system(operations: Callable[..., list[str]], fake_gpu: Path, tmp_path: Path) -> None:
     file = tmp_path / "system" / "libnccl.so.2"
     file.parent.mkdir()
-    shutil.copy(gpu_double, file)
+    shutil.copy(fake_gpu, file)
     empty = tmp_path / "empty" / "nvidia" / "__init__.py"  # hides NVIDIA's packages, where there are any
     empty.parent.mkdir(parents=True)
     empty.touch()

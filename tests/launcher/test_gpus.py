@@ -109,8 +109,8 @@ def test_an_nvidia_smi_that_lists_none(
     assert re.fullmatch(why, found.source)
 
 
-def test_the_driver_counts_where_there_is_no_nvidia_smi(gpu_double: Path) -> None:
-    without = {"PATH": "/nowhere", "HOROVODLIKE_CUDA_LIBRARY": str(gpu_double)}
+def test_the_driver_counts_where_there_is_no_nvidia_smi(fake_gpu: Path) -> None:
+    without = {"PATH": "/nowhere", "HOROVODLIKE_CUDA_LIBRARY": str(fake_gpu)}
     assert find_gpus({**without, "GPU_DOUBLE_GPUS": "3"}) == Gpus(("0", "1", "2"), "the CUDA driver counts 3")
     assert find_gpus({**without, "GPU_DOUBLE_GPUS": "0"}) == Gpus((), "the CUDA driver counts 0")
 

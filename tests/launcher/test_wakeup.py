@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from horovodlike.launcher.supervisor import signals as signals_module
-from horovodlike.launcher.supervisor.signals import SignalTaker, Wakeup
+from horovodlike.launcher.supervisor.signals import SignalHandler, Wakeup
 
 
 @pytest.fixture
@@ -16,7 +16,7 @@ def heard() -> Iterator[list[int]]:
     """What has been heard of the signals to this process, until the test's end."""
     signals: list[int] = []
     waker = Wakeup()
-    with SignalTaker(signals.append, waker):
+    with SignalHandler(signals.append, waker):
         yield signals
     waker.close()
 
@@ -37,7 +37,7 @@ def test_two_of_sigterm_with_time_between_are_two(heard: list[int], monkeypatch:
 def test_what_there_was_is_put_back() -> None:
     before = signal.getsignal(signal.SIGTERM)
     waker = Wakeup()
-    with SignalTaker([].append, waker):
+    with SignalHandler([].append, waker):
         assert signal.getsignal(signal.SIGTERM) is not before
     assert signal.getsignal(signal.SIGTERM) is before
     waker.close()

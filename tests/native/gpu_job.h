@@ -1,4 +1,4 @@
-// A job of threads whose ranks have a GPU each, of the double in gpu_double/.
+// A job of threads whose ranks have a GPU each, of the double in fake_gpu/.
 #pragma once
 
 #include <cstring>
@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "gpu_double.h"
+#include "fake_gpu.h"
 #include "job_of_threads.h"
 #include "queue/gpu_completion.h"
 
@@ -15,8 +15,8 @@ namespace hvl {
 
 inline EngineOptions on_double(GpuOperations operations = GpuOperations::kAuto, uint64_t staging_bytes = 4096) {
   EngineOptions options;
-  options.gpu.cuda_library = GPU_DOUBLE;
-  options.gpu.nccl_library = GPU_DOUBLE;
+  options.gpu.cuda_library = FAKE_GPU;
+  options.gpu.nccl_library = FAKE_GPU;
   options.gpu.operations = operations;
   options.gpu.staging_bytes = staging_bytes;
   return options;
@@ -44,20 +44,20 @@ class GpuJob {
  public:
   // prepare: changes the double before the engines start.
   explicit GpuJob(int size, EngineOptions options = on_double(), const std::function<void()>& prepare = [] {}) {
-    gpu_double::reset(size);
+    fake_gpu::reset(size);
     prepare();
-    for (int rank = 0; rank < size; ++rank) streams_.push_back(gpu_double::make_stream(rank));
+    for (int rank = 0; rank < size; ++rank) streams_.push_back(fake_gpu::make_stream(rank));
     job_ = std::make_unique<Job>(size, options);
   }
 
   ~GpuJob() {
-    for (void* stream : streams_) gpu_double::release(stream);
+    for (void* stream : streams_) fake_gpu::release(stream);
     job_ = nullptr;
-    CHECK_EQ(gpu_double::violations(), "");
-    CHECK_EQ(gpu_double::num_communicators(), 0);
-    CHECK_EQ(gpu_double::num_streams(), 0);
-    CHECK_EQ(gpu_double::num_pinned(), 0);
-    CHECK_EQ(gpu_double::num_contexts(), 0);
+    CHECK_EQ(fake_gpu::violations(), "");
+    CHECK_EQ(fake_gpu::num_communicators(), 0);
+    CHECK_EQ(fake_gpu::num_streams(), 0);
+    CHECK_EQ(fake_gpu::num_pinned(), 0);
+    CHECK_EQ(fake_gpu::num_contexts(), 0);
   }
 
   Job& job() { return *job_; }
@@ -66,7 +66,7 @@ class GpuJob {
   // Of operations on the CPU, too, which have no stream.
   int64_t enqueue(int rank, const std::shared_ptr<Operation>& operation, const std::vector<const char*>& inputs,
                   const std::vector<char*>& outputs, const hvl_callbacks& callbacks = {}) {
-    auto entry = std::make_unique<Entry>();
+    auto entry = std::make_unique<PendingRequest>();
     entry->operation = operation;
     entry->callbacks = callbacks;
     for (size_t t = 0; t < inputs.size(); ++t) {

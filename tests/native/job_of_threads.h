@@ -74,7 +74,7 @@ class Job {
 
   int64_t enqueue(int rank, const std::shared_ptr<Operation>& operation, const std::vector<const char*>& inputs,
                   const std::vector<char*>& outputs, Status* status = nullptr) {
-    auto entry = std::make_unique<Entry>();
+    auto entry = std::make_unique<PendingRequest>();
     entry->operation = operation;
     for (size_t t = 0; t < inputs.size(); ++t) {
       Memory memory{inputs[t], outputs.empty() ? nullptr : outputs[t]};

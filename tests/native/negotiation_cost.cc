@@ -53,9 +53,9 @@ class Job {
       for (int host = host_of(rank); host > 0; host = parent_of(host)) below[static_cast<size_t>(host)].add(rank);
     }
     for (int host = 0; host < num_hosts; ++host) {
-      FunnelOptions options;
+      AggregatorOptions options;
       options.ranks = below[static_cast<size_t>(host)];
-      funnels_.push_back(std::make_unique<Funnel>(options));
+      funnels_.push_back(std::make_unique<Aggregator>(options));
     }
     inboxes_.resize(funnels_.size());
     for (int tensor = 0; tensor < num_tensors; ++tensor) driver_.request_all(allreduce_of(std::to_string(tensor)));
@@ -63,11 +63,11 @@ class Job {
     observe();
   }
 
-  // Leaves the time of the coordinator, and of the funnel that has most ranks below it, in nanoseconds.
-  void run_round(uint64_t* coordinator, uint64_t* funnel) {
+  // Leaves the time of the coordinator, and of the aggregator that has most ranks below it, in nanoseconds.
+  void run_round(uint64_t* coordinator, uint64_t* aggregator) {
     announce();
-    *funnel = 0;
-    for (int host = static_cast<int>(funnels_.size()) - 1; host > 0; --host) *funnel = run_funnel(host);
+    *aggregator = 0;
+    for (int host = static_cast<int>(funnels_.size()) - 1; host > 0; --host) *aggregator = run_funnel(host);
     *coordinator = run_coordinator();
     observe();
     for (TensorId id = 1; id <= static_cast<TensorId>(num_tensors_); ++id) {
@@ -109,7 +109,7 @@ class Job {
   uint64_t run_funnel(int host) {
     Inbox& inbox = inboxes_[static_cast<size_t>(host)];
     Inbox& parent = inboxes_[static_cast<size_t>(parent_of(host))];
-    Funnel& funnel = *funnels_[static_cast<size_t>(host)];
+    Aggregator& aggregator = *funnels_[static_cast<size_t>(host)];
     Message message;
     std::vector<Message> messages;
     const uint64_t begin = now_ns();
@@ -117,11 +117,11 @@ class Job {
       for (const Inbox::Frame& frame : inbox.steps[step]) {
         require(decode(frame.bytes.data(), frame.bytes.size(), &message));
         if (frame.rank >= 0) message.speak_for(frame.rank, 0);
-        require(funnel.accept(message, kNow));
+        require(aggregator.accept(message, kNow));
         ++inbox.num_frames;
       }
       messages.clear();
-      funnel.take(kNow, &messages);
+      aggregator.take(kNow, &messages);
       for (const Message& combined : messages) {
         Inbox::Frame frame{-1, ""};
         encode(combined, &frame.bytes);
@@ -129,7 +129,7 @@ class Job {
       }
     }
     const uint64_t time = now_ns() - begin;
-    if (funnel.next_deadline() != UINT64_MAX) fail("host " + std::to_string(host) + " has kept something");
+    if (aggregator.next_deadline() != UINT64_MAX) fail("host " + std::to_string(host) + " has kept something");
     return time;
   }
 
@@ -159,7 +159,7 @@ class Job {
   void observe() {
     std::fill(num_executed_.begin(), num_executed_.end(), 0);
     for (const Decision& decision : driver_.last) {
-      for (auto& funnel : funnels_) funnel->observe(decision.record);
+      for (auto& aggregator : funnels_) aggregator->observe(decision.record);
       if (decision.record.type != Record::Type::kExecute) continue;
       for (TensorId id : decision.record.ids) ++num_executed_[id];
     }
@@ -169,9 +169,9 @@ class Job {
 
   int size_, fan_out_, num_tensors_;
   CoordinatorDriver driver_;
-  std::vector<std::unique_ptr<Funnel>> funnels_;  // by host; the first one's has nothing to do
-  std::vector<Inbox> inboxes_;                    // by host
-  std::vector<int> num_executed_;                 // by id, in this round
+  std::vector<std::unique_ptr<Aggregator>> funnels_;  // by host; the first one's has nothing to do
+  std::vector<Inbox> inboxes_;                        // by host
+  std::vector<int> num_executed_;                     // by id, in this round
 };
 
 double median(std::vector<uint64_t> times) {
@@ -192,16 +192,17 @@ int main(int argc, char** argv) {
   }
   Job job(size, fan_out, num_tensors);
   std::vector<uint64_t> coordinator(static_cast<size_t>(num_rounds));
-  std::vector<uint64_t> funnel(static_cast<size_t>(num_rounds));
+  std::vector<uint64_t> aggregator(static_cast<size_t>(num_rounds));
   double most_messages = 0;
   for (size_t round = 0; round < coordinator.size(); ++round) {
-    job.run_round(&coordinator[round], &funnel[round]);
+    job.run_round(&coordinator[round], &aggregator[round]);
     most_messages = std::max(most_messages, job.most_messages());
   }
   std::printf(
       "{\"ranks\": %d, \"hosts\": %zu, \"fan_out\": %d, \"coordinator_ns\": %.1f, \"funnel_ns\": %.1f, \"messages\": "
       "%.2f}\n",
-      size, job.num_hosts(), fan_out, median(coordinator) / num_tensors, median(funnel) / num_tensors, most_messages);
+      size, job.num_hosts(), fan_out, median(coordinator) / num_tensors, median(aggregator) / num_tensors,
+      most_messages);
   if (fan_out > 0 && most_messages > fan_out + kRanksPerHost)
     fail("a process has got more messages than it has children");
   return 0;

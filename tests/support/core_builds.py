@@ -61,18 +61,20 @@ def sanitized(name: str, *targets: str) -> Path:
 @functools.cache
 def sanitized_package() -> Path:
     """A folder for PYTHONPATH with the package on a core under AddressSanitizer; its Python files are these sources."""
-    built = sanitized("address", "_native", "_copier").parent
+    built = sanitized("address", "native", "copier").parent
     folder = BUILDS / "address_package"
     package = folder / "horovodlike"
     root = BUILDS.parent
-    sources = {
-        path.name: path for path in (root / "horovodlike").iterdir() if path.name not in ("native", "__pycache__")
-    }
-    sources |= {name: root / "bindings" / name for name in ("tensorflow", "keras")}
-    sources |= {f"torch/{path.name}": path for path in (root / "bindings/torch").iterdir()}
-    sources |= {"launcher": root / "launcher", "include/hvl.h": root / "horovodlike/native/hvl.h"}
-    extensions = "_native.abi3.so", "torch/_copier.abi3.so", "lib/libhorovodlike.so"
-    sources |= {name: built / Path(name).name for name in extensions}
+    sources = {"include/hvl.h": root / "horovodlike/native/hvl.h"}
+    for extension in ("_engine/native.abi3.so", "torch/_ops/copier.abi3.so", "lib/libhorovodlike.so"):
+        sources[extension] = built / Path(extension).name
+    for name, part in {".": root / "horovodlike", "launcher": root / "launcher"} | {
+        name: root / "bindings" / name for name in ("torch", "tensorflow", "keras")
+    }.items():
+        files = [
+            path.relative_to(part) for path in part.rglob("*") if path.is_file() and "__pycache__" not in path.parts
+        ]
+        sources |= {str(Path(name) / path): part / path for path in files if path.parts[0] != "native"}
     with (built / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for name, source in sources.items():

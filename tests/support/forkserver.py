@@ -1,6 +1,6 @@
 """Processes that begin with their modules imported, which takes frameworks seconds: they are forked from one that has.
 
-A `Nursery` is in the test's process; this file is also the program of the process that imports and forks.
+A `ForkServer` is in the test's process; this file is also the program of the process that imports and forks.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ TESTS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 class Child:
-    """A process of a nursery, with the methods of `subprocess.Popen` that tests use. From any thread."""
+    """A process of a fork server, with the methods of `subprocess.Popen` that tests use. From any thread."""
 
     def __init__(self, pid: int, end: int) -> None:
         self.pid = pid
@@ -55,7 +55,7 @@ class Child:
         if self.returncode is None and select.select([self._end], [], [], timeout)[0]:
             with self._lock:
                 if self.returncode is None:
-                    # Without a word the nursery has been killed, and with it all its children.
+                    # Without a word the fork server has been killed, and with it all its children.
                     self.returncode = int(os.read(self._end, 16) or -signal.SIGKILL)
         return self.returncode
 
@@ -79,7 +79,7 @@ class Child:
         os.close(self._end)
 
 
-class Nursery:
+class ForkServer:
     """A process with some modules, of which others are forked. It ends with this one, and so do they."""
 
     def __init__(self, modules: Sequence[str], environ: Mapping[str, str]) -> None:
@@ -119,17 +119,17 @@ class Nursery:
         if not pid:
             self._process.wait()
             self._log.seek(0)
-            raise RuntimeError(f"the nursery has ended:\n{self._log.read().decode(errors='replace')}")
+            raise RuntimeError(f"the fork server has ended:\n{self._log.read().decode(errors='replace')}")
         return Child(pid, end)
 
 
 @functools.cache
-def nursery(modules: tuple[str, ...], environ: tuple[tuple[str, str], ...] = ()) -> Nursery:
-    """The nursery of this process for these modules, made when it is first asked for."""
-    return Nursery(modules, dict(environ))
+def fork_server(modules: tuple[str, ...], environ: tuple[tuple[str, str], ...] = ()) -> ForkServer:
+    """The fork server of this process for these modules, made when it is first asked for."""
+    return ForkServer(modules, dict(environ))
 
 
-# The program of a nursery.
+# The program of a fork server.
 
 
 def _serve(orders: socket.socket) -> list[Any] | None:

@@ -1,4 +1,4 @@
-"""The double of the CUDA driver and of NCCL (`tests/native/gpu_double`) for tests in Python, and torch with it.
+"""The double of the CUDA driver and of NCCL (`tests/native/fake_gpu`) for tests in Python, and torch with it.
 
 A torch that is built for the CPU has no tensors on GPUs. `pretend` has the binding take its tensors for such, by
 replacing the functions of `horovodlike.torch._ops.gpu`: what it then asks the engine for is what it asks for on a GPU,
@@ -21,7 +21,7 @@ from support import core_builds
 
 def build() -> Path:
     """The file of the double."""
-    return core_builds.released() / "libgpu_double.so"
+    return core_builds.released() / "libfake_gpu.so"
 
 
 def settings(library: Path) -> dict[str, str]:
@@ -34,43 +34,43 @@ class Double:
 
     def __init__(self) -> None:
         self._lib = ctypes.CDLL(os.environ["HOROVODLIKE_CUDA_LIBRARY"])
-        self._lib.gpu_double_make_stream.restype = ctypes.c_void_p
-        self._lib.gpu_double_calls.restype = self._lib.gpu_double_violations.restype = ctypes.c_size_t
-        self._lib.gpu_double_reset(1)
+        self._lib.fake_gpu_make_stream.restype = ctypes.c_void_p
+        self._lib.fake_gpu_calls.restype = self._lib.fake_gpu_violations.restype = ctypes.c_size_t
+        self._lib.fake_gpu_reset(1)
 
     def make_stream(self) -> int:
-        return int(self._lib.gpu_double_make_stream(0))
+        return int(self._lib.fake_gpu_make_stream(0))
 
     def hold(self, stream: int) -> None:
         """The stream does not get on until it is released."""
-        self._lib.gpu_double_hold(ctypes.c_void_p(stream))
+        self._lib.fake_gpu_hold(ctypes.c_void_p(stream))
 
     def release(self, stream: int) -> None:
-        self._lib.gpu_double_release(ctypes.c_void_p(stream))
+        self._lib.fake_gpu_release(ctypes.c_void_p(stream))
 
     def capture(self, stream: int, captures: bool) -> None:
-        self._lib.gpu_double_capture(ctypes.c_void_p(stream), int(captures))
+        self._lib.fake_gpu_capture(ctypes.c_void_p(stream), int(captures))
 
     def synchronize(self, stream: int) -> None:
         """Wait until the stream has done what it was given."""
-        self._lib.gpu_double_synchronize(ctypes.c_void_p(stream))
+        self._lib.fake_gpu_synchronize(ctypes.c_void_p(stream))
 
     def fail(self, function: str, result: int) -> None:
         """Have a function of CUDA or NCCL fail, or not any more with a result of 0."""
-        self._lib.gpu_double_fail(0, function.encode(), result)
+        self._lib.fake_gpu_fail(0, function.encode(), result)
 
     def compute(self, stream: int, tensor: Any, values: Any) -> None:
         """Give the stream a computation that makes these values of a tensor when it is its turn."""
         num_bytes = ctypes.c_size_t(tensor.numel() * tensor.element_size())
         addresses = (ctypes.c_void_p(each.data_ptr()) for each in (tensor, values))
-        self._lib.gpu_double_compute(ctypes.c_void_p(stream), *addresses, num_bytes)
+        self._lib.fake_gpu_compute(ctypes.c_void_p(stream), *addresses, num_bytes)
 
     def calls(self) -> list[str]:
-        """What has been called, as `gpu_double.h` describes it."""
-        return self._text(self._lib.gpu_double_calls, 0).splitlines()
+        """What has been called, as `fake_gpu.h` describes it."""
+        return self._text(self._lib.fake_gpu_calls, 0).splitlines()
 
     def violations(self) -> str:
-        return self._text(self._lib.gpu_double_violations)
+        return self._text(self._lib.fake_gpu_violations)
 
     def _text(self, function: Any, *arguments: int) -> str:
         room = 1 << 16

@@ -27,7 +27,7 @@ from typing import Any
 
 import cloudpickle
 
-from support.forkserver import Child, nursery
+from support.forkserver import Child, fork_server
 
 COMMON_MODULES = ("numpy", "cloudpickle", "horovodlike.basics")
 IN_HASTE = b"in haste"
@@ -85,7 +85,7 @@ class RankPool:
         self._connections: list[Connection] = []
         self.processes: list[Child] = []
         self._sent_at = 0.0
-        mother = nursery((*COMMON_MODULES, *modules), tuple(sorted((before or {}).items())))
+        mother = fork_server((*COMMON_MODULES, *modules), tuple(sorted((before or {}).items())))
         for rank in range(size):
             environment = {**environment_of(rank, size, key, self._server.port), **(before or {}), **(settings or {})}
             ours, theirs = socket.socketpair()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-DOUBLE = ROOT / "tests" / "native" / "gpu_double"
+DOUBLE = ROOT / "tests" / "native" / "fake_gpu"
 SOURCES = ROOT / "tests" / "tensorflow" / "gpu"
 
 _library: Any = None

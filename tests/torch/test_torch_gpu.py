@@ -222,8 +222,8 @@ def _no_memory_for_an_output() -> str:
     return ""
 
 
-def test_no_memory_for_an_output_breaks_the_job_and_says_so(gpu_double, fresh_ranks):
-    (message,) = fresh_ranks(1, settings(gpu_double)).run(_no_memory_for_an_output)
+def test_no_memory_for_an_output_breaks_the_job_and_says_so(fake_gpu, fresh_ranks):
+    (message,) = fresh_ranks(1, settings(fake_gpu)).run(_no_memory_for_an_output)
     assert "'allgather.large'" in message and "out of memory for [3, 2]" in message
 
 
@@ -248,8 +248,8 @@ def _a_state_is_not_saved_from_a_job_that_breaks() -> str:
         return str(raised.value)
 
 
-def test_a_state_is_not_saved_from_a_job_that_breaks(gpu_double, fresh_ranks):
-    (message,) = fresh_ranks(1, settings(gpu_double)).run(_a_state_is_not_saved_from_a_job_that_breaks)
+def test_a_state_is_not_saved_from_a_job_that_breaks(fake_gpu, fresh_ranks):
+    (message,) = fresh_ranks(1, settings(fake_gpu)).run(_a_state_is_not_saved_from_a_job_that_breaks)
     assert "ncclAllReduce" in message or "NCCL" in message
 
 

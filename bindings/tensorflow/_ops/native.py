@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from horovodlike import basics, process_set
-from horovodlike._bootstrap.environment import Place
+from horovodlike._bootstrap.environment import RankInfo
 from horovodlike._engine.native import lib  # loads the engine's library, which the ops are linked to
 from horovodlike.tensorflow._ops.build import library
 
@@ -20,7 +20,7 @@ ops: Any = tf.load_op_library(_path)
 _functions = ctypes.CDLL(_path)
 
 
-def _enter(place: Place) -> None:
+def _enter(place: RankInfo) -> None:
     _functions.horovodlike_tensorflow_enter(place.rank, place.local_rank, place.local_size)
     _set_membership(0, list(range(place.size)))
 

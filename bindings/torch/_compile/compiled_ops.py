@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from horovodlike import basics
-from horovodlike._bootstrap.environment import Place
+from horovodlike._bootstrap.environment import RankInfo
 from horovodlike.basics import Average, Sum
 from horovodlike.errors import NotInitializedError
 from horovodlike.process_set import ProcessSet, global_process_set, registered_id
@@ -25,7 +25,7 @@ from horovodlike.torch.compression import Compression, Compressor
 _operators = torch.ops.horovodlike
 
 
-def _place() -> Place:
+def _place() -> RankInfo:
     # Not what `basics` asks: a compiler cannot trace that it makes sure that the process has not been forked. The
     # compiled function is compiled again when the place has changed.
     place = basics._place

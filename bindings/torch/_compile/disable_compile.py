@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-def leave_alone(*functions: Callable[..., Any]) -> None:
+def disable_compile(*functions: Callable[..., Any]) -> None:
     """Mark functions (or the like of them: all closures of one definition) as not to be compiled."""
     for function in functions:
         function._torchdynamo_disable = True  # type: ignore[attr-defined]

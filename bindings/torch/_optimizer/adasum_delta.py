@@ -14,7 +14,7 @@ from horovodlike.torch.mpi_ops import grouped_allreduce_
 T = TypeVar("T")
 
 
-class DeltaReduction:
+class AdasumDeltaReduction:
     """Makes the step of each rank's optimizer a common one, by Adasum of the changes of the parameters."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, name: str, options: ReductionOptions) -> None:

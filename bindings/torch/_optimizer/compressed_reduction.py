@@ -10,7 +10,7 @@ from horovodlike import basics
 from horovodlike._engine.ops import GpuStream
 from horovodlike.process_set import ProcessSet
 from horovodlike.torch._optimizer.gradient_reducer import GradientReducer
-from horovodlike.torch._optimizer.gradient_state import Slot
+from horovodlike.torch._optimizer.gradient_state import GradientState
 from horovodlike.torch._optimizer.reduction import Reduction
 from horovodlike.torch._optimizer.submission import CURRENT, ReductionOptions
 from horovodlike.torch.mpi_ops import grouped_allgather, grouped_allreduce_
@@ -42,7 +42,9 @@ class CompressedReduction(Reduction):
         """Only count: gradients are handed over by `finish`."""
         self.count()
 
-    def _submit(self, slots: list[Slot], streams: Mapping[Slot, GpuStream] = CURRENT, waits: bool = False) -> None:
+    def _submit(
+        self, slots: list[GradientState], streams: Mapping[GradientState, GpuStream] = CURRENT, waits: bool = False
+    ) -> None:
         for slot in slots:
             grad = slot.gradient()
             if grad is None:

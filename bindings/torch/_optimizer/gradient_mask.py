@@ -12,7 +12,7 @@ from horovodlike._engine.ops import DType, Kind, Request
 from horovodlike.errors import MismatchError
 
 
-class Presence:
+class GradientMask:
     """One byte for each parameter, on the CPU, reduced by Max in every step.
 
     0: this rank has no gradient; 1: it has one; more: a sparse one, with that many sparse dimensions and one.

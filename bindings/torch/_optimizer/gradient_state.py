@@ -13,7 +13,7 @@ from horovodlike.torch._ops.tensor import CHANNELS_LAST, check, have_memory
 SMALL_BYTES = 1 << 14
 
 
-class Slot:
+class GradientState:
     """One parameter: its request, and how far its gradient is in this step."""
 
     __slots__ = (
@@ -77,7 +77,7 @@ class Slot:
 class Group:
     """Parameters whose gradients are reduced by one request."""
 
-    def __init__(self, slots: list[Slot]) -> None:
+    def __init__(self, slots: list[GradientState]) -> None:
         """Take in the slots."""
         self.slots = slots
         self.ready = 0  # of its members' gradients
@@ -88,10 +88,10 @@ class Group:
             slot.group = self
 
 
-class SlotBatch:
+class GradientStateBatch:
     """Parameters whose gradients are handed over together, step after step. All are on the CPU, or all on a GPU."""
 
-    def __init__(self, slots: list[Slot]) -> None:
+    def __init__(self, slots: list[GradientState]) -> None:
         """Take in slots that have requests."""
         self.slots = slots
         self.on_gpu = slots[0].on_gpu

@@ -27,12 +27,12 @@ from horovodlike import basics
 from horovodlike._engine import ops
 from horovodlike._engine.ops import GpuStream
 from horovodlike.process_set import check_registered, global_process_set
-from horovodlike.torch._compile.disable_compile import leave_alone
+from horovodlike.torch._compile.disable_compile import disable_compile
 from horovodlike.torch._ops import gpu
 from horovodlike.torch._ops.sparse import empty_sparse_like
-from horovodlike.torch._optimizer.gradient_mask import Presence
+from horovodlike.torch._optimizer.gradient_mask import GradientMask
 from horovodlike.torch._optimizer.gradient_reducer import GradientReducer
-from horovodlike.torch._optimizer.gradient_state import Group, Slot
+from horovodlike.torch._optimizer.gradient_state import GradientState, Group
 from horovodlike.torch._optimizer.submission import CURRENT, ReductionOptions, Submission
 
 # Gradients are handed over when there are about so many bytes; each time costs the computing thread its caches.
@@ -68,27 +68,27 @@ class Reduction:
         self.options = options
         self.passes = passes  # to be set when none have been counted
         self._set_id = check_registered(options.process_set)  # that the requests were made for
-        self.slots: list[Slot] = []
+        self.slots: list[GradientState] = []
         self._groups: list[Group] = []
         self._later: list[tuple[str, torch.nn.Parameter]] = []  # that are new, or do not require a gradient
-        self._by_id: dict[int, Slot] = {}  # by the parameter's id, which hashes quicker than the parameter
+        self._by_id: dict[int, GradientState] = {}  # by the parameter's id, which hashes quicker than the parameter
         # The way of a gradient: noted, complete (of so many passes as there are to be), borrowed by the engine.
         self._noted: list[torch.Tensor] = []  # parameters
-        self._complete: list[Slot] = []
-        self._streams: dict[Slot, GpuStream] = {}  # of those noted that are on a GPU, on which they were made
+        self._complete: list[GradientState] = []
+        self._streams: dict[GradientState, GpuStream] = {}  # of those noted that are on a GPU, on which they were made
         self._submission = Submission(options, self._set_id)
-        self._presence = Presence()
+        self._presence = GradientMask()
         self._first_seen: tuple[torch.Tensor | None, int] = (None, 0)  # gradient, and its version then
         self._failure: Exception | None = None  # of handing over on behalf of another one's wait
         # Each thread that waits hands over, so several may do it at once: guards what leads from noted to handed over.
         # Not held while waiting. Hooks append to `_noted` without it.
         self._lock = threading.RLock()
 
-    def add(self, named: Iterable[tuple[str, torch.nn.Parameter]]) -> list[Slot]:
+    def add(self, named: Iterable[tuple[str, torch.nn.Parameter]]) -> list[GradientState]:
         """Take in parameters, of which those that require a gradient now will be reduced; return their slots."""
         global _reductions
         named = list(named)
-        added = [Slot(param, name) for name, param in named if param.requires_grad]
+        added = [GradientState(param, name) for name, param in named if param.requires_grad]
         self._later += [(name, param) for name, param in named if not param.requires_grad]
         if not self.slots and added:
             _reductions += (self,)
@@ -117,7 +117,7 @@ class Reduction:
                 names.add(name)
                 self._later.append((name, param))
 
-    def _hook(self, slot: Slot) -> None:
+    def _hook(self, slot: GradientState) -> None:
         """Have the gradients of a parameter noted as is right for where it is now."""
         if slot.registration is not None:
             slot.registration.remove()
@@ -129,7 +129,7 @@ class Reduction:
         register = slot.param.register_post_accumulate_grad_hook
         slot.registration = register(hook)  # type: ignore[no-untyped-call]
 
-    def group(self, slots: list[Slot]) -> None:
+    def group(self, slots: list[GradientState]) -> None:
         """Reduce the gradients of these parameters by one request."""
         self._groups.append(Group(slots))
         self._submission.plain = False
@@ -178,10 +178,10 @@ class Reduction:
             elif is_last:
                 self.count()
 
-        leave_alone(hook)  # `backward` may be called by a function that is compiled
+        disable_compile(hook)  # `backward` may be called by a function that is compiled
         return hook
 
-    def _hook_on_gpu(self, slot: Slot) -> Callable[[torch.Tensor], None]:
+    def _hook_on_gpu(self, slot: GradientState) -> Callable[[torch.Tensor], None]:
         # Autograd runs it with the stream on which the gradient has been made, which depends on the forward pass. Who
         # hands over later may have another one. A GPU reduces beside the backward pass, whatever the processors do.
         def hook(param: torch.Tensor) -> None:
@@ -191,7 +191,7 @@ class Reduction:
             if slot.hands_over:
                 self.hand_over()
 
-        leave_alone(hook)
+        disable_compile(hook)
         return hook
 
     def hand_over_for_another(self) -> None:
@@ -293,7 +293,9 @@ class Reduction:
         if len(self._submission.borrowed) == len(self.slots) and not self._presence.handle:
             self._presence.announce((), self._submission.sparse_dims)
 
-    def _submit(self, slots: list[Slot], streams: Mapping[Slot, GpuStream] = CURRENT, waits: bool = False) -> None:
+    def _submit(
+        self, slots: list[GradientState], streams: Mapping[GradientState, GpuStream] = CURRENT, waits: bool = False
+    ) -> None:
         try:
             self._submission.submit(slots, streams, waits)
             self._announce_if_complete()
@@ -367,7 +369,7 @@ class Reduction:
         if absent:
             self._contribute_nothing(absent)
 
-    def _contribute_nothing(self, absent: Sequence[Slot]) -> None:
+    def _contribute_nothing(self, absent: Sequence[GradientState]) -> None:
         """Take part in the reduction of the gradients that this rank lacks and another one has."""
         present = self._presence.bytes.tolist()
         for slot in absent:
@@ -379,7 +381,7 @@ class Reduction:
             if not present[slot.index]:
                 slot.param.grad = slot.grad = None
 
-    def _nothing_for(self, slot: Slot, sparse_dim: int) -> torch.Tensor:
+    def _nothing_for(self, slot: GradientState, sparse_dim: int) -> torch.Tensor:
         if sparse_dim > 0 and not self.options.sparse_as_dense:
             return empty_sparse_like(slot.param, sparse_dim)
         return torch.full_like(slot.param, _NEUTRAL.get(self.options.op, 0.0), requires_grad=False)

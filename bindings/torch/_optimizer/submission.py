@@ -16,10 +16,12 @@ from horovodlike.torch._ops.handles import Call, abandon, build_request
 from horovodlike.torch._ops.loan import Loan, address_of, give_back, has_moved, lend, put
 from horovodlike.torch._ops.sparse import SparseGathering
 from horovodlike.torch._ops.tensor import in_memory_like
-from horovodlike.torch._optimizer.gradient_state import Group, Slot, SlotBatch
+from horovodlike.torch._optimizer.gradient_state import GradientState, GradientStateBatch, Group
 from horovodlike.torch.compression import Compressor, NoneCompressor
 
-CURRENT: Mapping[Slot, GpuStream] = {}  # after the backward pass, the caller's stream has waited for all others
+CURRENT: Mapping[
+    GradientState, GpuStream
+] = {}  # after the backward pass, the caller's stream has waited for all others
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class Submission:
         self._handles: list[int] = []  # of dense gradients
         self._sparse_handles: list[int] = []
         self._finishers: list[Callable[[], None]] = []
-        self._batches: dict[Slot, SlotBatch] = {}  # that were handed over last, by their first slot
+        self._batches: dict[GradientState, GradientStateBatch] = {}  # that were handed over last, by their first slot
         self._uses_gpu = False  # from the first gradient on a GPU on
         self._streams: set[GpuStream] = set()  # on which gradients of this step were handed over
         self._storages: list[torch.UntypedStorage] = []  # of gradients that are not lent
@@ -60,7 +62,7 @@ class Submission:
         self._set_id = set_id
         self._batches.clear()
 
-    def submit(self, slots: list[Slot], streams: Mapping[Slot, GpuStream], waits: bool) -> None:
+    def submit(self, slots: list[GradientState], streams: Mapping[GradientState, GpuStream], waits: bool) -> None:
         """Hand over the gradients of these parameters as they are now, where there are any.
 
         Those on a GPU whose stream is not known, as their parameters have been moved there, are left for `CURRENT`.
@@ -90,21 +92,25 @@ class Submission:
                 with gpu.as_current(stream):  # of what is copied
                     self._submit_other(slot, waits)
 
-    def _parts(self, slots: list[Slot], streams: Mapping[Slot, GpuStream]) -> list[list[Slot]]:
+    def _parts(
+        self, slots: list[GradientState], streams: Mapping[GradientState, GpuStream]
+    ) -> list[list[GradientState]]:
         """Divide slots by where their gradients are made."""
-        parts: dict[GpuStream | bool, list[Slot]] = {}
+        parts: dict[GpuStream | bool, list[GradientState]] = {}
         for slot in slots:
             parts.setdefault(slot.on_gpu and streams.get(slot, True), []).append(slot)
         return list(parts.values())
 
-    def _submit_alike(self, slots: list[Slot], streams: Mapping[Slot, GpuStream], waits: bool) -> bool:
+    def _submit_alike(
+        self, slots: list[GradientState], streams: Mapping[GradientState, GpuStream], waits: bool
+    ) -> bool:
         # The hot path: hands over gradients that are like those of the step before, all together, or none of them. A
         # wrong address or size would corrupt memory, hence each of the checks.
         if not slots:
             return True
         batch = self._batches.get(slots[0])
         if batch is None or batch.slots != slots:
-            batch = self._batches[slots[0]] = SlotBatch(slots)
+            batch = self._batches[slots[0]] = GradientStateBatch(slots)
         grads = [grad for grad in [slot.seen for slot in slots] if grad is not None]
         if len(grads) < len(slots):  # not all passes were counted
             grads = [grad for grad in [slot.gradient() for slot in slots] if grad is not None]
@@ -123,13 +129,13 @@ class Submission:
             batch.requests.enqueue_inplace(addresses, self._handles)
         return True
 
-    def _lend(self, grads: list[torch.Tensor], slots: list[Slot]) -> list[int]:
+    def _lend(self, grads: list[torch.Tensor], slots: list[GradientState]) -> list[int]:
         """Lend gradients, and return the addresses of what the engine gets."""
         loans = [lend(grad, slot.name) for grad, slot in zip(grads, slots, strict=True)]
         self._loans += loans
         return [address_of(kept) for _, kept, *_ in loans]
 
-    def _lend_if_own(self, work: torch.Tensor, slot: Slot, grad: torch.Tensor | None) -> torch.Tensor:
+    def _lend_if_own(self, work: torch.Tensor, slot: GradientState, grad: torch.Tensor | None) -> torch.Tensor:
         """Return a tensor with the memory that the engine uses: if it is that of the gradient itself, it is lent."""
         if work is not grad:
             return work
@@ -142,7 +148,7 @@ class Submission:
         self._uses_gpu = True
         return stream
 
-    def _submit_other(self, slot: Slot, waits: bool) -> None:
+    def _submit_other(self, slot: GradientState, waits: bool) -> None:
         grad = slot.gradient()
         if grad is None:
             return
@@ -173,7 +179,7 @@ class Submission:
         if slot.sparse or work is not dense:
             self._finishers.append(self._finisher(slot, dense, work))
 
-    def _submit_sparse(self, slot: Slot, grad: torch.Tensor) -> None:
+    def _submit_sparse(self, slot: GradientState, grad: torch.Tensor) -> None:
         """Gather what the ranks have; the sum is all of it together."""
         options = self.options
         if options.op not in (basics.Average, basics.Sum):
@@ -192,7 +198,7 @@ class Submission:
 
         self._finishers.append(finish)
 
-    def _submit_member(self, slot: Slot, group: Group, waits: bool) -> None:
+    def _submit_member(self, slot: GradientState, group: Group, waits: bool) -> None:
         group.ready += 1
         if slot.work is not None and gpu.is_on_gpu(slot.work):
             group.streams.add(gpu.current_stream(gpu.device_of(slot.work)))
@@ -241,7 +247,7 @@ class Submission:
         options = self.options
         return Call(Kind.ALLREDUCE, name, options.op, -1, options.prescale, options.postscale, self._set_id)
 
-    def _finisher(self, slot: Slot, dense: torch.Tensor, work: torch.Tensor) -> Callable[[], None]:
+    def _finisher(self, slot: GradientState, dense: torch.Tensor, work: torch.Tensor) -> Callable[[], None]:
         decompress, ctx = self.options.compression.decompress, slot.ctx
 
         def finish() -> None:
@@ -257,7 +263,7 @@ class Submission:
         """Whether gradients have been written to, by others, since they were handed over."""
         return any(map(has_moved, self._loans))
 
-    def wait(self, slots: Sequence[Slot]) -> None:
+    def wait(self, slots: Sequence[GradientState]) -> None:
         """Wait until everything is reduced, and give these parameters their gradients.
 
         Raises:

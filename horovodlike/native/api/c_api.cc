@@ -107,7 +107,7 @@ EngineOptions options_of(const hvl_config& config) {
     if (config.host_names != nullptr) options.host_names.assign(config.host_names, config.host_names + num_hosts);
     options.connections.assign(config.connections, config.connections + config.num_connections);
     options.fan_out = config.fan_out;
-    options.bell = config.bell_fd;
+    options.bell = config.wakeup_fd;
     options.seals_data = config.seal_data != 0;
   }
   options.gpu.operations = static_cast<GpuOperations>(config.gpu_operations);
@@ -139,7 +139,7 @@ bool is_consistent(const hvl_config& config) {
     local_size += is_here ? 1 : 0;
   }
   const bool is_connected = config.num_connections > 0 && config.connections != nullptr && config.fan_out > 0 &&
-                            config.bell_fd >= 0 && config.bell_fds != nullptr;
+                            config.wakeup_fd >= 0 && config.wakeup_fds != nullptr;
   return local_size == config.local_size && local_rank == config.local_rank &&
          config.slot_bytes / local_size >= static_cast<int64_t>(kAlignment) && (num_hosts == 1 || is_connected);
 }
@@ -165,7 +165,7 @@ Status start(const hvl_config& config) {
     if (memory == nullptr) status = Status(HVL_RESOURCES, "no memory for the engine");
   }
   if (status.ok() && config.num_connections > 0) {
-    status = memory->set_pipes(std::vector<int>(config.bell_fds, config.bell_fds + config.local_size));
+    status = memory->set_pipes(std::vector<int>(config.wakeup_fds, config.wakeup_fds + config.local_size));
   }
   if (!status.ok()) return status;
   static int once = pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
@@ -279,11 +279,11 @@ int32_t hvl_arm_fault(int32_t point, int32_t fault, double amount) {
   return hvl::guarded([&] {
     std::shared_ptr<hvl::Engine> running = hvl::engine();
     if (running == nullptr) return hvl::not_initialized();
-    hvl::Strike strike = hvl::make_strike(static_cast<hvl_fault>(fault), amount);
-    if (strike == nullptr || (point != HVL_FAULT_IN_NEGOTIATION && point != HVL_FAULT_IN_DATA)) {
+    hvl::Strike trigger = hvl::make_trigger(static_cast<hvl_fault>(fault), amount);
+    if (trigger == nullptr || (point != HVL_FAULT_IN_NEGOTIATION && point != HVL_FAULT_IN_DATA)) {
       return hvl::Status(HVL_INVALID_ARGUMENT, "there is no such fault");
     }
-    running->fault(static_cast<hvl_fault_point>(point)).arm(std::move(strike));
+    running->fault(static_cast<hvl_fault_point>(point)).arm(std::move(trigger));
     return hvl::Status();
   });
 }

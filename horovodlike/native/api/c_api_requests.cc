@@ -77,7 +77,7 @@ Status enqueue(Engine* engine, const hvl_prepared& prepared, const uintptr_t* in
     return Memory{reinterpret_cast<const char*>(inputs[t]),
                   outputs != nullptr ? reinterpret_cast<char*>(outputs[t]) : nullptr};
   };
-  auto entry = std::make_unique<Entry>();
+  auto entry = std::make_unique<PendingRequest>();
   entry->operation = prepared.operation;
   if (callbacks != nullptr) entry->callbacks = *callbacks;
   entry->gpu = gpu;
@@ -292,7 +292,7 @@ int32_t hvl_poll(int64_t handle) {
   if (status == HVL_UNKNOWN_HANDLE) return -hvl::report(hvl::finish(handle, status, nullptr, nullptr));
   if (status == HVL_OK) return 1;
   std::shared_ptr<hvl::Engine> running = hvl::engine();
-  if (running != nullptr) running->hurry();
+  if (running != nullptr) running->request_flush();
   return 0;
 }
 

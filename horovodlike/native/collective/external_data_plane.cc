@@ -6,7 +6,7 @@
 #include <numeric>
 #include <utility>
 
-#include "base/keep.h"
+#include "base/leak.h"
 #include "negotiate/rank_list.h"
 
 namespace hvl {
@@ -81,8 +81,8 @@ ExternalDataPlane::ExternalDataPlane(const ExternalOptions& options, int local_r
 
 ExternalDataPlane::~ExternalDataPlane() {
   if (!in_progress_) return;
-  keep_forever(sent_.data.release());
-  keep_forever(received_.data.release());
+  leak(sent_.data.release());
+  leak(received_.data.release());
 }
 
 void ExternalDataPlane::begin(TeamPtr team, uint64_t) {

@@ -8,17 +8,17 @@
 
 namespace hvl {
 
-Status CoordinatorSeat::accept(int rank, const Message& message, uint64_t sent) {
+Status CoordinatorHost::accept(int rank, const Message& message, uint64_t sent) {
   accepted_ = true;
   return coordinator_.on_message(rank, message, sent);
 }
 
-Status CoordinatorSeat::accept(const Message& message, uint64_t came) {
+Status CoordinatorHost::accept(const Message& message, uint64_t came) {
   accepted_ = true;
   return coordinator_.on_message(message, came);
 }
 
-void CoordinatorSeat::decide(const std::function<void(const Decision&)>& publish) {
+void CoordinatorHost::decide(const std::function<void(const Decision&)>& publish) {
   if (!accepted_) return;
   accepted_ = false;
   decisions_.clear();
@@ -30,14 +30,14 @@ void CoordinatorSeat::decide(const std::function<void(const Decision&)>& publish
   }
 }
 
-bool CoordinatorSeat::next(Record* record) {
+bool CoordinatorHost::next(Record* record) {
   if (log_.empty()) return false;
   *record = std::move(log_.front());
   log_.pop_front();
   return true;
 }
 
-Status CoordinatorSeat::check_stalls(StackQuestions* questions, const std::function<void()>& show_inquiry) {
+Status CoordinatorHost::check_stalls(StackDumpRequests* questions, const std::function<void()>& show_inquiry) {
   const uint64_t now = now_ns();
   const std::vector<Pending> pending = coordinator_.pending(inspector_.latest_stall(now));
   const bool is_over = inspector_.is_over(pending, now);

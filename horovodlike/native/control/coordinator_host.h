@@ -12,15 +12,15 @@
 
 namespace hvl {
 
-struct SeatOptions {
+struct CoordinatorHostOptions {
   CoordinatorOptions coordinator;
   double stall_warning = 60;
   double stall_shutdown = 0;
 };
 
-class CoordinatorSeat {
+class CoordinatorHost {
  public:
-  explicit CoordinatorSeat(const SeatOptions& options)
+  explicit CoordinatorHost(const CoordinatorHostOptions& options)
       : coordinator_(options.coordinator), inspector_(options.stall_warning, options.stall_shutdown) {}
 
   // `sent`: when, by the host's clock.
@@ -31,12 +31,12 @@ class CoordinatorSeat {
   void decide(const std::function<void(const Decision&)>& publish);
   bool next(Record* record);
   void set_fusion_threshold(int64_t num_bytes) { coordinator_.set_fusion_threshold(num_bytes); }
-  const std::vector<Lateness>& lateness() const { return coordinator_.lateness(); }
+  const std::vector<StragglerStats>& lateness() const { return coordinator_.lateness(); }
   bool has_messages() const { return accepted_; }
   bool has_records() const { return !log_.empty(); }
   // Asks ranks that others have waited for for long where they are; a later call, when they have answered, reports.
   // Never waits. Calls show_inquiry() as long as it asks with the time of a tensor over.
-  Status check_stalls(StackQuestions* questions, const std::function<void()>& show_inquiry);
+  Status check_stalls(StackDumpRequests* questions, const std::function<void()>& show_inquiry);
 
  private:
   Coordinator coordinator_;

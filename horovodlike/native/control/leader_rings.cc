@@ -77,9 +77,9 @@ bool LeaderRings::has_news() const {
          std::any_of(requests_.begin(), requests_.end(), [](const RingReader& reader) { return reader.has_frame(); });
 }
 
-void LeaderRings::show(const std::vector<Lateness>& lateness, const std::vector<int>& ranks) {
+void LeaderRings::show(const std::vector<StragglerStats>& lateness, const std::vector<int>& ranks) {
   for (int local_rank = 0; local_rank < memory_->shape().ranks; ++local_rank) {
-    const Lateness& each = lateness[static_cast<size_t>(ranks[static_cast<size_t>(local_rank)])];
+    const StragglerStats& each = lateness[static_cast<size_t>(ranks[static_cast<size_t>(local_rank)])];
     RankBlock& block = memory_->rank(local_rank);
     if (block.waited_for.load(std::memory_order_relaxed) == each.waited) continue;  // keep the line shared
     block.waited_for.store(each.waited, std::memory_order_relaxed);

@@ -34,7 +34,7 @@ class LeaderRings {
   bool has_news() const;
 
   // Shows to the host how others have waited for its ranks. `ranks`: by local rank, the index in `lateness`.
-  void show(const std::vector<Lateness>& lateness, const std::vector<int>& ranks);
+  void show(const std::vector<StragglerStats>& lateness, const std::vector<int>& ranks);
   // Shows to the host that the coordinator asks for missing ranks; see HostHeader.
   void show_inquiry() { memory_->header().inquiries.fetch_add(1, std::memory_order_relaxed); }
 

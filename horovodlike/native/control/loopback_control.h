@@ -7,23 +7,23 @@ namespace hvl {
 
 class LoopbackControlPlane : public ControlPlane {
  public:
-  explicit LoopbackControlPlane(const SeatOptions& options) : seat_(options) {}
+  explicit LoopbackControlPlane(const CoordinatorHostOptions& options) : coordinator_host_(options) {}
 
-  Status send(const Message& message) override { return seat_.accept(0, message, now_ns()); }
+  Status send(const Message& message) override { return coordinator_host_.accept(0, message, now_ns()); }
   Status pump(bool*) override {
-    seat_.decide([](const Decision&) {});
+    coordinator_host_.decide([](const Decision&) {});
     return Status();
   }
   Status next(Record* record, bool* found) override {
-    *found = seat_.next(record);
+    *found = coordinator_host_.next(record);
     return Status();
   }
-  bool has_news() override { return seat_.has_messages() || seat_.has_records(); }
+  bool has_news() override { return coordinator_host_.has_messages() || coordinator_host_.has_records(); }
   bool is_flushed() override { return true; }
   Status check_stalls() override { return Status(); }
 
  private:
-  CoordinatorSeat seat_;
+  CoordinatorHost coordinator_host_;
 };
 
 }  // namespace hvl

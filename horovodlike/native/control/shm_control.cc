@@ -17,28 +17,29 @@ std::vector<int> all_ranks(int size) {
 
 }  // namespace
 
-ShmCoordinator::ShmCoordinator(std::shared_ptr<HostMemory> memory, const SeatOptions& options, std::vector<int> pids)
+ShmCoordinator::ShmCoordinator(std::shared_ptr<HostMemory> memory, const CoordinatorHostOptions& options,
+                               std::vector<int> pids)
     : ranks_(all_ranks(memory->shape().ranks)),
-      seat_(options),
+      coordinator_host_(options),
       questions_(memory, std::move(pids), ranks_),
       rings_(std::move(memory)) {}
 
 Status ShmCoordinator::pump(bool* progressed) {
   Status status = rings_.receive(
-      [this](int rank, const Message& message, uint64_t sent) { return seat_.accept(rank, message, sent); },
+      [this](int rank, const Message& message, uint64_t sent) { return coordinator_host_.accept(rank, message, sent); },
       progressed);
   if (!status.ok()) return status;
-  const bool has_heard = seat_.has_messages();
-  seat_.decide([this](const Decision& decision) {
+  const bool has_heard = coordinator_host_.has_messages();
+  coordinator_host_.decide([this](const Decision& decision) {
     record_ends_.push_back(rings_.publish(decision.record, decision.concerned));
   });
   rings_.pump(progressed);
-  if (has_heard) rings_.show(seat_.lateness(), ranks_);
+  if (has_heard) rings_.show(coordinator_host_.lateness(), ranks_);
   return Status();
 }
 
 Status ShmCoordinator::next(Record* record, bool* found) {
-  *found = next_is_public() && seat_.next(record);
+  *found = next_is_public() && coordinator_host_.next(record);
   if (*found) record_ends_.pop_front();
   return Status();
 }

@@ -16,24 +16,24 @@ namespace hvl {
 class ShmCoordinator : public ControlPlane {
  public:
   // `pids` by local rank; empty: the ranks are threads of this process.
-  ShmCoordinator(std::shared_ptr<HostMemory> memory, const SeatOptions& options, std::vector<int> pids);
+  ShmCoordinator(std::shared_ptr<HostMemory> memory, const CoordinatorHostOptions& options, std::vector<int> pids);
 
-  Status send(const Message& message) override { return seat_.accept(0, message, now_ns()); }
+  Status send(const Message& message) override { return coordinator_host_.accept(0, message, now_ns()); }
   Status pump(bool* progressed) override;
   Status next(Record* record, bool* found) override;
-  bool has_news() override { return seat_.has_messages() || next_is_public() || rings_.has_news(); }
+  bool has_news() override { return coordinator_host_.has_messages() || next_is_public() || rings_.has_news(); }
   bool is_flushed() override { return rings_.is_flushed(); }
   Status check_stalls() override {
-    return seat_.check_stalls(&questions_, [this] { rings_.show_inquiry(); });
+    return coordinator_host_.check_stalls(&questions_, [this] { rings_.show_inquiry(); });
   }
-  void set_fusion_threshold(int64_t num_bytes) override { seat_.set_fusion_threshold(num_bytes); }
+  void set_fusion_threshold(int64_t num_bytes) override { coordinator_host_.set_fusion_threshold(num_bytes); }
 
  private:
   bool next_is_public() const { return !record_ends_.empty() && rings_.has_written(record_ends_.front()); }
 
   const std::vector<int> ranks_;  // by local rank, here the same
-  CoordinatorSeat seat_;
-  StackQuestions questions_;
+  CoordinatorHost coordinator_host_;
+  StackDumpRequests questions_;
   LeaderRings rings_;
   // Where in the log's stream the records end that this rank has still to run. It runs a record only when the others
   // can read it too: while it runs one nobody passes on the rest of the log, and the others would never begin.

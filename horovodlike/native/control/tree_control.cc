@@ -185,30 +185,30 @@ void TreeLeader::close_in_child() {
   for_each_channel([](Channel* channel) { channel->close(); });
 }
 
-TreeRoot::TreeRoot(std::shared_ptr<HostMemory> memory, const SeatOptions& options, std::vector<int> ranks,
+TreeRoot::TreeRoot(std::shared_ptr<HostMemory> memory, const CoordinatorHostOptions& options, std::vector<int> ranks,
                    std::vector<int> pids, std::vector<std::vector<int>> relays,
                    std::vector<std::unique_ptr<Channel>> children)
     : TreeLeader(memory, ranks, nullptr, std::move(children)),
-      seat_(options),
+      coordinator_host_(options),
       questions_(memory, std::move(pids), std::move(ranks), std::move(relays)) {}
 
 Status TreeRoot::decide() {
-  seat_.decide([this](const Decision& decision) { publish(decision.record, decision.concerned); });
+  coordinator_host_.decide([this](const Decision& decision) { publish(decision.record, decision.concerned); });
   Record already_published;
-  while (seat_.next(&already_published)) {
+  while (coordinator_host_.next(&already_published)) {
   }
-  rings().show(seat_.lateness(), ranks());
+  rings().show(coordinator_host_.lateness(), ranks());
   return Status();
 }
 
 TreeNode::TreeNode(std::shared_ptr<HostMemory> memory, std::vector<int> ranks, RankSet below,
                    std::unique_ptr<Channel> parent, std::vector<std::unique_ptr<Channel>> children)
     : TreeLeader(std::move(memory), std::move(ranks), std::move(parent), std::move(children)),
-      funnel_(FunnelOptions{std::move(below)}) {}
+      aggregator_(AggregatorOptions{std::move(below)}) {}
 
 Status TreeNode::decide() {
   messages_.clear();
-  funnel_.take(now_ns(), &messages_);
+  aggregator_.take(now_ns(), &messages_);
   for (const Message& message : messages_) send_up(message);
   return Status();
 }

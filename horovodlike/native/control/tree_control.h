@@ -82,23 +82,23 @@ class TreeLeader : public ControlPlane {
 // Of the root host.
 class TreeRoot : public TreeLeader {
  public:
-  // `relays`: as those of StackQuestions.
-  TreeRoot(std::shared_ptr<HostMemory> memory, const SeatOptions& options, std::vector<int> ranks,
+  // `relays`: as those of StackDumpRequests.
+  TreeRoot(std::shared_ptr<HostMemory> memory, const CoordinatorHostOptions& options, std::vector<int> ranks,
            std::vector<int> pids, std::vector<std::vector<int>> relays, std::vector<std::unique_ptr<Channel>> children);
 
   Status check_stalls() override {
-    return seat_.check_stalls(&questions_, [this] { show_inquiry(); });
+    return coordinator_host_.check_stalls(&questions_, [this] { show_inquiry(); });
   }
-  void set_fusion_threshold(int64_t num_bytes) override { seat_.set_fusion_threshold(num_bytes); }
+  void set_fusion_threshold(int64_t num_bytes) override { coordinator_host_.set_fusion_threshold(num_bytes); }
 
  protected:
-  Status accept(const Message& message, uint64_t came) override { return seat_.accept(message, came); }
+  Status accept(const Message& message, uint64_t came) override { return coordinator_host_.accept(message, came); }
   Status decide() override;
-  bool has_to_decide() override { return seat_.has_messages(); }
+  bool has_to_decide() override { return coordinator_host_.has_messages(); }
 
  private:
-  CoordinatorSeat seat_;
-  StackQuestions questions_;
+  CoordinatorHost coordinator_host_;
+  StackDumpRequests questions_;
 };
 
 // Of any other host.
@@ -111,14 +111,14 @@ class TreeNode : public TreeLeader {
   Status check_stalls() override { return Status(); }
 
  protected:
-  Status accept(const Message& message, uint64_t came) override { return funnel_.accept(message, came); }
+  Status accept(const Message& message, uint64_t came) override { return aggregator_.accept(message, came); }
   Status decide() override;
-  bool has_to_decide() override { return funnel_.next_deadline() <= now_ns(); }
-  uint64_t next_deadline() const override { return funnel_.next_deadline(); }
-  void observe(const Record& record) override { funnel_.observe(record); }
+  bool has_to_decide() override { return aggregator_.next_deadline() <= now_ns(); }
+  uint64_t next_deadline() const override { return aggregator_.next_deadline(); }
+  void observe(const Record& record) override { aggregator_.observe(record); }
 
  private:
-  Funnel funnel_;
+  Aggregator aggregator_;
   std::vector<Message> messages_;
 };
 

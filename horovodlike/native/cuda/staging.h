@@ -17,7 +17,7 @@
 
 namespace hvl {
 
-// For who holds the baton.
+// For who holds the engine lock.
 class Staging {
  public:
   // `who`: this rank and its GPU. `bytes`: of a half, the same on all ranks. Copies go through `stream`.

@@ -9,7 +9,7 @@
 #include <numeric>
 #include <utility>
 
-#include "base/keep.h"
+#include "base/leak.h"
 #include "base/log.h"
 #include "collective/loopback.h"
 #include "collective/shm/shm_data_plane.h"
@@ -46,22 +46,22 @@ WaiterOptions waiter_options(const EngineOptions& options, const std::atomic<boo
   return waiter;
 }
 
-SeatOptions seat_options(const EngineOptions& options) {
-  SeatOptions seat;
-  seat.coordinator.size = options.size;
-  seat.coordinator.fusion_threshold = options.fusion_threshold;
-  seat.coordinator.cache_capacity = options.cache_capacity;
-  seat.stall_warning = options.stall_warning;
-  seat.stall_shutdown = options.stall_shutdown;
-  return seat;
+CoordinatorHostOptions coordinator_host_options(const EngineOptions& options) {
+  CoordinatorHostOptions coordinator_host;
+  coordinator_host.coordinator.size = options.size;
+  coordinator_host.coordinator.fusion_threshold = options.fusion_threshold;
+  coordinator_host.coordinator.cache_capacity = options.cache_capacity;
+  coordinator_host.stall_warning = options.stall_warning;
+  coordinator_host.stall_shutdown = options.stall_shutdown;
+  return coordinator_host;
 }
 
 std::unique_ptr<ControlPlane> make_control(const EngineOptions& options, const std::shared_ptr<HostMemory>& memory,
                                            Poller* poller) {
-  if (options.size == 1) return std::make_unique<LoopbackControlPlane>(seat_options(options));
+  if (options.size == 1) return std::make_unique<LoopbackControlPlane>(coordinator_host_options(options));
   if (options.local_rank != 0) return std::make_unique<ShmWorker>(memory, options.local_rank);
-  if (options.has_several_hosts()) return make_tree_leader(options, seat_options(options), memory, poller);
-  return std::make_unique<ShmCoordinator>(memory, seat_options(options), options.local_pids);
+  if (options.has_several_hosts()) return make_tree_leader(options, coordinator_host_options(options), memory, poller);
+  return std::make_unique<ShmCoordinator>(memory, coordinator_host_options(options), options.local_pids);
 }
 
 std::unique_ptr<DataPlane> make_data_plane(const EngineOptions& options, const std::shared_ptr<HostMemory>& memory,
@@ -94,7 +94,7 @@ Engine::Engine(const EngineOptions& options, std::shared_ptr<HostMemory> memory,
       memory_(std::move(memory)),
       handles_(handles),
       queue_(++engines_started, &memory_->rank(options.local_rank).queued),
-      flights_(options.flight_recorder_size),
+      collective_records_(options.flight_recorder_size),
       timeline_(options.rank),
       gpu_access_(options.gpu),
       poller_(make_poller(options_)),
@@ -120,16 +120,16 @@ void Engine::shut_down() {
   if (thread_.joinable()) {
     thread_.join();
     if (poller_ != nullptr && memory_->is_broken()) {  // the other hosts are to hear of it
-      const std::lock_guard<std::mutex> baton(baton_);
+      const std::lock_guard<std::mutex> lock(engine_lock_);
       const std::function<bool()> never = [] { return false; };
-      waiter_.take_turn(Sleeper::kEngineThread, UINT64_MAX, &never);
+      waiter_.take_turn(WaitingParty::kEngineThread, UINT64_MAX, &never);
       flush_before_leaving();
     }
   }
   timeline_.stop();
 }
 
-Status Engine::enqueue(std::unique_ptr<Entry> entry, int64_t* handle) {
+Status Engine::enqueue(std::unique_ptr<PendingRequest> entry, int64_t* handle) {
   const bool with_handle = entry->callbacks.done == nullptr;
   // Whoever is called back cannot show that he waits. And where requests are held back for want of processors, those on
   // a GPU are not: it computes them.
@@ -151,7 +151,7 @@ Status Engine::enqueue(std::unique_ptr<Entry> entry, int64_t* handle) {
     *handle = 0;
     return status;
   }
-  if (is_urgent) hurried_.store(true);
+  if (is_urgent) flush_requested_.store(true);
   return status;
 }
 
@@ -160,8 +160,8 @@ void Engine::notify() {
   if (options_.overlap || is_wanted()) memory_->ring(options_.local_rank, kRingNews);
 }
 
-void Engine::hurry() {
-  if (!hurried_.exchange(true)) memory_->ring(options_.local_rank, kRingNews);
+void Engine::request_flush() {
+  if (!flush_requested_.exchange(true)) memory_->ring(options_.local_rank, kRingNews);
 }
 
 // What was interrupted, then what the log says. Where the engine may work while the framework computes, it leaves as
@@ -171,7 +171,7 @@ Status Engine::step(bool* progressed) {
   const size_t num_in_flight = num_in_flight_;
   Status status = submit(progressed);
   if (status.ok()) status = control_->pump(progressed);
-  if (num_in_flight_ > num_in_flight && negotiation_fault_.is_armed()) negotiation_fault_.strike();
+  if (num_in_flight_ > num_in_flight && negotiation_fault_.is_armed()) negotiation_fault_.trigger();
   Record record;
   while (status.ok() && !ended_ && !waiter_.is_interrupted() && !(options_.overlap && waiter_.has_enough())) {
     bool found = true;
@@ -218,7 +218,7 @@ uint64_t Engine::idle_timeout() const {
 
 // While somebody waits here and nothing happens, those that hold back requests are asked to send them: what is waited
 // for may be among them. Soon, but not at once, as they will most often come to wait themselves.
-void Engine::nudge() {
+void Engine::request_peer_flush() {
   const uint64_t now = now_ns();
   if (!somebody_waits()) {
     waiting_since_ = 0;
@@ -233,7 +233,7 @@ void Engine::nudge() {
 
 // Somebody here looks at the results, or there is so much that it is time to start.
 bool Engine::is_wanted() const {
-  return somebody_waits() || hurried_.load() || stop_requested_.load() ||
+  return somebody_waits() || flush_requested_.load() || stop_requested_.load() ||
          (options_.overlap && queue_.queued_bytes() >= kWorthSending);
 }
 
@@ -245,7 +245,7 @@ uint64_t Engine::hold_limit() const {
   return memory_->another_waits(options_.local_rank) ? 0 : kMaxHold;
 }
 
-bool Engine::holds_back() {
+bool Engine::defers() {
   held_limit_ = hold_limit();
   bool hold = held_limit_ > 0 && !is_wanted();
   if (hold && held_since_ == 0) held_since_ = now_ns();
@@ -264,13 +264,13 @@ Status Engine::submit(bool* progressed) {
     Status status = control_->send(message);
     if (!status.ok()) return status;
   }
-  if (queue_.empty() || holds_back()) return Status();
-  hurried_.store(false);
+  if (queue_.empty() || defers()) return Status();
+  flush_requested_.store(false);
   queue_.take(&new_entries_);
   *progressed = true;
   Status status;
   ready_.ids.clear();
-  for (std::unique_ptr<Entry>& entry : new_entries_) {
+  for (std::unique_ptr<PendingRequest>& entry : new_entries_) {
     NamedTensor* tensor = entry->tensor.get();
     tensor->entry = std::move(entry);
     ++num_in_flight_;
@@ -333,7 +333,7 @@ bool Engine::is_agreed(NamedTensor* tensor) {
 }
 
 void Engine::complete(NamedTensor* tensor, Status status, std::vector<hvl_output> outputs) {
-  std::unique_ptr<Entry> entry = std::move(tensor->entry);
+  std::unique_ptr<PendingRequest> entry = std::move(tensor->entry);
   GpuResultPtr on_gpu;
   if (entry->gpu != nullptr && status.ok()) on_gpu = result_on_gpu(*entry, &status);
   --num_in_flight_;
@@ -353,7 +353,7 @@ void Engine::complete(NamedTensor* tensor, Status status, std::vector<hvl_output
 // What has not been announced, first what submit() left behind if it was interrupted.
 void Engine::gather_queued() {
   do {
-    for (std::unique_ptr<Entry>& entry : new_entries_) {
+    for (std::unique_ptr<PendingRequest>& entry : new_entries_) {
       if (entry == nullptr) continue;
       NamedTensor* tensor = entry->tensor.get();
       tensor->entry = std::move(entry);
@@ -392,7 +392,7 @@ void Engine::end(const Status& reason) {
     tensor->agreed = nullptr;
   }
   is_running_ = false;
-  for (hvl_output& output : outputs_) data_plane_->holds_memory() ? keep_forever(output.data) : free(output.data);
+  for (hvl_output& output : outputs_) data_plane_->holds_memory() ? leak(output.data) : free(output.data);
   outputs_.clear();
   handles_->wake_waiters();
 }

@@ -1,8 +1,8 @@
 // The engine: negotiates what this rank has ready, and runs the log.
 //
-// One thread at a time does this work: who holds the baton. A thread that waits for a result takes it if it is free, so
-// that no thread has to wake another one and be woken by it. Otherwise the engine's own thread does the work, and goes
-// on with what a thread leaves undone that is interrupted by a signal or has no time left.
+// One thread at a time does this work: who holds the engine lock. A thread that waits for a result takes it if it is
+// free, so that no thread has to wake another one and be woken by it. Otherwise the engine's own thread does the work,
+// and goes on with what a thread leaves undone that is interrupted by a signal or has no time left.
 #pragma once
 
 #include <atomic>
@@ -88,7 +88,7 @@ class Engine {
 
   // Any thread. Takes effect with notify(). The entry's operation, addresses and completion function are set; gives it
   // a handle unless it has a completion function.
-  Status enqueue(std::unique_ptr<Entry> entry, int64_t* handle);
+  Status enqueue(std::unique_ptr<PendingRequest> entry, int64_t* handle);
   // Any thread: where the caller's stream is, for the entries of requests on a GPU. See GpuAccess.
   Status request_gpu(int device, CudaStream stream, std::shared_ptr<const GpuRequest>* request) {
     const Status status = job_status();  // the device of a job that is broken may fail, too
@@ -100,7 +100,7 @@ class Engine {
   // a signal (HVL_IN_PROGRESS). Meanwhile nothing is held back to make larger batches.
   hvl_status wait(const int64_t* handles, size_t count, uint64_t deadline);
   // Any thread: somebody looked for a result in vain, and will look again.
-  void hurry();
+  void request_flush();
   // Any thread: the handle of the request in flight under the operation's name; 0: there is none.
   int64_t handle_in_flight(Operation* operation) { return queue_.handle_in_flight(operation); }
   // Any thread: why requests are not accepted any more.
@@ -115,7 +115,7 @@ class Engine {
 
   const EngineOptions& options() const { return options_; }
   const EngineCounters& counters() const { return counters_; }
-  const FlightRecorder& flights() const { return flights_; }
+  const FlightRecorder& flights() const { return collective_records_; }
   Timeline& timeline() { return timeline_; }
   Fault& fault(hvl_fault_point point) { return point == HVL_FAULT_IN_DATA ? data_fault_ : negotiation_fault_; }
   // Nanoseconds that collectives have waited for other ranks.
@@ -140,16 +140,16 @@ class Engine {
   // The engine's own thread.
   void run();
 
-  // All that follows is for who holds the baton.
-  void work(Sleeper worker, const std::function<bool()>& enough, uint64_t deadline) noexcept;
-  void give_back(std::unique_lock<std::mutex> baton);
+  // All that follows is for who holds the engine lock.
+  void work(WaitingParty worker, const std::function<bool()>& enough, uint64_t deadline) noexcept;
+  void give_back(std::unique_lock<std::mutex> lock);
   Status step(bool* progressed);
   bool has_work();
   uint32_t listening() const;  // to which rings
   uint64_t idle_timeout() const;
-  void nudge();
+  void request_peer_flush();
   uint64_t hold_limit() const;
-  bool holds_back();
+  bool defers();
   Status submit(bool* progressed);
   Status check_process_set(int32_t process_set, const std::string& name) const;
   Status announce(NamedTensor* tensor, Message* ready);
@@ -205,7 +205,7 @@ class Engine {
   Status hold_until_allocated(Status status);
   void* allocate_by_caller(const hvl_callbacks& callbacks, int32_t index, const hvl_output& output) const;
   Status prepare_adasum_on_gpu(const Known& first);
-  GpuResultPtr result_on_gpu(const Entry& entry, Status* status);
+  GpuResultPtr result_on_gpu(const PendingRequest& entry, Status* status);
   Status watch_gpu();
   bool is_gpu_working() const { return gpu_plane_ != nullptr && gpu_plane_->is_working(); }
   void warn_of_busy_gpu();
@@ -216,7 +216,7 @@ class Engine {
   void note_begin();
   void note_end();
   void write_flights(const Status& reason) const;
-  std::vector<const Entry*> in_flight() const;
+  std::vector<const PendingRequest*> in_flight() const;
   Status with_what_is_in_flight(const Status& reason) const;
 
   // engine_tuning.cc: the values that are found out while the job runs.
@@ -228,19 +228,19 @@ class Engine {
   HandleTable* const handles_;
   TensorQueue queue_;
   EngineCounters counters_;
-  FlightRecorder flights_;  // written by who holds the baton
+  FlightRecorder collective_records_;  // written by who holds the engine lock
   Timeline timeline_;
   Fault negotiation_fault_;
   Fault data_fault_;
   GpuAccess gpu_access_;
   std::atomic<bool> stop_requested_{false};
-  std::atomic<bool> hurried_{false};
+  std::atomic<bool> flush_requested_{false};
 
-  std::mutex baton_;  // no lock is held when it is taken
+  std::mutex engine_lock_;  // no lock is held when it is taken
 
   const std::unique_ptr<Poller> poller_;  // of jobs of several hosts
 
-  // For who holds the baton.
+  // For who holds the engine lock.
   Waiter waiter_;
   std::unique_ptr<ControlPlane> control_;
   std::unique_ptr<DataPlane> data_plane_;
@@ -251,11 +251,11 @@ class Engine {
   uint64_t cycle_time_;
   std::unordered_map<TensorId, Known> known_;
   std::unordered_map<std::string, std::shared_ptr<NamedTensor>> in_full_;  // announced without an id, by key
-  std::vector<std::unique_ptr<Entry>> new_entries_;
+  std::vector<std::unique_ptr<PendingRequest>> new_entries_;
   Message ready_;
   std::map<int32_t, TeamPtr> process_sets_;  // by id; 0 has all ranks
   uint64_t num_executed_ = 0;                // collectives of the log, also those without this rank
-  // The collective that is under way. Interrupted, it is gone on with by who has the baton next.
+  // The collective that is under way. Interrupted, it is gone on with by who has the engine lock next.
   bool is_running_ = false;
   bool has_failed_ = false;
   bool is_on_gpu_ = false;

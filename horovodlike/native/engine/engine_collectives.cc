@@ -93,7 +93,7 @@ void Engine::prepare_batch() {
   batch_.clear();
   entry_ends_.clear();
   for (const NamedTensor* tensor : tensors_) {
-    const Entry& entry = *tensor->entry;
+    const PendingRequest& entry = *tensor->entry;
     const Signature& signature = entry.signature();
     for (size_t t = 0; t < signature.tensors.size(); ++t) {
       uint64_t num_bytes = static_cast<uint64_t>(entry.operation->num_bytes[t]);
@@ -102,7 +102,7 @@ void Engine::prepare_batch() {
     entry_ends_.push_back(batch_.num_bytes());
   }
   if (data_fault_.is_armed() && tensors_.back()->entry->signature().kind == HVL_ALLREDUCE) {
-    batch_.interrupt_halfway([this] { data_fault_.strike(); });
+    batch_.interrupt_halfway([this] { data_fault_.trigger(); });
   }
 }
 
@@ -135,7 +135,7 @@ Status Engine::allocate(size_t index, const TensorSignature& described, int64_t 
   std::copy(described.shape.begin(), described.shape.end(), output.shape);
   output.shape[0] = rows;
   output.num_bytes = rows * bytes_of_row(described);
-  const Entry& entry = *tensors_.front()->entry;
+  const PendingRequest& entry = *tensors_.front()->entry;
   const hvl_callbacks& callbacks = entry.callbacks;
   const bool is_callers = callbacks.allocate != nullptr;
   output.data = is_callers ? allocate_by_caller(callbacks, static_cast<int32_t>(index), output)
@@ -151,7 +151,7 @@ Status Engine::allocate(size_t index, const TensorSignature& described, int64_t 
 }
 
 Status Engine::prepare_allgather(const Known& known) {
-  const Entry& entry = *tensors_.front()->entry;
+  const PendingRequest& entry = *tensors_.front()->entry;
   gathers_.clear();
   for (size_t t = 0; t < entry.signature().tensors.size(); ++t) {
     int64_t rows = 0;
@@ -179,7 +179,7 @@ Status Engine::prepare_alltoall(const Known& known) {
 
 // The rows from every rank to every other one are known. Those that a rank has for one that takes no part stay.
 Status Engine::prepare_exchange(const Known& known, size_t tensor) {
-  const Entry& entry = *tensors_.front()->entry;
+  const PendingRequest& entry = *tensors_.front()->entry;
   const Signature& signature = entry.signature();
   const Team& members = *process_sets_.at(signature.process_set);
   const int64_t row_bytes = bytes_of_row(signature.tensors[tensor]);
@@ -222,7 +222,7 @@ Status Engine::prepare_exchange(const Known& known, size_t tensor) {
 
 // Each member of the process set has its rows, whether or not it takes part.
 void Engine::prepare_reducescatter() {
-  const Entry& entry = *tensors_.front()->entry;
+  const PendingRequest& entry = *tensors_.front()->entry;
   const Signature& signature = entry.signature();
   const Team& members = *process_sets_.at(signature.process_set);
   const int64_t size = static_cast<int64_t>(members.size());

@@ -41,7 +41,7 @@ void* Engine::allocate_by_caller(const hvl_callbacks& callbacks, int32_t index, 
 
 std::string Engine::name_of_input(const char* input) const {
   for (const NamedTensor* tensor : tensors_) {
-    const Entry& entry = *tensor->entry;
+    const PendingRequest& entry = *tensor->entry;
     for (size_t t = 0; t < entry.signature().tensors.size(); ++t) {
       if (entry.memory_of(t).input == input) return entry.signature().name;
     }
@@ -66,7 +66,7 @@ Status Engine::prepare_adasum_on_gpu(const Known& first) {
 }
 
 // What the request's handle is to keep; who is called back has his stream wait instead.
-GpuResultPtr Engine::result_on_gpu(const Entry& entry, Status* status) {
+GpuResultPtr Engine::result_on_gpu(const PendingRequest& entry, Status* status) {
   const GpuResultPtr& result = gpu_plane_->result();
   if (result != nullptr && entry.callbacks.done != nullptr) *status = result->done().hold_up(entry.gpu->stream);
   return result;

@@ -74,22 +74,22 @@ hvl_status Engine::wait(const int64_t* handles, size_t count, uint64_t deadline)
   if (!may_work) memory_->ring(options_.local_rank, kRingNews);
   bool interrupted = false;
   while (!interrupted && !is_over()) {
-    std::unique_lock<std::mutex> baton(baton_, std::defer_lock);
+    std::unique_lock<std::mutex> lock(engine_lock_, std::defer_lock);
     uint64_t spent = 0;
-    // It yields: who has the baton may be on this processor.
-    if (spin_until([&] { return is_over() || (may_work && baton.try_lock()); }, kUrgentSpin, true, &spent) ==
+    // It yields: who has the engine lock may be on this processor.
+    if (spin_until([&] { return is_over() || (may_work && lock.try_lock()); }, kUrgentSpin, true, &spent) ==
         Spin::kInVain) {
       // Should he who has it be about to sleep, he is to look at the queue once more.
       memory_->ring(options_.local_rank, kRingNews);
       interrupted = handles_->wait(handles[left - 1], deadline) == HVL_IN_PROGRESS;
-    } else if (baton.owns_lock()) {
-      work(Sleeper::kWaitingThread, std::cref(is_over), deadline);
+    } else if (lock.owns_lock()) {
+      work(WaitingParty::kWaitingThread, std::cref(is_over), deadline);
       interrupted = waiter_.is_interrupted();
-      give_back(std::move(baton));
+      give_back(std::move(lock));
     }
   }
   if (is_complete()) return HVL_OK;
-  hurry();  // he will look again
+  request_flush();  // he will look again
   return HVL_IN_PROGRESS;
 }
 
@@ -98,48 +98,48 @@ void Engine::run() {
   bool ended = false;
   while (!ended) {
     uint64_t timeout = kWatchInterval;
-    const uint32_t seen = doorbell().rings(Sleeper::kEngineThread);
-    std::unique_lock<std::mutex> baton(baton_, std::try_to_lock);
-    if (baton.owns_lock()) {
-      work(Sleeper::kEngineThread, [] { return false; }, UINT64_MAX);
+    const uint32_t seen = doorbell().rings(WaitingParty::kEngineThread);
+    std::unique_lock<std::mutex> lock(engine_lock_, std::try_to_lock);
+    if (lock.owns_lock()) {
+      work(WaitingParty::kEngineThread, [] { return false; }, UINT64_MAX);
       ended = ended_;
       is_gpu_watched_ = is_gpu_busy();
       timeout = idle_timeout();
-      give_back(std::move(baton));
+      give_back(std::move(lock));
     }
     if (ended) break;
     if (poller_ != nullptr) {
       poller_->sleep_engine_thread(timeout);
     } else {
-      doorbell().sleep(Sleeper::kEngineThread, seen, timeout);
+      doorbell().sleep(WaitingParty::kEngineThread, seen, timeout);
     }
   }
 }
 
 // From here on it is the engine's thread that listens.
-void Engine::give_back(std::unique_lock<std::mutex> baton) {
-  const uint32_t seen = doorbell().rings(Sleeper::kEngineThread);
-  doorbell().go_on_duty(Sleeper::kEngineThread, listening());
+void Engine::give_back(std::unique_lock<std::mutex> lock) {
+  const uint32_t seen = doorbell().rings(WaitingParty::kEngineThread);
+  doorbell().arm(WaitingParty::kEngineThread, listening());
   if (poller_ != nullptr) poller_->let_engine_thread_listen(true);
   const bool more = ended_ || has_work() || (is_gpu_busy() && !is_gpu_watched_);
-  baton.unlock();
-  // Who rang before the baton was free has woken the engine's thread in vain.
-  if (!more && doorbell().rings(Sleeper::kEngineThread) == seen) return;
+  lock.unlock();
+  // Who rang before the engine lock was free has woken the engine's thread in vain.
+  if (!more && doorbell().rings(WaitingParty::kEngineThread) == seen) return;
   if (poller_ != nullptr) {
     poller_->call_engine_thread();
   } else {
-    doorbell().wake(Sleeper::kEngineThread);
+    doorbell().wake(WaitingParty::kEngineThread);
   }
 }
 
 // Returns when there is enough, and when the engine has ended; a waiting thread also when it is interrupted, and the
 // engine's own when there is nothing to do for the moment.
-void Engine::work(Sleeper worker, const std::function<bool()>& enough, uint64_t deadline) noexcept {
+void Engine::work(WaitingParty worker, const std::function<bool()>& enough, uint64_t deadline) noexcept {
   const DefaultArithmetic arithmetic;
   doorbell().go_off_duty();
   if (poller_ != nullptr) poller_->let_engine_thread_listen(false);
   waiter_.take_turn(worker, deadline, &enough);
-  if (worker == Sleeper::kWaitingThread) waiting_since_ = 0;  // he begins to
+  if (worker == WaitingParty::kWaitingThread) waiting_since_ = 0;  // he begins to
   Status status;
   try {
     while (status.ok() && !ended_ && !waiter_.is_interrupted() && !waiter_.has_enough()) {
@@ -150,10 +150,11 @@ void Engine::work(Sleeper worker, const std::function<bool()>& enough, uint64_t 
       if (!status.ok() || progressed || ended_) continue;
       const auto is_to_wake = [&] { return has_work() || waiter_.has_enough(); };
       const bool found = waiter_.spin(is_to_wake);
-      if (!found && worker == Sleeper::kWaitingThread) waiter_.sleep_unless(listening(), is_to_wake, idle_timeout());
-      nudge();
+      if (!found && worker == WaitingParty::kWaitingThread)
+        waiter_.sleep_unless(listening(), is_to_wake, idle_timeout());
+      request_peer_flush();
       status = watch();
-      if (!found && worker == Sleeper::kEngineThread) break;
+      if (!found && worker == WaitingParty::kEngineThread) break;
     }
   } catch (const std::exception& error) {
     status = Status(HVL_JOB_BROKEN,

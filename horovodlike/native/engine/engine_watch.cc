@@ -19,7 +19,7 @@ namespace {
 
 constexpr size_t kMaxNamed = 5;
 
-std::string describe(const Entry& entry, const EpochClock& clock) {
+std::string describe(const PendingRequest& entry, const EpochClock& clock) {
   const Signature& signature = entry.signature();
   return "{\"kind\": " + quoted(name_of(signature.kind)) + ", \"name\": " + quoted(signature.name) +
          ", \"bytes\": " + std::to_string(entry.operation->total_bytes) +
@@ -33,7 +33,7 @@ std::string describe(const Entry& entry, const EpochClock& clock) {
 void Engine::note_begin() {
   const uint64_t begun = last_record_;
   const Signature& first = tensors_.front()->entry->signature();
-  Flight flight;
+  CollectiveRecord flight;
   flight.number = num_executed_;
   flight.begun_at = flight.enqueued_at = begun;
   flight.kind = first.kind;
@@ -47,7 +47,7 @@ void Engine::note_begin() {
     flight.enqueued_at = std::min(flight.enqueued_at, enqueued);
     negotiated += begun - enqueued;
   }
-  flights_.begin(flight);
+  collective_records_.begin(flight);
   timeline_.begin(tensors_, num_executed_, begun);
   begun_ = begun;
   counters_.batches.fetch_add(1, std::memory_order_relaxed);
@@ -57,20 +57,20 @@ void Engine::note_begin() {
 
 void Engine::note_end() {
   const uint64_t now = now_ns();
-  flights_.end(now);
+  collective_records_.end(now);
   timeline_.end(now);
   counters_.execution_time.fetch_add(static_cast<int64_t>(now - begun_), std::memory_order_relaxed);
 }
 
 // The oldest first.
-std::vector<const Entry*> Engine::in_flight() const {
-  std::vector<const Entry*> entries;
+std::vector<const PendingRequest*> Engine::in_flight() const {
+  std::vector<const PendingRequest*> entries;
   const auto add = [&](const NamedTensor* tensor) {
     if (tensor != nullptr && tensor->entry != nullptr) entries.push_back(tensor->entry.get());
   };
   for (const auto& waiting : in_full_) add(waiting.second.get());
   for (const auto& known : known_) add(known.second.tensor.get());
-  std::sort(entries.begin(), entries.end(), [](const Entry* one, const Entry* other) {
+  std::sort(entries.begin(), entries.end(), [](const PendingRequest* one, const PendingRequest* other) {
     return std::tie(one->enqueued_at, one->handle, one) < std::tie(other->enqueued_at, other->handle, other);
   });
   // What has changed is known by its id and announced in full.
@@ -86,7 +86,7 @@ Status Engine::with_what_is_in_flight(const Status& reason) const {
         ". If it has only run out of batches before the others: call hvd.join() after the last one, or give all ranks "
         "as many";
   }
-  const std::vector<const Entry*> entries = in_flight();
+  const std::vector<const PendingRequest*> entries = in_flight();
   if (entries.empty()) return Status(reason.code(), std::move(text));
   // A report of several lines gets one more.
   text += (text.find('\n') == std::string::npos ? ". " : "\n") + std::string("In flight here: ");
@@ -104,7 +104,7 @@ void Engine::write_flights(const Status& reason) const {
   if (options_.flight_recorder_folder.empty()) return;
   const EpochClock clock;
   std::string described;
-  for (const Entry* entry : in_flight()) {
+  for (const PendingRequest* entry : in_flight()) {
     described += (described.empty() ? "\n" : ",\n") + describe(*entry, clock);
   }
   mkdir(options_.flight_recorder_folder.c_str(), 0777);  // if it is not there
@@ -112,7 +112,8 @@ void Engine::write_flights(const Status& reason) const {
   std::ofstream file(path);
   file << "{\"rank\": " << options_.rank << ", \"size\": " << options_.size << ", \"pid\": " << getpid()
        << ", \"written\": " << clock.seconds(now_ns()) << ", \"reason\": " << quoted(reason.message())
-       << ",\n\"collectives\": " << to_json(flights_.read()) << ",\n\"in_flight\": [" << described << "\n]}\n";
+       << ",\n\"collectives\": " << to_json(collective_records_.read()) << ",\n\"in_flight\": [" << described
+       << "\n]}\n";
   file.close();
   if (!file) log(LogLevel::kWarning, "cannot write what the flight recorder has to '" + path + "'");
 }

@@ -65,7 +65,8 @@ std::unique_ptr<Poller> make_poller(const EngineOptions& options) {
   return poller;
 }
 
-std::unique_ptr<ControlPlane> make_tree_leader(const EngineOptions& options, const SeatOptions& seat,
+std::unique_ptr<ControlPlane> make_tree_leader(const EngineOptions& options,
+                                               const CoordinatorHostOptions& coordinator_host,
                                                const std::shared_ptr<HostMemory>& memory, Poller* poller) {
   const int mine = host_of(options, options.rank);
   std::unique_ptr<Channel> parent;
@@ -86,8 +87,8 @@ std::unique_ptr<ControlPlane> make_tree_leader(const EngineOptions& options, con
   if (mine == 0) {
     std::vector<std::vector<int>> relays;
     for (int rank = 0; rank < options.size; ++rank) relays.push_back(options.relays_of(rank));
-    return std::make_unique<TreeRoot>(memory, seat, options.local_ranks(), options.local_pids, std::move(relays),
-                                      std::move(children));
+    return std::make_unique<TreeRoot>(memory, coordinator_host, options.local_ranks(), options.local_pids,
+                                      std::move(relays), std::move(children));
   }
   RankSet below;
   for (int rank = 0; rank < options.size; ++rank) {

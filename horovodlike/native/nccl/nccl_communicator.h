@@ -15,8 +15,8 @@
 
 namespace hvl {
 
-// For who holds the baton, with the GPU's context current. NCCL does not block here: after start() and launch() it is
-// asked whether it is done, and nothing else may be called before that.
+// For who holds the engine lock, with the GPU's context current. NCCL does not block here: after start() and launch()
+// it is asked whether it is done, and nothing else may be called before that.
 class NcclCommunicator {
  public:
   NcclCommunicator(const NcclApi& nccl, CudaStream stream) : nccl_(nccl), stream_(stream) {}

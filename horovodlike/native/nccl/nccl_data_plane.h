@@ -21,7 +21,7 @@
 
 namespace hvl {
 
-// For who holds the baton.
+// For who holds the engine lock.
 class NcclDataPlane : public DataPlane {
  public:
   // `cpu` does what goes through the host's memory, and introduces the members of a team to each other.

@@ -6,7 +6,7 @@
 #include <utility>
 
 #include "base/clock.h"
-#include "base/keep.h"
+#include "base/leak.h"
 #include "base/log.h"
 #include "nccl/nccl_data_plane.h"
 
@@ -37,8 +37,8 @@ NcclDataPlane::~NcclDataPlane() {
     in_flight_.clear();
     gpu_->destroy_stream(stream_);
   } else {
-    keep_forever(new std::deque<InFlight>(std::move(in_flight_)));
-    keep_forever(new std::shared_ptr<PinnedMemory>(staging_->memory()));
+    leak(new std::deque<InFlight>(std::move(in_flight_)));
+    leak(new std::shared_ptr<PinnedMemory>(staging_->memory()));
   }
 }
 

@@ -17,8 +17,8 @@ constexpr uint64_t kNotHeld = 0;  // a deadline
 
 }  // namespace
 
-struct Funnel::State {
-  using Tensors = std::list<HeldTensor>;
+struct Aggregator::State {
+  using Tensors = std::list<PartialTensor>;
   using TensorAt = Tensors::iterator;
 
   struct ProcessSet {
@@ -27,13 +27,13 @@ struct Funnel::State {
     std::unordered_map<std::string, TensorAt> names;
   };
 
-  explicit State(FunnelOptions given) : options(std::move(given)) { process_sets[0].ranks = options.ranks; }
+  explicit State(AggregatorOptions given) : options(std::move(given)) { process_sets[0].ranks = options.ranks; }
 
   void on_ready(const RankSet& ranks, TensorId id, const Times& times);
   void on_request(const Message& message, const Times& times);
   void pass_on(const Message& message, const Times& times) { outgoing.push_back({message, times}); }
   void prepare(TensorAt tensor, Kind kind, const RankSet& ranks);
-  bool is_complete(const HeldTensor& tensor, const ProcessSet& set) const;
+  bool is_complete(const PartialTensor& tensor, const ProcessSet& set) const;
   void hold_or_release(TensorAt tensor, const ProcessSet& set, const Times& times);
   void hold(TensorAt tensor, uint64_t deadline);
   void release(TensorAt tensor);
@@ -57,7 +57,7 @@ struct Funnel::State {
     return found == process_sets.end() ? nullptr : &found->second;
   }
 
-  FunnelOptions options;
+  AggregatorOptions options;
   std::map<int32_t, ProcessSet> process_sets;
   std::unordered_map<TensorId, TensorAt> ids;
   Tensors idle;  // nothing of these is held
@@ -69,7 +69,7 @@ struct Funnel::State {
 // ---- Messages -------------------------------------------------------------------------------------------------------
 
 // What stands for nothing any more, and what no correct rank sends, is the coordinator's to judge.
-void Funnel::State::on_ready(const RankSet& ranks, TensorId id, const Times& times) {
+void Aggregator::State::on_ready(const RankSet& ranks, TensorId id, const Times& times) {
   const auto known = ids.find(id);
   ProcessSet* set = known == ids.end() ? nullptr : find_process_set(known->second->process_set);
   if (set == nullptr || !set->ranks.contains(ranks)) {
@@ -81,7 +81,7 @@ void Funnel::State::on_ready(const RankSet& ranks, TensorId id, const Times& tim
   tensor->kind == HVL_JOIN ? release(tensor) : hold_or_release(tensor, *set, times);
 }
 
-void Funnel::State::on_request(const Message& message, const Times& times) {
+void Aggregator::State::on_request(const Message& message, const Times& times) {
   const Signature& signature = message.signature;
   ProcessSet* set = find_process_set(signature.process_set);
   if (set == nullptr || !set->ranks.contains(message.ranks)) {
@@ -94,33 +94,34 @@ void Funnel::State::on_request(const Message& message, const Times& times) {
 }
 
 // What has to go first, before `ranks` ask for something of that kind.
-void Funnel::State::prepare(TensorAt tensor, Kind kind, const RankSet& ranks) {
+void Aggregator::State::prepare(TensorAt tensor, Kind kind, const RankSet& ranks) {
   // Who says it twice has had an answer to the first before that came here, as when the process set is removed.
   if (tensor->holds_any_of(ranks)) release(tensor);
   // What a rank has ready on a set is done before the set is removed; changes themselves wait for each other elsewhere.
-  if (changes_process_sets(kind)) release_if([](const HeldTensor& held) { return !changes_process_sets(held.kind); });
+  if (changes_process_sets(kind))
+    release_if([](const PartialTensor& held) { return !changes_process_sets(held.kind); });
   if (kind != HVL_JOIN) return;
   // What a rank has ready when it joins is done with it; and what waits for this rank only need not wait.
   const int32_t process_set = tensor->process_set;
-  release_if([&](const HeldTensor& held) { return held.process_set == process_set; });
+  release_if([&](const PartialTensor& held) { return held.process_set == process_set; });
   tensor->joined.add(ranks);
   find_process_set(process_set)->joined.add(ranks);
 }
 
 // All that the coordinator can wait for have announced it.
-bool Funnel::State::is_complete(const HeldTensor& tensor, const ProcessSet& set) const {
+bool Aggregator::State::is_complete(const PartialTensor& tensor, const ProcessSet& set) const {
   if (set.joined.empty()) return tensor.is_announced_by(set.ranks.size());
   RankSet needed = set.ranks;
   needed.remove(set.joined);
   return tensor.announcers().contains(needed);
 }
 
-void Funnel::State::hold_or_release(TensorAt tensor, const ProcessSet& set, const Times& times) {
+void Aggregator::State::hold_or_release(TensorAt tensor, const ProcessSet& set, const Times& times) {
   if (is_complete(*tensor, set)) return release(tensor);
   hold(tensor, std::max(kNotHeld + 1, times.since + options.patience));
 }
 
-void Funnel::State::hold(TensorAt tensor, uint64_t deadline) {
+void Aggregator::State::hold(TensorAt tensor, uint64_t deadline) {
   if (tensor->deadline != kNotHeld && tensor->deadline <= deadline) return;
   // Deadlines come nearly in order.
   auto place = tensor->deadline != kNotHeld ? tensor : held.end();
@@ -129,13 +130,13 @@ void Funnel::State::hold(TensorAt tensor, uint64_t deadline) {
   tensor->deadline = deadline;
 }
 
-void Funnel::State::release(TensorAt tensor) {
+void Aggregator::State::release(TensorAt tensor) {
   tensor->release(&outgoing);
   settle(tensor);
 }
 
 template <typename F>
-void Funnel::State::release_if(F condition) {
+void Aggregator::State::release_if(F condition) {
   for (TensorAt tensor = held.begin(); tensor != held.end();) {
     const TensorAt next = std::next(tensor);
     if (condition(*tensor)) release(tensor);
@@ -144,13 +145,13 @@ void Funnel::State::release_if(F condition) {
 }
 
 // After something that was held is not any more.
-void Funnel::State::settle(TensorAt tensor) {
+void Aggregator::State::settle(TensorAt tensor) {
   if (!tensor->is_empty() || tensor->deadline == kNotHeld) return;
   idle.splice(idle.end(), held, tensor);
   tensor->deadline = kNotHeld;
 }
 
-Funnel::State::TensorAt Funnel::State::find_or_add(ProcessSet* set, const Signature& signature) {
+Aggregator::State::TensorAt Aggregator::State::find_or_add(ProcessSet* set, const Signature& signature) {
   const auto known = set->names.find(signature.name);
   if (known != set->names.end()) return known->second;
   const TensorAt tensor = idle.emplace(idle.end());
@@ -165,7 +166,7 @@ Funnel::State::TensorAt Funnel::State::find_or_add(ProcessSet* set, const Signat
 
 // What changes while all ranks take part keeps its id, and nothing of it is held then. What changes without some gets
 // another one; they have joined, so nothing of theirs is held either, and they announce it again.
-void Funnel::State::define(const Record& record) {
+void Aggregator::State::define(const Record& record) {
   ProcessSet* set = find_process_set(record.signature.process_set);
   if (set == nullptr) return;
   const TensorAt tensor = find_or_add(set, record.signature);
@@ -178,7 +179,7 @@ void Funnel::State::define(const Record& record) {
   if (changes_process_sets(tensor->kind)) tensor->arguments = record.signature.arguments;
 }
 
-void Funnel::State::execute(TensorId id, const RankSet& absent) {
+void Aggregator::State::execute(TensorId id, const RankSet& absent) {
   const auto known = ids.find(id);
   if (known == ids.end()) return;
   const TensorAt tensor = known->second;
@@ -193,7 +194,7 @@ void Funnel::State::execute(TensorId id, const RankSet& absent) {
   if (tensor->kind == HVL_REMOVE_PROCESS_SET) remove_process_set(static_cast<int32_t>(tensor->arguments[0]));
 }
 
-void Funnel::State::answer(TensorAt tensor, const RankSet& absent) {
+void Aggregator::State::answer(TensorAt tensor, const RankSet& absent) {
   const bool was_join = !tensor->joined.empty();
   tensor->answer(absent);
   if (!was_join) return;
@@ -204,7 +205,7 @@ void Funnel::State::answer(TensorAt tensor, const RankSet& absent) {
 
 // Where it failed because ranks do not agree, all but those that are absent have been heard, and nothing of theirs is
 // held. Where it failed because its process set is removed, all learn from this record that it has.
-void Funnel::State::fail(const Record& record) {
+void Aggregator::State::fail(const Record& record) {
   ProcessSet* set = find_process_set(record.signature.process_set);
   if (set == nullptr) return;
   const auto known = set->names.find(record.signature.name);
@@ -217,7 +218,7 @@ void Funnel::State::fail(const Record& record) {
 }
 
 // What was announced by the id does not count: the ranks will say it again when they read this.
-void Funnel::State::evict(TensorId id) {
+void Aggregator::State::evict(TensorId id) {
   const auto known = ids.find(id);
   if (known == ids.end()) return;
   const TensorAt tensor = known->second;
@@ -225,23 +226,23 @@ void Funnel::State::evict(TensorId id) {
   forget_if_unused(tensor);
 }
 
-void Funnel::State::forget_id(TensorAt tensor) {
+void Aggregator::State::forget_id(TensorAt tensor) {
   ids.erase(tensor->id);
   tensor->forget_id();
   settle(tensor);
 }
 
-void Funnel::State::forget_if_unused(TensorAt tensor) {
+void Aggregator::State::forget_if_unused(TensorAt tensor) {
   if (!tensor->is_unused()) return;
   find_process_set(tensor->process_set)->names.erase(tensor->name);
   idle.erase(tensor);
 }
 
 // What is asked for in full goes on, and is refused.
-void Funnel::State::remove_process_set(int32_t process_set) {
+void Aggregator::State::remove_process_set(int32_t process_set) {
   ProcessSet* set = find_process_set(process_set);
   if (set == nullptr) return;
-  release_if([&](const HeldTensor& held) { return held.process_set == process_set; });
+  release_if([&](const PartialTensor& held) { return held.process_set == process_set; });
   for (const auto& [name, tensor] : set->names) {
     ids.erase(tensor->id);
     idle.erase(tensor);
@@ -249,19 +250,19 @@ void Funnel::State::remove_process_set(int32_t process_set) {
   process_sets.erase(process_set);
 }
 
-void Funnel::State::end() {
+void Aggregator::State::end() {
   is_over = true;
   outgoing.clear();
-  for (HeldTensor& tensor : held) tensor.drop();
+  for (PartialTensor& tensor : held) tensor.drop();
   while (!held.empty()) settle(held.begin());
 }
 
 // ---- The class ------------------------------------------------------------------------------------------------------
 
-Funnel::Funnel(FunnelOptions options) : state_(std::make_unique<State>(std::move(options))) {}
-Funnel::~Funnel() = default;
+Aggregator::Aggregator(AggregatorOptions options) : state_(std::make_unique<State>(std::move(options))) {}
+Aggregator::~Aggregator() = default;
 
-Status Funnel::accept(const Message& message, uint64_t now) {
+Status Aggregator::accept(const Message& message, uint64_t now) {
   State& state = *state_;
   if (state.is_over) return Status();
   const RankSet& ranks = message.ranks;
@@ -279,7 +280,7 @@ Status Funnel::accept(const Message& message, uint64_t now) {
       return Status();
     case Message::Type::kRequest: state.on_request(message, times); return Status();
     case Message::Type::kShutdown:
-      state.release_if([](const HeldTensor&) { return true; });
+      state.release_if([](const PartialTensor&) { return true; });
       state.pass_on(message, times);
       state.is_over = true;
       return Status();
@@ -287,7 +288,7 @@ Status Funnel::accept(const Message& message, uint64_t now) {
   return protocol_error(message.latest, "sent a message of unknown type");
 }
 
-void Funnel::observe(const Record& record) {
+void Aggregator::observe(const Record& record) {
   State& state = *state_;
   switch (record.type) {
     case Record::Type::kDefine: return state.define(record);
@@ -304,7 +305,7 @@ void Funnel::observe(const Record& record) {
   }
 }
 
-void Funnel::take(uint64_t now, std::vector<Message>* messages) {
+void Aggregator::take(uint64_t now, std::vector<Message>* messages) {
   State& state = *state_;
   while (!state.held.empty() && state.held.front().deadline <= now) {
     state.release(state.held.begin());
@@ -319,7 +320,7 @@ void Funnel::take(uint64_t now, std::vector<Message>* messages) {
   state.outgoing.clear();
 }
 
-uint64_t Funnel::next_deadline() const {
+uint64_t Aggregator::next_deadline() const {
   if (!state_->outgoing.empty()) return 0;
   return state_->held.empty() ? UINT64_MAX : state_->held.front().deadline;
 }

@@ -5,8 +5,8 @@
 // order in which the rank could have said it; it only says it later, at most by the patience. What it cannot put
 // together it passes on.
 //
-// A rank announces by the log as far as it has read it. The funnel has read at least as far: observe() comes first. So
-// an id that it does not know stands for nothing any more, and goes on to the coordinator, which knows why.
+// A rank announces by the log as far as it has read it. The aggregator has read at least as far: observe() comes first.
+// So an id that it does not know stands for nothing any more, and goes on to the coordinator, which knows why.
 #pragma once
 
 #include <cstdint>
@@ -18,16 +18,16 @@
 
 namespace hvl {
 
-struct FunnelOptions {
+struct AggregatorOptions {
   RankSet ranks;  // of this host and of all hosts below it
   // What some of these ranks have ready and others not is passed on when it is that old, for who looks for stalls.
   uint64_t patience = 100 * kMillisecond;
 };
 
-class Funnel {
+class Aggregator {
  public:
-  explicit Funnel(FunnelOptions options);
-  ~Funnel();
+  explicit Aggregator(AggregatorOptions options);
+  ~Aggregator();
 
   // `message` says for which ranks it speaks. `now`: when it came, by this host's clock. A message that no correct rank
   // sends is an error, and the job is broken.

@@ -79,7 +79,7 @@ Coordinator::State::State(const CoordinatorOptions& given) : options(given), tab
 // ---- Messages -------------------------------------------------------------------------------------------------------
 
 // `kind`: what the rank asks for, which may not be what the entry stands for.
-Status Coordinator::State::add_ready(TableEntry* entry, int rank, Kind kind, uint64_t sent) {
+Status Coordinator::State::add_ready(TensorState* entry, int rank, Kind kind, uint64_t sent) {
   if (!table.add_ready(entry, rank)) return announced_again(*entry, rank);
   note_ready(entry, entry->num_ready == 1, {sent, ReadyMark(sent, rank)});
   if (entry->kind != HVL_JOIN && num_joins[static_cast<size_t>(rank)] > 0 &&
@@ -91,16 +91,16 @@ Status Coordinator::State::add_ready(TableEntry* entry, int rank, Kind kind, uin
   return Status();
 }
 
-Status Coordinator::State::announced_again(const TableEntry& entry, int rank) {
+Status Coordinator::State::announced_again(const TensorState& entry, int rank) {
   return protocol_error(rank, "announced '" + table.details(entry).signature.name + "' again before it was executed");
 }
 
-void Coordinator::State::note_ready(TableEntry* entry, bool is_first, const Readiness& readiness) {
+void Coordinator::State::note_ready(TensorState* entry, bool is_first, const Readiness& readiness) {
   entry->since = is_first ? readiness.since : std::min(entry->since, readiness.since);
   entry->last = is_first ? readiness.last : std::max(entry->last, readiness.last);
 }
 
-void Coordinator::State::complete(TableEntry* entry, bool joins) {
+void Coordinator::State::complete(TensorState* entry, bool joins) {
   completed.push_back(entry->id);
   join_is_complete |= joins || entry->kind == HVL_JOIN ||
                       (entry->requested && find_process_set(entry->process_set)->is_joined_by(*entry));
@@ -116,7 +116,7 @@ Status Coordinator::State::stale_or_unknown(int rank, TensorId id) {
 
 Status Coordinator::State::on_ready(int rank, TensorId id, uint64_t sent) {
   before_more_of(rank);
-  TableEntry* entry = table.find(id);
+  TensorState* entry = table.find(id);
   if (entry == nullptr || !entry->defined) return stale_or_unknown(rank, id);
   if (entry->process_set != 0 && !is_member(entry->process_set, rank)) {
     return not_a_member(rank);
@@ -126,10 +126,10 @@ Status Coordinator::State::on_ready(int rank, TensorId id, uint64_t sent) {
   return status;
 }
 
-TableEntry* Coordinator::State::find_or_add(ProcessSet* set, const Signature& signature) {
+TensorState* Coordinator::State::find_or_add(ProcessSet* set, const Signature& signature) {
   const auto known = set->names.find(signature.name);
   if (known != set->names.end()) return table.find(known->second);
-  TableEntry* entry = table.add();
+  TensorState* entry = table.add();
   entry->process_set = signature.process_set;
   entry->kind = signature.kind;
   make_idle(entry);
@@ -149,7 +149,7 @@ Status Coordinator::State::on_request(int rank, const Signature& signature, uint
     return Status();
   }
   if (!is_member(signature.process_set, rank)) return not_a_member(rank, signature);
-  TableEntry* entry = find_or_add(set, signature);
+  TensorState* entry = find_or_add(set, signature);
   Status status = add_ready(entry, rank, signature.kind, sent);
   if (!status.ok()) return status;
   entry->requested = true;
@@ -166,7 +166,7 @@ void Coordinator::State::shut_down(int rank, const std::string& text) {
 // ---- Decisions ------------------------------------------------------------------------------------------------------
 
 // For an entry that some ranks requested in full: returns it as it is defined now, or null if an error was decided.
-TableEntry* Coordinator::State::settle(TableEntry* entry, std::vector<Decision>* decisions) {
+TensorState* Coordinator::State::settle(TensorState* entry, std::vector<Decision>* decisions) {
   Details& details = table.details(*entry);
   std::vector<Proposal> proposals = std::move(details.proposals);
   details.proposals.clear();
@@ -187,7 +187,7 @@ TableEntry* Coordinator::State::settle(TableEntry* entry, std::vector<Decision>*
   return nullptr;
 }
 
-void Coordinator::State::refuse(TableEntry* entry, const Status& status, std::vector<Decision>* decisions) {
+void Coordinator::State::refuse(TensorState* entry, const Status& status, std::vector<Decision>* decisions) {
   close_batches(decisions);  // what was complete before comes before
   decisions->push_back(make_error(table.details(*entry).signature, status, entry->num_ready));
   decisions->back().record.absent = absent_from(*entry);
@@ -197,14 +197,14 @@ void Coordinator::State::refuse(TableEntry* entry, const Status& status, std::ve
 }
 
 // No rank has it ready, and all that have not joined will be needed; for a join, all.
-void Coordinator::State::make_idle(TableEntry* entry) {
+void Coordinator::State::make_idle(TensorState* entry) {
   table.clear_ready(entry);
   const ProcessSet& set = *find_process_set(entry->process_set);
   entry->num_needed = entry->kind == HVL_JOIN ? static_cast<int32_t>(set.members.size()) : set.num_active();
 }
 
 // An absent rank may announce by an id before it reads that the id has changed, so what changes then gets another one.
-TableEntry* Coordinator::State::define(TableEntry* entry, Verdict verdict, std::vector<Decision>* decisions) {
+TensorState* Coordinator::State::define(TensorState* entry, Verdict verdict, std::vector<Decision>* decisions) {
   const Details& known = table.details(*entry);
   if (entry->defined && verdict.signature == known.signature && verdict.varying == known.varying) return entry;
   const Reason::Why why = entry->defined ? Reason::Why::kChanged : Reason::Why::kNew;
@@ -235,13 +235,13 @@ TableEntry* Coordinator::State::define(TableEntry* entry, Verdict verdict, std::
   return entry;
 }
 
-void Coordinator::State::remove(TableEntry* entry) {
+void Coordinator::State::remove(TensorState* entry) {
   find_process_set(entry->process_set)->names.erase(table.details(*entry).signature.name);
   table.remove(entry);
 }
 
 // The batch that has room for the entry.
-OpenBatch* Coordinator::State::batch_for(const TableEntry& entry, const std::vector<int32_t>& absent,
+OpenBatch* Coordinator::State::batch_for(const TensorState& entry, const std::vector<int32_t>& absent,
                                          std::vector<Decision>* decisions) {
   const auto fits_kind = [&](const OpenBatch& batch) {
     return batch.process_set == entry.process_set && batch.device == entry.device && batch.absent == absent;
@@ -258,12 +258,12 @@ OpenBatch* Coordinator::State::batch_for(const TableEntry& entry, const std::vec
 }
 
 // How many ids to make room for at once: as many as are left, if all are as large as the first.
-size_t Coordinator::State::likely_batch(const TableEntry& first) const {
+size_t Coordinator::State::likely_batch(const TensorState& first) const {
   const size_t by_bytes = static_cast<size_t>(options.fusion_threshold / std::max<int64_t>(1, first.num_bytes));
   return std::min({num_undecided, std::max<size_t>(1, by_bytes), static_cast<size_t>(options.max_batch)});
 }
 
-void Coordinator::State::execute(TableEntry* entry, std::vector<Decision>* decisions) {
+void Coordinator::State::execute(TensorState* entry, std::vector<Decision>* decisions) {
   const std::vector<int32_t> absent = absent_from(*entry);
   const bool changes = changes_process_sets(entry->kind);
   Status status = check_absent(*entry, absent);
@@ -310,8 +310,8 @@ void Coordinator::State::evict(std::vector<Decision>* decisions) {
   const size_t capacity = static_cast<size_t>(options.cache_capacity);
   if (num_defined <= capacity) return;
   std::vector<TensorId> ids;
-  for (TableEntry* entry = table.least_recent(); entry != nullptr && num_defined - ids.size() > capacity;) {
-    TableEntry* next = table.more_recent(*entry);
+  for (TensorState* entry = table.least_recent(); entry != nullptr && num_defined - ids.size() > capacity;) {
+    TensorState* next = table.more_recent(*entry);
     if (entry->num_ready == 0) {
       ids.push_back(entry->id);
       remove(entry);
@@ -355,7 +355,7 @@ Status Coordinator::on_message(int rank, const Message& message, uint64_t sent) 
 void Coordinator::State::decide_completed(std::vector<Decision>* decisions) {
   num_undecided = completed.size();
   for (TensorId id : completed) {
-    TableEntry* entry = table.find(id);
+    TensorState* entry = table.find(id);
     if (entry == nullptr) continue;  // its process set is gone
     if (entry->requested) entry = settle(entry, decisions);
     if (entry != nullptr) execute(entry, decisions);
@@ -383,7 +383,7 @@ void Coordinator::set_fusion_threshold(int64_t num_bytes) { state_->options.fusi
 
 std::vector<Pending> Coordinator::pending(uint64_t latest) const {
   std::vector<std::pair<uint64_t, TensorId>> waiting;
-  state_->table.for_each([&](const TableEntry& entry) {
+  state_->table.for_each([&](const TensorState& entry) {
     // Who joins early waits for the others' data, and that may take long.
     if (entry.num_ready == 0 || entry.num_ready >= entry.num_needed || entry.since > latest) return;
     if (!state_->only_joins(entry)) waiting.emplace_back(entry.since, entry.id);
@@ -391,7 +391,7 @@ std::vector<Pending> Coordinator::pending(uint64_t latest) const {
   std::sort(waiting.begin(), waiting.end());
   std::vector<Pending> result;
   for (const auto& [since, id] : waiting) {
-    const TableEntry* entry = state_->table.find(id);
+    const TensorState* entry = state_->table.find(id);
     const ProcessSet& set = *state_->find_process_set(entry->process_set);
     const std::string& name = state_->table.details(*entry).signature.name;
     Pending pending{name, entry->kind, {}, {}, since, entry->process_set, set.members};
@@ -405,7 +405,7 @@ std::vector<Pending> Coordinator::pending(uint64_t latest) const {
   return result;
 }
 
-const std::vector<Lateness>& Coordinator::lateness() const { return state_->lateness; }
+const std::vector<StragglerStats>& Coordinator::lateness() const { return state_->lateness; }
 
 uint64_t Coordinator::negotiated_in_full() const { return state_->num_requests; }
 

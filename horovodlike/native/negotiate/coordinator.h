@@ -79,7 +79,7 @@ class Coordinator {
   // What is waited for since `latest` or longer, oldest first.
   std::vector<Pending> pending(uint64_t latest = UINT64_MAX) const;
   // By rank.
-  const std::vector<Lateness>& lateness() const;
+  const std::vector<StragglerStats>& lateness() const;
   // Requests that came with a full signature, from all ranks together.
   uint64_t negotiated_in_full() const;
 

@@ -69,7 +69,7 @@ bool Coordinator::State::any_has_joined(const RankSet& ranks) const {
 
 Status Coordinator::State::on_ready(const Message& message, TensorId id, const Readiness& readiness) {
   const RankSet& ranks = message.ranks;
-  TableEntry* entry = table.find(id);
+  TensorState* entry = table.find(id);
   if (any_has_joined(ranks) || (entry != nullptr && entry->kind == HVL_JOIN)) {
     return one_by_one(message, readiness, [&](int rank, size_t, uint64_t when) { return on_ready(rank, id, when); });
   }
@@ -94,7 +94,7 @@ Status Coordinator::State::on_request(const Message& request, const Readiness& r
   }
   if (!set->ranks.contains(ranks)) return not_a_member(lowest_without(ranks, set->ranks), signature);
   num_requests += static_cast<uint64_t>(ranks.size());
-  TableEntry* entry = find_or_add(set, signature);
+  TensorState* entry = find_or_add(set, signature);
   Status status = add_ready(entry, ranks, readiness);
   if (!status.ok()) return status;
   entry->requested = true;
@@ -104,7 +104,7 @@ Status Coordinator::State::on_request(const Message& request, const Readiness& r
 }
 
 // None of them has joined, so all are needed and it is complete with the last of them at the earliest.
-Status Coordinator::State::add_ready(TableEntry* entry, const RankSet& ranks, const Readiness& readiness) {
+Status Coordinator::State::add_ready(TensorState* entry, const RankSet& ranks, const Readiness& readiness) {
   const int32_t again = table.add_ready(entry, ranks);
   if (again >= 0) return announced_again(*entry, again);
   note_ready(entry, entry->num_ready == ranks.size(), readiness);

@@ -40,7 +40,7 @@ void Coordinator::State::remove_process_set(int32_t process_set, std::vector<Dec
   evicted.reason = {Reason::Why::kSetRemoved, 0, 0};
   const auto names = std::move(find_process_set(process_set)->names);
   for (const auto& [name, id] : names) {
-    TableEntry* entry = table.find(id);
+    TensorState* entry = table.find(id);
     if (entry->num_ready > 0) {
       Decision failed;
       failed.record.type = Record::Type::kError;
@@ -63,7 +63,7 @@ void Coordinator::State::remove_process_set(int32_t process_set, std::vector<Dec
 }
 
 // What the others have ready is complete if this rank was all that was missing.
-void Coordinator::State::on_join(const TableEntry& join, int rank) {
+void Coordinator::State::on_join(const TensorState& join, int rank) {
   ProcessSet& set = *find_process_set(join.process_set);
   if (set.has_joined(rank)) return;  // under another name, by another thread
   set.joined[static_cast<size_t>(rank)] = join.id;
@@ -73,7 +73,7 @@ void Coordinator::State::on_join(const TableEntry& join, int rank) {
   ++num_joined;
   std::vector<std::pair<uint64_t, TensorId>> complete;
   for (const auto& [name, id] : set.names) {
-    TableEntry* entry = table.find(id);
+    TensorState* entry = table.find(id);
     if (entry->kind == HVL_JOIN || table.is_ready(*entry, rank)) continue;
     const bool was_complete = entry->num_ready == entry->num_needed;
     --entry->num_needed;
@@ -86,7 +86,7 @@ void Coordinator::State::on_join(const TableEntry& join, int rank) {
 }
 
 // Who waits in this join is back: all have joined, or it is refused. Nothing is complete that is not decided.
-void Coordinator::State::forget_joins(const TableEntry& join) {
+void Coordinator::State::forget_joins(const TensorState& join) {
   ProcessSet& set = *find_process_set(join.process_set);
   if (!set.is_joined_by(join)) return;
   for (int rank : set.members) {
@@ -97,14 +97,14 @@ void Coordinator::State::forget_joins(const TableEntry& join) {
     --num_joins[static_cast<size_t>(rank)];
     --num_joined;
     for (const auto& [name, id] : set.names) {
-      TableEntry* entry = table.find(id);
+      TensorState* entry = table.find(id);
       if (entry->kind != HVL_JOIN && !table.is_ready(*entry, rank)) ++entry->num_needed;
     }
   }
 }
 
 // Nobody waits for it but ranks that have joined: for the end of the others' data.
-bool Coordinator::State::only_joins(const TableEntry& entry) {
+bool Coordinator::State::only_joins(const TensorState& entry) {
   if (entry.kind != HVL_JOIN) return false;
   const ProcessSet& set = *find_process_set(entry.process_set);
   return std::all_of(set.members.begin(), set.members.end(),
@@ -123,9 +123,9 @@ void Coordinator::State::end_join() {
 }
 
 // The same entry, with those that have it ready, under another id and not defined yet.
-TableEntry* Coordinator::State::with_new_id(TensorId id) {
-  TableEntry* entry = table.add();
-  TableEntry* old = table.find(id);
+TensorState* Coordinator::State::with_new_id(TensorId id) {
+  TensorState* entry = table.add();
+  TensorState* old = table.find(id);
   entry->process_set = old->process_set;
   entry->num_needed = old->num_needed;
   ProcessSet& set = *find_process_set(old->process_set);
@@ -138,7 +138,7 @@ TableEntry* Coordinator::State::with_new_id(TensorId id) {
   return entry;
 }
 
-std::vector<int32_t> Coordinator::State::absent_from(const TableEntry& entry) {
+std::vector<int32_t> Coordinator::State::absent_from(const TensorState& entry) {
   std::vector<int32_t> absent;
   const ProcessSet& set = *find_process_set(entry.process_set);
   if (set.num_joined == 0) return absent;
@@ -158,7 +158,7 @@ std::vector<int> Coordinator::State::concerned_by(int32_t process_set, const std
   return concerned;
 }
 
-Status Coordinator::State::check_absent(const TableEntry& entry, const std::vector<int32_t>& absent) {
+Status Coordinator::State::check_absent(const TensorState& entry, const std::vector<int32_t>& absent) {
   if (absent.empty()) return Status();
   const Signature& signature = table.details(entry).signature;
   const bool needs_all = changes_process_sets(entry.kind) || entry.kind == HVL_JOIN;

@@ -24,7 +24,7 @@ struct ProcessSet {
 
   int32_t num_active() const { return static_cast<int32_t>(members.size()) - num_joined; }
   bool has_joined(int rank) const { return joined[static_cast<size_t>(rank)] != kNoId; }
-  bool is_joined_by(const TableEntry& join) const {
+  bool is_joined_by(const TensorState& join) const {
     return num_joined > 0 && std::find(joined.begin(), joined.end(), join.id) != joined.end();
   }
 };
@@ -66,60 +66,60 @@ struct Coordinator::State {
   // Messages.
   Status on_ready(int rank, TensorId id, uint64_t sent);
   Status on_request(int rank, const Signature& signature, uint64_t sent);
-  Status add_ready(TableEntry* entry, int rank, Kind kind, uint64_t sent);
-  Status announced_again(const TableEntry& entry, int rank);
-  void note_ready(TableEntry* entry, bool is_first, const Readiness& readiness);
-  void complete(TableEntry* entry, bool joins);
+  Status add_ready(TensorState* entry, int rank, Kind kind, uint64_t sent);
+  Status announced_again(const TensorState& entry, int rank);
+  void note_ready(TensorState* entry, bool is_first, const Readiness& readiness);
+  void complete(TensorState* entry, bool joins);
   Status stale_or_unknown(int rank, TensorId id);
-  TableEntry* find_or_add(ProcessSet* set, const Signature& signature);
+  TensorState* find_or_add(ProcessSet* set, const Signature& signature);
   void shut_down(int rank, const std::string& text);
 
   // Messages that speak for several ranks: coordinator_ranks.cc.
   Status on_ready(const Message& message, TensorId id, const Readiness& readiness);
   Status on_request(const Message& request, const Readiness& readiness);
-  Status add_ready(TableEntry* entry, const RankSet& ranks, const Readiness& readiness);
+  Status add_ready(TensorState* entry, const RankSet& ranks, const Readiness& readiness);
   bool any_has_joined(const RankSet& ranks) const;
 
   // Decisions.
   void decide_completed(std::vector<Decision>* decisions);
-  TableEntry* settle(TableEntry* entry, std::vector<Decision>* decisions);
-  TableEntry* define(TableEntry* entry, Verdict verdict, std::vector<Decision>* decisions);
-  void remove(TableEntry* entry);
-  void execute(TableEntry* entry, std::vector<Decision>* decisions);
+  TensorState* settle(TensorState* entry, std::vector<Decision>* decisions);
+  TensorState* define(TensorState* entry, Verdict verdict, std::vector<Decision>* decisions);
+  void remove(TensorState* entry);
+  void execute(TensorState* entry, std::vector<Decision>* decisions);
   Decision make_execute(OpenBatch batch);
-  void make_idle(TableEntry* entry);
-  OpenBatch* batch_for(const TableEntry& entry, const std::vector<int32_t>& absent, std::vector<Decision>* decisions);
-  size_t likely_batch(const TableEntry& first) const;
+  void make_idle(TensorState* entry);
+  OpenBatch* batch_for(const TensorState& entry, const std::vector<int32_t>& absent, std::vector<Decision>* decisions);
+  size_t likely_batch(const TensorState& first) const;
   void close_batches(std::vector<Decision>* decisions);
   void evict(std::vector<Decision>* decisions);
-  void refuse(TableEntry* entry, const Status& status, std::vector<Decision>* decisions);
+  void refuse(TensorState* entry, const Status& status, std::vector<Decision>* decisions);
 
   // Process sets and who has joined: coordinator_sets.cc.
   Status check_change(const Signature& signature);
   void add_process_set(std::vector<int> members);
   void remove_process_set(int32_t process_set, std::vector<Decision>* decisions);
-  void on_join(const TableEntry& join, int rank);
-  void forget_joins(const TableEntry& join);
-  bool only_joins(const TableEntry& entry);
-  TableEntry* with_new_id(TensorId id);
+  void on_join(const TensorState& join, int rank);
+  void forget_joins(const TensorState& join);
+  bool only_joins(const TensorState& entry);
+  TensorState* with_new_id(TensorId id);
   void before_more_of(int rank);
   void end_join();
-  std::vector<int32_t> absent_from(const TableEntry& entry);
+  std::vector<int32_t> absent_from(const TensorState& entry);
   std::vector<int> concerned_by(int32_t process_set, const std::vector<int32_t>& absent);
-  Status check_absent(const TableEntry& entry, const std::vector<int32_t>& absent);
+  Status check_absent(const TensorState& entry, const std::vector<int32_t>& absent);
 
   CoordinatorOptions options;
   std::map<int32_t, ProcessSet> process_sets;  // by id; 0 has all ranks
   std::vector<int32_t> num_joins;              // by rank: process sets on which it has joined
   int32_t num_joined = 0;                      // the sum of these
-  EntryTable table;
+  TensorTable table;
   std::vector<TensorId> completed;  // all members ready, not decided yet; in order of completion
   std::vector<Decision> early;      // decided before decide() was called
   std::vector<OpenBatch> batches;   // open ones while deciding, at most one per process set, device and absent ranks
   size_t num_undecided = 0;         // of `completed`, while deciding
   uint64_t num_requests = 0;
-  std::vector<Lateness> lateness;  // by rank
-  bool join_is_complete = false;   // of a process set, and it is not decided yet
+  std::vector<StragglerStats> lateness;  // by rank
+  bool join_is_complete = false;         // of a process set, and it is not decided yet
   bool shutting_down = false;
   bool shutdown_decided = false;
   std::string shutdown_text;

@@ -4,14 +4,14 @@
 
 namespace hvl {
 
-bool HeldTensor::holds_any_of(const RankSet& ranks) const {
+bool PartialTensor::holds_any_of(const RankSet& ranks) const {
   if (is_empty()) return false;
   if (ready_.ranks.first_common(ranks) >= 0) return true;
   return std::any_of(requests_.begin(), requests_.end(),
                      [&](const Request& request) { return request.ranks.first_common(ranks) >= 0; });
 }
 
-RankSet HeldTensor::announcers() const {
+RankSet PartialTensor::announcers() const {
   RankSet ranks = ready_.ranks;
   for (const Request& request : requests_) ranks.add(request.ranks);
   ranks.add(gone_by_id_);
@@ -19,20 +19,20 @@ RankSet HeldTensor::announcers() const {
   return ranks;
 }
 
-void HeldTensor::add_ready(const RankSet& ranks, const Times& times) {
+void PartialTensor::add_ready(const RankSet& ranks, const Times& times) {
   count(ranks);
   ready_.ranks.add(ranks);
   ready_.times.add(times);
 }
 
 // Who says it again has had an answer that is not known here.
-void HeldTensor::count(const RankSet& ranks) {
+void PartialTensor::count(const RankSet& ranks) {
   gone_by_id_.remove(ranks);
   gone_in_full_.remove(ranks);
   num_held_ += ranks.size();
 }
 
-void HeldTensor::add_request(const Message& message, const Times& times) {
+void PartialTensor::add_request(const Message& message, const Times& times) {
   count(message.ranks);
   Message part;
   part.ranks = message.ranks;
@@ -55,7 +55,7 @@ void HeldTensor::add_request(const Message& message, const Times& times) {
   if (varies) request->parts.push_back(std::move(part));
 }
 
-void HeldTensor::release(std::vector<Outgoing>* out) {
+void PartialTensor::release(std::vector<Outgoing>* out) {
   if (!ready_.ranks.empty()) append_ready(id, ready_.ranks, ready_.times, out);
   gone_by_id_.add(ready_.ranks);
   for (Request& request : requests_) {
@@ -65,25 +65,25 @@ void HeldTensor::release(std::vector<Outgoing>* out) {
   drop();
 }
 
-void HeldTensor::answer(const RankSet& absent) {
+void PartialTensor::answer(const RankSet& absent) {
   for (RankSet* ranks : {&gone_by_id_, &gone_in_full_, &joined}) ranks->keep(absent);
 }
 
-void HeldTensor::forget_id() {
+void PartialTensor::forget_id() {
   id = kNoId;
   num_held_ -= ready_.ranks.size();
   ready_ = Ready();
   gone_by_id_.clear();
 }
 
-void HeldTensor::drop() {
+void PartialTensor::drop() {
   ready_.ranks.clear();
   ready_.times = Times();
   requests_.clear();
   num_held_ = 0;
 }
 
-Message HeldTensor::message_of(Request* request) {
+Message PartialTensor::message_of(Request* request) {
   Message message;
   message.type = Message::Type::kRequest;
   message.signature = std::move(request->signature);

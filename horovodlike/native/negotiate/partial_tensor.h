@@ -1,4 +1,4 @@
-// What a funnel holds of one tensor, and how it says that in as few messages as can be.
+// What a aggregator holds of one tensor, and how it says that in as few messages as can be.
 #pragma once
 
 #include <algorithm>
@@ -31,7 +31,7 @@ struct Outgoing {
   Times times;
 };
 
-class HeldTensor {
+class PartialTensor {
  public:
   // As the log defines it; until then, as the first rank asked for it.
   std::string name;

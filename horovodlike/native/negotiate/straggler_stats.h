@@ -11,7 +11,7 @@ namespace hvl {
 // A rank that is this much later than the first one is late; less is chance.
 constexpr uint64_t kLate = kMillisecond;
 
-struct Lateness {
+struct StragglerStats {
   int64_t times = 0;
   uint64_t waited = 0;         // nanoseconds
   uint64_t counted_until = 0;  // a moment in which several tensors are waited for counts once

@@ -9,7 +9,7 @@ constexpr size_t kFirstPlaces = 256;
 
 }  // namespace
 
-EntryTable::EntryTable(int num_ranks, TensorId first_id)
+TensorTable::TensorTable(int num_ranks, TensorId first_id)
     : words_per_entry_((static_cast<size_t>(num_ranks) + 63) / 64),
       next_id_(first_id),
       mask_(kFirstPlaces - 1),
@@ -17,28 +17,28 @@ EntryTable::EntryTable(int num_ranks, TensorId first_id)
       details_(kFirstPlaces),
       ready_(kFirstPlaces * words_per_entry_) {}
 
-TableEntry* EntryTable::add() {
+TensorState* TensorTable::add() {
   // Half of the places stay free, so that few ids are skipped.
   if (2 * (num_living_ + 1) > entries_.size()) grow();
   while (next_id_ == kNoId || entries_[next_id_ & mask_].id != kNoId) {
     if (++next_id_ == kNoId) wrapped_ = true;
   }
-  TableEntry* entry = &entries_[next_id_ & mask_];
+  TensorState* entry = &entries_[next_id_ & mask_];
   entry->id = next_id_;
   if (++next_id_ == kNoId) wrapped_ = true;
   ++num_living_;
   return entry;
 }
 
-void EntryTable::remove(TableEntry* entry) {
+void TensorTable::remove(TensorState* entry) {
   clear_ready(entry);
   if (entry->defined) unlink(entry);
   details(*entry) = Details();
-  *entry = TableEntry();
+  *entry = TensorState();
   --num_living_;
 }
 
-int32_t EntryTable::add_ready(TableEntry* entry, const RankSet& ranks) {
+int32_t TensorTable::add_ready(TensorState* entry, const RankSet& ranks) {
   uint64_t* words = &ready_[(entry->id & mask_) * words_per_entry_];
   for (const RankRange& range : ranks.ranges()) {
     const int32_t first = range.first / 64;
@@ -56,17 +56,17 @@ int32_t EntryTable::add_ready(TableEntry* entry, const RankSet& ranks) {
   return -1;
 }
 
-void EntryTable::clear_ready(TableEntry* entry) {
+void TensorTable::clear_ready(TensorState* entry) {
   const size_t first = (entry->id & mask_) * words_per_entry_;
   std::fill_n(ready_.begin() + static_cast<std::ptrdiff_t>(first), words_per_entry_, 0);
   entry->num_ready = 0;
 }
 
-void EntryTable::touch(TableEntry* entry) {
+void TensorTable::touch(TensorState* entry) {
   if (entry->id == most_recent_) return;
   if (entry->less_recent != kNoId || entry->more_recent != kNoId) unlink(entry);
   entry->less_recent = most_recent_;
-  if (TableEntry* neighbour = find(most_recent_)) {
+  if (TensorState* neighbour = find(most_recent_)) {
     neighbour->more_recent = entry->id;
   } else {
     least_recent_ = entry->id;
@@ -75,9 +75,9 @@ void EntryTable::touch(TableEntry* entry) {
   ++num_defined_;
 }
 
-void EntryTable::unlink(TableEntry* entry) {
-  TableEntry* less = find(entry->less_recent);
-  TableEntry* more = find(entry->more_recent);
+void TensorTable::unlink(TensorState* entry) {
+  TensorState* less = find(entry->less_recent);
+  TensorState* more = find(entry->more_recent);
   (less != nullptr ? less->more_recent : least_recent_) = entry->more_recent;
   (more != nullptr ? more->less_recent : most_recent_) = entry->less_recent;
   entry->less_recent = entry->more_recent = kNoId;
@@ -85,9 +85,9 @@ void EntryTable::unlink(TableEntry* entry) {
 }
 
 // Ids that differ modulo the old size differ modulo the new one: no two entries meet in a place.
-void EntryTable::grow() {
+void TensorTable::grow() {
   const size_t new_mask = 2 * entries_.size() - 1;
-  std::vector<TableEntry> entries(new_mask + 1);
+  std::vector<TensorState> entries(new_mask + 1);
   std::vector<Details> details(new_mask + 1);
   std::vector<uint64_t> ready((new_mask + 1) * words_per_entry_);
   for (size_t place = 0; place < entries_.size(); ++place) {

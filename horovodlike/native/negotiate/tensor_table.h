@@ -21,7 +21,7 @@ namespace hvl {
 constexpr TensorId kNoId = 0;
 
 // What on_ready() and the batching of known tensors touch: one cache line.
-struct TableEntry {
+struct TensorState {
   TensorId id = kNoId;
   int32_t num_ready = 0;
   int32_t num_needed = 0;  // ranks that have to be ready
@@ -39,7 +39,7 @@ struct TableEntry {
   TensorId more_recent = kNoId;
 };
 
-static_assert(sizeof(TableEntry) == 64);
+static_assert(sizeof(TensorState) == 64);
 
 // What only definitions and errors need.
 struct Details {
@@ -49,25 +49,25 @@ struct Details {
   std::vector<Proposal> proposals;
 };
 
-class EntryTable {
+class TensorTable {
  public:
-  explicit EntryTable(int num_ranks, TensorId first_id = 1);
+  explicit TensorTable(int num_ranks, TensorId first_id = 1);
 
   // Null where the id stands for nothing (any more).
-  TableEntry* find(TensorId id) {
-    TableEntry& entry = entries_[id & mask_];
+  TensorState* find(TensorId id) {
+    TensorState& entry = entries_[id & mask_];
     return entry.id == id && id != kNoId ? &entry : nullptr;
   }
   // Whether the id may have stood for something once.
   bool was_given(TensorId id) const { return id != kNoId && (wrapped_ || id < next_id_); }
   // Moves all entries when the table grows.
-  TableEntry* add();
-  void remove(TableEntry* entry);
-  Details& details(const TableEntry& entry) { return details_[entry.id & mask_]; }
-  const Details& details(const TableEntry& entry) const { return details_[entry.id & mask_]; }
+  TensorState* add();
+  void remove(TensorState* entry);
+  Details& details(const TensorState& entry) { return details_[entry.id & mask_]; }
+  const Details& details(const TensorState& entry) const { return details_[entry.id & mask_]; }
 
   // False if the rank was ready already.
-  bool add_ready(TableEntry* entry, int rank) {
+  bool add_ready(TensorState* entry, int rank) {
     uint64_t& word = ready_[(entry->id & mask_) * words_per_entry_ + static_cast<size_t>(rank) / 64];
     const uint64_t bit = uint64_t{1} << (rank % 64);
     if ((word & bit) != 0) return false;
@@ -76,30 +76,30 @@ class EntryTable {
     return true;
   }
   // All of them, unless one was ready already: returns the lowest such, else -1.
-  int32_t add_ready(TableEntry* entry, const RankSet& ranks);
-  bool is_ready(const TableEntry& entry, int rank) const {
+  int32_t add_ready(TensorState* entry, const RankSet& ranks);
+  bool is_ready(const TensorState& entry, int rank) const {
     return (ready_[(entry.id & mask_) * words_per_entry_ + static_cast<size_t>(rank) / 64] >> (rank % 64) & 1) != 0;
   }
-  void clear_ready(TableEntry* entry);
+  void clear_ready(TensorState* entry);
 
   // Makes a defined entry the most recently used one.
-  void touch(TableEntry* entry);
+  void touch(TensorState* entry);
   // The least recently used of the defined entries, and the next one after `entry`; null at the end.
-  TableEntry* least_recent() { return find(least_recent_); }
-  TableEntry* more_recent(const TableEntry& entry) { return find(entry.more_recent); }
+  TensorState* least_recent() { return find(least_recent_); }
+  TensorState* more_recent(const TensorState& entry) { return find(entry.more_recent); }
   size_t num_defined() const { return num_defined_; }
 
   size_t num_places() const { return entries_.size(); }
   template <typename F>
   void for_each(F visit) const {
-    for (const TableEntry& entry : entries_) {
+    for (const TensorState& entry : entries_) {
       if (entry.id != kNoId) visit(entry);
     }
   }
 
  private:
   void grow();
-  void unlink(TableEntry* entry);
+  void unlink(TensorState* entry);
 
   size_t words_per_entry_;
   TensorId next_id_;
@@ -110,7 +110,7 @@ class EntryTable {
   TensorId least_recent_ = kNoId;
   TensorId most_recent_ = kNoId;
   // By place.
-  std::vector<TableEntry> entries_;
+  std::vector<TensorState> entries_;
   std::vector<Details> details_;
   std::vector<uint64_t> ready_;  // a bit per rank, words_per_entry_ words per place
 };

@@ -1,6 +1,6 @@
 // Faults that a rank brings upon itself at a given place, for tests of what becomes of the others.
 //
-// Armed once, a fault strikes once: when the engine next gets to that place. Where none is armed, one relaxed load for
+// Armed once, a fault triggers once: when the engine next gets to that place. Where none is armed, one relaxed load for
 // each batch, or each set of new requests, is all it costs.
 #pragma once
 
@@ -18,33 +18,33 @@ using Strike = std::function<void()>;
 class Fault {
  public:
   // Any thread. In place of what was armed before; null: of nothing.
-  void arm(Strike strike) {
+  void arm(Strike trigger) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    is_armed_.store(strike != nullptr, std::memory_order_relaxed);
-    strike_ = std::move(strike);
+    is_armed_.store(trigger != nullptr, std::memory_order_relaxed);
+    trigger_ = std::move(trigger);
   }
 
   bool is_armed() const { return is_armed_.load(std::memory_order_relaxed); }
 
-  // Who holds the baton. What the fault throws breaks the job.
-  void strike() {
+  // Who holds the engine lock. What the fault throws breaks the job.
+  void trigger() {
     Strike armed;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       is_armed_.store(false, std::memory_order_relaxed);
-      armed = std::exchange(strike_, nullptr);
+      armed = std::exchange(trigger_, nullptr);
     }
     if (armed != nullptr) armed();
   }
 
  private:
-  std::mutex mutex_;  // a leaf; guards strike_
+  std::mutex mutex_;  // a leaf; guards trigger_
   std::atomic<bool> is_armed_{false};
-  Strike strike_;
+  Strike trigger_;
 };
 
 // `amount`: the number of a signal, or seconds. Null: there is no such fault.
-Strike make_strike(hvl_fault fault, double amount);
+Strike make_trigger(hvl_fault fault, double amount);
 // Shuts down all TCP connections of this process, as if the network were gone: its descriptors stay open.
 void cut_connections();
 

@@ -7,7 +7,7 @@
 
 namespace hvl {
 
-void Flight::set_name(const std::string& text) {
+void CollectiveRecord::set_name(const std::string& text) {
   size_t length = std::min(text.size(), sizeof name - 1);
   const auto is_inside_a_character = [&] { return (static_cast<unsigned char>(text[length]) & 0xc0u) == 0x80u; };
   while (length < text.size() && length > 0 && is_inside_a_character()) --length;
@@ -18,7 +18,7 @@ void Flight::set_name(const std::string& text) {
 FlightRecorder::FlightRecorder(size_t capacity)
     : capacity_(std::max<size_t>(1, capacity)), slots_(std::make_unique<Slot[]>(capacity_)) {}
 
-void FlightRecorder::begin(const Flight& flight) {
+void FlightRecorder::begin(const CollectiveRecord& flight) {
   current_ = flight;
   const uint64_t index = num_begun_.load(std::memory_order_relaxed);
   write(&slots_[index % capacity_]);
@@ -40,8 +40,8 @@ void FlightRecorder::write(Slot* slot) {
   slot->version.store(version + 2, std::memory_order_release);
 }
 
-std::vector<Flight> FlightRecorder::read() const {
-  std::vector<Flight> flights;
+std::vector<CollectiveRecord> FlightRecorder::read() const {
+  std::vector<CollectiveRecord> flights;
   const uint64_t end = num_begun_.load(std::memory_order_acquire);
   for (uint64_t index = end - std::min<uint64_t>(end, capacity_); index < end; ++index) {
     const Slot& slot = slots_[index % capacity_];
@@ -49,19 +49,20 @@ std::vector<Flight> FlightRecorder::read() const {
     const uint64_t version = slot.version.load(std::memory_order_acquire);
     for (size_t word = 0; word < kWords; ++word) words[word] = slot.words[word].load(std::memory_order_acquire);
     if (version % 2 != 0 || slot.version.load(std::memory_order_relaxed) != version) continue;
-    Flight flight;
+    CollectiveRecord flight;
     memcpy(static_cast<void*>(&flight), words, sizeof words);
     flights.push_back(flight);
   }
   // A slot may have been used again meanwhile.
-  std::sort(flights.begin(), flights.end(), [](const Flight& a, const Flight& b) { return a.number < b.number; });
+  std::sort(flights.begin(), flights.end(),
+            [](const CollectiveRecord& a, const CollectiveRecord& b) { return a.number < b.number; });
   return flights;
 }
 
-std::string to_json(const std::vector<Flight>& flights) {
+std::string to_json(const std::vector<CollectiveRecord>& flights) {
   const EpochClock clock;
   std::string json = "[";
-  for (const Flight& flight : flights) {
+  for (const CollectiveRecord& flight : flights) {
     json += json.size() > 1 ? ",\n" : "\n";
     json += "{\"number\": " + std::to_string(flight.number) + ", \"kind\": " + quoted(name_of(flight.kind)) +
             ", \"name\": " + quoted(flight.name) + ", \"requests\": " + std::to_string(flight.num_requests) +

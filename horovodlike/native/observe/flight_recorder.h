@@ -1,7 +1,7 @@
 // The last collectives of a rank, for when somebody asks what it was doing.
 //
-// One thread writes (who holds the baton), any thread reads at any time, without a lock: a slot's version is odd while
-// it is written, and a reader passes over what changed while it read.
+// One thread writes (who holds the engine lock), any thread reads at any time, without a lock: a slot's version is odd
+// while it is written, and a reader passes over what changed while it read.
 #pragma once
 
 #include <atomic>
@@ -16,7 +16,7 @@
 namespace hvl {
 
 // One collective. Times are now_ns() times.
-struct Flight {
+struct CollectiveRecord {
   uint64_t number = 0;  // of the log's collectives, the same on all ranks
   uint64_t enqueued_at = 0;
   uint64_t begun_at = 0;
@@ -35,14 +35,14 @@ class FlightRecorder {
   explicit FlightRecorder(size_t capacity);
 
   // The one writer. Neither takes memory.
-  void begin(const Flight& flight);
+  void begin(const CollectiveRecord& flight);
   void end(uint64_t now);
   // Any thread: what there is, the oldest first.
-  std::vector<Flight> read() const;
+  std::vector<CollectiveRecord> read() const;
 
  private:
-  static constexpr size_t kWords = sizeof(Flight) / sizeof(uint64_t);
-  static_assert(sizeof(Flight) % sizeof(uint64_t) == 0);
+  static constexpr size_t kWords = sizeof(CollectiveRecord) / sizeof(uint64_t);
+  static_assert(sizeof(CollectiveRecord) % sizeof(uint64_t) == 0);
 
   struct Slot {
     std::atomic<uint64_t> version{0};
@@ -54,10 +54,10 @@ class FlightRecorder {
   const size_t capacity_;
   std::unique_ptr<Slot[]> slots_;
   std::atomic<uint64_t> num_begun_{0};
-  Flight current_;  // the writer's
+  CollectiveRecord current_;  // the writer's
 };
 
 // A JSON array of objects; times in seconds since the epoch, `null` for what has not ended.
-std::string to_json(const std::vector<Flight>& flights);
+std::string to_json(const std::vector<CollectiveRecord>& flights);
 
 }  // namespace hvl

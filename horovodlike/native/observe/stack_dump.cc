@@ -57,11 +57,11 @@ void stop_answering(HostMemory* memory, int local_rank) {
   futex_wake(&block.asked, INT_MAX, FutexScope::kHost);
 }
 
-StackQuestions::StackQuestions(std::shared_ptr<HostMemory> memory, std::vector<int> pids, std::vector<int> ranks,
-                               std::vector<std::vector<int>> relays)
+StackDumpRequests::StackDumpRequests(std::shared_ptr<HostMemory> memory, std::vector<int> pids, std::vector<int> ranks,
+                                     std::vector<std::vector<int>> relays)
     : memory_(std::move(memory)), pids_(std::move(pids)), ranks_(std::move(ranks)), relays_(std::move(relays)) {}
 
-void StackQuestions::ask(const std::vector<int>& ranks, uint64_t now) {
+void StackDumpRequests::ask(const std::vector<int>& ranks, uint64_t now) {
   questions_.clear();
   for (int rank : ranks) {
     Question question;
@@ -78,23 +78,23 @@ void StackQuestions::ask(const std::vector<int>& ranks, uint64_t now) {
   asked_at_ = now;
 }
 
-bool StackQuestions::has_answered(const Question& question) {
+bool StackDumpRequests::has_answered(const Question& question) {
   return question.local_rank != -1 && memory_->stacks(question.local_rank).answered.load() == question.number;
 }
 
-bool StackQuestions::is_over(uint64_t now) {
+bool StackDumpRequests::is_over(uint64_t now) {
   return now - asked_at_ >= kAnswerTime ||
          std::all_of(questions_.begin(), questions_.end(),
                      [this](const Question& each) { return each.local_rank == -1 || has_answered(each); });
 }
 
-std::string StackQuestions::answer_of(const Question& question) {
+std::string StackDumpRequests::answer_of(const Question& question) {
   if (!has_answered(question)) return "    " + why_silent(question);
   const StackBlock& block = memory_->stacks(question.local_rank);
   return std::string(block.text, std::min<size_t>(block.length, sizeof block.text));
 }
 
-std::string StackQuestions::report() {
+std::string StackDumpRequests::report() {
   std::vector<std::pair<std::string, std::string>> answers;  // whose, and what they said
   for (const Question& question : questions_) {
     const std::string text = answer_of(question);
@@ -117,14 +117,14 @@ std::string StackQuestions::report() {
   return report;
 }
 
-std::string StackQuestions::name_of(const Question& question) const {
+std::string StackDumpRequests::name_of(const Question& question) const {
   const size_t index = static_cast<size_t>(question.local_rank);  // out of range if it is on another host
   return "rank " + std::to_string(question.rank) +
          (index < pids_.size() ? " (pid " + std::to_string(pids_[index]) + ")" : "");
 }
 
 // One who passes on what others ask for hides them all when he is stopped.
-std::string StackQuestions::why_not_asked(int rank) const {
+std::string StackDumpRequests::why_not_asked(int rank) const {
   std::string text = "was not asked: it is on another host than rank 0";
   if (relays_.empty()) return text;
   const std::vector<int>& relays = relays_[static_cast<size_t>(rank)];
@@ -138,7 +138,7 @@ std::string StackQuestions::why_not_asked(int rank) const {
          ": if that one is stopped, this one may not be missing";
 }
 
-std::string StackQuestions::why_silent(const Question& question) const {
+std::string StackDumpRequests::why_silent(const Question& question) const {
   if (question.local_rank == -1) return why_not_asked(question.rank);
   const std::string text = "did not answer within " + std::to_string(kAnswerTime / kSecond) + " s: ";
   const size_t index = static_cast<size_t>(question.local_rank);

@@ -31,12 +31,12 @@ void answer(HostMemory* memory, int local_rank, uint32_t question, const std::st
 void stop_answering(HostMemory* memory, int local_rank);
 
 // The coordinator's side: one question to some ranks at a time.
-class StackQuestions {
+class StackDumpRequests {
  public:
   // `pids` by local rank; empty: the ranks are threads of this process. `ranks`: of this host, by local rank,
   // ascending; the others cannot be asked. `relays`: by rank, who passes on what it asks for, from it upwards.
-  StackQuestions(std::shared_ptr<HostMemory> memory, std::vector<int> pids, std::vector<int> ranks,
-                 std::vector<std::vector<int>> relays = {});
+  StackDumpRequests(std::shared_ptr<HostMemory> memory, std::vector<int> pids, std::vector<int> ranks,
+                    std::vector<std::vector<int>> relays = {});
 
   void ask(const std::vector<int>& ranks, uint64_t now);
   // All have answered, or had their time.

@@ -30,7 +30,7 @@ class Timeline {
   // Any thread. Returns when all is in the file.
   void stop();
 
-  // Who holds the baton: the collective number `number` of these tensors begins, and ends.
+  // Who holds the engine lock: the collective number `number` of these tensors begins, and ends.
   void begin(const std::vector<NamedTensor*>& tensors, uint64_t number, uint64_t now) {
     if (is_on_.load(std::memory_order_relaxed)) add_begin(tensors, number, now);
   }

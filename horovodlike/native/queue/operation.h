@@ -12,7 +12,7 @@
 
 namespace hvl {
 
-struct Entry;
+struct PendingRequest;
 struct Operation;
 
 // A name of one process set, shared by all operations on it in this process.
@@ -28,10 +28,10 @@ struct NamedTensor {
   int64_t handle = 0;  // of the request in flight; guarded by the table's mutex
 
   // For the engine only.
-  bool announced_in_full = false;     // the entry below, without an id
-  TensorId id = kNoId;                // what the log calls it
-  std::shared_ptr<Operation> agreed;  // the operation last found to be what the id stands for
-  std::unique_ptr<Entry> entry;       // this rank's request in flight
+  bool announced_in_full = false;         // the entry below, without an id
+  TensorId id = kNoId;                    // what the log calls it
+  std::shared_ptr<Operation> agreed;      // the operation last found to be what the id stands for
+  std::unique_ptr<PendingRequest> entry;  // this rank's request in flight
 };
 
 // A request, checked and copied: immutable but for the cached look-up of its name.
@@ -52,7 +52,7 @@ struct Memory {
 };
 
 // One accepted request of this rank, from enqueue to completion.
-struct Entry {
+struct PendingRequest {
   std::shared_ptr<Operation> operation;
   std::shared_ptr<NamedTensor> tensor;
   Memory memory;             // of the first tensor

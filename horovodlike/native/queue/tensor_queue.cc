@@ -19,7 +19,7 @@ std::shared_ptr<NamedTensor> TensorQueue::look_up(Operation* operation) {
   return operation->tensor;
 }
 
-Status TensorQueue::push(std::unique_ptr<Entry> entry) {
+Status TensorQueue::push(std::unique_ptr<PendingRequest> entry) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (!closed_.ok()) return closed_;
   entry->tensor = look_up(entry->operation.get());
@@ -41,14 +41,14 @@ int64_t TensorQueue::handle_in_flight(Operation* operation) {
   return found != names_.end() && found->second->in_flight.load() ? found->second->handle : 0;
 }
 
-void TensorQueue::take(std::vector<std::unique_ptr<Entry>>* entries) {
+void TensorQueue::take(std::vector<std::unique_ptr<PendingRequest>>* entries) {
   std::lock_guard<std::mutex> lock(mutex_);
   entries->swap(entries_);
   queued_->store(0);
   queued_bytes_.store(0);
 }
 
-void TensorQueue::finish(const Entry& entry) {
+void TensorQueue::finish(const PendingRequest& entry) {
   std::lock_guard<std::mutex> lock(mutex_);
   entry.tensor->in_flight.store(false);
   if (entry.tensor->id == NamedTensor::kNoId) erase(entry.tensor.get());

@@ -22,7 +22,7 @@ enum Ring : uint32_t {
 };
 
 // Who sleeps: the engine's own thread, or a thread that waits for a result and does the engine's work meanwhile.
-enum class Sleeper : uint32_t { kEngineThread, kWaitingThread };
+enum class WaitingParty : uint32_t { kEngineThread, kWaitingThread };
 
 // Wakes who is on duty, at the price of one shared load when he does not sleep. Any number of threads ring.
 //
@@ -39,7 +39,7 @@ class Doorbell {
     // If it changes meanwhile, another one rings, or somebody goes on duty and then looks at his condition.
     if ((duty & why) == 0 || !duty_.compare_exchange_strong(duty, 0)) return;
     if (pipe == -1) {
-      wake(static_cast<Sleeper>(duty >> kRingBits));
+      wake(static_cast<WaitingParty>(duty >> kRingBits));
     } else {
       const char byte = 0;
       while (write(pipe, &byte, 1) == -1 && errno == EINTR) {  // full: it is awake, or will be
@@ -48,29 +48,29 @@ class Doorbell {
   }
 
   // On duty or not.
-  void wake(Sleeper sleeper) {
+  void wake(WaitingParty sleeper) {
     std::atomic<uint32_t>& rings = rings_[index_of(sleeper)];
     rings.fetch_add(1);
     futex_wake(&rings, 1, FutexScope::kHost);
   }
 
-  void go_on_duty(Sleeper sleeper, uint32_t listening) { duty_.store(index_of(sleeper) << kRingBits | listening); }
+  void arm(WaitingParty sleeper, uint32_t listening) { duty_.store(index_of(sleeper) << kRingBits | listening); }
   // The caller is awake: rings need not wake anybody.
   void go_off_duty() { duty_.store(0); }
 
   // What to hand to sleep(): read it before going on duty.
-  uint32_t rings(Sleeper sleeper) const { return rings_[index_of(sleeper)].load(); }
+  uint32_t rings(WaitingParty sleeper) const { return rings_[index_of(sleeper)].load(); }
   // Sleeps unless there was a ring since `seen`, until a ring, a signal (then it returns EINTR) or `timeout`
   // nanoseconds later.
-  int sleep(Sleeper sleeper, uint32_t seen, uint64_t timeout) {
+  int sleep(WaitingParty sleeper, uint32_t seen, uint64_t timeout) {
     return futex_wait(&rings_[index_of(sleeper)], seen, timeout, FutexScope::kHost);
   }
 
   // The same unless `condition` holds already; off duty afterwards.
   template <typename Condition>
-  int sleep_unless(Sleeper sleeper, uint32_t listening, Condition&& condition, uint64_t timeout) {
+  int sleep_unless(WaitingParty sleeper, uint32_t listening, Condition&& condition, uint64_t timeout) {
     uint32_t seen = rings(sleeper);
-    go_on_duty(sleeper, listening);
+    arm(sleeper, listening);
     int result = condition() ? 0 : sleep(sleeper, seen, timeout);
     go_off_duty();
     return result;
@@ -78,7 +78,7 @@ class Doorbell {
 
  private:
   static constexpr int kRingBits = 4;
-  static uint32_t index_of(Sleeper sleeper) { return static_cast<uint32_t>(sleeper); }
+  static uint32_t index_of(WaitingParty sleeper) { return static_cast<uint32_t>(sleeper); }
 
   std::atomic<uint32_t> rings_[2] = {};
   std::atomic<uint32_t> duty_{0};  // 0: nobody; else the rings that are listened to, and above them the sleeper

@@ -91,7 +91,7 @@ class Waiter {
   void set_urgent(bool urgent) { urgent_ = urgent; }
   // Who is going to wait, until when he has time (now_ns() time), and what tells that he needs not go on. `enough`
   // lives until the next turn.
-  void take_turn(Sleeper sleeper, uint64_t deadline, const std::function<bool()>* enough) {
+  void take_turn(WaitingParty sleeper, uint64_t deadline, const std::function<bool()>* enough) {
     sleeper_ = sleeper;
     deadline_ = deadline;
     enough_ = enough;
@@ -160,7 +160,7 @@ class Waiter {
     if (options_.poller == nullptr) {
       result = doorbell.sleep_unless(sleeper_, listening, condition, limit);
     } else {
-      doorbell.go_on_duty(sleeper_, listening);
+      doorbell.arm(sleeper_, listening);
       if (!condition()) result = poll(limit);
       doorbell.go_off_duty();
     }
@@ -186,7 +186,7 @@ class Waiter {
   const bool crowded_;       // more ranks than processors
   bool urgent_ = false;
   uint64_t spin_limit_ = kUrgentSpin;
-  Sleeper sleeper_ = Sleeper::kEngineThread;
+  WaitingParty sleeper_ = WaitingParty::kEngineThread;
   uint64_t deadline_ = UINT64_MAX;
   const std::function<bool()>* enough_ = nullptr;
   bool signalled_ = false;

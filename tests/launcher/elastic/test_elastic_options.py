@@ -9,7 +9,7 @@ import pytest
 
 from horovodlike.launcher.cli import parse
 from horovodlike.launcher.elastic.elastic_job import make_policy
-from horovodlike.launcher.elastic.host_health import Cooldown
+from horovodlike.launcher.elastic.host_health import Backoff
 from horovodlike.launcher.elastic.state import Policy
 from horovodlike.launcher.errors import UsageError
 from horovodlike.launcher.planning.job_spec import ElasticSpec, JobSpec
@@ -74,7 +74,7 @@ def test_the_policy() -> None:
     assert policy("-np", 3, "--min-np", 2, "--reset-limit", 7) == Policy(3, 2, reset_limit=7)
     assert policy("-H", "a:2,b:4", "--max-np", 5) == Policy(5, 5, 5)
     found = policy("-np", 1, "--min-np", 1, "--blacklist-cooldown-range", 1, 2)
-    assert found.cooldown == Cooldown(1, 2, patient=False)
+    assert found.cooldown == Backoff(1, 2, patient=False)
 
 
 @pytest.mark.parametrize(

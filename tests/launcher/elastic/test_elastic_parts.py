@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from horovodlike.launcher.elastic import DiscoveryError, HostDiscovery
-from horovodlike.launcher.elastic.discovery import HostDiscoveryScript, Lookout
-from horovodlike.launcher.elastic.host_health import Cooldown, Health
+from horovodlike.launcher.elastic.discovery import DiscoveryThread, HostDiscoveryScript
+from horovodlike.launcher.elastic.host_health import Backoff, HostHealth
 from horovodlike.launcher.elastic.rank_assignment import OF_A_PLACE, place_members
 from horovodlike.launcher.errors import UsageError
 
@@ -19,7 +19,7 @@ LIMIT_S = 60.0
 
 
 def test_cooldowns_grow_up_to_the_most() -> None:
-    health, now, pauses = Health(Cooldown(10, 60, patient=False)), 0.0, []
+    health, now, pauses = HostHealth(Backoff(10, 60, patient=False)), 0.0, []
     for _ in range(5):
         health.fail(now, 1)
         pauses.append(health.cooling_until - now)
@@ -28,7 +28,7 @@ def test_cooldowns_grow_up_to_the_most() -> None:
 
 
 def test_failures_that_come_together_count_once() -> None:
-    health = Health(Cooldown(10, 60, patient=False))
+    health = HostHealth(Backoff(10, 60, patient=False))
     for _ in range(8):
         health.fail(0.0, 8)
     assert health.cooling_until == 10
@@ -36,7 +36,7 @@ def test_failures_that_come_together_count_once() -> None:
 
 # horovod#3319: hosts were left alone for ever.
 def test_cooldowns_begin_anew_after_a_good_time() -> None:
-    health = Health(Cooldown(10, 60, patient=False))
+    health = HostHealth(Backoff(10, 60, patient=False))
     for now in (0.0, 10.0, 30.0):
         health.fail(now, 1)
     assert health.cooling_until == 70
@@ -45,7 +45,7 @@ def test_cooldowns_begin_anew_after_a_good_time() -> None:
 
 
 def test_some_failures_are_tolerated_and_many_are_not() -> None:
-    health = Health(Cooldown(1, 60))
+    health = HostHealth(Backoff(1, 60))
     for _ in range(4):
         assert health.fail(0.0, 1) == "it is replaced at once"
     assert health.fail(0.0, 1) == "its host is left alone for 1 s"
@@ -53,7 +53,7 @@ def test_some_failures_are_tolerated_and_many_are_not() -> None:
 
 
 def test_patience_comes_back_with_time() -> None:
-    health = Health(Cooldown(1, 60))
+    health = HostHealth(Backoff(1, 60))
     for _ in range(5):
         health.fail(0.0, 1)
     assert health.fail(1.0, 1) == "its host is left alone for 2 s"
@@ -65,12 +65,12 @@ def test_patience_comes_back_with_time() -> None:
 
 
 def test_all_workers_of_a_host_may_fail_at_once() -> None:
-    health = Health(Cooldown())
+    health = HostHealth(Backoff())
     assert {health.fail(0.0, 64) for _ in range(64)} == {"it is replaced at once"}
 
 
 def test_a_slot_is_held_for_a_time() -> None:
-    health = Health(Cooldown(1, 60))
+    health = HostHealth(Backoff(1, 60))
     health.hold(0.0)
     health.hold(30.0)
     assert [health.held_slots(now) for now in (59.0, 60.0, 90.0)] == [2, 1, 0]
@@ -172,14 +172,14 @@ class Found(HostDiscovery):
 
 
 def test_names_of_this_machine_are_one_host() -> None:
-    lookout = Lookout(Found({"localhost": 1, "127.0.0.1": 2, "elsewhere.invalid": 3}), {})
+    lookout = DiscoveryThread(Found({"localhost": 1, "127.0.0.1": 2, "elsewhere.invalid": 3}), {})
     assert lookout.look() == {"localhost": 3, "elsewhere.invalid": 3}
     assert lookout.here == "localhost"
 
 
 def test_news_are_told_once() -> None:
     same, other = {"a.invalid": 1}, {"a.invalid": 2}
-    lookout = Lookout(Found(same, same, ValueError("no"), ValueError("no"), same, other), {})
+    lookout = DiscoveryThread(Found(same, same, ValueError("no"), ValueError("no"), same, other), {})
     told: list[dict[str, int] | str] = []
     changed = threading.Event()
 

@@ -17,9 +17,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from horovodlike._bootstrap.environment import find_place
+from horovodlike._bootstrap.environment import find_rank_info
 from horovodlike._bootstrap.rendezvous_client import Rendezvous
-from horovodlike._net.secure_channel import Identity, JobKey, Link, job_digest
+from horovodlike._net.secure_channel import Connection, Identity, JobKey, job_digest
 from horovodlike.errors import RendezvousError
 
 LIMIT_S = 60.0
@@ -37,7 +37,7 @@ class Driver:
         job = job_digest("elastic/" + os.environ["HOROVODLIKE_JOB_ID"])
         address = os.environ["HOROVODLIKE_DRIVER_ADDR"].split(",")[0], int(os.environ["HOROVODLIKE_DRIVER_PORT"])
         connected = socket.create_connection(address, LIMIT_S)
-        self.link = Link(connected, self.key, Identity(self.number, 0, job), time.monotonic() + LIMIT_S)
+        self.link = Connection(connected, self.key, Identity(self.number, 0, job), time.monotonic() + LIMIT_S)
 
     def say(self, **message: object) -> None:
         self.link.send(json.dumps(message).encode(), time.monotonic() + LIMIT_S)
@@ -74,7 +74,7 @@ class Driver:
 
 def init(driver: Driver, generation: int) -> Rendezvous:
     # A job of one needs no rendezvous, and no name: here it has both.
-    place = replace(find_place(os.environ), job=os.environ["HOROVODLIKE_JOB_ID"])
+    place = replace(find_rank_info(os.environ), job=os.environ["HOROVODLIKE_JOB_ID"])
     key = driver.key.derive(b"horovodlike generation", str(generation).encode())
     address, port = os.environ["HOROVODLIKE_RENDEZVOUS_ADDR"], int(os.environ["HOROVODLIKE_RENDEZVOUS_PORT"])
     peers = Rendezvous(address, port, key, place, LIMIT_S, owner="hvdrun")

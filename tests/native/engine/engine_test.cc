@@ -134,7 +134,7 @@ struct Told {
 
 int64_t enqueue(Job& job, int rank, const std::shared_ptr<Operation>& operation, const void* data,
                 const hvl_callbacks& callbacks) {
-  auto entry = std::make_unique<Entry>();
+  auto entry = std::make_unique<PendingRequest>();
   entry->operation = operation;
   entry->memory.input = static_cast<const char*>(data);
   entry->callbacks = callbacks;
@@ -379,7 +379,7 @@ TEST(a_wait_ends_in_time_within_a_collective) {
   std::vector<std::vector<float>> small(2, std::vector<float>(4, 1.0f)), large(2, std::vector<float>(kCount, 1.0f));
   std::vector<int64_t> handles(2), small_handles(2);
   for (int rank : {0, 1}) {
-    auto first = std::make_unique<Entry>();
+    auto first = std::make_unique<PendingRequest>();
     first->operation = make("small", HVL_ALLREDUCE, {{4}});
     char* address = reinterpret_cast<char*>(small[static_cast<size_t>(rank)].data());
     first->memory = Memory{address, address};

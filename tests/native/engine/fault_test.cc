@@ -1,4 +1,4 @@
-// Faults that strike an engine at a given place: what becomes of the others.
+// Faults that trigger an engine at a given place: what becomes of the others.
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -22,19 +22,19 @@ struct Fall {
   int victim;
   hvl_fault_point point;
   int64_t count;
-  std::atomic<int> strikes{0};
+  std::atomic<int> triggers{0};
   std::atomic<uint64_t> at{0};
 
-  void check(Job& job, const Strike& strike, const std::function<bool(int, const std::string&)>& is_right) {
+  void check(Job& job, const Strike& trigger, const std::function<bool(int, const std::string&)>& is_right) {
     std::vector<uint64_t> failed_at(static_cast<size_t>(job.size()));
     job.on_all([&](int rank) {
       Status status;
       for (int round = 0; status.ok(); ++round) {
         if (rank == victim && round == kRounds) {
           job.engine(rank).fault(point).arm([&] {
-            ++strikes;
+            ++triggers;
             at = now_ns();
-            strike();
+            trigger();
           });
         }
         std::vector<float> data(static_cast<size_t>(count), 1.0F);
@@ -47,7 +47,7 @@ struct Fall {
       CHECK_EQ(status.code(), HVL_JOB_BROKEN);
       if (!is_right(rank, status.message())) CHECK_EQ(status.message(), "");
     });
-    CHECK_EQ(strikes.load(), 1);
+    CHECK_EQ(triggers.load(), 1);
     for (uint64_t time : failed_at) CHECK(time - at < kSecond);
   }
 };
@@ -133,8 +133,8 @@ TEST(a_rank_of_another_host_that_is_lost_since_the_leader_of_this_one_has_died) 
 TEST(a_fault_strikes_once_and_only_in_an_allreduce) {
   for (const std::vector<int>& hosts : {std::vector<int>{0, 0, 0}, {0, 1, 1}}) {
     Job job(3, on_hosts(hosts));
-    std::atomic<int> strikes{0};
-    job.engine(1).fault(HVL_FAULT_IN_DATA).arm([&] { ++strikes; });
+    std::atomic<int> triggers{0};
+    job.engine(1).fault(HVL_FAULT_IN_DATA).arm([&] { ++triggers; });
     const auto run_on_all = [&](Kind kind) {
       job.on_all([&](int rank) {
         std::vector<float> data(20011, static_cast<float>(rank));
@@ -144,9 +144,9 @@ TEST(a_fault_strikes_once_and_only_in_an_allreduce) {
       });
     };
     run_on_all(HVL_BROADCAST);
-    CHECK_EQ(strikes.load(), 0);
+    CHECK_EQ(triggers.load(), 0);
     for (int round = 0; round < 3; ++round) run_on_all(HVL_ALLREDUCE);
-    CHECK_EQ(strikes.load(), 1);
+    CHECK_EQ(triggers.load(), 1);
   }
 }
 
@@ -161,8 +161,8 @@ TEST(a_fault_can_be_taken_back) {
 }
 
 TEST(there_is_no_strike_for_an_unknown_fault) {
-  CHECK(make_strike(static_cast<hvl_fault>(4), 0) == nullptr);
-  CHECK(make_strike(HVL_FAULT_SLOW, 0) != nullptr);
+  CHECK(make_trigger(static_cast<hvl_fault>(4), 0) == nullptr);
+  CHECK(make_trigger(HVL_FAULT_SLOW, 0) != nullptr);
 }
 
 }  // namespace

@@ -11,8 +11,8 @@
 namespace hvl {
 namespace {
 
-Flight flight_of(uint64_t number) {
-  Flight flight;
+CollectiveRecord flight_of(uint64_t number) {
+  CollectiveRecord flight;
   flight.number = flight.enqueued_at = flight.begun_at = number;
   flight.num_bytes = static_cast<int64_t>(number);
   flight.set_name("tensor " + std::to_string(number));
@@ -26,7 +26,7 @@ TEST(the_last_ones_are_kept) {
     recorder.begin(flight_of(number));
     if (number < 5) recorder.end(number + 100);
   }
-  const std::vector<Flight> flights = recorder.read();
+  const std::vector<CollectiveRecord> flights = recorder.read();
   REQUIRE(flights.size() == 3);
   CHECK_EQ(flights[0].number, 3u);
   CHECK_EQ(flights[1].ended_at, 104u);
@@ -39,7 +39,7 @@ TEST(a_reader_sees_whole_flights_while_they_are_written) {
   std::atomic<bool> done{false};
   std::thread reader([&] {
     while (!done) {
-      for (const Flight& flight : recorder.read()) {
+      for (const CollectiveRecord& flight : recorder.read()) {
         CHECK_EQ(flight.num_bytes, static_cast<int64_t>(flight.number));
         CHECK_EQ(std::string(flight.name), "tensor " + std::to_string(flight.number));
       }
@@ -54,7 +54,7 @@ TEST(a_reader_sees_whole_flights_while_they_are_written) {
 }
 
 TEST(a_name_is_cut_between_characters_and_quoted) {
-  Flight flight;
+  CollectiveRecord flight;
   flight.set_name(std::string(66, 'a') + "\xc3\xa4");  // a letter of two bytes, of which one would fit
   CHECK_EQ(std::string(flight.name), std::string(66, 'a'));
   flight.set_name("a\"b\\c\n");
@@ -62,7 +62,7 @@ TEST(a_name_is_cut_between_characters_and_quoted) {
 }
 
 TEST(moments_in_which_several_tensors_are_waited_for_count_once) {
-  Lateness lateness;
+  StragglerStats lateness;
   lateness.add(10 * kSecond, 12 * kSecond);
   lateness.add(11 * kSecond, 12 * kSecond);
   lateness.add(11 * kSecond, 13 * kSecond);
@@ -100,13 +100,14 @@ TEST(engines_record_the_same_collectives_and_count_their_time) {
   });
   for (int rank = 0; rank < 3; ++rank) {
     const Engine& engine = job.engine(rank);
-    const std::vector<Flight> flights = engine.flights().read();
+    const std::vector<CollectiveRecord> flights = engine.flights().read();
     REQUIRE(flights.size() == 10);
     CHECK_EQ(flights[9].number, 10u);
     CHECK_EQ(flights[0].num_bytes, 4000);
     CHECK_EQ(engine.counters().executed.load(), 10);
     int64_t negotiated = 0;
-    for (const Flight& flight : flights) negotiated += static_cast<int64_t>(flight.begun_at - flight.enqueued_at);
+    for (const CollectiveRecord& flight : flights)
+      negotiated += static_cast<int64_t>(flight.begun_at - flight.enqueued_at);
     CHECK_EQ(engine.counters().negotiation_time.load(), negotiated);
     CHECK(engine.counters().execution_time.load() > 0);
     CHECK(static_cast<int64_t>(engine.waited_for_peers()) <= engine.counters().execution_time.load());

@@ -32,7 +32,7 @@ struct Rank {
   }
 
   Status run(const std::shared_ptr<Operation>& operation, std::vector<float>* data) {
-    auto entry = std::make_unique<Entry>();
+    auto entry = std::make_unique<PendingRequest>();
     entry->operation = operation;
     char* address = reinterpret_cast<char*>(data->data());
     entry->memory = Memory{address, address};

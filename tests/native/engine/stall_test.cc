@@ -83,7 +83,7 @@ std::shared_ptr<HostMemory> memory_of(int ranks) { return HostMemory::anonymous(
 
 TEST(equal_answers_stand_together_and_who_is_silent_is_named) {
   auto memory = memory_of(4);
-  StackQuestions questions(memory, {}, all_ranks(memory));
+  StackDumpRequests questions(memory, {}, all_ranks(memory));
   questions.ask({1, 2, 3}, kSecond);
   for (int rank : {1, 3}) answer(memory.get(), rank, await_question(memory.get(), rank), "here");
   CHECK(!questions.is_over(2 * kSecond));
@@ -100,7 +100,7 @@ TEST(who_passes_on_what_others_ask_for_may_hide_them) {
     return elsewhere + ", and what it asks for comes through rank " + rank +
            ": if that one is stopped, this one may not be missing";
   };
-  StackQuestions questions(memory_of(2), {}, {0, 1}, relays);
+  StackDumpRequests questions(memory_of(2), {}, {0, 1}, relays);
   questions.ask({2, 3, 4, 5}, kSecond);
   CHECK_HAS(questions.report(), "rank 2:\n    " + elsewhere + "\n  rank 3, rank 4, rank 5:\n    " + hidden_by("2"));
   questions.ask({4, 5}, kSecond);
@@ -112,7 +112,7 @@ TEST(who_passes_on_what_others_ask_for_may_hide_them) {
 
 TEST(an_answer_to_an_earlier_question_is_none) {
   auto memory = memory_of(2);
-  StackQuestions questions(memory, {}, all_ranks(memory));
+  StackDumpRequests questions(memory, {}, all_ranks(memory));
   questions.ask({1}, kSecond);
   const uint32_t first = await_question(memory.get(), 1);
   questions.ask({1}, 60 * kSecond);
@@ -126,7 +126,7 @@ TEST(an_answer_to_an_earlier_question_is_none) {
 TEST(answers_and_reports_are_cut_to_the_room_there_is) {
   constexpr int kRanks = 9;
   auto memory = memory_of(kRanks);
-  StackQuestions questions(memory, {}, all_ranks(memory));
+  StackDumpRequests questions(memory, {}, all_ranks(memory));
   std::vector<int> ranks;
   for (int rank = 0; rank < kRanks; ++rank) ranks.push_back(rank);
   questions.ask(ranks, kSecond);
@@ -212,10 +212,10 @@ TEST(a_coordinator_that_is_stuck_while_it_asks_is_found_out) {
   std::thread asked([&] {
     HostMemory* memory = job.engine(1).memory().get();
     await_question(memory, 1);
-    const auto strike = [&] {
+    const auto trigger = [&] {
       while (!is_over) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     };
-    job.engine(0).fault(HVL_FAULT_IN_NEGOTIATION).arm(strike);
+    job.engine(0).fault(HVL_FAULT_IN_NEGOTIATION).arm(trigger);
     float data = 0;
     job.run(0, make("more", HVL_ALLREDUCE, {{1}}), &data);
   });

@@ -7,7 +7,7 @@
 
 #include "base/clock.h"
 #include "check.h"
-#include "gpu_double.h"
+#include "fake_gpu.h"
 #include "hvl.h"
 
 namespace {
@@ -18,12 +18,12 @@ constexpr double kLong = 60;
 class OneRank {
  public:
   OneRank() {
-    gpu_double::reset(2);
-    stream = gpu_double::make_stream(0);
+    fake_gpu::reset(2);
+    stream = fake_gpu::make_stream(0);
     hvl_config config{};
     config.abi_version = HVL_ABI_VERSION;
     config.size = config.local_size = config.cross_size = 1;
-    config.segment_fd = config.bell_fd = -1;
+    config.segment_fd = config.wakeup_fd = -1;
     config.processors = 1;
     config.slot_bytes = 4096;
     config.slot_depth = 2;
@@ -31,17 +31,17 @@ class OneRank {
     config.cache_capacity = 16;
     config.flight_recorder_size = 16;
     config.gpu_staging_bytes = 4096;
-    config.cuda_library = config.nccl_library = GPU_DOUBLE;
+    config.cuda_library = config.nccl_library = FAKE_GPU;
     config.log_level = 3;
     CHECK_EQ(hvl_init(&config), HVL_OK);
   }
 
   ~OneRank() {
-    gpu_double::release(stream);
+    fake_gpu::release(stream);
     CHECK_EQ(hvl_shutdown(), HVL_OK);
-    CHECK_EQ(gpu_double::violations(), "");
-    CHECK_EQ(gpu_double::num_contexts(), 0);
-    CHECK_EQ(gpu_double::num_streams(), 0);
+    CHECK_EQ(fake_gpu::violations(), "");
+    CHECK_EQ(fake_gpu::num_contexts(), 0);
+    CHECK_EQ(fake_gpu::num_streams(), 0);
   }
 
   void* stream;
@@ -67,11 +67,11 @@ Prepared prepare(const char* name, hvl_kind kind, hvl_device device) {
 // A tensor that is made once the stream gets on, and lives until then.
 struct Later {
   explicit Later(void* made_on) : stream(made_on) {
-    gpu_double::compute(stream, data.data(), 6 * sizeof(float), [this] { data.assign(6, 2.0F); });
+    fake_gpu::compute(stream, data.data(), 6 * sizeof(float), [this] { data.assign(6, 2.0F); });
   }
   ~Later() {
-    gpu_double::release(stream);
-    gpu_double::synchronize(stream);
+    fake_gpu::release(stream);
+    fake_gpu::synchronize(stream);
   }
   Later(const Later&) = delete;
 
@@ -84,7 +84,7 @@ struct Later {
 TEST(waits_on_the_host_and_on_streams) {
   OneRank job;
   const Prepared allreduce = prepare("x", HVL_ALLREDUCE, HVL_CUDA);
-  gpu_double::hold(job.stream);
+  fake_gpu::hold(job.stream);
   Later later(job.stream);
   const uintptr_t address = later.address();
   const int64_t handle = hvl_enqueue_on_stream(allreduce.get(), &address, &address, nullptr, 0, job.stream);
@@ -96,9 +96,9 @@ TEST(waits_on_the_host_and_on_streams) {
   CHECK_EQ(hvl_wait_all(handles, 2, 0.0), HVL_IN_PROGRESS);
   CHECK_EQ(hvl_wait_on_stream(handle, kLong, nullptr, nullptr, job.stream), HVL_OK);
   CHECK_EQ(hvl_try_wait(handle), HVL_UNKNOWN_HANDLE);
-  gpu_double::compute(job.stream, later.data.data(), sizeof(float), [&] { later.data[0] += 1; });
-  gpu_double::release(job.stream);
-  gpu_double::synchronize(job.stream);
+  fake_gpu::compute(job.stream, later.data.data(), sizeof(float), [&] { later.data[0] += 1; });
+  fake_gpu::release(job.stream);
+  fake_gpu::synchronize(job.stream);
   CHECK_EQ(later.data[0], 7.0F);
   CHECK_EQ(later.data[5], 6.0F);
 }
@@ -109,19 +109,19 @@ TEST(many_at_once) {
   const Prepared second = prepare("y", HVL_ALLREDUCE, HVL_CUDA);
   hvl_prepared* both[] = {first.get(), second.get()};
   for (const bool on_stream : {true, false}) {
-    gpu_double::hold(job.stream);
+    fake_gpu::hold(job.stream);
     Later later[] = {Later(job.stream), Later(job.stream)};
     const uintptr_t addresses[] = {later[0].address(), later[1].address()};
     int64_t handles[2];
-    const size_t num_events = gpu_double::count(0, "cuEventRecord test");
+    const size_t num_events = fake_gpu::count(0, "cuEventRecord test");
     CHECK_EQ(hvl_enqueue_all_on_stream(both, addresses, 2, handles, 0, job.stream), HVL_OK);
-    CHECK_EQ(gpu_double::count(0, "cuEventRecord test"), num_events + 1);
+    CHECK_EQ(fake_gpu::count(0, "cuEventRecord test"), num_events + 1);
     if (on_stream) {
       CHECK_EQ(hvl_wait_all_on_stream(handles, 2, kLong, job.stream), HVL_OK);
-      gpu_double::release(job.stream);
-      gpu_double::synchronize(job.stream);
+      fake_gpu::release(job.stream);
+      fake_gpu::synchronize(job.stream);
     } else {
-      gpu_double::release(job.stream);
+      fake_gpu::release(job.stream);
       CHECK_EQ(hvl_wait_all(handles, 2, kLong), HVL_OK);
     }
     CHECK_EQ(handles[0] + handles[1], 0);
@@ -163,10 +163,10 @@ TEST(tensors_and_streams_that_do_not_go_together) {
   CHECK_EQ(std::string(hvl_last_error()), "'x' is on a GPU: it needs a stream");
   CHECK_EQ(hvl_enqueue_on_stream(on_cpu.get(), &address, &address, nullptr, 0, job.stream), -HVL_INVALID_ARGUMENT);
   CHECK_EQ(std::string(hvl_last_error()), "'y' is on the CPU, which has no stream");
-  gpu_double::capture(job.stream, true);
+  fake_gpu::capture(job.stream, true);
   CHECK_EQ(hvl_enqueue_on_stream(on_gpu.get(), &address, &address, nullptr, 0, job.stream), -HVL_INVALID_ARGUMENT);
   CHECK_HAS(std::string(hvl_last_error()), "CUDA graph");
-  gpu_double::capture(job.stream, false);
+  fake_gpu::capture(job.stream, false);
   hvl_prepared* both[] = {on_gpu.get(), on_cpu.get()};
   const uintptr_t addresses[] = {address, address};
   int64_t handles[2];
@@ -181,12 +181,12 @@ TEST(a_stream_that_is_captured_waits_for_nothing) {
   Later later(job.stream);
   const uintptr_t address = later.address();
   int64_t handle = hvl_enqueue_on_stream(allreduce.get(), &address, &address, nullptr, 0, job.stream);
-  gpu_double::synchronize(job.stream);
-  gpu_double::capture(job.stream, true);
+  fake_gpu::synchronize(job.stream);
+  fake_gpu::capture(job.stream, true);
   CHECK_EQ(hvl_wait_on_stream(handle, kLong, nullptr, nullptr, job.stream), HVL_INVALID_ARGUMENT);
   CHECK_EQ(hvl_wait_all_on_stream(&handle, 1, kLong, job.stream), HVL_INVALID_ARGUMENT);
   CHECK_HAS(std::string(hvl_last_error()), "CUDA graph");
-  gpu_double::capture(job.stream, false);
+  fake_gpu::capture(job.stream, false);
   CHECK_EQ(hvl_wait(handle, kLong, nullptr, nullptr), HVL_OK);
   CHECK_EQ(later.data[5], 6.0F);
 }
@@ -196,7 +196,7 @@ TEST(a_stream_that_cannot_wait) {
   OneRank job;
   const Prepared allreduce = prepare("x", HVL_ALLREDUCE, HVL_CUDA);
   for (const bool many : {false, true}) {
-    gpu_double::hold(job.stream);
+    fake_gpu::hold(job.stream);
     Later later(job.stream);
     const uintptr_t address = later.address();
     int64_t handle = hvl_enqueue_on_stream(allreduce.get(), &address, &address, nullptr, 0, job.stream);
@@ -205,14 +205,14 @@ TEST(a_stream_that_cannot_wait) {
                   : hvl_wait_on_stream(handle, timeout, nullptr, nullptr, job.stream);
     };
     while (hvl_poll(handle) == 0) std::this_thread::yield();
-    gpu_double::fail(0, "cuStreamWaitEvent", 1);
+    fake_gpu::fail(0, "cuStreamWaitEvent", 1);
     CHECK_EQ(wait(0.05), HVL_IN_PROGRESS);
     CHECK_EQ(hvl_poll(handle), 1);
-    gpu_double::release(job.stream);
+    fake_gpu::release(job.stream);
     CHECK_EQ(wait(kLong), HVL_RESOURCES);
     CHECK_EQ(later.data[5], 6.0F);
     CHECK_EQ(hvl_try_wait(handle), HVL_UNKNOWN_HANDLE);
-    gpu_double::fail(0, "cuStreamWaitEvent", 0);
+    fake_gpu::fail(0, "cuStreamWaitEvent", 0);
   }
 }
 
@@ -222,12 +222,12 @@ TEST(a_device_that_fails_when_the_job_is_broken) {
   const Prepared allreduce = prepare("x", HVL_ALLREDUCE, HVL_CUDA);
   Later later(job.stream);
   const uintptr_t address = later.address();
-  gpu_double::fail(0, "ncclAllReduce", 1);
+  fake_gpu::fail(0, "ncclAllReduce", 1);
   const int64_t handle = hvl_enqueue_on_stream(allreduce.get(), &address, &address, nullptr, 0, job.stream);
   CHECK_EQ(hvl_wait(handle, kLong, nullptr, nullptr), HVL_JOB_BROKEN);
-  gpu_double::fail(0, "cuEventRecord", 700);
+  fake_gpu::fail(0, "cuEventRecord", 700);
   CHECK_EQ(hvl_enqueue_on_stream(allreduce.get(), &address, &address, nullptr, 0, job.stream), -HVL_JOB_BROKEN);
-  gpu_double::fail(0, "cuEventRecord", 0);
+  fake_gpu::fail(0, "cuEventRecord", 0);
 }
 
 // No engine looks after the device any more, so nobody else finds it out.
@@ -239,7 +239,7 @@ TEST(a_device_that_fails_after_the_job_has_ended) {
   const int64_t handle = hvl_enqueue_on_stream(allreduce.get(), &address, &address, nullptr, 0, job.stream);
   while (hvl_poll(handle) == 0) std::this_thread::yield();
   CHECK_EQ(hvl_shutdown(), HVL_OK);
-  gpu_double::fail(0, "cuEventQuery", 700);
+  fake_gpu::fail(0, "cuEventQuery", 700);
   CHECK_EQ(hvl_try_wait(handle), HVL_JOB_BROKEN);
   CHECK_HAS(std::string(hvl_last_error()), "illegal memory access");
 }

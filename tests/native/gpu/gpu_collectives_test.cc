@@ -124,7 +124,7 @@ TEST(moves_through_the_memory_of_the_host) {
 }
 
 TEST(nccl_that_needs_time_for_each_call) {
-  check_same_bits(3, move, on_double(), [] { gpu_double::set_polls(40); });
+  check_same_bits(3, move, on_double(), [] { fake_gpu::set_polls(40); });
 }
 
 TEST(types_that_are_mixed) {
@@ -200,9 +200,9 @@ TEST(teams) {
 }
 
 TEST(ranks_that_share_a_gpu_do_not_use_nccl) {
-  const auto share = [] { gpu_double::make_same(0, 2); };
+  const auto share = [] { fake_gpu::make_same(0, 2); };
   check_same_bits(3, move, on_double(), share);
-  for (int gpu : {0, 1, 2}) CHECK_EQ(gpu_double::count(gpu, "ncclCommInitRankConfig"), 0);
+  for (int gpu : {0, 1, 2}) CHECK_EQ(fake_gpu::count(gpu, "ncclCommInitRankConfig"), 0);
 }
 
 // The ranks of both hosts introduce themselves over TCP, and stage over it.
@@ -224,7 +224,7 @@ TEST(several_hosts) {
 
 TEST(waits_that_are_interrupted) {
   for (const GpuOperations operations : {GpuOperations::kAuto, GpuOperations::kStaging}) {
-    GpuJob job(3, on_double(operations), [] { gpu_double::set_polls(20); });
+    GpuJob job(3, on_double(operations), [] { fake_gpu::set_polls(20); });
     job.job().become_impatient(20 * kMicrosecond);
     job.job().on_all([&](int rank) {
       for (int round = 0; round < 20; ++round) {

@@ -52,33 +52,33 @@ TEST(functions_that_fail_break_the_job_and_say_why) {
       {"cuStreamCreateWithPriority", 2, {"rank 1, GPU 1", "a stream cannot be made"}},
       {"cuEventQuery", kIllegalAddress, {"rank 1, GPU 1", "CUDA_ERROR_ILLEGAL_ADDRESS", "illegal memory access"}}};
   for (const Case& each : cases) {
-    GpuJob job(3, on_double(), [&] { gpu_double::fail(1, each.function, each.result); });
+    GpuJob job(3, on_double(), [&] { fake_gpu::fail(1, each.function, each.result); });
     check_broken(job, each.parts);
-    gpu_double::fail(1, each.function, 0);
+    fake_gpu::fail(1, each.function, 0);
   }
 }
 
 TEST(functions_that_fail_while_staging_break_the_job) {
   for (const char* function : {"cuMemHostAlloc", "cuMemcpyDtoHAsync", "cuMemcpyHtoDAsync"}) {
-    GpuJob job(2, on_double(GpuOperations::kStaging), [&] { gpu_double::fail(1, function, 2); });
+    GpuJob job(2, on_double(GpuOperations::kStaging), [&] { fake_gpu::fail(1, function, 2); });
     check_broken(job, {"rank 1, GPU 1"});
-    gpu_double::fail(1, function, 0);
+    fake_gpu::fail(1, function, 0);
   }
 }
 
 TEST(an_asynchronous_error_breaks_the_job) {
-  GpuJob job(3, on_double(), [] { gpu_double::set_polls(5); });
+  GpuJob job(3, on_double(), [] { fake_gpu::set_polls(5); });
   check_sum(job);
-  gpu_double::set_async_error(2, kNcclRemoteError);
+  fake_gpu::set_async_error(2, kNcclRemoteError);
   check_broken(job, {"rank 2, GPU 2", "a collective of NCCL has failed", "remote process exited"});
   job.job().shut_down();
-  for (int gpu : {0, 1, 2}) CHECK_EQ(gpu_double::count(gpu, "ncclCommAbort"), 1);
+  for (int gpu : {0, 1, 2}) CHECK_EQ(fake_gpu::count(gpu, "ncclCommAbort"), 1);
 }
 
 // What GPU 1 was given for its communicators is not done any more, so no collective of theirs can come to its end.
 void wait_for_aborts_on_gpu_1(size_t count) {
   const uint64_t deadline = now_ns() + kPatience / 4;
-  while (gpu_double::count(1, "ncclCommAbort") < count && now_ns() < deadline) std::this_thread::yield();
+  while (fake_gpu::count(1, "ncclCommAbort") < count && now_ns() < deadline) std::this_thread::yield();
 }
 
 // It was complete, but its device waits for a rank that never comes.
@@ -87,7 +87,7 @@ TEST(what_a_broken_job_leaves_on_the_device_is_aborted_and_fails) {
     GpuJob job(3);
     std::vector<std::vector<float>> data(3, std::vector<float>(kCount, 1.0F));
     check_sum(job);
-    gpu_double::hold(job.stream(1));  // what follows waits for it, on all GPUs
+    fake_gpu::hold(job.stream(1));  // what follows waits for it, on all GPUs
     job.job().on_all([&](int rank) {
       char* memory = reinterpret_cast<char*>(data[static_cast<size_t>(rank)].data());
       const int64_t handle = job.enqueue(rank, allreduce(), {memory}, {memory});
@@ -95,7 +95,7 @@ TEST(what_a_broken_job_leaves_on_the_device_is_aborted_and_fails) {
       if (rank == 0) job.job().engine(0).memory()->break_job("rank 4711 is lost");
       if (rank == 1) {  // its own program gets on, or stands still for ever
         wait_for_aborts_on_gpu_1(1);
-        gpu_double::release(job.stream(1));
+        fake_gpu::release(job.stream(1));
       }
       const Status status = job.wait(rank, handle);
       CHECK_EQ(status.code(), HVL_JOB_BROKEN);
@@ -105,7 +105,7 @@ TEST(what_a_broken_job_leaves_on_the_device_is_aborted_and_fails) {
       CHECK_EQ(refused.code(), HVL_JOB_BROKEN);
     });
     job.job().shut_down();
-    for (int gpu : {0, 1, 2}) CHECK_EQ(gpu_double::count(gpu, "ncclCommAbort"), 1);
+    for (int gpu : {0, 1, 2}) CHECK_EQ(fake_gpu::count(gpu, "ncclCommAbort"), 1);
   }
 }
 
@@ -128,7 +128,7 @@ TEST(communicators_are_aborted_at_once) {
       CHECK_EQ(job.run(rank, reduce(0), mine).message(), "");
       if (rank != 2) CHECK_EQ(job.run(rank, reduce(1), mine).message(), "");
     });
-    gpu_double::hold(job.stream(1));
+    fake_gpu::hold(job.stream(1));
     job.job().on_all([&](int rank) {
       int64_t handle = 0;
       if (rank <= 2 - stuck) {
@@ -139,13 +139,13 @@ TEST(communicators_are_aborted_at_once) {
       if (rank == 0) job.job().engine(0).memory()->break_job("rank 4711 is lost");
       if (rank == 1) {
         wait_for_aborts_on_gpu_1(2);
-        gpu_double::release(job.stream(1));
+        fake_gpu::release(job.stream(1));
       }
       if (handle != 0) CHECK_HAS(job.wait(rank, handle).message(), "rank 4711 is lost");
       while (job.job().engine(rank).job_status().ok()) std::this_thread::yield();
     });
     job.job().shut_down();
-    for (int gpu : {0, 1, 2}) CHECK_EQ(gpu_double::count(gpu, "ncclCommAbort"), gpu == 2 ? 1 : 2);
+    for (int gpu : {0, 1, 2}) CHECK_EQ(fake_gpu::count(gpu, "ncclCommAbort"), gpu == 2 ? 1 : 2);
   }
 }
 
@@ -186,13 +186,13 @@ TEST(what_cannot_be_enqueued) {
   std::shared_ptr<const GpuRequest> request;
   Engine& engine = job.job().engine(0);
   CHECK_EQ(engine.request_gpu(5, nullptr, &request).message(), "there is no GPU 5: this process sees 1 of them");
-  gpu_double::capture(job.stream(0), true);
+  fake_gpu::capture(job.stream(0), true);
   const Status captured = engine.request_gpu(0, job.stream(0), &request);
   CHECK_EQ(captured.code(), HVL_INVALID_ARGUMENT);
   CHECK_HAS(captured.message(), "captured into a CUDA graph");
   // Work of the default stream would become part of the graph, too.
   CHECK_EQ(engine.request_gpu(0, nullptr, &request).message(), captured.message());
-  gpu_double::capture(job.stream(0), false);
+  fake_gpu::capture(job.stream(0), false);
   CHECK_EQ(engine.request_gpu(0, nullptr, &request).message(), "");
   const Status per_thread = engine.request_gpu(0, kCudaStreamPerThread, &request);
   CHECK_EQ(per_thread.code(), HVL_INVALID_ARGUMENT);
@@ -220,7 +220,7 @@ TEST(without_nccl_the_memory_of_the_host_is_used_unless_that_is_forbidden) {
   {
     GpuJob job(2, options);
     check_sum(job);
-    CHECK_EQ(gpu_double::count(0, "nccl"), 0);
+    CHECK_EQ(fake_gpu::count(0, "nccl"), 0);
   }
   options.gpu.operations = GpuOperations::kNccl;
   GpuJob job(2, options);
@@ -296,13 +296,13 @@ TEST(what_nccl_cannot_do_is_warned_of_once) {
 }
 
 TEST(an_nccl_that_makes_no_id) {
-  const auto prepare = [] { gpu_double::fail(0, "ncclGetUniqueId", kNcclSystemError); };
+  const auto prepare = [] { fake_gpu::fail(0, "ncclGetUniqueId", kNcclSystemError); };
   {
     GpuJob job(3, on_double(), prepare);
     check_sum(job);
     check_sum(job);
-    for (int gpu : {0, 1, 2}) CHECK_EQ(gpu_double::count(gpu, "ncclComm"), 0);
-    CHECK_EQ(gpu_double::count(0, "ncclGetUniqueId"), 1);
+    for (int gpu : {0, 1, 2}) CHECK_EQ(fake_gpu::count(gpu, "ncclComm"), 0);
+    CHECK_EQ(fake_gpu::count(0, "ncclGetUniqueId"), 1);
   }
   GpuJob job(3, on_double(GpuOperations::kNccl), prepare);
   check_broken(job,
@@ -310,25 +310,25 @@ TEST(an_nccl_that_makes_no_id) {
 }
 
 TEST(an_nccl_that_is_too_old) {
-  GpuJob job(2, on_double(GpuOperations::kNccl), [] { gpu_double::set_nccl_version(21304); });
+  GpuJob job(2, on_double(GpuOperations::kNccl), [] { fake_gpu::set_nccl_version(21304); });
   check_broken(job, {"21304", "NCCL 2.14 (21400) or newer is needed"});
 }
 
 TEST(a_device_that_is_busy_when_the_job_ends_gets_time) {
   std::vector<std::vector<float>> data(2, std::vector<float>(kCount, 1.0F));
   GpuJob job(2);
-  gpu_double::hold(job.stream(0));
+  fake_gpu::hold(job.stream(0));
   job.job().on_all([&](int rank) {
     char* memory = reinterpret_cast<char*>(data[static_cast<size_t>(rank)].data());
     const int64_t handle = job.enqueue(rank, allreduce(), {memory}, {memory});
     job.job().wait_only(rank, handle);
     std::vector<hvl_output> outputs;
     job.job().handles(rank).consume(handle, &outputs);
-    if (rank == 0) gpu_double::release(job.stream(0));
+    if (rank == 0) fake_gpu::release(job.stream(0));
     job.job().engine(rank).shut_down();
   });
   CHECK_EQ(data[0][0], 2.0F);
-  CHECK_EQ(gpu_double::count(0, "ncclCommDestroy"), 1);
+  CHECK_EQ(fake_gpu::count(0, "ncclCommDestroy"), 1);
 }
 
 // Also if that is more than what waits for other ranks gets: nobody would hear that the result is wrong.
@@ -338,8 +338,8 @@ TEST(a_device_that_is_busy_when_the_job_ends_gets_as_long_as_it_needs) {
   EngineOptions options = on_double();
   options.leave_timeout = kMillisecond;
   GpuJob job(1, options);
-  gpu_double::hold(job.stream(0));
-  gpu_double::compute(job.stream(0), memory, kCount * sizeof(float), [&] { data.assign(kCount, 2.0F); });
+  fake_gpu::hold(job.stream(0));
+  fake_gpu::compute(job.stream(0), memory, kCount * sizeof(float), [&] { data.assign(kCount, 2.0F); });
   auto operation = allreduce();
   operation->signature.prescale = 3;
   const int64_t handle = job.enqueue(0, operation, {memory}, {memory});
@@ -347,12 +347,12 @@ TEST(a_device_that_is_busy_when_the_job_ends_gets_as_long_as_it_needs) {
   std::thread leaving([&] { job.job().engine(0).shut_down(); });
   HandleTable& table = job.job().handles(0);
   CHECK_EQ(wait_for_results(&table, &handle, 1, now_ns() + 100 * options.leave_timeout), HVL_IN_PROGRESS);
-  gpu_double::release(job.stream(0));
+  fake_gpu::release(job.stream(0));
   leaving.join();
   CHECK_EQ(job.wait(0, handle).message(), "");
   CHECK_EQ(job.job().engine(0).job_status().code(), HVL_SHUT_DOWN);
   CHECK_EQ(data[kCount - 1], 6.0F);
-  CHECK_EQ(gpu_double::count(0, "ncclCommAbort"), 0);
+  CHECK_EQ(fake_gpu::count(0, "ncclCommAbort"), 0);
 }
 
 // For some seconds at most: what follows fails then.
@@ -370,12 +370,12 @@ TEST(a_device_that_does_not_get_on_breaks_the_job) {
     char* memory = reinterpret_cast<char*>(data.data());
     GpuJob job(1, options);
     check_sum(job);
-    waits_for_stream ? gpu_double::hold(job.stream(0)) : gpu_double::hang(0, true);
+    waits_for_stream ? fake_gpu::hold(job.stream(0)) : fake_gpu::hang(0, true);
     const int64_t handle = job.enqueue(0, allreduce("stuck"), {memory}, {memory});
     job.job().wait_only(0, handle);
     std::thread helped([&] {  // so that what is left on the device comes to its end
-      wait_until([] { return gpu_double::count(0, "ncclCommAbort") > 0; });
-      waits_for_stream ? gpu_double::release(job.stream(0)) : gpu_double::hang(0, false);
+      wait_until([] { return fake_gpu::count(0, "ncclCommAbort") > 0; });
+      waits_for_stream ? fake_gpu::release(job.stream(0)) : fake_gpu::hang(0, false);
     });
     const Status status = job.wait(0, handle);
     helped.join();
@@ -391,10 +391,10 @@ TEST(staging_says_that_it_is_the_device_that_does_not_get_on) {
   std::vector<float> data(kCount, 1.0F);
   char* memory = reinterpret_cast<char*>(data.data());
   GpuJob job(1, options);
-  gpu_double::hold(job.stream(0));
+  fake_gpu::hold(job.stream(0));
   const int64_t handle = job.enqueue(0, allreduce(), {memory}, {memory});
   wait_until([&] { return job.job().engine(0).memory()->is_broken(); });
-  gpu_double::release(job.stream(0));
+  fake_gpu::release(job.stream(0));
   const Status status = job.wait(0, handle);
   CHECK_EQ(status.code(), HVL_JOB_BROKEN);
   CHECK_HAS(status.message(), "stalled: rank 0, GPU 0 did not get on with a copy to the host");
@@ -407,14 +407,14 @@ TEST(staging_gets_as_long_as_its_device_needs_when_the_job_ends) {
   std::vector<float> data(kCount, 1.0F);
   char* memory = reinterpret_cast<char*>(data.data());
   GpuJob job(1, options);
-  gpu_double::hold(job.stream(0));
+  fake_gpu::hold(job.stream(0));
   auto operation = allreduce();
   operation->signature.prescale = 3;
   const int64_t handle = job.enqueue(0, operation, {memory}, {memory});
-  wait_until([] { return gpu_double::count(0, "cuMemcpyDtoHAsync") > 0; });
+  wait_until([] { return fake_gpu::count(0, "cuMemcpyDtoHAsync") > 0; });
   std::thread leaving([&] { job.job().engine(0).shut_down(); });
   CHECK_EQ(job.job().handles(0).wait(handle, now_ns() + 100 * options.leave_timeout), HVL_IN_PROGRESS);
-  gpu_double::release(job.stream(0));
+  fake_gpu::release(job.stream(0));
   leaving.join();
   CHECK_EQ(job.wait(0, handle).message(), "");
   CHECK_EQ(data[kCount - 1], 3.0F);
@@ -431,14 +431,14 @@ TEST(a_device_that_fails_is_found_out_by_who_asks) {
     job.job().wait_only(0, handles.back());
   }
   job.job().shut_down();
-  gpu_double::fail(0, "cuEventQuery", kIllegalAddress);
+  fake_gpu::fail(0, "cuEventQuery", kIllegalAddress);
   HandleTable& table = job.job().handles(0);
   hvl_status state = HVL_IN_PROGRESS;
   for (const uint64_t deadline = now_ns() + 10 * kSecond; state != HVL_OK && now_ns() < deadline;) {
     state = wait_for_results(&table, handles.data(), handles.size(), now_ns());
   }
   CHECK_EQ(state, HVL_OK);
-  gpu_double::fail(0, "cuEventQuery", 0);
+  fake_gpu::fail(0, "cuEventQuery", 0);
   for (int64_t handle : handles) CHECK_HAS(job.wait(0, handle).message(), "CUDA_ERROR_ILLEGAL_ADDRESS");
 }
 

@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "check.h"
-#include "gpu_double.h"
+#include "fake_gpu.h"
 #include "nccl/gpu_libraries.h"
 #include "nccl/nccl_plan.h"
 
@@ -119,8 +119,8 @@ TEST(ranks_that_share_a_gpu_while_others_are_free_are_advised) {
 }
 
 TEST(libraries) {
-  gpu_double::reset(2);
-  const hvl_gpu_libraries found = find_gpu_libraries(GPU_DOUBLE, GPU_DOUBLE, true);
+  fake_gpu::reset(2);
+  const hvl_gpu_libraries found = find_gpu_libraries(FAKE_GPU, FAKE_GPU, true);
   CHECK_EQ(found.cuda_version, 12080);
   CHECK_EQ(found.nccl_version, 22703);
   CHECK_EQ(found.num_gpus, 2);

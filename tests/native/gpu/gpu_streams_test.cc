@@ -16,8 +16,8 @@ using Floats = std::vector<float>;
 
 // A tensor that the GPU makes, once the rank's stream gets on.
 void make_later(GpuJob& job, int rank, Floats* data) {
-  gpu_double::compute(job.stream(rank), data->data(), kBytes,
-                      [=] { std::fill(data->begin(), data->end(), static_cast<float>(rank + 1)); });
+  fake_gpu::compute(job.stream(rank), data->data(), kBytes,
+                    [=] { std::fill(data->begin(), data->end(), static_cast<float>(rank + 1)); });
 }
 
 int64_t begin_allreduce(GpuJob& job, int rank, const std::string& name, Floats* data,
@@ -41,7 +41,7 @@ size_t find(const std::vector<std::string>& calls, const std::string& beginning,
 TEST(a_request_is_complete_before_the_gpu_has_its_tensor) {
   GpuJob job(3);
   std::vector<Floats> data(3, Floats(kLength));
-  for (int rank = 0; rank < 3; ++rank) gpu_double::hold(job.stream(rank));
+  for (int rank = 0; rank < 3; ++rank) fake_gpu::hold(job.stream(rank));
   job.job().on_all([&](int rank) {
     Floats* mine = &data[static_cast<size_t>(rank)];
     make_later(job, rank, mine);
@@ -53,11 +53,11 @@ TEST(a_request_is_complete_before_the_gpu_has_its_tensor) {
     CHECK_EQ(hold_up_for_results(&table, &handle, 1, job.stream(rank), now_ns() + kPatience).message(), "");
     consume(job, rank, handle);
     // What the stream is given after that finds the result.
-    gpu_double::compute(job.stream(rank), mine->data(), kBytes, [=] {
+    fake_gpu::compute(job.stream(rank), mine->data(), kBytes, [=] {
       for (float& number : *mine) number *= 10;
     });
-    gpu_double::release(job.stream(rank));
-    gpu_double::synchronize(job.stream(rank));
+    fake_gpu::release(job.stream(rank));
+    fake_gpu::synchronize(job.stream(rank));
     CHECK_EQ((*mine)[0], 60.0F);
     CHECK_EQ((*mine)[kLength - 1], 60.0F);
   });
@@ -68,15 +68,15 @@ TEST(staging_waits_for_the_tensor_and_for_no_more) {
   std::vector<Floats> data(2, Floats(kLength));
   job.job().on_all([&](int rank) {
     Floats* mine = &data[static_cast<size_t>(rank)];
-    gpu_double::hold(job.stream(rank));
+    fake_gpu::hold(job.stream(rank));
     make_later(job, rank, mine);
     const int64_t handle = begin_allreduce(job, rank, "x", mine);
     CHECK_EQ(job.job().engine(rank).wait(&handle, 1, now_ns() + 20 * kMillisecond), HVL_IN_PROGRESS);
-    gpu_double::release(job.stream(rank));
+    fake_gpu::release(job.stream(rank));
     CHECK_EQ(job.wait(rank, handle).message(), "");
     CHECK_EQ((*mine)[kLength - 1], 3.0F);
   });
-  for (int gpu : {0, 1}) CHECK_EQ(gpu_double::count(gpu, "nccl"), 0);
+  for (int gpu : {0, 1}) CHECK_EQ(fake_gpu::count(gpu, "nccl"), 0);
 }
 
 // Neither who looks after the device nor who waits for a result spoils it.
@@ -84,13 +84,13 @@ TEST(a_graph_is_captured_while_collectives_are_under_way) {
   for (const GpuOperations operations : {GpuOperations::kNccl, GpuOperations::kStaging}) {
     GpuJob job(2, on_double(operations));
     job.job().on_all([&](int rank) {
-      void* captured = gpu_double::make_stream(rank);
+      void* captured = fake_gpu::make_stream(rank);
       Floats data(kLength, 1.0F);
-      gpu_double::capture(captured, true);
+      fake_gpu::capture(captured, true);
       for (int step = 0; step < 3; ++step) {
         CHECK_EQ(job.wait(rank, begin_allreduce(job, rank, "x", &data)).message(), "");
       }
-      gpu_double::capture(captured, false);
+      fake_gpu::capture(captured, false);
       CHECK_EQ(data[0], 8.0F);
     });
   }
@@ -103,9 +103,9 @@ TEST(staging_copies_ahead) {
   job.job().on_all([&](int rank) {
     CHECK_EQ(job.wait(rank, begin_allreduce(job, rank, "x", &data[static_cast<size_t>(rank)])).message(), "");
   });
-  const std::vector<std::string> calls = gpu_double::calls(0);
-  CHECK_EQ(gpu_double::count(0, "cuMemcpyDtoHAsync engine"), 4);
-  CHECK_EQ(gpu_double::count(0, "cuMemcpyHtoDAsync engine"), 4);
+  const std::vector<std::string> calls = fake_gpu::calls(0);
+  CHECK_EQ(fake_gpu::count(0, "cuMemcpyDtoHAsync engine"), 4);
+  CHECK_EQ(fake_gpu::count(0, "cuMemcpyHtoDAsync engine"), 4);
   const size_t first = find(calls, "cuMemcpyDtoHAsync");
   const size_t second = find(calls, "cuMemcpyDtoHAsync", first + 1);
   const size_t third = find(calls, "cuMemcpyDtoHAsync", second + 1);
@@ -127,8 +127,8 @@ TEST(a_batch_is_one_group_between_its_events) {
     CHECK_EQ(second[0], 2.0F);
   });
   for (int gpu : {0, 1}) {
-    const std::vector<std::string> calls = gpu_double::calls(gpu);
-    CHECK_EQ(gpu_double::count(gpu, "ncclCommInitRankConfig"), 1);
+    const std::vector<std::string> calls = fake_gpu::calls(gpu);
+    CHECK_EQ(fake_gpu::count(gpu, "ncclCommInitRankConfig"), 1);
     const size_t ready = find(calls, "cuEventRecord test");
     const size_t wait = find(calls, "cuStreamWaitEvent engine");
     const size_t group = find(calls, "ncclGroupStart");
@@ -140,8 +140,8 @@ TEST(a_batch_is_one_group_between_its_events) {
     CHECK_EQ(rest[2], "ncclAllReduce count=1000 dtype=7 op=4");
     CHECK_EQ(rest[3], "ncclGroupEnd");
     CHECK(find(rest, "cuEventRecord engine") < find(rest, "ncclGroupStart", 1));
-    CHECK_EQ(gpu_double::count(gpu, "ncclGroupStart"), 2);
-    CHECK_EQ(gpu_double::count(gpu, "cuMemcpy"), 0);
+    CHECK_EQ(fake_gpu::count(gpu, "ncclGroupStart"), 2);
+    CHECK_EQ(fake_gpu::count(gpu, "cuMemcpy"), 0);
   }
 }
 
@@ -170,12 +170,12 @@ TEST(scales_are_factors_of_the_sums) {
     for (int step = 0; step < 3; ++step) CHECK_EQ(job.run(rank, operation, data.data()).message(), "");
     CHECK_EQ(data[0], 4.0F);
   });
-  CHECK_EQ(gpu_double::count(0, "ncclRedOpCreatePreMulSum"), 1);
-  CHECK_EQ(gpu_double::count(0, "ncclAllReduce count=1000 dtype=7 op=scaled"), 3);
+  CHECK_EQ(fake_gpu::count(0, "ncclRedOpCreatePreMulSum"), 1);
+  CHECK_EQ(fake_gpu::count(0, "ncclAllReduce count=1000 dtype=7 op=scaled"), 3);
   job.job().shut_down();
-  CHECK_EQ(gpu_double::count(0, "ncclRedOpDestroy"), 1);
-  CHECK_EQ(gpu_double::count(0, "ncclCommDestroy"), 1);
-  CHECK_EQ(gpu_double::count(0, "ncclCommAbort"), 0);
+  CHECK_EQ(fake_gpu::count(0, "ncclRedOpDestroy"), 1);
+  CHECK_EQ(fake_gpu::count(0, "ncclCommDestroy"), 1);
+  CHECK_EQ(fake_gpu::count(0, "ncclCommAbort"), 0);
 }
 
 // The caller's stream has been told to wait before the caller hears of it.
@@ -183,7 +183,7 @@ TEST(who_is_called_back_finds_the_result_on_his_stream) {
   GpuJob job(2);
   job.job().on_all([&](int rank) {
     Floats data(kLength);
-    gpu_double::hold(job.stream(rank));
+    fake_gpu::hold(job.stream(rank));
     make_later(job, rank, &data);
     std::promise<int> told;
     hvl_callbacks callbacks{};
@@ -194,9 +194,9 @@ TEST(who_is_called_back_finds_the_result_on_his_stream) {
     CHECK_EQ(begin_allreduce(job, rank, "x", &data, callbacks), 0);
     CHECK_EQ(told.get_future().get(), HVL_OK);
     CHECK_EQ(data[0], 0.0F);
-    gpu_double::compute(job.stream(rank), data.data(), kBytes, [&] { data[0] *= 10; });
-    gpu_double::release(job.stream(rank));
-    gpu_double::synchronize(job.stream(rank));
+    fake_gpu::compute(job.stream(rank), data.data(), kBytes, [&] { data[0] *= 10; });
+    fake_gpu::release(job.stream(rank));
+    fake_gpu::synchronize(job.stream(rank));
     CHECK_EQ(data[0], 30.0F);
   });
 }
@@ -214,17 +214,17 @@ TEST(outputs_are_not_written_before_the_stream_has_done_with_their_memory) {
     callbacks.context = &reused;
     callbacks.allocate = [](void* context, int32_t, const hvl_output*) -> void* {
       auto* made = static_cast<Reused*>(context);
-      gpu_double::synchronize(made->job->stream(made->rank));  // it has come past the request's event
-      gpu_double::hold(made->job->stream(made->rank));
-      gpu_double::compute(made->job->stream(made->rank), made->memory.data(), 2 * kBytes,
-                          [=] { std::fill(made->memory.begin(), made->memory.end(), -1.0F); });
+      fake_gpu::synchronize(made->job->stream(made->rank));  // it has come past the request's event
+      fake_gpu::hold(made->job->stream(made->rank));
+      fake_gpu::compute(made->job->stream(made->rank), made->memory.data(), 2 * kBytes,
+                        [=] { std::fill(made->memory.begin(), made->memory.end(), -1.0F); });
       return made->memory.data();
     };
     const Floats data(kLength, static_cast<float>(rank));
     const int64_t handle = job.enqueue(rank, on_gpu(make("x", HVL_ALLGATHER, {{kLength}})),
                                        {reinterpret_cast<const char*>(data.data())}, {}, callbacks);
     job.job().wait_only(rank, handle);
-    gpu_double::release(job.stream(rank));
+    fake_gpu::release(job.stream(rank));
     CHECK_EQ(job.wait(rank, handle).message(), "");
     CHECK_EQ(reused.memory[0], 0.0F);
     CHECK_EQ(reused.memory[2 * kLength - 1], 1.0F);
@@ -276,18 +276,18 @@ TEST(outputs_are_allocated_while_a_graph_is_captured) {
     hvl_callbacks callbacks{};
     callbacks.context = outputs.data();
     callbacks.allocate = [](void* context, int32_t, const hvl_output*) -> void* {
-      return gpu_double::may_allocate() ? context : nullptr;
+      return fake_gpu::may_allocate() ? context : nullptr;
     };
     const Floats data(kLength, static_cast<float>(rank + 1));
     if (rank == 1) captured.get_future().wait();
     const int64_t handle = job.enqueue(rank, on_gpu(make("x", HVL_ALLGATHER, {{kLength}})),
                                        {reinterpret_cast<const char*>(data.data())}, {}, callbacks);
     if (rank == 0) {
-      gpu_double::capture(job.stream(0), true);
+      fake_gpu::capture(job.stream(0), true);
       captured.set_value();
     }
     CHECK_EQ(job.wait(rank, handle).message(), "");
-    if (rank == 0) gpu_double::capture(job.stream(0), false);
+    if (rank == 0) fake_gpu::capture(job.stream(0), false);
     CHECK_EQ(outputs[0], 1.0F);
     CHECK_EQ(outputs[2 * kLength - 1], 2.0F);
   });
@@ -301,12 +301,12 @@ TEST(adasum_pins_as_much_as_it_needs_and_lets_go_of_it) {
     CHECK_EQ(data[kLength - 1], 1.0F);
   });
   for (int gpu : {0, 1}) {
-    CHECK_EQ(gpu_double::count(gpu, "cuMemHostAlloc"), 1);
-    CHECK_EQ(gpu_double::count(gpu, "cuMemHostAlloc bytes=4096"), 1);
+    CHECK_EQ(fake_gpu::count(gpu, "cuMemHostAlloc"), 1);
+    CHECK_EQ(fake_gpu::count(gpu, "cuMemHostAlloc bytes=4096"), 1);
   }
   const uint64_t deadline = now_ns() + kPatience / 4;
-  while (gpu_double::num_pinned() > 0 && now_ns() < deadline) std::this_thread::yield();
-  CHECK_EQ(gpu_double::num_pinned(), 0);
+  while (fake_gpu::num_pinned() > 0 && now_ns() < deadline) std::this_thread::yield();
+  CHECK_EQ(fake_gpu::num_pinned(), 0);
 }
 
 }  // namespace

@@ -29,7 +29,7 @@ struct Rank {
     plane->begin(all, ++num_collectives);
     Status status(HVL_IN_PROGRESS, "");
     while (status.code() == HVL_IN_PROGRESS) {
-      waiter->take_turn(Sleeper::kWaitingThread, 0, &never);
+      waiter->take_turn(WaitingParty::kWaitingThread, 0, &never);
       status = call();
       num_interruptions += status.code() == HVL_IN_PROGRESS ? 1 : 0;
     }

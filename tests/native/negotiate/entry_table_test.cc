@@ -8,16 +8,16 @@ using namespace hvl;
 
 namespace {
 
-TableEntry* add_defined(EntryTable* table) {
-  TableEntry* entry = table->add();
+TensorState* add_defined(TensorTable* table) {
+  TensorState* entry = table->add();
   entry->defined = true;
   table->touch(entry);
   return entry;
 }
 
-std::vector<TensorId> by_last_use(EntryTable* table) {
+std::vector<TensorId> by_last_use(TensorTable* table) {
   std::vector<TensorId> ids;
-  for (TableEntry* entry = table->least_recent(); entry != nullptr; entry = table->more_recent(*entry)) {
+  for (TensorState* entry = table->least_recent(); entry != nullptr; entry = table->more_recent(*entry)) {
     ids.push_back(entry->id);
   }
   return ids;
@@ -26,10 +26,10 @@ std::vector<TensorId> by_last_use(EntryTable* table) {
 }  // namespace
 
 TEST(an_id_stands_for_its_entry_until_removed) {
-  EntryTable table(2);
+  TensorTable table(2);
   CHECK(table.find(kNoId) == nullptr);
   CHECK(!table.was_given(1));
-  TableEntry* entry = add_defined(&table);
+  TensorState* entry = add_defined(&table);
   CHECK_EQ(entry->id, 1);
   CHECK(table.find(1) == entry);
   CHECK(table.find(1 + 256) == nullptr);  // the same place
@@ -41,15 +41,15 @@ TEST(an_id_stands_for_its_entry_until_removed) {
 
 TEST(growing_keeps_everything) {
   constexpr TensorId kCount = 5000;
-  EntryTable table(70);
+  TensorTable table(70);
   for (TensorId id = 1; id <= kCount; ++id) {
-    TableEntry* entry = add_defined(&table);
+    TensorState* entry = add_defined(&table);
     REQUIRE(entry->id == id);
     table.details(*entry).signature.name = std::to_string(id);
     CHECK(table.add_ready(entry, static_cast<int>(id % 70)));
   }
   for (TensorId id = 1; id <= kCount; ++id) {
-    TableEntry* entry = table.find(id);
+    TensorState* entry = table.find(id);
     REQUIRE(entry != nullptr);
     CHECK_EQ(table.details(*entry).signature.name, std::to_string(id));
     for (int rank = 0; rank < 70; ++rank) CHECK_EQ(table.is_ready(*entry, rank), rank == static_cast<int>(id % 70));
@@ -59,7 +59,7 @@ TEST(growing_keeps_everything) {
 }
 
 TEST(memory_follows_the_living_entries) {
-  EntryTable table(2);
+  TensorTable table(2);
   const TensorId old = add_defined(&table)->id;  // lives through all of it
   std::deque<TensorId> living;
   std::set<TensorId> seen;
@@ -79,10 +79,10 @@ TEST(memory_follows_the_living_entries) {
 }
 
 TEST(the_counter_goes_round_without_taking_a_living_id) {
-  EntryTable table(2, 0xfffffff0);
+  TensorTable table(2, 0xfffffff0);
   const TensorId kept = add_defined(&table)->id;
   for (int i = 0; i < 100; ++i) {
-    TableEntry* entry = table.add();
+    TensorState* entry = table.add();
     CHECK(entry->id != kNoId);
     CHECK(entry->id != kept);
     table.remove(entry);
@@ -93,7 +93,7 @@ TEST(the_counter_goes_round_without_taking_a_living_id) {
 }
 
 TEST(order_of_last_use) {
-  EntryTable table(2);
+  TensorTable table(2);
   for (int i = 0; i < 4; ++i) add_defined(&table);
   CHECK(by_last_use(&table) == std::vector<TensorId>({1, 2, 3, 4}));
   table.touch(table.find(4));
@@ -110,8 +110,8 @@ TEST(order_of_last_use) {
 }
 
 TEST(a_rank_is_ready_once) {
-  EntryTable table(65);
-  TableEntry* entry = table.add();
+  TensorTable table(65);
+  TensorState* entry = table.add();
   CHECK(table.add_ready(entry, 64));
   CHECK(!table.add_ready(entry, 64));
   CHECK(table.add_ready(entry, 0));
@@ -125,8 +125,8 @@ TEST(many_ranks_are_ready_at_once) {
   for (int num_ranks : {64, 65, 200}) {
     for (int first = 0; first < num_ranks; ++first) {
       for (int last : {first, num_ranks - 1}) {
-        EntryTable table(num_ranks);
-        TableEntry* entry = table.add();
+        TensorTable table(num_ranks);
+        TensorState* entry = table.add();
         RankSet ranks;
         ranks.add(RankRange{first, last});
         CHECK_EQ(table.add_ready(entry, ranks), -1);

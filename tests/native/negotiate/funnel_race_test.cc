@@ -36,10 +36,10 @@ class TreeWiring : public Wiring {
       }
     }
     for (Host& host : hosts_) {
-      FunnelOptions funnel;
-      funnel.ranks = host.below;
-      funnel.patience = patience;
-      host.funnel = std::make_unique<Funnel>(funnel);
+      AggregatorOptions aggregator;
+      aggregator.ranks = host.below;
+      aggregator.patience = patience;
+      host.aggregator = std::make_unique<Aggregator>(aggregator);
     }
   }
 
@@ -53,7 +53,7 @@ class TreeWiring : public Wiring {
         if (rank->log_position < read_by(h)) rank->read(log_[rank->log_position++]);
         return;
       case 2:
-        if (h > 0 && host.read < read_by((h - 1) / fan_out_)) host.funnel->observe(log_[host.read++]);
+        if (h > 0 && host.read < read_by((h - 1) / fan_out_)) host.aggregator->observe(log_[host.read++]);
         return;
       case 3: return receive(h, h * fan_out_ + 1 + (*random)() % fan_out_);
       case 4: return take(h);
@@ -65,7 +65,8 @@ class TreeWiring : public Wiring {
   void settle(std::vector<SimulatedRank>* ranks, Random* random) {
     const auto is_settled = [&] {
       for (size_t h = 1; h < hosts_.size(); ++h) {
-        if (hosts_[h].read < log_.size() || !hosts_[h].sent.empty() || hosts_[h].funnel->next_deadline() != UINT64_MAX)
+        if (hosts_[h].read < log_.size() || !hosts_[h].sent.empty() ||
+            hosts_[h].aggregator->next_deadline() != UINT64_MAX)
           return false;
       }
       for (SimulatedRank& rank : *ranks) {
@@ -85,7 +86,7 @@ class TreeWiring : public Wiring {
  private:
   struct Host {
     RankSet below;
-    std::unique_ptr<Funnel> funnel;
+    std::unique_ptr<Aggregator> aggregator;
     size_t read = 0;  // of the log
     std::deque<std::string> sent;
   };
@@ -101,19 +102,19 @@ class TreeWiring : public Wiring {
       return;
     }
     message.speak_for(number, age);
-    CHECK_EQ(hosts_[h].funnel->accept(message, now_).message(), "");
+    CHECK_EQ(hosts_[h].aggregator->accept(message, now_).message(), "");
   }
 
   void receive(size_t h, size_t child) {
     if (child >= hosts_.size() || hosts_[child].sent.empty()) return;
     const Message message = take_first(&hosts_[child].sent);
-    const Status status = h == 0 ? coordinator_.on_message(message, now_) : hosts_[h].funnel->accept(message, now_);
+    const Status status = h == 0 ? coordinator_.on_message(message, now_) : hosts_[h].aggregator->accept(message, now_);
     CHECK_EQ(status.message(), "");
   }
 
   void take(size_t h) {
     std::vector<Message> messages;
-    hosts_[h].funnel->take(now_, &messages);
+    hosts_[h].aggregator->take(now_, &messages);
     for (const Message& message : messages) hosts_[h].sent.push_back(encoded(message));
   }
 

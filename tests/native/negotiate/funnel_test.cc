@@ -1,4 +1,4 @@
-// What one funnel does with each kind of message and record. Whole jobs are in funnel_race_test.cc.
+// What one aggregator does with each kind of message and record. Whole jobs are in funnel_race_test.cc.
 #include "check.h"
 #include "coordinator_driver.h"
 #include "negotiate/aggregator.h"
@@ -20,7 +20,7 @@ Signature change_of(Kind kind, const std::vector<int64_t>& arguments) {
 // Of a host with ranks 2 and 3; the host below it has ranks 4 and 5.
 class FunnelDriver {
  public:
-  FunnelDriver() : funnel({RankSet({2, 3, 4, 5}), kPatience}) {}
+  FunnelDriver() : aggregator({RankSet({2, 3, 4, 5}), kPatience}) {}
 
   // The error, or "".
   std::string ready(const std::vector<int>& ranks, std::vector<TensorId> ids, uint64_t age = 0, uint64_t spread = 0) {
@@ -45,7 +45,7 @@ class FunnelDriver {
   // "ready 1 2 of ranks 2, 3; request a of rank 4"
   std::string take() {
     last.clear();
-    funnel.take(now, &last);
+    aggregator.take(now, &last);
     std::string text;
     for (const Message& message : last) {
       text += text.empty() ? "" : "; ";
@@ -65,19 +65,19 @@ class FunnelDriver {
     record.signature = signature;
     record.replaces = replaces;
     record.absent = std::move(absent);
-    funnel.observe(record);
+    aggregator.observe(record);
   }
   void execute(std::vector<TensorId> ids, std::vector<int32_t> absent = {}) {
     Record record;
     record.ids = std::move(ids);
     record.absent = std::move(absent);
-    funnel.observe(record);
+    aggregator.observe(record);
   }
   void evict(std::vector<TensorId> ids) {
     Record record;
     record.type = Record::Type::kEvict;
     record.ids = std::move(ids);
-    funnel.observe(record);
+    aggregator.observe(record);
   }
   void fail(const std::string& name, int32_t process_set = 0, std::vector<int32_t> absent = {}) {
     Record record;
@@ -85,14 +85,14 @@ class FunnelDriver {
     record.signature.name = name;
     record.signature.process_set = process_set;
     record.absent = std::move(absent);
-    funnel.observe(record);
+    aggregator.observe(record);
   }
   void add_process_set(const std::vector<int64_t>& ranks) {
     define(90, change_of(HVL_ADD_PROCESS_SET, ranks));
     execute({90});
   }
 
-  Funnel funnel;
+  Aggregator aggregator;
   uint64_t now = kSecond;
   std::vector<Message> last;
 
@@ -102,7 +102,7 @@ class FunnelDriver {
     message.latest = ranks.back();
     message.age = age;
     message.spread = spread;
-    return funnel.accept(message, now).message();
+    return aggregator.accept(message, now).message();
   }
 };
 
@@ -121,7 +121,7 @@ TEST(one_message_when_all_below_are_ready) {
     CHECK_EQ(driver.take(), "ready 2 1 of ranks 2, 3, 4, 5");
     driver.ready({3}, {3});
     CHECK_EQ(driver.take(), "ready 3 of ranks 2, 3, 4, 5");
-    CHECK_EQ(driver.funnel.next_deadline(), UINT64_MAX);
+    CHECK_EQ(driver.aggregator.next_deadline(), UINT64_MAX);
     driver.execute({2, 1, 3});
   }
 }
@@ -150,18 +150,18 @@ TEST(a_part_goes_on_after_a_while_and_the_rest_when_it_is_there) {
   driver.define(1, allreduce_of("a"));
   driver.ready({2}, {1}, kMillisecond);
   driver.request({3}, allreduce_of("b"));
-  CHECK_EQ(driver.funnel.next_deadline(), driver.now + kPatience - kMillisecond);
+  CHECK_EQ(driver.aggregator.next_deadline(), driver.now + kPatience - kMillisecond);
   driver.now += kPatience - kMillisecond - 1;
   CHECK_EQ(driver.take(), "");
   driver.now += 1;
   CHECK_EQ(driver.take(), "ready 1 of rank 2");
-  CHECK_EQ(driver.funnel.next_deadline(), driver.now + kMillisecond);
+  CHECK_EQ(driver.aggregator.next_deadline(), driver.now + kMillisecond);
   driver.now += kMillisecond;
   CHECK_EQ(driver.take(), "request b of rank 3");
-  CHECK_EQ(driver.funnel.next_deadline(), UINT64_MAX);
+  CHECK_EQ(driver.aggregator.next_deadline(), UINT64_MAX);
   driver.ready({3, 5}, {1});
   driver.request({2, 4, 5}, allreduce_of("b"));
-  CHECK_EQ(driver.funnel.next_deadline(), 0);
+  CHECK_EQ(driver.aggregator.next_deadline(), 0);
   CHECK_EQ(driver.take(), "request b of ranks 2, 4, 5");
   driver.ready({4}, {1});
   CHECK_EQ(driver.take(), "ready 1 of ranks 3, 4, 5");
@@ -456,22 +456,22 @@ TEST(the_end_of_the_log) {
   driver.ready({2, 3, 4, 5}, {2});
   Record record;
   record.type = Record::Type::kShutdown;
-  driver.funnel.observe(record);
-  CHECK_EQ(driver.funnel.next_deadline(), UINT64_MAX);
+  driver.aggregator.observe(record);
+  CHECK_EQ(driver.aggregator.next_deadline(), UINT64_MAX);
   CHECK_EQ(driver.take(), "");
   CHECK_EQ(driver.ready({3}, {1}), "");
-  CHECK_EQ(driver.funnel.next_deadline(), UINT64_MAX);
+  CHECK_EQ(driver.aggregator.next_deadline(), UINT64_MAX);
 }
 
 TEST(messages_that_no_correct_host_sends) {
   FunnelDriver driver;
   Message message;
-  CHECK_EQ(driver.funnel.accept(message, 0).message(), "Protocol error: rank -1 speaks for no rank.");
+  CHECK_EQ(driver.aggregator.accept(message, 0).message(), "Protocol error: rank -1 speaks for no rank.");
   message.speak_for(3, 0);
   message.latest = 4;
-  CHECK_EQ(driver.funnel.accept(message, 0).code(), HVL_JOB_BROKEN);
+  CHECK_EQ(driver.aggregator.accept(message, 0).code(), HVL_JOB_BROKEN);
   CHECK_EQ(driver.ready({5, 6}, {1}), "Protocol error: rank 6 sent a message for ranks that are not below this host.");
   message.latest = 3;
   message.type = static_cast<Message::Type>(9);
-  CHECK_EQ(driver.funnel.accept(message, 0).message(), "Protocol error: rank 3 sent a message of unknown type.");
+  CHECK_EQ(driver.aggregator.accept(message, 0).message(), "Protocol error: rank 3 sent a message of unknown type.");
 }

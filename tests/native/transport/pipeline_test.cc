@@ -47,7 +47,7 @@ TEST(what_comes_while_a_rank_falls_asleep_is_gone_on_with) {
   options.before_sleep = [&] { network.arrives = true; };
   Waiter waiter(memory, options);
   const std::function<bool()> never = [] { return false; };
-  waiter.take_turn(Sleeper::kWaitingThread, now_ns() + 10 * kSecond, &never);
+  waiter.take_turn(WaitingParty::kWaitingThread, now_ns() + 10 * kSecond, &never);
   ChunkPipeline pipeline(memory, 0, &waiter);
   pipeline.begin(std::make_shared<Team>(std::vector<int>{0}, 0), 1);
 

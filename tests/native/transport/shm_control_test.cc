@@ -40,14 +40,14 @@ class Host {
   std::vector<int> pump() {
     std::vector<uint32_t> seen;
     for (int rank = 0; rank < kSize; ++rank) {
-      seen.push_back(doorbell(rank).rings(Sleeper::kEngineThread));
-      doorbell(rank).go_on_duty(Sleeper::kEngineThread, kRingNews);
+      seen.push_back(doorbell(rank).rings(WaitingParty::kEngineThread));
+      doorbell(rank).arm(WaitingParty::kEngineThread, kRingNews);
     }
     bool progressed = false;
     CHECK(coordinator_.pump(&progressed).ok());
     std::vector<int> woken;
     for (int rank = 0; rank < kSize; ++rank) {
-      if (doorbell(rank).rings(Sleeper::kEngineThread) != seen[static_cast<size_t>(rank)]) woken.push_back(rank);
+      if (doorbell(rank).rings(WaitingParty::kEngineThread) != seen[static_cast<size_t>(rank)]) woken.push_back(rank);
     }
     return woken;
   }
@@ -80,10 +80,10 @@ class Host {
   }
 
  private:
-  static SeatOptions options() {
-    SeatOptions seat;
-    seat.coordinator.size = kSize;
-    return seat;
+  static CoordinatorHostOptions options() {
+    CoordinatorHostOptions coordinator_host;
+    coordinator_host.coordinator.size = kSize;
+    return coordinator_host;
   }
   Doorbell& doorbell(int rank) { return memory_->rank(rank).doorbell; }
   ShmWorker& worker(int rank) { return workers_[static_cast<size_t>(rank) - 1]; }

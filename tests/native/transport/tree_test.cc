@@ -33,7 +33,7 @@ struct Tree {
       to_children.push_back(std::make_unique<Channel>(ends[0], kToChild, kToRoot, "rank " + std::to_string(child)));
       children.push_back(std::make_unique<Channel>(ends[1], kToRoot, kToChild, "rank 0"));
     }
-    SeatOptions options;
+    CoordinatorHostOptions options;
     options.coordinator.size = 1 + num_children;
     root = std::make_unique<TreeRoot>(memory, options, std::vector<int>{0}, std::vector<int>(),
                                       std::vector<std::vector<int>>(), std::move(to_children));

@@ -1,5 +1,5 @@
 // A device of the type "GPU" for TensorFlow on machines that have none, made of the test double of the CUDA driver
-// (tests/native/gpu_double): its memory is the host's, and its streams are the double's. TensorFlow takes it for a
+// (tests/native/fake_gpu): its memory is the host's, and its streams are the double's. TensorFlow takes it for a
 // pluggable device. To be preloaded, see below.
 
 #include <atomic>
@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "gpu_double.h"
+#include "fake_gpu.h"
 #include "tensorflow/c/experimental/stream_executor/stream_executor.h"
 #include "tensorflow/c/experimental/stream_executor/stream_executor_internal.h"
 
@@ -60,7 +60,7 @@ struct Event {
 Event* event_of(SP_Event event) { return reinterpret_cast<Event*>(event); }
 
 void give(void* stream, void* memory, uint64_t num_bytes, std::function<void()> work) {
-  gpu_double::compute(stream, memory, num_bytes, std::move(work));
+  fake_gpu::compute(stream, memory, num_bytes, std::move(work));
 }
 
 void allocate(const SP_Device*, uint64_t size, int64_t, SP_DeviceMemoryBase* memory) {
@@ -84,7 +84,7 @@ TF_Bool memory_usage(const SP_Device*, int64_t* free, int64_t* total) {
 }
 
 void create_stream(const SP_Device* device, SP_Stream* stream, TF_Status*) {
-  void* made = gpu_double::make_stream(device->ordinal);
+  void* made = fake_gpu::make_stream(device->ordinal);
   const std::lock_guard<std::mutex> lock(mutex);
   streams[device->ordinal].push_back(made);
   *stream = reinterpret_cast<SP_Stream>(made);
@@ -132,10 +132,10 @@ void create_stream_dependency(const SP_Device* device, SP_Stream dependent, SP_S
 void get_stream_status(const SP_Device*, SP_Stream, TF_Status*) {}
 
 void block_for_event(const SP_Device*, SP_Event event, TF_Status*) {
-  if (event_of(event)->stream != nullptr) gpu_double::synchronize(event_of(event)->stream);
+  if (event_of(event)->stream != nullptr) fake_gpu::synchronize(event_of(event)->stream);
 }
 
-void block_for_stream(const SP_Device*, SP_Stream stream, TF_Status*) { gpu_double::synchronize(stream); }
+void block_for_stream(const SP_Device*, SP_Stream stream, TF_Status*) { fake_gpu::synchronize(stream); }
 
 void block_for_all(const SP_Device* device, TF_Status*) {
   std::vector<void*> all;
@@ -143,7 +143,7 @@ void block_for_all(const SP_Device* device, TF_Status*) {
     const std::lock_guard<std::mutex> lock(mutex);
     all = streams[device->ordinal];
   }
-  for (void* stream : all) gpu_double::synchronize(stream);
+  for (void* stream : all) fake_gpu::synchronize(stream);
 }
 
 void copy_to_host(const SP_Device*, SP_Stream stream, void* to, const SP_DeviceMemoryBase* from, uint64_t size,
@@ -261,7 +261,7 @@ void nothing(SP_PlatformFns*) {}
 extern "C" {
 
 void SE_InitPlugin(SE_PlatformRegistrationParams* params, TF_Status*) {
-  gpu_double::reset(kNumGpus);
+  fake_gpu::reset(kNumGpus);
   SP_Platform* platform = params->platform;
   platform->struct_size = SP_PLATFORM_STRUCT_SIZE;
   platform->name = "DOUBLE";
@@ -290,19 +290,19 @@ void SE_InitPlugin(SE_PlatformRegistrationParams* params, TF_Status*) {
 
 // For the tests.
 
-void hold_kernels(int gpu) { gpu_double::hold(streams[gpu].front()); }
-void release_kernels(int gpu) { gpu_double::release(streams[gpu].front()); }
+void hold_kernels(int gpu) { fake_gpu::hold(streams[gpu].front()); }
+void release_kernels(int gpu) { fake_gpu::release(streams[gpu].front()); }
 void fail_nccl(int gpu) {
   constexpr int kRemoteError = 6;
-  gpu_double::set_async_error(gpu, kRemoteError);
+  fake_gpu::set_async_error(gpu, kRemoteError);
 }
 // As streams are that are not CUDA's.
 void set_has_handles(bool has) { has_handles = has; }
-size_t count_calls(int gpu, const char* beginning) { return gpu_double::count(gpu, beginning); }
+size_t count_calls(int gpu, const char* beginning) { return fake_gpu::count(gpu, beginning); }
 
 const char* violations() {
   static std::string text;
-  text = gpu_double::violations();
+  text = fake_gpu::violations();
   return text.c_str();
 }
 

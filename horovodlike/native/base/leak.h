@@ -7,7 +7,7 @@
 namespace hvl {
 
 // Keeps it as long as the process lives. Any thread.
-inline void keep_forever(void* memory) {
+inline void leak(void* memory) {
   static std::mutex mutex;
   static auto* kept = new std::vector<void*>;  // outlives all that runs at exit
   std::lock_guard<std::mutex> lock(mutex);

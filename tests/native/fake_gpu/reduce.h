@@ -9,7 +9,7 @@
 #include "base/half.h"
 #include "nccl/nccl_api.h"
 
-namespace gpu_double {
+namespace fake_gpu {
 
 inline size_t bytes_of(int dtype) {
   switch (dtype) {
@@ -76,4 +76,4 @@ inline void reduce(int dtype, int op, double factor, const std::vector<const cha
   }
 }
 
-}  // namespace gpu_double
+}  // namespace fake_gpu

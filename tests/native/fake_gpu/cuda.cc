@@ -9,7 +9,7 @@
 
 #pragma GCC visibility push(default)
 
-namespace gpu_double {
+namespace fake_gpu {
 
 namespace {
 
@@ -341,6 +341,6 @@ int cuMemcpyDtoDAsync_v2(hvl::CudaPointer to, hvl::CudaPointer from, size_t num_
 
 }  // extern "C"
 
-}  // namespace gpu_double
+}  // namespace fake_gpu
 
 #pragma GCC visibility pop

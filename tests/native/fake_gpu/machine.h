@@ -13,7 +13,7 @@
 #include <thread>
 #include <vector>
 
-namespace gpu_double {
+namespace fake_gpu {
 
 struct Gpu;
 struct Stream;
@@ -98,4 +98,4 @@ class Machine {
 // The GPU whose context the calling thread has; a call without one is a violation and gets none.
 Gpu* current_gpu(const char* function);
 
-}  // namespace gpu_double
+}  // namespace fake_gpu

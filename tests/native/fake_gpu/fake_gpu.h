@@ -12,7 +12,7 @@
 
 #pragma GCC visibility push(default)
 
-namespace gpu_double {
+namespace fake_gpu {
 
 // Begins anew with so many GPUs, each of its own. Nobody may use the library meanwhile. Programs that do not call it
 // get as many as the variable GPU_DOUBLE_GPUS says.
@@ -54,6 +54,6 @@ int num_streams();
 int num_communicators();
 int num_contexts();
 int num_pinned();
-}  // namespace gpu_double
+}  // namespace fake_gpu
 
 #pragma GCC visibility pop

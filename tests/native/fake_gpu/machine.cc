@@ -4,9 +4,9 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "gpu_double.h"
+#include "fake_gpu.h"
 
-namespace gpu_double {
+namespace fake_gpu {
 
 namespace {
 
@@ -250,4 +250,4 @@ int num_pinned() {
   return locked([](Machine& machine) { return static_cast<int>(machine.pinned.size()); });
 }
 
-}  // namespace gpu_double
+}  // namespace fake_gpu

@@ -3,14 +3,14 @@
 #include <algorithm>
 #include <cstring>
 
-#include "gpu_double.h"
+#include "fake_gpu.h"
 #include "machine.h"
 #include "nccl/nccl_api.h"
 #include "reduce.h"
 
 #pragma GCC visibility push(default)
 
-namespace gpu_double {
+namespace fake_gpu {
 
 namespace {
 
@@ -495,6 +495,6 @@ int ncclGroupEnd() {
 
 }  // extern "C"
 
-}  // namespace gpu_double
+}  // namespace fake_gpu
 
 #pragma GCC visibility pop

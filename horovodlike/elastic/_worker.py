@@ -22,7 +22,14 @@ from typing import Any
 
 from horovodlike._bootstrap.job_key import KEY_VARIABLE, take_key
 from horovodlike._net.connect import dial
-from horovodlike._net.secure_channel import HANDSHAKE_TIMEOUT, AuthenticationError, Identity, JobKey, ClientChannel, job_digest
+from horovodlike._net.secure_channel import (
+    HANDSHAKE_TIMEOUT,
+    AuthenticationError,
+    ClientChannel,
+    Identity,
+    JobKey,
+    job_digest,
+)
 from horovodlike.elastic._preemption import Preemption
 from horovodlike.errors import ConfigError, RendezvousError
 

@@ -274,7 +274,7 @@ SMALL_SHM = """
     import errno, os, sys, threading
     from horovodlike._bootstrap.topology import HostFacts, HostTable
     from horovodlike._bootstrap.shared_memory import open_segment
-    from horovodlike._bootstrap.environment import Place
+    from horovodlike._bootstrap.environment import RankInfo
     from horovodlike._bootstrap.bootstrap import Rendezvous, RendezvousServer
     key = bytes(32)
     server = RendezvousServer(key, 2)
@@ -285,7 +285,7 @@ SMALL_SHM = """
         os.memfd_create = no_memfd
     results = [None, None]
     def body(rank):
-        place = Place(rank, 2, rank, 2, job="j")
+        place = RankInfo(rank, 2, rank, 2, job="j")
         with Rendezvous("127.0.0.1", server.port, key, place) as rendezvous:
             rendezvous.begin()
             facts = [HostFacts("a", False, "a", "", "", "", each, 2) for each in range(2)]

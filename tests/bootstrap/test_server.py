@@ -31,10 +31,10 @@ StartPython = Callable[..., "subprocess.Popen[str]"]
 
 RANK_THAT_WAITS = """
     import sys
-    from horovodlike._bootstrap.environment import Place
+    from horovodlike._bootstrap.environment import RankInfo
     from horovodlike._bootstrap.bootstrap import Rendezvous
     port, rank, size = int(sys.stdin.readline()), int(sys.stdin.readline()), int(sys.stdin.readline())
-    place = Place(rank, size, rank, size, job="test job")
+    place = RankInfo(rank, size, rank, size, job="test job")
     rendezvous = Rendezvous("127.0.0.1", port, bytes(range(32)), place)
     rendezvous.begin()
     print("ready", flush=True)

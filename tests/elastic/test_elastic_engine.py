@@ -59,7 +59,7 @@ def _die_while_they_meet(victim: int, at: str) -> int:
     import signal
 
     from horovodlike import basics, elastic
-    from horovodlike._bootstrap.bootstrap import Membership
+    from horovodlike._bootstrap.bootstrap import JobContext
     from horovodlike._engine import options
     from horovodlike.elastic import _worker
 
@@ -78,7 +78,7 @@ def _die_while_they_meet(victim: int, at: str) -> int:
                 elif at == "there":
                     options.segment_bytes = die
                 else:
-                    Membership.confirm = die
+                    JobContext.confirm = die
             state.on_hosts_updated(0, 1)
             state.commit()
         return basics.size()

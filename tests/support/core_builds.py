@@ -68,9 +68,13 @@ def sanitized_package() -> Path:
     sources = {"include/hvl.h": root / "horovodlike/native/hvl.h"}
     for extension in ("_engine/native.abi3.so", "torch/_ops/copier.abi3.so", "lib/libhorovodlike.so"):
         sources[extension] = built / Path(extension).name
-    for name, part in {".": root / "horovodlike", "launcher": root / "launcher"} | {
-        name: root / "bindings" / name for name in ("torch", "tensorflow", "keras")
-    }.items():
+    parts = {
+        "torch": root / "bindings/torch",
+        "tensorflow": root / "bindings/tensorflow",
+        "keras": root / "bindings/keras",
+    }
+    parts |= {".": root / "horovodlike", "launcher": root / "launcher"}
+    for name, part in parts.items():
         files = [
             path.relative_to(part) for path in part.rglob("*") if path.is_file() and "__pycache__" not in path.parts
         ]

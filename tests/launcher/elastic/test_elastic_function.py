@@ -105,14 +105,14 @@ def test_who_has_no_number_of_a_worker_is_refused(elastic: Callable[..., Elastic
     job = elastic(
         *("-np", 2, "--min-np", 1),
         program="""
-        from horovodlike._net.secure_channel import Identity, JobKey, Link, job_digest
+        from horovodlike._net.secure_channel import Identity, JobKey, ClientChannel, job_digest
         import socket, time
         def at_step(worker, generation, step):
             if worker == 0 and step == 1:
                 for number in (0, 77):
                     connected = socket.create_connection(("127.0.0.1", int(os.environ["HOROVODLIKE_DRIVER_PORT"])))
                     identity = Identity(number, 0, job_digest("elastic/" + os.environ["HOROVODLIKE_JOB_ID"]))
-                    link = Link(connected, key, identity, time.monotonic() + 30)
+                    link = ClientChannel(connected, key, identity, time.monotonic() + 30)
                     print(link.receive(time.monotonic() + 30).decode(), flush=True)
         key = JobKey(bytes.fromhex(os.environ["HOROVODLIKE_SECRET_KEY"]))
         """,

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from horovodlike._bootstrap.environment import find_rank_info
 from horovodlike._bootstrap.rendezvous_client import Rendezvous
-from horovodlike._net.secure_channel import Connection, Identity, JobKey, job_digest
+from horovodlike._net.secure_channel import ClientChannel, Identity, JobKey, job_digest
 from horovodlike.errors import RendezvousError
 
 LIMIT_S = 60.0
@@ -37,7 +37,7 @@ class Driver:
         job = job_digest("elastic/" + os.environ["HOROVODLIKE_JOB_ID"])
         address = os.environ["HOROVODLIKE_DRIVER_ADDR"].split(",")[0], int(os.environ["HOROVODLIKE_DRIVER_PORT"])
         connected = socket.create_connection(address, LIMIT_S)
-        self.link = Connection(connected, self.key, Identity(self.number, 0, job), time.monotonic() + LIMIT_S)
+        self.link = ClientChannel(connected, self.key, Identity(self.number, 0, job), time.monotonic() + LIMIT_S)
 
     def say(self, **message: object) -> None:
         self.link.send(json.dumps(message).encode(), time.monotonic() + LIMIT_S)

@@ -1,0 +1,91 @@
+"""How comments and docstrings must not read: `python tests/docs/words.py [FOLDER ...]` lists the lines that do.
+
+Three rules, which `make lint` holds the project to:
+
+* a docstring does not begin with What, Who, Where or Which, and a comment above C++ code does not either;
+* no rank, thread or process is *he*, *him*, *his*, *whoever*, *somebody*, *someone*, *nobody* or *everybody*;
+* the words in the glossary's table of retired words (`docs/developers/glossary.md`) do not come back.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import subprocess
+import sys
+import tokenize
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+GLOSSARY = ROOT / "docs" / "developers" / "glossary.md"
+RIDDLE = re.compile(r"(What|Who|Whom|Whose|Where|Which)\b")
+PERSON = re.compile(r"\b(he|him|his|himself|whoever|whomever|somebody|someone|nobody|everybody)\b", re.IGNORECASE)
+# Copies of other projects' words: names of the API, and lists of names.
+EXEMPT = ("docs/developers/glossary.md", "tests/docs/words.py", "docs/users/horovod_names.md")
+
+
+def retired() -> re.Pattern[str]:
+    """Return a pattern of the words in the first column of the glossary's table of retired words."""
+    table = GLOSSARY.read_text().partition("## Retired words")[2]
+    words = re.findall(r"^\| `([^`]+)`", table, flags=re.MULTILINE)
+    return re.compile(r"\b(" + "|".join(map(re.escape, words)) + r")\b")
+
+
+def prose(path: Path) -> Iterator[tuple[int, str, bool]]:
+    """Yield line number, text and whether it begins a docstring or comment, of all comments and docstrings of a file."""
+    text = path.read_text()
+    if path.suffix == ".py":
+        yield from _python(text)
+    elif path.suffix in (".h", ".cc", ".c"):
+        yield from _cpp(text)
+    elif path.suffix == ".md":
+        yield from ((number, line, False) for number, line in enumerate(text.split("\n"), 1))
+
+
+def _python(text: str) -> Iterator[tuple[int, str, bool]]:
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)) and ast.get_docstring(
+            node
+        ):
+            constant = node.body[0]
+            for offset, line in enumerate(ast.get_docstring(node, clean=False).split("\n")):  # type: ignore[union-attr]
+                yield constant.lineno + offset, line, offset == 0
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.start[0], token.string.removeprefix("#").strip(), False
+
+
+def _cpp(text: str) -> Iterator[tuple[int, str, bool]]:
+    before = False
+    for number, line in enumerate(text.split("\n"), 1):
+        code, mark, comment = line.partition("//")
+        is_whole = not code.strip()
+        if mark and not comment.startswith("/") and '"' not in code:
+            yield number, comment.strip(), is_whole and not before
+        before = bool(mark) and is_whole
+
+
+def findings(folders: list[str]) -> Iterator[str]:
+    """Yield a line for each place where a rule is broken."""
+    words = retired()
+    tracked = subprocess.run(["git", "ls-files", *folders], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in tracked.splitlines():
+        path = ROOT / name
+        if name in EXEMPT or path.suffix not in (".py", ".h", ".cc", ".c", ".md") or not path.exists():
+            continue
+        for number, line, begins in prose(path):
+            if begins and RIDDLE.match(line):
+                yield f"{name}:{number}: begins with a riddle: {line.strip()}"
+            if person := PERSON.search(line):
+                yield f"{name}:{number}: {person[0]!r}: {line.strip()}"
+        for number, line in enumerate(path.read_text().split("\n"), 1):
+            if word := words.search(line):
+                yield f"{name}:{number}: {word[0]!r} is retired: {line.strip()}"
+
+
+if __name__ == "__main__":
+    found = list(findings(sys.argv[1:]))
+    print(*found, sep="\n")
+    sys.exit(f"{len(found)} lines" if found else 0)

@@ -1,0 +1,35 @@
+"""The developers' pages agree with the code: diagrams and formats."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import diagram
+
+from horovodlike._bootstrap import mesh_handshake
+from horovodlike._net import secure_channel
+from horovodlike.launcher.agent import protocol
+
+ROOT = Path(__file__).resolve().parents[2]
+DEVELOPERS = ROOT / "docs" / "developers"
+
+
+def test_the_diagrams_are_current() -> None:
+    assert diagram.page(diagram.PAGE.read_text()) == diagram.PAGE.read_text(), "run `make docs`"
+
+
+def test_no_folders_of_the_core_include_each_other_in_a_circle() -> None:
+    assert diagram.circles(diagram.core()) == []
+
+
+def test_the_formats_are_those_of_the_code() -> None:
+    page = (DEVELOPERS / "protocols.md").read_text()
+    for magic in (secure_channel._MAGIC, mesh_handshake._MAGIC):
+        assert f"`{magic.decode()}`" in page
+    assert {kind.name: kind.value for kind in protocol.Kind} == {
+        name: int(number) for name, number in re.findall(r"`([A-Z_]+)` (\d+)", page.partition("## Launcher")[2])
+    }
+    messages = (ROOT / "horovodlike" / "native" / "negotiate" / "message.h").read_text()
+    for name, number in re.findall(r"k([A-Z]\w+) = (\d),", messages):
+        assert re.search(rf"^\| {name.lower()} \| {number} \|", page, flags=re.MULTILINE), name

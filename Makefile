@@ -27,10 +27,12 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo demo-tf test test-slow test-all sanitize tools bench gpu lint docs clean
+.PHONY: help dev demo demo-tf test test-slow test-all sanitize tools bench gpu lint docs clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+dev: $(STAMPS)/dev build/import ## build and install into .venv, with all that tests and editors need
 
 demo: $(STAMPS)/package ## train on real data with 2 ranks and with 1, and compare
 	$(BIN)/python examples/demo.py
@@ -62,18 +64,28 @@ gpu: $(STAMPS)/dev ## on a machine with a GPU: its tests, compute-sanitizer if i
 	$(BIN)/python tests/gpu/check.py
 
 # mypy runs outside the checkout: what is checked is what is installed, not the source folder of the same name.
-lint: $(STAMPS)/dev ## ruff, mypy, clang-format
+lint: $(STAMPS)/dev ## ruff, mypy, clang-format, wording
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	cd $(VENV) && $(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p horovodlike
 	$(BIN)/clang-format --dry-run -Werror $(CXX_SOURCES)
+	$(BIN)/python tests/docs/words.py
 
-docs: $(STAMPS)/dev ## write the pages that come from the source: docs/users/settings.md, docs/users/api.md
+docs: $(STAMPS)/dev ## write what comes from the source: docs/users/settings.md, diagrams, build/docs/api.md
 	$(BIN)/python docs/generate.py
+	$(BIN)/python docs/developers/diagram.py
 
 clean: ## remove all that make made, except benchmarks/results
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The folders under the names that they are installed as: where editors find them (`extraPaths` in pyproject.toml).
+build/import: Makefile horovodlike
+	rm -rf $@
+	mkdir -p $@/horovodlike
+	ln -s $(addprefix ../../../,$(wildcard horovodlike/*)) $@/horovodlike
+	ln -s $(addprefix ../../../bindings/,torch tensorflow keras) ../../../launcher $@/horovodlike
+	touch $@
 
 $(STAMPS)/venv:
 	$(PYTHON) -m venv $(VENV)

@@ -1,21 +1,20 @@
-"""Write the pages that come from the source: `settings.md` and `api.md` in `docs/users`. With `--check`, only compare.
+"""Write the pages that come from the source: `docs/users/settings.md` and `build/docs/api.md`.
 
-Works on the installed package: run it with `make docs`.
+Works on the installed package: run it with `make docs`. The page of the API is not committed: its text is that of the
+docstrings.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import inspect
 import re
-import sys
 from pathlib import Path
 from types import ModuleType
 
 from horovodlike import config
 
-DOCS = Path(__file__).parent / "users"
+ROOT = Path(__file__).resolve().parents[1]
 
 SETTINGS_HEAD = """# Settings
 
@@ -27,8 +26,8 @@ setting, its variable works too; if both are set, the first column wins. `hvdrun
 rank, and has options for the most used settings: see `hvdrun --help`. A value that cannot be used is an error that
 names the variable, the value and what is accepted.
 
-Where ranks meet that `hvdrun` has not started is said by `HOROVODLIKE_RENDEZVOUS_ADDR`, `HOROVODLIKE_RENDEZVOUS_PORT`
-and `HOROVODLIKE_SECRET_KEY` or `HOROVODLIKE_SECRET_KEY_FILE`: see [hosts.md](hosts.md).
+Ranks that `hvdrun` has not started find each other by `HOROVODLIKE_RENDEZVOUS_ADDR`, `HOROVODLIKE_RENDEZVOUS_PORT` and
+`HOROVODLIKE_SECRET_KEY` or `HOROVODLIKE_SECRET_KEY_FILE`: see [hosts.md](hosts.md).
 
 """
 
@@ -62,19 +61,19 @@ MODULES = (
 
 
 def settings_page() -> str:
-    """Returns the tables of settings and of what is ignored."""
+    """Return the tables of settings and of variables that are ignored."""
     return SETTINGS_HEAD + config.render_markdown() + IGNORED_HEAD + config.render_without_effect()
 
 
 def api_page() -> str:
-    """Returns signatures and docstrings of everything that the modules export."""
+    """Return signatures and docstrings of everything that the modules export."""
     return API_HEAD + "".join(_module(importlib.import_module(name)) for name in MODULES)
 
 
 def _module(module: ModuleType) -> str:
     parts = [f"\n## {module.__name__}\n"]
     constants = []
-    for name in _exported(module):
+    for name in exported(module):
         value = getattr(module, name)
         if inspect.isclass(value):
             parts.append(_class(module, name, value))
@@ -87,8 +86,8 @@ def _module(module: ModuleType) -> str:
     return "".join(parts)
 
 
-def _exported(module: ModuleType) -> list[str]:
-    """What the module lists in `__all__`, else the classes that it defines, in the order of the source."""
+def exported(module: ModuleType) -> list[str]:
+    """Return the names in `__all__`, or else those that the module defines, in the order of the source."""
     defined = [name for name, value in vars(module).items() if getattr(value, "__module__", None) == module.__name__]
     names: list[str] = getattr(module, "__all__", defined)
     return names
@@ -113,7 +112,7 @@ def _entry(title: str, function: object, level: str, described: object = None) -
 
 
 def _signature(function: object) -> str:
-    """The signature with annotations as they stand in the source; long ones with a line for each parameter."""
+    """Return the signature with annotations as in the source; long ones with a line for each parameter."""
     signature = inspect.signature(function)  # type: ignore[arg-type]
     parts = [_readable(str(parameter)) for parameter in signature.parameters.values()]
     returns = ""
@@ -124,33 +123,25 @@ def _signature(function: object) -> str:
 
 
 def _readable(parameter: str) -> str:
-    """Without the quotes of annotations, and with classes by name."""
+    """Return the parameter without the quotes of annotations, and with classes by name."""
     return re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", re.sub(r": '([^']*)'", r": \1", parameter))
 
 
 def _docstring(value: object) -> str:
-    """The docstring as text; lists of arguments stay aligned as they are."""
+    """Return the docstring as text; lists of arguments stay aligned as they are."""
     text = inspect.getdoc(value) or ""
     return f"\n```text\n{text}\n```\n" if text else ""
 
 
-def main() -> int:
-    """Writes or compares; returns 1 if a page is out of date."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; fail if a page is out of date")
-    check = parser.parse_args().check
-    stale = []
-    for name, page in (("settings.md", settings_page()), ("api.md", api_page())):
-        path = DOCS / name
-        if path.exists() and path.read_text() == page:
-            continue
-        stale.append(name)
-        if not check:
+def main() -> None:
+    """Write the pages that differ from what there is."""
+    for name, page in (("docs/users/settings.md", settings_page()), ("build/docs/api.md", api_page())):
+        path = ROOT / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists() or path.read_text() != page:
             path.write_text(page)
-    if stale:
-        print(f"{'out of date' if check else 'written'}: {', '.join(stale)}")
-    return 1 if check and stale else 0
+            print(f"written: {name}")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -127,7 +127,7 @@ class Config:
     )
     cycle_time: float = _row(
         0.0,
-        "How long an idle engine waits for more tensors before it starts a batch that nobody is waiting for.",
+        "How long an idle engine waits for more tensors before it starts a batch that no thread waits for.",
         unit="ms",
         horovod=True,
         minimum=0,

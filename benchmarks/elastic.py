@@ -228,7 +228,7 @@ def draw(job: Job, kills: Sequence[Kill], path: Path) -> None:
 
 
 def _steps(job: Job) -> dict[int, list[Event]]:
-    """What the ranks have noted of each step. Those that were taken back and taken again count once."""
+    """Return the ranks' events by step. A step that was rolled back and repeated counts once."""
     found: dict[int, list[Event]] = {}
     for events in job.events.values():
         for event in events:

@@ -94,11 +94,11 @@ def _slowest(reports: Sequence[Row], name: str) -> Iterator[Row]:
 
 
 def share_covered(inner: Sequence[tuple[float, float]], outer: Sequence[tuple[float, float]]) -> float:
-    """Which part of some intervals lies within others; both may overlap among themselves.
+    """Return the part of some intervals that lies within others; both may overlap among themselves.
 
     Args:
-        inner: (begin, end) of what is to be covered; together longer than 0.
-        outer: (begin, end) of what covers.
+        inner: (begin, end) of the intervals to be covered; together longer than 0.
+        outer: (begin, end) of the intervals that cover.
     """
     covering = _union(outer)
     total = covered = 0.0

@@ -34,7 +34,7 @@ PROFILED_STEPS = 5
 
 @dataclass(frozen=True)
 class Job:
-    """What this rank does, and where."""
+    """The task of this rank, and its device."""
 
     folder: Path
     parts: tuple[str, ...]
@@ -48,7 +48,7 @@ class Job:
 
     @property
     def through(self) -> str:
-        """What moves the data."""
+        """The way of the data."""
         return "staging" if self.shared or self.device.type != "cuda" else "nccl"
 
     @property

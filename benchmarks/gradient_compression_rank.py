@@ -93,14 +93,14 @@ class Training:
             self.losses.append(functional.cross_entropy(self.model(self.images), self.labels).item())
 
     def bytes_per_step(self) -> float:
-        """What this rank contributes to the collectives of a step."""
+        """Return the bytes that this rank contributes to the collectives of a step."""
         if isinstance(self.compression, hvd.GradientReducer):
             return self.compression.bytes_sent / self.steps
         sent = [self.compression.compress(parameter.grad)[0] for parameter in self.model.parameters()]
         return sum(tensor.numel() * tensor.element_size() for tensor in sent)
 
     def row(self, test_images: torch.Tensor, test_labels: torch.Tensor) -> dict[str, Any]:
-        """What the results say of this method."""
+        """Return the row of this method in the table of results."""
         with torch.no_grad():
             accuracy = (self.model(test_images).argmax(1) == test_labels).float().mean().item()
         if len(set(hvd.allgather_object(self.losses[-1]))) > 1:

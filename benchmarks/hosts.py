@@ -212,7 +212,7 @@ def _allreduce(
 
 
 def _sent(group: driver.Group, host: Host, case: HostsCase) -> int:
-    """What a host sends for one measurement of a few allreduces, the same number for every peer."""
+    """Return the bytes that a host sends for one measurement of a few allreduces, the same number for every peer."""
     before = host.counters()
     group.call(case.command(2))
     return (host.counters() - before).sent_bytes

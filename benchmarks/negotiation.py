@@ -1,7 +1,7 @@
-"""What negotiation costs by the number of ranks, in simulated jobs: `python -m benchmarks.negotiation`.
+"""Measure the cost of negotiation by the number of ranks, in simulated jobs: `python -m benchmarks.negotiation`.
 
 Runs tests/native/negotiation_cost.cc, which `make bench` builds, and writes docs/developers/negotiation.png and the
-table in docs/developers/negotiation.md. Configurations take turns; what is reported is the median of the rounds.
+table in docs/developers/negotiation.md. Configurations take turns; the median of the rounds is reported.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ def training(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def memory(rows: Sequence[dict[str, Any]]) -> str:
-    """What the engine says of itself, and what /proc says."""
+    """Return the table of memory: the engine's own figures, and those of /proc."""
     keys = {
         "shared_per_rank": "shared per rank, from /proc",
         "counted_shared_per_rank": "the engine's count",

@@ -1,4 +1,4 @@
-"""What the project wants to reach, checked against the results of a run."""
+"""The figures that the project wants to reach, checked against the results of a run."""
 
 from __future__ import annotations
 

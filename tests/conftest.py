@@ -49,7 +49,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> object:
 
 
 class _AtOnce:
-    """Shows each failure when it happens: a run that is cut off says what it has found."""
+    """Show each failure when it happens: a run that is cut off has reported what it found."""
 
     def __init__(self, reporter: pytest.TerminalReporter) -> None:
         self._reporter = reporter
@@ -111,7 +111,7 @@ FRAMEWORKS = {
 
 @pytest.fixture
 def modules(request: pytest.FixtureRequest) -> tuple[str, ...]:
-    """What the ranks of a test have imported when they begin."""
+    """Return the modules that the ranks of a test have imported when they begin."""
     return FRAMEWORKS.get(request.path.parent.name, ())
 
 

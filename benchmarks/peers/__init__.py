@@ -1,4 +1,4 @@
-"""What a peer has to offer to be measured. Runs in the ranks; each module imports its library only when created."""
+"""The interface of a peer that is measured. Runs in the ranks; each module imports its library only when created."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Peer(Protocol):
     size: int
 
     def expected(self, total: int) -> int:
-        """What a buffer that held rank + 1 holds after one step, if the sum over the ranks is `total`."""
+        """Return the content, after one step, of a buffer that held rank + 1, if the sum over the ranks is `total`."""
 
     def barrier(self) -> None:
-        """Returns when all ranks have called it; by the peer's own means."""
+        """Return when all ranks have called it; by the peer's own means."""
 
     def allreduce(self, buffer: Buffer, dtype: str) -> Step:
         """A function that sums `buffer` over the ranks, in place, and returns when that is done."""

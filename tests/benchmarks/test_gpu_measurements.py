@@ -1,4 +1,4 @@
-"""What becomes of measurements on GPUs: how shares are counted, how ranks are merged, and what the tables show."""
+"""Evaluation of measurements on GPUs: counting shares, merging ranks, and the content of the tables."""
 
 from __future__ import annotations
 

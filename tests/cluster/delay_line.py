@@ -47,7 +47,7 @@ def carry(devices: tuple[str, str], delay: float) -> None:
             try:
                 late.append((now + delay, other[source], source.recv(LARGEST)))
             except OSError as error:
-                if error.errno != errno.ENETDOWN:  # said once, when somebody takes the interface down
+                if error.errno != errno.ENETDOWN:  # raised once, when the interface is taken down
                     raise
         while late and late[0][0] <= now:
             _, target, frame = late.popleft()

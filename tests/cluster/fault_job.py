@@ -1,7 +1,7 @@
-"""What the ranks of the fault tests run, without a framework: `fault_job.py FOLDER ACTION [ARGUMENT ...]`.
+"""Program of the ranks of the fault tests, without a framework: `fault_job.py FOLDER ACTION [ARGUMENT ...]`.
 
-Each rank writes what happens to it into a file of its own in the folder, which all hosts see, so that one that is cut
-off can be heard as well. All hosts have the machine's clock, unless a test gives them others.
+Each rank writes its events into a file of its own in the folder, which all hosts share, so that the file of one that is
+cut off can be read as well. All hosts have the machine's clock, unless a test gives them others.
 """
 
 from __future__ import annotations

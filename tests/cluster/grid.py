@@ -95,7 +95,7 @@ def _check(actual: torch.Tensor, expected: np.ndarray, what: object, roundings: 
 
 
 class Bits:
-    """What this rank has got, to be compared with what the others have."""
+    """A digest of this rank's results, to be compared with those of the others."""
 
     def __init__(self) -> None:
         self._digest = hashlib.sha256()
@@ -179,7 +179,7 @@ def alltoall() -> None:
 
 
 def barrier() -> None:
-    """Nobody leaves before all have come. All hosts have the same clock, as they are one machine."""
+    """No rank leaves before all have come. All hosts have the same clock, as they are one machine."""
     for _ in range(20):
         came = time.monotonic()
         hvd.barrier()
@@ -260,7 +260,7 @@ CASES: dict[str, Callable[[], None]] = {
 
 
 def cases_of_the_binding() -> dict[str, Callable[[], None]]:
-    """What its tests run on the ranks of one host."""
+    """The functions that the binding's tests run on the ranks of one host."""
     import test_torch_adasum
     import test_torch_alltoall
     import test_torch_functions

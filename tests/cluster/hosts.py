@@ -21,14 +21,14 @@ from cluster.links import Connection
 from cluster.namespaces import CommandError, command, wait_until
 
 LAUNCHER = "launcher"
-# Only files: a name that nobody has is unknown at once, as no name server can be asked.
+# Only files: a name that no host has is unknown at once, as no name server can be asked.
 NSSWITCH = "passwd: files\ngroup: files\nshadow: files\nhosts: files\n"
 
 
 @dataclass(frozen=True)
 class Counters:
-    """What an interface has sent and received. A packet is what the kernel hands over: with segmentation offload, up
-    to 64 KiB and one header."""
+    """Bytes and packets of an interface. A packet is one unit of the kernel: with segmentation offload, up to 64 KiB
+    and one header."""
 
     sent_bytes: int
     sent_packets: int
@@ -133,7 +133,7 @@ class Host:
         return subprocess.CompletedProcess(argv, process.returncode, output, errors)
 
     def counters(self, interface: str = "eth0") -> Counters:
-        """What an interface has sent and received so far."""
+        """Return the bytes and packets that an interface has sent and received so far."""
         [link] = json.loads(command("ip", "-j", "-s", "-n", self.namespace, "link", "show", interface))
         sent, received = link["stats64"]["tx"], link["stats64"]["rx"]
         return Counters(sent["bytes"], sent["packets"], received["bytes"], received["packets"])
@@ -143,7 +143,7 @@ class Host:
         return namespaces.processes(self.namespace)
 
     def shm_entries(self) -> set[str]:
-        """What there is in this host's /dev/shm."""
+        """Return the names in this host's /dev/shm."""
         return {entry.name for entry in self.shm.iterdir()}
 
     def reap(self) -> None:

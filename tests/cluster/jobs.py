@@ -30,7 +30,7 @@ started: list[Job] = []  # of the test that runs: what it leaves running is ende
 
 @dataclass(frozen=True)
 class Failure:
-    """What a rank has raised, and when, by the machine's monotonic clock."""
+    """An exception of a rank, and its time by the machine's monotonic clock."""
 
     at: float
     kind: str
@@ -43,11 +43,11 @@ class Failure:
 
 
 class Diaries:
-    """What the ranks of a job with `fault_job.py` write.
+    """The files that the ranks of a job with `fault_job.py` write.
 
     Args:
-        folder: Where they do.
-        size: How many they are.
+        folder: The folder of the files.
+        size: The number of ranks.
     """
 
     def __init__(self, folder: Path, size: int) -> None:
@@ -55,7 +55,7 @@ class Diaries:
         self.size = size
 
     def events(self, rank: int, name: str) -> list[dict[str, Any]]:
-        """What a rank has noted under a name so far."""
+        """Return the events of one name that a rank has written so far."""
         path = self.folder / f"rank{rank}.jsonl"
         lines = path.read_text().splitlines(keepends=True) if path.exists() else []
         found = [json.loads(line) for line in lines if line.endswith("\n")]
@@ -120,7 +120,7 @@ class Job(Diaries):
 
     @property
     def err(self) -> str:
-        """What hvdrun has written to standard error so far."""
+        """Return the standard error of hvdrun so far."""
         return (self.folder / "err").read_text(errors="replace")
 
     def wait_for(

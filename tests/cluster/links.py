@@ -73,7 +73,7 @@ class Connection:
             command("ip", "netns", "exec", namespace, "nft", "-f", "-", input=rules)
 
     def _entry(self) -> tuple[str, str]:
-        """Where what the host sends enters the switch."""
+        """Return the namespace and interface through which the host's packets enter the switch."""
         return self.other if self._delay_line is None else (self.other[0], f"b-{self.other[1]}")
 
     def insert(self, program: Path, *words: str) -> subprocess.Popen[str]:

@@ -68,7 +68,7 @@ def run_mpich(cluster: Cluster, argv: Sequence[str | Path], slots: Sequence[int]
 
 
 def library(whose: str) -> dict[str, str]:
-    """What makes mpi4py take the library of `debian`'s Open MPI, of Python's or of MPICH."""
+    """Return the variables with which mpi4py loads the library of `debian`'s Open MPI, of Python's or of MPICH."""
     if whose == "python":
         return {}
     if whose == "debian":

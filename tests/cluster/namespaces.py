@@ -80,7 +80,7 @@ def new_name() -> str:
 
 
 def _traces(beginning: str) -> dict[str, list[Path]]:
-    """What there is of clusters whose names begin so: by the cluster's name, namespaces first."""
+    """Return what clusters whose names begin so have left: by the cluster's name, namespaces first."""
     found: dict[str, list[Path]] = {}
     for folder in (NETNS, ETC, RUN, SHM):
         for path in sorted(folder.glob(f"{beginning}*")):
@@ -90,7 +90,7 @@ def _traces(beginning: str) -> dict[str, list[Path]]:
 
 
 def traces(name: str) -> list[Path]:
-    """What there is of a cluster: namespaces and files."""
+    """Return the namespaces and files of a cluster."""
     return _traces(name).get(name, [])
 
 

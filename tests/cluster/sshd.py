@@ -14,7 +14,7 @@ from cluster.hosts import Cluster, Host
 from cluster.namespaces import command, wait_until
 from cluster.tools import find
 
-# Where sshd locks up the part of it that talks to strangers; Debian makes it when the machine starts.
+# The folder to which sshd confines its unauthenticated part; Debian makes it when the machine starts.
 PRIVILEGE_SEPARATION = Path("/run/sshd")
 SERVER = """\
 Port {port}
@@ -86,7 +86,7 @@ def _start_server(host: Host, folder: Path, port: int) -> None:
 
 
 def log(host: Host) -> str:
-    """What a host's server has logged."""
+    """Return the log of a host's server."""
     return (host.folder / "sshd.log").read_text(errors="replace").lower()
 
 

@@ -1,8 +1,8 @@
-"""What the ranks of a job execute whose connections are tampered with: the function `main`.
+"""Program of the ranks of a job whose connections are tampered with: the function `main`.
 
-All kinds of what is interpreted elsewhere travel, in pickles that note what they are unpickled to. At the end a rank
-prints one line of JSON: the class and the text of its error, what it has unpickled that nobody has sent, and whether
-tensors had the right values.
+Everything that another rank interprets is sent, in pickles that note the result of unpickling. At the end a rank prints
+one line of JSON: the class and the text of its error, the objects that it has unpickled although no rank has sent them,
+and whether tensors had the right values.
 """
 
 from __future__ import annotations

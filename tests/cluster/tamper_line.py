@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from delay_line import LARGEST, open_device
 
 VNET_HEADER = 10
-NEEDS_CHECKSUM = 1  # the header of the frame says so: the sum of the payload is left to whoever needs it
-HELLO_USE = 40  # where the hello of the mesh says what the connection is for
+NEEDS_CHECKSUM = 1  # the header of the frame says so: the receiver computes the sum of the payload if it needs it
+HELLO_USE = 40  # offset of the connection's use in the hello of the mesh
 USES = {0: "control", 1: "data"}
 SSH = 22
 
@@ -55,7 +55,7 @@ class Connection:
 
 
 class Line:
-    """What is known of the connections, and what is to be changed."""
+    """The state of the connections, and the change to make."""
 
     def __init__(self, kind: str, way: str, at: str) -> None:
         self._kind, self._way = kind, way

@@ -23,7 +23,7 @@ CHAINED = {"HOROVODLIKE_FAN_OUT": "1"}
 
 
 def check_survivors(job: Job, victim: int, since: float, bound: float = NOTICE_S) -> None:
-    """Check that all other ranks have raised within the bound, and name the victim and nobody else."""
+    """Check that all other ranks have raised within the bound, and name only the victim."""
     for rank in set(range(job.size)) - {victim}:
         failure = job.failure(rank)
         assert failure.kind == "JobBrokenError"

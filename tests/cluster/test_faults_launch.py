@@ -1,4 +1,4 @@
-"""What starts and holds a job on several hosts is killed, cannot start, or waits in vain."""
+"""A process that starts or supervises a job on several hosts is killed, cannot start, or waits without success."""
 
 from __future__ import annotations
 

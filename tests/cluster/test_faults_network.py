@@ -1,4 +1,4 @@
-"""Links that are cut, lossy or slow, clocks that differ, and strangers, under jobs on several hosts."""
+"""Links that are cut, lossy or slow, clocks that differ, and port scanners, under jobs on several hosts."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_pulled_cable(
 @pytest.mark.slow
 @pytest.mark.cluster("loss")
 def test_two_hosts_that_do_not_reach_each_other(fresh_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
-    """Nobody but these two can notice: there is no control connection between them."""
+    """Only these two can notice: there is no control connection between them."""
     network_timeout = 1.0
     hosts = fresh_cluster(3, ssh=True)
     job = Job(hosts, tmp_path, [1, 1, 1], "reduce", BIG, HOROVODLIKE_NETWORK_TIMEOUT=str(network_timeout))
@@ -137,43 +137,43 @@ def test_clocks_that_differ(cluster: Callable[..., Cluster], tmp_path: Path) -> 
     job.check_gone()
 
 
-STRANGERS = Path(__file__).with_name("strangers.py")
+PORT_SCANNER = Path(__file__).with_name("port_scanner.py")
 START_S = 60.0
-SSH_PORT = 22  # ssh's server turns away everybody when strangers crowd it
+SSH_PORT = 22  # ssh's server rejects all clients while too many others connect
 
 
 def listening(host: Host) -> set[int]:
-    """The ports of a host on which somebody listens."""
+    """Return the listening ports of a host."""
     lines = host.run(["ss", "--tcp", "--listening", "--no-header", "--numeric"]).stdout.splitlines()
     return {int(line.split()[3].rpartition(":")[2]) for line in lines}
 
 
 @pytest.mark.slow
 @pytest.mark.cluster("loss")
-def test_strangers(fresh_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
-    """They come while the job starts and while it runs, and nobody listens to them for longer than that takes."""
+def test_port_scanners(fresh_cluster: Callable[..., Cluster], tmp_path: Path) -> None:
+    """They connect while the job starts and while it runs, and no port stays open for longer than the start takes."""
     hosts = fresh_cluster(2, ssh=True)
     first, second = hosts.hosts
     met = {host.name: tmp_path / f"met-{host.name}" for host in hosts.machines}
-    strangers = []
+    scanners = []
     for host in hosts.machines:
         with met[host.name].open("w") as output:
-            strangers.append(host.popen([sys.executable, STRANGERS, SSH_PORT], stdout=output))
+            scanners.append(host.popen([sys.executable, PORT_SCANNER, SSH_PORT], stdout=output))
 
     def ports(host: Host) -> int:
         return len(met[host.name].read_text().splitlines()) - 1  # "ready" comes first
 
     for host in hosts.machines:
-        wait_until(lambda host=host: ports(host) == 0, f"strangers on {host.name}")
+        wait_until(lambda host=host: ports(host) == 0, f"scanners on {host.name}")
     hosts.part(first, second)  # ranks listen until they have found each other
     job = Job(hosts, tmp_path, [1, 2], "check", 100_000, 2)
-    wait_until(lambda: (ports(first), ports(second)) == (1, 2), "strangers at each rank's port", START_S)
+    wait_until(lambda: (ports(first), ports(second)) == (1, 2), "scanners at each rank's port", START_S)
     hosts.unite(first, second)
     job.wait_for("up", seconds=START_S)
     assert [listening(host) for host in hosts.hosts] == [{SSH_PORT}] * 2
     assert job.finish(10.0) == 0, job.err
-    for stranger in strangers:
-        stranger.kill()
+    for scanner in scanners:
+        scanner.kill()
     assert [ports(host) for host in (first, second, hosts.launcher)] == [1, 2, 1]  # and at the rendezvous server's
     assert [len(job.events(rank, "right")) for rank in range(3)] == [1, 1, 1]
     job.check_gone()

@@ -1,4 +1,4 @@
-"""What this machine lacks for a cluster, in words that say what to do about it.
+"""The tools that this machine lacks for a cluster, with what to do about it.
 
 As a program, it prints the Debian packages that are missing.
 """

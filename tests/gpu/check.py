@@ -17,7 +17,7 @@ CHECKS = Path(__file__).with_name("gpu_checks.py")  # started alone it is a job 
 
 
 def commands() -> dict[str, list[str]]:
-    """What is run, by its name."""
+    """Return the commands to run, by name."""
     # Not `python -m pytest`: it would find the source folder of the package, which is not built.
     found = {"tests": [str(Path(sys.executable).with_name("pytest")), str(ROOT / "tests" / "gpu")]}
     sanitizer = shutil.which("compute-sanitizer")

@@ -1,4 +1,4 @@
-"""What tests run on ranks that have a GPU: every collective, against what torch computes on the CPU.
+"""Checks that tests run on ranks with a GPU: every collective, compared with torch's result on the CPU.
 
 Also a program, which runs all of them: alone, under compute-sanitizer, or as `hvdrun -np 2 python gpu_checks.py`.
 """
@@ -28,7 +28,7 @@ def choose_gpu(shared: bool) -> torch.device:
 
 
 def inputs(dtype: torch.dtype, shape: tuple[int, ...]) -> list[torch.Tensor]:
-    """What each rank has, on the CPU: small integers, so that sums and products are exact in every dtype."""
+    """Return each rank's input, on the CPU: small integers, so that sums and products are exact in every dtype."""
     low = 0 if dtype in (torch.uint8, torch.bool) else -2
     generators = (torch.Generator().manual_seed(1000 * rank + len(shape)) for rank in range(hvd.size()))
     return [torch.randint(low, 3, shape, generator=generator).to(dtype) for generator in generators]

@@ -1,4 +1,4 @@
-"""What goes wrong with MPI: a clear error, on every rank that lives, and an end in time."""
+"""Failures with MPI: a clear error, on every rank that lives, and an end in time."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def _one_stops() -> None:
 
 @pytest.mark.slow
 def test_a_rank_that_stops(mpi):
-    """What waits for it is given up, in MPI's hands or in ours, and mpirun ends the job."""
+    """Ranks that wait for it give up, in MPI or in the engine, and mpirun ends the job."""
     settings = {**THROUGH_MPI, "HOROVODLIKE_STALL_SHUTDOWN_TIME_SECONDS": "5"}
     ended = mpi.start(mpi.command(3), _one_stops, settings=settings)
     assert ended.code != 0 and not ended.values and ended.errors

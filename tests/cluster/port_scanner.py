@@ -1,6 +1,7 @@
-"""Connects to every port of its host on which somebody listens, again and again: `strangers.py EXCEPT_PORT`.
+"""Connect to every listening port of this host, again and again: `port_scanner.py EXCEPT_PORT`.
 
-Some say nothing, some speak HTTP, some send bytes at random. Prints each address and port once; ends when it is killed.
+Some connections are silent, some speak HTTP, some send bytes at random. Prints each address and port once, until it is
+killed.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ $(STAMPS)/venv:
 	mkdir -p $(STAMPS)
 	touch $@
 
-# What `pip` would install anew for each build, into a folder with which the build before could not be gone on with.
+# The tools of the build: `pip` would install them anew for each build, in a new folder, so nothing could be reused.
 $(STAMPS)/build: $(STAMPS)/venv
 	$(PIP_INSTALL) 'scikit-build-core>=0.11' 'cffi>=2.1' 'cmake>=3.25' 'ninja>=1.11'
 	touch $@

@@ -1,4 +1,4 @@
-"""How long an elastic job takes to go on after a rank is killed: `python -m benchmarks.elastic`.
+"""Measure how long an elastic job takes to continue after a rank is killed: `python -m benchmarks.elastic`.
 
 A job of 4 ranks trains; time after time a random one of them gets SIGKILL, and hvdrun puts another in its place. The
 workers write down when they notice, when they have met again, when they have the same state, and when they have taken
@@ -91,7 +91,7 @@ class Job:
         return (events[index] for index in range(first, len(events)) if events[index]["event"] == name)
 
     def wait_for_steps(self, size: int, since: float) -> list[int]:
-        """Waits until so many ranks together have taken some steps; returns their numbers."""
+        """Wait until this number of ranks together have taken some steps; return their numbers."""
 
         def has_stepped(worker: int) -> bool:
             steps = (step for step in self.find_all(worker, "step", since) if step["size"] == size)

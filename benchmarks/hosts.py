@@ -151,7 +151,7 @@ def measure(
     Args:
         name: the network's.
         effort: how much is measured.
-        choose: from all peers to those that are to be measured.
+        choose: from all peers to those that the run measures.
 
     Returns:
         The rows of the results: "allreduce" and "training".

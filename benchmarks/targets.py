@@ -24,11 +24,11 @@ TRAINING = {"mlp": 1.35, "resnet18": 1.12, "gpt": 1.12, "tiny": 1.30}
 # of PyTorch's.
 KERAS_FIT, TENSORFLOW_SMALL = 1.35, 3.0
 # Over hosts: at least this part of iperf3's rate, by network; and of Gloo's time at most this part, for small
-# tensors of so many bytes.
+# tensors of this number of bytes.
 HOSTS_RATE = {"shaped": 0.97, "cable": 0.85, "four": 0.95}
 HOSTS_LATENCY = {"4 B": (4, 0.8), "64 KiB": (64 * KIB, 0.7)}
 HOSTS_OVER_GLOO = 1.2
-# With HOROVODLIKE_SEAL_DATA, at most so many times as long: most on a link that is as fast as the processor.
+# With HOROVODLIKE_SEAL_DATA, at most this many times as long: most on a link that is as fast as the processor.
 HOSTS_SEALED = {"shaped": 1.03, "cable": 3.5}
 # Two ranks on each host against one: bytes on the wire may differ by this part, and the time is at most so much longer.
 HOSTS_BYTES, HOSTS_TIME = 0.01, 1.03

@@ -168,7 +168,7 @@ def fresh_ranks(modules: tuple[str, ...]) -> Iterator[Callable[..., RankPool]]:
 
 @pytest.fixture
 def generations() -> Iterator[Callable[..., list[Generation]]]:
-    """`generations(2, 3)`: a job of 2 ranks and one of 3, for processes to go on in."""
+    """`generations(2, 3)`: a job of 2 ranks and one of 3, in the same processes."""
     from horovodlike._bootstrap.bootstrap import RendezvousServer
 
     with contextlib.ExitStack() as servers:

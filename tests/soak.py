@@ -2,8 +2,8 @@
 
 Everything follows from the seed. In each round all ranks enqueue the same operations, on overlapping process sets and
 each rank in an order of its own, and then wait for some of those that are pending, in any order. Now and then process
-sets come and go, and ranks with uneven amounts of data join. At the end memory, threads and file descriptors are to be
-what they were after the first part.
+sets come and go, and ranks with uneven amounts of data join. At the end memory, threads and file descriptors must be as
+they were after the first part.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ def _agree(value: float, op: int) -> float:
 
 
 def soak(seconds: float, seed: int) -> str:
-    """Run for so many seconds; a line that says what was done.
+    """Run for this number of seconds; return a line with a summary.
 
     Raises:
         AssertionError: A result was wrong, or memory, threads or file descriptors grew.

@@ -46,7 +46,7 @@ class FitPeer(Peer, Protocol):
     """A peer whose framework has the training loop."""
 
     def fit(self, steps: int) -> float:
-        """Trains for so many steps, after as many to warm up; returns the seconds of a step."""
+        """Train for this number of steps, after as many to warm up; return the seconds of a step."""
 
 
 def create(name: str) -> Peer:

@@ -5,7 +5,7 @@ Fixed ranks:    hvdrun -np 2 python digits_keras.py
 Elastic:        hvdrun --min-np 2 --max-np 4 -np 4 python digits_keras.py
 
 Runs on Keras's TensorFlow and torch backends: set KERAS_BACKEND. Kill one of its processes while it trains: the others
-go on from the last commit, and another one takes its place. The lines that make it an elastic job are marked with
+continue from the last commit, and another one takes its place. The lines that make it an elastic job are marked with
 `horovodlike:`.
 """
 

@@ -4,8 +4,8 @@ One process:    python digits_torch.py
 Fixed ranks:    hvdrun -np 2 python digits_torch.py
 Elastic:        hvdrun --min-np 2 --max-np 4 -np 4 python digits_torch.py
 
-Kill one of its processes while it trains: the others go on from the last commit, and another one takes its place. The
-lines that make it an elastic job are marked with `horovodlike:`.
+Kill one of its processes while it trains: the others continue from the last commit, and another one takes its place.
+The lines that make it an elastic job are marked with `horovodlike:`.
 """
 
 from __future__ import annotations

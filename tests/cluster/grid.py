@@ -3,7 +3,7 @@
 Every operation over dtypes and sizes from nothing to 1.25 MiB, more than all slots of shared memory hold; results that
 all ranks get must have the same bits on all of them. Then what the tests of the binding check on one host, since those
 tests start no ranks on others. `--brief` leaves this out, and most of the dtypes.
-`--layout 2,1` checks that there are two hosts with so many ranks. Each rank ends with a line that says `no error`.
+`--layout 2,1` checks that there are two hosts with these numbers of ranks. Each rank ends with the line `no error`.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ LOGICAL = {hvd.Sum: np.logical_or, hvd.Max: np.logical_or, hvd.Min: np.logical_a
 BYTES = (64 << 10, 5 << 18)
 ROWS = 61
 PERIOD = 65_521
-"""After so many elements the inputs repeat: a prime number, so that no part of a tensor is like another one."""
+"""The inputs repeat after this number of elements: a prime number, so that no part of a tensor is like another one."""
 
 
 def _counts(dtype: torch.dtype) -> tuple[int, ...]:
@@ -87,7 +87,7 @@ def _reduced(dtype: torch.dtype, count: int, op: int, ranks: Sequence[int]) -> n
 
 
 def _check(actual: torch.Tensor, expected: np.ndarray, what: object, roundings: int = 0) -> None:
-    """As equal as so many roundings allow."""
+    """Return whether they are as equal as the number of roundings allows."""
     assert actual.shape == expected.shape, (what, actual.shape, expected.shape)
     tolerance = torch.finfo(actual.dtype).eps * roundings if actual.dtype.is_floating_point else 0
     wide = actual.to(torch.float32 if actual.dtype.itemsize <= 2 else torch.float64).numpy()
@@ -294,7 +294,7 @@ def cases_of_the_binding() -> dict[str, Callable[[], None]]:
 
 
 def check_layout(layout: list[int]) -> None:
-    """Check that the job has hosts with so many ranks each, numbered one host after the other."""
+    """Check that the job has hosts with these numbers of ranks, numbered host by host."""
     expected = [(host, local, count) for host, count in enumerate(layout) for local in range(count)]
     places = hvd.allgather_object((hvd.cross_rank(), hvd.local_rank(), hvd.local_size()))
     assert places == expected, f"expected (host, local rank, local size) {expected}, found {places}"

@@ -163,7 +163,7 @@ class Host:
 
 
 class Cluster:
-    """Hosts `h0`, `h1` … and one that is to launch from, `launcher`, all in the networks of one switch.
+    """Hosts `h0`, `h1` … and one that launches jobs, `launcher`, all in the networks of one switch.
 
     Interface i of host n has the addresses 10.77.i.(n+1)/24 and fd77:0:0:i::(n+1)/64. Clusters do not see each other,
     so all have the same ones. A name stands for both addresses of `eth0`; `h0-eth1` for those of the second interface.
@@ -299,7 +299,7 @@ class Cluster:
         wait_until(self._forwards, f"the link of {host.name}")
 
     def part(self, first: Host, second: Host) -> None:
-        """Let nothing through between two hosts, which both go on reaching the others, until `unite`."""
+        """Let nothing through between two hosts, which both still reach the others, until `unite`."""
         for host, other in ((first, second), (second, first)):
             ipv4, ipv6 = (", ".join(family) for family in zip(*other.addresses.values(), strict=True))
             rules = "add table inet parted\n"

@@ -1,4 +1,4 @@
-"""Jobs over the hosts that are to be disturbed: hvdrun, what their ranks tell, and what may be left of them."""
+"""Jobs over the hosts that tests disturb: hvdrun, the events of their ranks, and what they may leave."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Job(Diaries):
         cluster: The hosts.
         folder: Where it runs, and its ranks write: a new one for each job.
         layout: The number of ranks of each host, from `h0` on.
-        action: What the ranks are to do, and with what; see `fault_job.py`.
+        action: The task of the ranks and its arguments; see `fault_job.py`.
         options: Further words for hvdrun.
         python: What is started in place of the interpreter.
         settings: Variables of the environment.
@@ -126,7 +126,7 @@ class Job(Diaries):
     def wait_for(
         self, name: str, ranks: Iterable[int] | None = None, *, times: int = 1, seconds: float = START_S
     ) -> None:
-        """Wait until some ranks, or all, have noted something so many times."""
+        """Wait until some ranks, or all, have noted an event this number of times."""
         awaited = list(range(self.size) if ranks is None else ranks)
 
         def noted() -> bool:
@@ -152,7 +152,7 @@ class Job(Diaries):
                 self.process.kill()
 
     def go(self) -> None:
-        """Let the ranks go on that wait for the word."""
+        """Let the ranks continue that wait for the word."""
         (self.folder / "go").touch()
 
     def finish(self, seconds: float) -> int:

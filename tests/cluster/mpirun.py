@@ -38,7 +38,7 @@ def run(
     options: Sequence[str] = (),
     **how: Any,
 ) -> CompletedProcess[str]:
-    """Run a program on so many ranks of each host, started on the launcher.
+    """Run a program on this number of ranks of each host, started on the launcher.
 
     Args:
         cluster: The hosts, with `ssh`.

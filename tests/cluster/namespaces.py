@@ -57,7 +57,7 @@ def wait_until(condition: Callable[[], object], what: str, seconds: float = 30.0
     """Wait for a condition that nothing announces.
 
     Raises:
-        AssertionError: `what` has not come within so many seconds.
+        AssertionError: `what` has not come within this number of seconds.
     """
     deadline = time.monotonic() + seconds
     while not condition():

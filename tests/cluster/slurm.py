@@ -61,7 +61,7 @@ class Slurm:
     def srun(
         self, argv: Sequence[str | Path], *, ntasks: int, nodes: int, options: Sequence[str] = (), **how: Any
     ) -> CompletedProcess[str]:
-        """Run tasks on so many nodes; `how` goes to `Host.run`."""
+        """Run tasks on this number of nodes; `how` goes to `Host.run`."""
         return self._run(["srun", f"--ntasks={ntasks}", f"--nodes={nodes}", *options, *argv], **how)
 
     def salloc(

@@ -32,7 +32,7 @@ def test_on_one_host(tmp_path):
 
 
 def run_over(hosts, layout, tmp_path, program, *options):
-    """Run a program on so many ranks of each host; nothing is left on any of them."""
+    """Run a program on this number of ranks of each host; nothing is left on any of them."""
     names = ",".join(f"{host.name}:{count}" for host, count in zip(hosts.hosts, layout, strict=True))
     command = [HVDRUN, *options, "-np", str(sum(layout)), "-H", names, sys.executable, *program]
     # All hosts share the processors of this machine, which Open MPI does not know.

@@ -45,7 +45,7 @@ def finish(process: subprocess.Popen[str], seconds: float = 60.0) -> tuple[int, 
 
 
 def expect(process: subprocess.Popen[str], text: str, times: int) -> None:
-    """Read output until the text has come so many times."""
+    """Read output until the text has come this number of times."""
     assert process.stdout is not None
     seen = []
     while sum(text in line for line in seen) < times:

@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
 from mpi_job import Mpi, find_mpi
-
-sys.path.append(str(Path(__file__).parents[1] / "launcher"))  # hvdrun_process
 
 
 @pytest.fixture(scope="session")

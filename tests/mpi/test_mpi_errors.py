@@ -192,7 +192,7 @@ def _one_is_killed(swallow: bool) -> None:
 
 @pytest.mark.parametrize("swallow", [False, True])
 def test_a_rank_that_is_killed(mpi, swallow):
-    """Also ranks that go on afterwards come to an end: MPI cannot be finalized then, and is aborted."""
+    """Ranks that continue afterwards end, too: MPI cannot be finalized then, and is aborted."""
     ended = mpi.start(mpi.command(3), _one_is_killed, swallow, settings=THROUGH_MPI)
     assert ended.code != 0
     assert ended.seconds < BOUND_S

@@ -33,7 +33,7 @@ MIB = 1 << 20
 
 
 def parse_args() -> argparse.Namespace:
-    """Reads the command line."""
+    """Read the command line."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description="Measure horovodlike against its peers.")
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)} (default: all)")
     parser.add_argument(
@@ -75,7 +75,7 @@ def _numbers(text: str) -> list[int]:
 
 
 def available(peers: Sequence[launch.Launcher], without: Sequence[str]) -> list[launch.Launcher]:
-    """The peers that can be measured here; says which cannot."""
+    """Return the peers that can be measured here; print which cannot."""
     for peer in peers:
         if peer.missing:
             say(f"without {peer.name}: {peer.missing}")
@@ -112,7 +112,7 @@ def say(text: str) -> None:
 
 
 def measure(args: argparse.Namespace, results: dict[str, Any]) -> None:
-    """Runs the parts and adds their results, each when it is there."""
+    """Run the parts and add the results of each when they are there."""
     results["meta"] = meta(args)
     parts = args.parts or list(PARTS)
     sizes = args.bytes or ([4, 64 << 10, MIB, 16 * MIB] if args.quick else list(allreduce.SIZES))
@@ -165,7 +165,7 @@ def _measure_hosts(args: argparse.Namespace, results: dict[str, Any]) -> None:
 
 
 def write(results: dict[str, Any], folder: Path) -> str:
-    """Writes all forms of the results; returns the page."""
+    """Write all forms of the results; return the page."""
     verdicts = targets.check(results)
     page = tables.document(results, verdicts)
     folder.mkdir(parents=True, exist_ok=True)

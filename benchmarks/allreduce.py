@@ -59,12 +59,12 @@ class ManyCase:
 
 
 def busbw(algbw: float, size: int) -> float:
-    """Returns the bus bandwidth of an allreduce, as nccl-tests define it."""
+    """Return the bus bandwidth of an allreduce, as nccl-tests define it."""
     return algbw * 2 * (size - 1) / size
 
 
 def launchers(mpich_python: str | None = None) -> list[launch.Launcher]:
-    """The peers; MPICH comes from an environment of its own, given by its interpreter."""
+    """Return the peers; MPICH comes from an environment of its own, given by its interpreter."""
     peers = [launch.horovodlike(), launch.gloo(), launch.openmpi(), launch.independent("memcpy")]
     return peers + ([launch.mpich(mpich_python)] if mpich_python else [])
 
@@ -78,7 +78,7 @@ def measure(
     rounds: int,
     budget: float,
 ) -> dict[str, list[dict[str, Any]]]:
-    """Returns the rows of the results for `size` ranks: "allreduce" and "many"."""
+    """Return the rows of the results for `size` ranks: "allreduce" and "many"."""
     cases: list[driver.Case] = [AllreduceCase(dtype, count) for dtype in dtypes for count in nbytes]
     cases.append(ManyCase(MANY_COUNT, MANY_BYTES))
     with driver.started(peers, size) as groups:

@@ -14,7 +14,7 @@ Buffer = NDArray[Any]
 
 
 def allocate(nbytes: int, dtype: str) -> Buffer:
-    """Returns a touched array of zeros; bfloat16, which numpy does not have, as its bit patterns in uint16."""
+    """Return a touched array of zeros; bfloat16, which numpy does not have, as its bit patterns in uint16."""
     memory = np.empty(nbytes + ALIGNMENT, dtype=np.uint8)
     offset = -memory.ctypes.data % ALIGNMENT
     array = memory[offset : offset + nbytes].view(np.float32 if dtype == "float32" else np.uint16)
@@ -23,17 +23,17 @@ def allocate(nbytes: int, dtype: str) -> Buffer:
 
 
 def fill(buffer: Buffer, value: int, dtype: str) -> None:
-    """Sets every element to a small whole number."""
+    """Set every element to a small whole number."""
     buffer.fill(value if dtype == "float32" else _bfloat16_bits(value))
 
 
 def first_value(buffer: Buffer, dtype: str) -> float:
-    """Returns the first element."""
+    """Return the first element."""
     if dtype == "float32":
         return float(buffer[0])
     return float((buffer[:1].astype(np.uint32) << 16).view(np.float32)[0])
 
 
 def _bfloat16_bits(value: int) -> int:
-    """The upper half of the float32; exact for whole numbers up to 256."""
+    """Return the upper half of the float32; exact for whole numbers up to 256."""
     return int(np.float32(value).view(np.uint32)) >> 16

@@ -31,7 +31,7 @@ class Group:
     """The ranks of one peer. They sleep until `call` tells them to do something."""
 
     def __init__(self, launcher: launch.Launcher, size: int) -> None:
-        """Starts the ranks and waits until all of them are there.
+        """Start the ranks and wait until all of them are there.
 
         Raises:
             BenchmarkError: they did not come; the message has the end of what they printed.
@@ -74,7 +74,7 @@ class Group:
         return answers
 
     def close(self) -> None:
-        """Ends the ranks, by force if they do not end by themselves."""
+        """End the ranks, by force if they do not end by themselves."""
         for channel in self._channels:
             with contextlib.suppress(OSError):
                 channel.send({"do": "quit"})
@@ -127,7 +127,7 @@ class Group:
             self._channels = [by_rank[rank] for rank in sorted(by_rank)]
 
     def _accept_one(self, listener: socket.socket) -> socket.socket:
-        """Waits for a rank, in short steps so that a launcher that has failed is noticed at once."""
+        """Wait for a rank, in short steps so that a launcher that has failed is noticed at once."""
         listener.settimeout(0.5)
         for _ in range(int(START_SECONDS / 0.5)):
             with contextlib.suppress(TimeoutError):
@@ -167,13 +167,13 @@ class Case(Protocol):
 
 @contextlib.contextmanager
 def started(launchers: Sequence[launch.Launcher], size: int) -> Iterator[list[Group]]:
-    """The groups of several peers, ended together."""
+    """Yield the groups of several peers, and end them together."""
     with contextlib.ExitStack() as stack:
         yield [stack.enter_context(Group(launcher, size)) for launcher in launchers]
 
 
 def slowest(answers: Sequence[Message]) -> float:
-    """Returns the time of the slowest rank."""
+    """Return the time of the slowest rank."""
     return max(float(answer["seconds"]) for answer in answers)
 
 
@@ -208,7 +208,7 @@ def interleave(
 
 
 def summary(seconds: Sequence[float]) -> Mapping[str, Any]:
-    """Returns the median and the spread of the rounds."""
+    """Return the median and the spread of the rounds."""
     return {
         "seconds": statistics.median(seconds),
         "fastest": min(seconds),
@@ -218,13 +218,13 @@ def summary(seconds: Sequence[float]) -> Mapping[str, Any]:
 
 
 def _rotated(groups: list[Participant], number: int) -> list[Participant]:
-    """The groups, starting with another one each round, so that none always comes after the same neighbour."""
+    """Return the groups, starting with another one each round, so that none always follows the same neighbour."""
     first = number % len(groups) if groups else 0
     return groups[first:] + groups[:first]
 
 
 def reports(script: Path, size: int, *arguments: object) -> list[dict[str, Any]]:
-    """Returns what each rank has written, in no order: `script FOLDER ARGUMENTS` leaves FOLDER/<rank>.json."""
+    """Return each rank's results, in no order: `script FOLDER ARGUMENTS` leaves FOLDER/<rank>.json."""
     with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
         launcher = launch.horovodlike(script, (folder, *map(str, arguments)))
         if launcher.missing:

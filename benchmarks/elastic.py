@@ -71,7 +71,7 @@ class Job:
         self.events: dict[int, list[Event]] = {}  # by the worker's number
 
     def update(self) -> None:
-        """Reads what is new."""
+        """Read the events that are new."""
         for path in self.folder.glob("*.jsonl"):
             with path.open() as file:
                 file.seek(self._read.get(path, 0))
@@ -81,11 +81,11 @@ class Job:
             self.events.setdefault(int(path.stem), []).extend(json.loads(line) for line in complete.splitlines())
 
     def find(self, worker: int, name: str, since: float) -> Event | None:
-        """The first such event of a worker after some time."""
+        """Return the first event of this name of a worker after some time."""
         return next(self.find_all(worker, name, since), None)
 
     def find_all(self, worker: int, name: str, since: float) -> Iterator[Event]:
-        """All of them, in the order of time."""
+        """Return all events of this name, in the order of time."""
         events = self.events.get(worker, [])
         first = bisect.bisect_left(events, since, key=lambda event: float(event["at"]))
         return (events[index] for index in range(first, len(events)) if events[index]["event"] == name)
@@ -101,7 +101,7 @@ class Job:
         return sorted(filter(has_stepped, self.events))
 
     def wait(self, condition: Callable[[], bool], what: str) -> None:
-        """Waits until something is true of what is written."""
+        """Wait until a condition holds for the events that are written."""
         deadline = time.monotonic() + PATIENCE_S
         while True:
             self.update()
@@ -114,7 +114,7 @@ class Job:
             time.sleep(0.05)  # the processors are for the ranks
 
     def output(self) -> str:
-        """The end of what hvdrun has written."""
+        """Return the end of hvdrun's output."""
         return (self.folder / "output").read_text(errors="replace")[-4000:]
 
     def kill_one(self, size: int, since: float, every: float, choose: random.Random) -> Kill:
@@ -153,7 +153,7 @@ class Job:
 
 @contextmanager
 def start(size: int, smallest: int, parameters: int) -> Iterator[Job]:
-    """A job that has begun; it is ended at the end."""
+    """Start a job, and end it with the context."""
     hvdrun = beside(sys.executable, "hvdrun")
     if hvdrun is None:
         raise BenchmarkError("hvdrun is not installed")
@@ -185,7 +185,7 @@ def phases(job: Job, kill: Kill) -> dict[str, float]:
 
 
 def document(rows: Sequence[dict[str, float]]) -> str:
-    """The table: medians and maxima over all kills."""
+    """Return the table: medians and maxima over all kills."""
     lines = [
         [phase, human_time(statistics.median(row[phase] for row in rows)), human_time(max(row[phase] for row in rows))]
         for phase in rows[0]
@@ -194,7 +194,7 @@ def document(rows: Sequence[dict[str, float]]) -> str:
 
 
 def draw(job: Job, kills: Sequence[Kill], path: Path) -> None:
-    """Writes a PNG: batches of all ranks per second, and the number of ranks, over time."""
+    """Write a PNG: batches of all ranks per second, and the number of ranks, over time."""
     steps = sorted(
         (event["at"], event["size"])
         for step in _steps(job).values()

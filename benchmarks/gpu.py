@@ -45,7 +45,7 @@ def missing() -> str:
 
 
 def measure(*, sizes: Sequence[int], models: Sequence[str], rounds: int, quick: bool, device: str = "cuda") -> Row:
-    """Returns the results of all jobs.
+    """Return the results of all jobs.
 
     Args:
         sizes: of the allreduces, in bytes.

@@ -57,13 +57,13 @@ class Job:
         return "nccl" if self.through == "nccl" else "gloo"
 
     def synchronize(self) -> None:
-        """Waits until the device has done all it was given."""
+        """Wait until the device has done all it was given."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
 
 def read_job(words: Sequence[str]) -> Job:
-    """Reads the command line, and chooses this rank's device."""
+    """Read the command line, and choose this rank's device."""
     options = dict(word.split("=", 1) for word in words[1:])
     gpus = torch.cuda.device_count() if options["device"] == "cuda" else 0
     shared = options["shared"] == "True"
@@ -84,7 +84,7 @@ def read_job(words: Sequence[str]) -> Job:
 
 
 def take_turns(job: Job, steps: dict[str, Step], iterations: int, case: Row) -> list[Row]:
-    """Times the steps of each peer, another first in each round; a row for each.
+    """Time the steps of each peer, another first in each round; a row for each.
 
     Returns:
         Rows with "seconds" of one iteration, and "host_seconds" until a step on an idle device returns, by round.
@@ -160,7 +160,7 @@ def _all_at_once_by_torch(tensors: Sequence[torch.Tensor]) -> None:
 
 
 def measure_training(job: Job) -> list[Row]:
-    """Steps without communication, with DistributedOptimizer, and with DistributedDataParallel."""
+    """Time steps without communication, with DistributedOptimizer, and with DistributedDataParallel."""
     reduce_also_alone()
     rows = []
     for model in job.models:
@@ -201,7 +201,7 @@ def _ddp_step(job: Job, model: str) -> Step:
 
 
 def measure_overlap(job: Job) -> list[Row]:
-    """The share of communication on the device during which the device computes, in a few profiled steps.
+    """Return the share of communication on the device during which the device computes, in a few profiled steps.
 
     A CPU has no such intervals, and gets no rows.
     """
@@ -231,7 +231,7 @@ def measure_overlap(job: Job) -> list[Row]:
 
 
 def split_trace(trace: Row) -> tuple[list[tuple[float, float]], list[tuple[float, float]]]:
-    """The device's intervals of communication and of computation, in microseconds, of what the profiler writes.
+    """Return the device's intervals of communication and of computation, in microseconds, of what the profiler writes.
 
     Communication is NCCL's kernels, and copies between host and device: the training itself makes none.
     """

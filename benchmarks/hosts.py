@@ -105,7 +105,7 @@ def missing() -> str:
 
 
 def bits_to_send(nbytes: int, hosts: int) -> float:
-    """Returns what each host has to send for an allreduce: the bus bandwidth of nccl-tests is this per second."""
+    """Return what each host has to send for an allreduce: the bus bandwidth of nccl-tests is this per second."""
     return 8 * nbytes * 2 * (hosts - 1) / hosts
 
 
@@ -178,7 +178,7 @@ def measure(
 
 @contextlib.contextmanager
 def _hosts(network: Network) -> Iterator[Sequence[Host]]:
-    """The hosts, with names that resolve to IPv4 addresses: then headers have the same size for all peers."""
+    """Yield the hosts, with names that resolve to IPv4 addresses: then headers have the same size for all peers."""
     try:
         with Cluster(network.hosts, direct=network.direct, ipv6=False) as cluster:
             for host in cluster.hosts if network.rate else ():

@@ -13,12 +13,12 @@ BACKENDS = ("tensorflow", "torch")
 
 
 def communicating(backend: str) -> str:
-    """Returns the name of the peer that trains with a `DistributedOptimizer`."""
+    """Return the name of the peer that trains with a `DistributedOptimizer`."""
     return f"keras.{backend}"
 
 
 def alone(backend: str) -> str:
-    """Returns the name of the peer whose processes train by themselves."""
+    """Return the name of the peer whose processes train by themselves."""
     return f"keras.{backend}.alone"
 
 
@@ -57,7 +57,7 @@ class SmallCase:
 
 
 def launchers() -> list[launch.Launcher]:
-    """The peers."""
+    """Return the peers."""
     peers = [launch.horovodlike()]
     for backend in BACKENDS:
         peers += [launch.keras(communicating(backend), backend), launch.keras_alone(alone(backend), backend)]
@@ -67,7 +67,7 @@ def launchers() -> list[launch.Launcher]:
 def measure(
     peers: Sequence[launch.Launcher], size: int, *, rounds: int, budget: float
 ) -> dict[str, list[dict[str, Any]]]:
-    """Returns the rows of the results for `size` ranks: "fit" and "small"."""
+    """Return the rows of the results for `size` ranks: "fit" and "small"."""
     with driver.started(peers, size) as groups:
         fit = driver.interleave(groups, [FitCase()], rounds, budget, fewest=5)
         small = driver.interleave(groups, [SmallCase()], rounds, budget / 4, fewest=100)

@@ -48,7 +48,7 @@ class Launcher:
 
 
 def beside(python: str, program: str) -> str | None:
-    """Returns the program that is installed next to an interpreter, else the one in PATH, else None."""
+    """Return the program that is installed next to an interpreter, else the one in PATH, else None."""
     candidate = Path(python).parent / program
     return str(candidate) if candidate.exists() else shutil.which(program)
 
@@ -93,7 +93,7 @@ def independent(name: str) -> Launcher:
 
 
 def with_malloc_of_hvdrun(launcher: Launcher) -> Launcher:
-    """The same ranks, whose memory is allocated as hvdrun has it."""
+    """Return the same ranks, with memory allocated as hvdrun has it."""
     return _with_environment(launcher, {"GLIBC_TUNABLES": _malloc_tunables()})
 
 
@@ -145,11 +145,11 @@ def _with_environment(launcher: Launcher, environment: dict[str, str]) -> Launch
 
 
 def worker(peer: str, python: str = sys.executable) -> list[str]:
-    """Returns the command line of one rank."""
+    """Return the command line of one rank."""
     return [python, str(WORKER), peer]
 
 
 def places(size: int, rank: int, store: str = "", interface: str = "") -> dict[str, str]:
-    """Returns the environment of a rank that no launcher numbers; Gloo meets at the URL `store`."""
+    """Return the environment of a rank that no launcher numbers; Gloo meets at the URL `store`."""
     numbers = {"BENCHMARK_RANK": str(rank), "BENCHMARK_SIZE": str(size)}
     return numbers | ({"BENCHMARK_STORE": store, "GLOO_SOCKET_IFNAME": interface} if store else {})

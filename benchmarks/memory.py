@@ -20,7 +20,7 @@ READ_PEAK = "print(next(l.split()[1] for l in open('/proc/self/status') if l.sta
 
 
 def engine(size: int, nbytes: int) -> dict[str, Any]:
-    """Returns the largest figures of any rank, in bytes, for a job of `size` ranks that reduces `nbytes`."""
+    """Return the largest figures of any rank, in bytes, for a job of `size` ranks that reduces `nbytes`."""
     reports = driver.reports(RANK_SCRIPT, size, nbytes)
     row: dict[str, Any] = {"np": size, "nbytes": nbytes}
     for key in reports[0].keys() - {"rank", "nbytes"}:
@@ -29,7 +29,7 @@ def engine(size: int, nbytes: int) -> dict[str, Any]:
 
 
 def importing(runs: int) -> dict[str, float]:
-    """Returns what `import horovodlike` adds to a bare interpreter: medians of alternating runs."""
+    """Return what `import horovodlike` adds to a bare interpreter: medians of alternating runs."""
     programs = {"bare": READ_PEAK, "import": f"import horovodlike\n{READ_PEAK}"}
     seconds: dict[str, list[float]] = {name: [] for name in programs}
     peaks: dict[str, list[int]] = {name: [] for name in programs}
@@ -53,7 +53,7 @@ def importing(runs: int) -> dict[str, float]:
 
 
 def measure(sizes: Sequence[int], nbytes: Sequence[int], runs: int) -> dict[str, Any]:
-    """Returns the "memory" part of the results."""
+    """Return the "memory" part of the results."""
     return {
         "engine": [engine(size, count) for size in sizes for count in nbytes],
         "import": importing(runs),

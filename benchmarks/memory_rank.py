@@ -19,13 +19,13 @@ from horovodlike._engine import ops
 
 
 def private_bytes() -> int:
-    """Returns the memory that only this process has."""
+    """Return the memory that only this process has."""
     gc.collect()
     return int(psutil.Process().memory_full_info().uss)
 
 
 def shared_bytes() -> int:
-    """Returns this process's resident memory that is shared memory: not of files, not its own."""
+    """Return this process's resident memory that is shared memory: not of files, not its own."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("RssShmem:"):
             return int(line.split()[1]) * 1024

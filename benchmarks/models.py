@@ -161,7 +161,7 @@ class TinyLayers(nn.Module):
 
 
 def build(model: str) -> nn.Module:
-    """Returns a model; the same parameters for every caller."""
+    """Return a model; the same parameters for every caller."""
     torch.manual_seed(1)
     builders: dict[str, Callable[[], nn.Module]] = {
         "mlp": mlp,
@@ -176,7 +176,7 @@ def build(model: str) -> nn.Module:
 
 
 def batch(model: str, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the inputs and targets of one rank."""
+    """Return the inputs and targets of one rank."""
     generator = torch.Generator().manual_seed(1 + rank)
     if model == "mlp":
         return torch.randn(32, 1024, generator=generator), torch.randint(1024, (32,), generator=generator)
@@ -193,7 +193,7 @@ def batch(model: str, rank: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def sgd(module: nn.Module) -> torch.optim.SGD:
-    """Returns the optimizer that all train with."""
+    """Return the optimizer that all train with."""
     return torch.optim.SGD(module.parameters(), lr=1e-3)
 
 
@@ -204,7 +204,7 @@ def step(
     rank: int,
     device: torch.device | str = "cpu",
 ) -> Callable[[], None]:
-    """Returns a function that makes one training step of a module on this device."""
+    """Return a function that makes one training step of a module on this device."""
     inputs, targets = (part.to(device) for part in batch(model, rank))
     loss_of = functional.mse_loss if model == "tiny" else functional.cross_entropy
 

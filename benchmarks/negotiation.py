@@ -35,7 +35,7 @@ Row = dict[str, Any]
 
 
 def built_program() -> Path:
-    """Returns the program, which is built with the package if its tests are."""
+    """Return the program, which is built with the package if its tests are."""
     built = ROOT / "build" / "release" / "tests" / "negotiation_cost"
     if not built.exists():
         sys.exit(f"{built} is not there: `make bench` and `make test` build it")
@@ -43,7 +43,7 @@ def built_program() -> Path:
 
 
 def measure(program: Path, *, rounds: int) -> list[Row]:
-    """Returns one row for each number of ranks and fan-out."""
+    """Return one row for each number of ranks and fan-out."""
     runs: dict[tuple[int, int], list[Row]] = {}
     for _ in range(rounds):
         for ranks in RANKS:
@@ -58,7 +58,7 @@ def _median(rows: Sequence[Row]) -> Row:
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """Writes a PNG: the coordinator's time and the busiest process's messages over the number of ranks."""
+    """Write a PNG: the coordinator's time and the busiest process's messages over the number of ranks."""
     figure, (times, messages) = plt.subplots(1, 2, figsize=(10.4, 4.2), layout="constrained")
     for fan_out in FAN_OUTS:
         points = sorted(
@@ -83,7 +83,7 @@ def draw(rows: Sequence[Row], path: Path) -> None:
 
 
 def document(rows: Sequence[Row]) -> str:
-    """Returns the table: one line for each number of ranks."""
+    """Return the table: one line for each number of ranks."""
     by_place = {(row["ranks"], row["fan_out"]): row for row in rows}
     head = [
         "ranks",

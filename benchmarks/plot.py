@@ -26,7 +26,7 @@ COLOURS = {
 
 
 def draw(results: dict[str, Any], path: Path) -> None:
-    """Writes a PNG: bandwidth over size, one panel per number of ranks and dtype, and the training steps."""
+    """Write a PNG: bandwidth over size, one panel per number of ranks and dtype, and the training steps."""
     rows = results.get("allreduce", [])
     panels = list(dict.fromkeys((row["np"], row["dtype"]) for row in rows))
     count = len(panels) + (1 if results.get("training") else 0)

@@ -28,7 +28,7 @@ class Channel:
         self._received = b""
 
     def send(self, message: Message) -> None:
-        """Sends one message."""
+        """Send one message."""
         self._connection.sendall(json.dumps(message).encode() + b"\n")
 
     def receive(self) -> Message:
@@ -43,12 +43,12 @@ class Channel:
         return message
 
     def close(self) -> None:
-        """Closes the connection."""
+        """Close the connection."""
         self._connection.close()
 
 
 def connect() -> Channel:
-    """Returns a rank's channel to the driver that started it."""
+    """Return a rank's channel to the driver that started it."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.connect(os.environ[SOCKET_VARIABLE])
     return Channel(connection)

@@ -42,7 +42,7 @@ GPU_PEERS = {"nccl": "torch.distributed, NCCL", "gloo": "torch.distributed, Gloo
 
 
 def document(results: dict[str, Any], verdicts: Sequence[Verdict]) -> str:
-    """Returns all tables as one page."""
+    """Return all tables as one page."""
     meta = results["meta"]
     parts = [
         "# Measurements",
@@ -305,7 +305,7 @@ def targets(verdicts: Sequence[Verdict]) -> str:
 
 
 def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """Returns a Markdown table, with columns aligned so that it reads well as text too."""
+    """Return a Markdown table, with columns aligned so that it reads well as text too."""
     rows = [list(head), *(list(line) for line in lines)]
     widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
     text = [
@@ -316,7 +316,7 @@ def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
 
 
 def human_bytes(nbytes: int) -> str:
-    """Returns 4 B, 64 KiB, 1 MiB."""
+    """Return 4 B, 64 KiB, 1 MiB."""
     for unit, name in ((MIB, "MiB"), (KIB, "KiB")):
         if nbytes >= unit:
             return f"{nbytes / unit:g} {name}"
@@ -324,7 +324,7 @@ def human_bytes(nbytes: int) -> str:
 
 
 def human_time(seconds: float) -> str:
-    """Returns three figures and a unit."""
+    """Return three figures and a unit."""
     for unit, name in ((1.0, "s"), (1e-3, "ms")):
         if seconds >= unit:
             return f"{seconds / unit:.3g} {name}"

@@ -53,7 +53,7 @@ class Verdict:
 
 
 def check(results: dict[str, Any]) -> list[Verdict]:
-    """Returns a verdict for each target."""
+    """Return a verdict for each target."""
     return [
         *_latency(results),
         *_bandwidth(results),
@@ -67,7 +67,7 @@ def check(results: dict[str, Any]) -> list[Verdict]:
 
 
 def allreduce_seconds(results: dict[str, Any], peer: str, size: int, dtype: str, nbytes: int) -> float | None:
-    """Returns the time of one allreduce, None if it was not measured."""
+    """Return the time of one allreduce, None if it was not measured."""
     for row in results.get("allreduce", []):
         if (row["peer"], row["np"], row["dtype"], row["nbytes"]) == (peer, size, dtype, nbytes):
             return float(row["seconds"])
@@ -75,7 +75,7 @@ def allreduce_seconds(results: dict[str, Any], peer: str, size: int, dtype: str,
 
 
 def step_ratio(numerator: dict[str, Any] | None, denominator: dict[str, Any] | None) -> float | None:
-    """Returns the ratio of two rows of training steps: the median of those of single turns, where a row has them."""
+    """Return the ratio of two rows of training steps: the median of those of single turns, where a row has them."""
     if numerator is None or denominator is None:
         return None
     above, below = (row.get("samples", [row["seconds"]]) for row in (numerator, denominator))

@@ -39,7 +39,7 @@ class TrainingCase:
 
 
 def launchers() -> list[launch.Launcher]:
-    """The peers."""
+    """Return the peers."""
     alone = launch.independent("alone")
     alike = [launch.with_malloc_of_hvdrun(each) for each in (launch.horovodlike(), launch.gloo(), alone)]
     return [*alike, replace(alone, name="python")]
@@ -48,7 +48,7 @@ def launchers() -> list[launch.Launcher]:
 def measure(
     peers: Sequence[launch.Launcher], size: int, *, models: Sequence[str] = MODELS, rounds: int, budget: float
 ) -> list[dict[str, Any]]:
-    """Returns the rows of the results for `size` ranks. Each round is one of new processes."""
+    """Return the rows of the results for `size` ranks. Each round is one of new processes."""
     cases = [TrainingCase(model) for model in models]
     samples: dict[tuple[str, driver.Case], list[float]] = {}
     for _ in range(rounds):

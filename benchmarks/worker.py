@@ -19,7 +19,7 @@ from benchmarks.peers import EagerPeer, FitPeer, Peer, create  # noqa: E402
 
 
 def timed(peer: Peer, step: Callable[[], None], command: protocol.Message) -> float:
-    """Returns the mean seconds of a step, over a loop that all ranks enter together."""
+    """Return the mean seconds of a step, over a loop that all ranks enter together."""
     iterations = int(command["iterations"])
     for _ in range(max(2, iterations // 5)):
         step()
@@ -31,7 +31,7 @@ def timed(peer: Peer, step: Callable[[], None], command: protocol.Message) -> fl
 
 
 def measure_allreduce(peer: Peer, command: protocol.Message) -> protocol.Message:
-    """Times an in-place sum of one buffer, after checking its result."""
+    """Time an in-place sum of one buffer, after checking its result."""
     dtype = command["dtype"]
     buffer = allocate(command["nbytes"], dtype)
     step = peer.allreduce(buffer, dtype)
@@ -40,7 +40,7 @@ def measure_allreduce(peer: Peer, command: protocol.Message) -> protocol.Message
 
 
 def measure_many(peer: Peer, command: protocol.Message) -> protocol.Message:
-    """Times the sum of many small buffers, all in flight together where the peer can."""
+    """Time the sum of many small buffers, all in flight together where the peer can."""
     buffers = [allocate(command["nbytes"], "float32") for _ in range(command["count"])]
     step = peer.many(buffers)
     _check(peer, step, buffers, "float32")
@@ -48,17 +48,17 @@ def measure_many(peer: Peer, command: protocol.Message) -> protocol.Message:
 
 
 def measure_training(peer: Peer, command: protocol.Message) -> protocol.Message:
-    """Times whole training steps."""
+    """Time whole training steps."""
     return {"seconds": timed(peer, peer.training_step(command["model"]), command)}
 
 
 def measure_small(peer: Peer, command: protocol.Message) -> protocol.Message:
-    """Times the sum of one element, each time into a new tensor."""
+    """Time the sum of one element, each time into a new tensor."""
     return {"seconds": timed(peer, cast(EagerPeer, peer).small(), command)}
 
 
 def measure_fit(peer: Peer, command: protocol.Message) -> protocol.Message:
-    """Times steps within the framework's training loop."""
+    """Time steps within the framework's training loop."""
     return {"seconds": cast(FitPeer, peer).fit(command["iterations"])}
 
 

@@ -29,7 +29,7 @@ class Job:
     environment: dict[str, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        """Returns the command that a user would type."""
+        """Return the command that a user would type."""
         settings = [f"{name}={shlex.quote(value)} " for name, value in self.environment.items()]
         return f"{''.join(settings)}hvdrun -np {self.ranks} python examples/{self.script}"
 
@@ -45,7 +45,7 @@ JOBS = {
 
 
 def hvdrun() -> str:
-    """Returns the launcher that belongs to this interpreter."""
+    """Return the launcher that belongs to this interpreter."""
     beside = Path(sys.executable).parent / "hvdrun"
     found = str(beside) if beside.exists() else shutil.which("hvdrun")
     if found is None:
@@ -54,7 +54,7 @@ def hvdrun() -> str:
 
 
 def run(job: Job, report: Path, console: Console) -> dict[str, Any]:
-    """Runs the example and returns what it reports; ends the program with its exit code if it fails."""
+    """Run the example and return its report; end the program with its exit code if it fails."""
     command = [hvdrun(), "-np", str(job.ranks), sys.executable, str(EXAMPLES / job.script)]
     console.print(f"\n[bold]$ {job}[/bold]")
     # One thread per rank, also where there is only one: what is compared is the number of ranks.
@@ -67,7 +67,7 @@ def run(job: Job, report: Path, console: Console) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Prints the table."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("framework", nargs="?", choices=JOBS, default="torch")
     jobs = JOBS[parser.parse_args().framework]

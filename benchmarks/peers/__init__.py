@@ -23,13 +23,13 @@ class Peer(Protocol):
         """Return when all ranks have called it; by the peer's own means."""
 
     def allreduce(self, buffer: Buffer, dtype: str) -> Step:
-        """A function that sums `buffer` over the ranks, in place, and returns when that is done."""
+        """Return a function that sums `buffer` over the ranks, in place, and returns when that is done."""
 
     def many(self, buffers: list[Buffer]) -> Step:
-        """A function that sums all float32 buffers in place, all of them in flight together where possible."""
+        """Return a function that sums all float32 buffers in place, all of them in flight together where possible."""
 
     def training_step(self, model: str) -> Step:
-        """A function that makes one whole training step of a model of `benchmarks.models`."""
+        """Return a function that makes one whole training step of a model of `benchmarks.models`."""
 
     def close(self) -> None:
         """Leaves the job."""
@@ -39,7 +39,7 @@ class EagerPeer(Peer, Protocol):
     """A peer whose framework executes single operations."""
 
     def small(self) -> Step:
-        """A function that sums one named float32 over the ranks, into a new tensor."""
+        """Return a function that sums one named float32 over the ranks, into a new tensor."""
 
 
 class FitPeer(Peer, Protocol):
@@ -50,7 +50,7 @@ class FitPeer(Peer, Protocol):
 
 
 def create(name: str) -> Peer:
-    """Returns this rank's peer, ready to measure."""
+    """Return this rank's peer, ready to measure."""
     if name == "horovodlike":
         from benchmarks.peers.horovodlike_peer import HorovodlikePeer
 

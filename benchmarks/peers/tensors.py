@@ -8,6 +8,6 @@ from benchmarks.buffers import Buffer
 
 
 def as_tensor(buffer: Buffer, dtype: str) -> torch.Tensor:
-    """Returns a tensor on the buffer's memory."""
+    """Return a tensor on the buffer's memory."""
     tensor = torch.from_numpy(buffer)
     return tensor.view(torch.bfloat16) if dtype == "bfloat16" else tensor

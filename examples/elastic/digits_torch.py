@@ -27,7 +27,7 @@ TEST_IMAGES = 360
 
 
 def parse_args() -> argparse.Namespace:
-    """Reads the command line."""
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--epochs", type=int, default=12, metavar="N", help="passes over the training data (default: 12)"
@@ -45,7 +45,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def load_data(seed: int) -> tuple[TensorDataset, TensorDataset]:
-    """Returns the training and the test set; the same split for the same seed on every rank."""
+    """Return the training and the test set; the same split for the same seed on every rank."""
     digits = load_digits()
     images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16.0
     labels = torch.tensor(digits.target, dtype=torch.int64)
@@ -55,7 +55,7 @@ def load_data(seed: int) -> tuple[TensorDataset, TensorDataset]:
 
 
 def make_model() -> nn.Module:
-    """Returns two convolutions and two linear layers: 151,306 parameters."""
+    """Return two convolutions and two linear layers: 151,306 parameters."""
     return nn.Sequential(
         nn.Conv2d(1, 32, 3, padding=1),
         nn.ReLU(),
@@ -83,7 +83,7 @@ def test_accuracy(model: nn.Module, test_set: TensorDataset) -> float:
 
 
 def parameter_hash(model: nn.Module) -> str:
-    """Returns the SHA-256 of all parameters, to the bit."""
+    """Return the SHA-256 of all parameters, to the bit."""
     digest = hashlib.sha256()
     for tensor in model.state_dict().values():
         digest.update(tensor.numpy().tobytes())

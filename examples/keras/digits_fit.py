@@ -26,7 +26,7 @@ TEST_IMAGES = 360
 
 
 def parse_args() -> argparse.Namespace:
-    """Reads the command line."""
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--epochs", type=int, default=12, metavar="N", help="passes over the training data (default: 12)"
@@ -41,14 +41,14 @@ def parse_args() -> argparse.Namespace:
 
 
 def load_data(seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns images [1797, 8, 8, 1] and labels [1797], in the same random order on every rank."""
+    """Return images [1797, 8, 8, 1] and labels [1797], in the same random order on every rank."""
     digits = load_digits()
     order = np.random.default_rng(seed).permutation(len(digits.images))
     return digits.images[order, :, :, None].astype("float32") / 16.0, digits.target[order]
 
 
 def make_model() -> keras.Model:
-    """Returns two convolutions and two dense layers: 151,306 parameters."""
+    """Return two convolutions and two dense layers: 151,306 parameters."""
     return keras.Sequential(
         [
             keras.Input((8, 8, 1)),
@@ -65,7 +65,7 @@ def make_model() -> keras.Model:
 
 
 def weights_hash(model: keras.Model) -> bytes:
-    """Returns a digest of every bit of the weights."""
+    """Return a digest of every bit of the weights."""
     digest = hashlib.sha256()
     for weight in model.get_weights():
         digest.update(weight.tobytes())

@@ -27,7 +27,7 @@ TEST_IMAGES = 360
 
 
 def parse_args() -> argparse.Namespace:
-    """Reads the command line."""
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--epochs", type=int, default=12, metavar="N", help="passes over the training data (default: 12)"
@@ -42,7 +42,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def make_model() -> keras.Model:
-    """Returns a network of two convolutions and two dense layers: 151,306 parameters."""
+    """Return a network of two convolutions and two dense layers: 151,306 parameters."""
     layers = keras.layers
     return keras.Sequential(
         [
@@ -60,7 +60,7 @@ def make_model() -> keras.Model:
 
 
 def load_data(seed: int) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    """Returns the training and the test set; the same split for the same seed on every rank."""
+    """Return the training and the test set; the same split for the same seed on every rank."""
     digits = load_digits()
     images = digits.images[..., np.newaxis].astype(np.float32) / 16.0
     labels = digits.target.astype(np.int64)
@@ -70,7 +70,7 @@ def load_data(seed: int) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarra
 
 
 def batches_of(images: np.ndarray, labels: np.ndarray, args: argparse.Namespace) -> tf.data.Dataset:
-    """Returns this rank's share of the training data, in an order that changes from epoch to epoch."""
+    """Return this rank's share of the training data, in an order that changes from epoch to epoch."""
     # horovodlike: each rank gets its own share of the training data, as many images on each.
     share = len(images) // hvd.size()
     own = slice(hvd.rank() * share, (hvd.rank() + 1) * share)
@@ -88,7 +88,7 @@ def test_accuracy(model: keras.Model, images: np.ndarray, labels: np.ndarray) ->
 
 
 def parameter_hash(model: keras.Model) -> str:
-    """Returns the SHA-256 of all parameters, to the bit."""
+    """Return the SHA-256 of all parameters, to the bit."""
     return hashlib.sha256(b"".join(value.tobytes() for value in model.get_weights())).hexdigest()
 
 

@@ -46,13 +46,13 @@ class Net(nn.Module):
         )
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        """Returns the logits of a batch of images, [n, 1, 8, 8] -> [n, 10]."""
+        """Return the logits of a batch of images, [n, 1, 8, 8] -> [n, 10]."""
         logits: torch.Tensor = self.classifier(self.features(images))
         return logits
 
 
 def parse_args() -> argparse.Namespace:
-    """Reads the command line."""
+    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--epochs", type=int, default=12, metavar="N", help="passes over the training data (default: 12)"
@@ -68,7 +68,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def load_data(seed: int) -> tuple[TensorDataset, TensorDataset]:
-    """Returns the training and the test set; the same split for the same seed on every rank."""
+    """Return the training and the test set; the same split for the same seed on every rank."""
     digits = load_digits()
     images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16.0
     labels = torch.tensor(digits.target, dtype=torch.int64)
@@ -90,7 +90,7 @@ def test_accuracy(model: nn.Module, test_set: TensorDataset) -> float:
 
 
 def parameter_hash(model: nn.Module) -> str:
-    """Returns the SHA-256 of all parameters, to the bit."""
+    """Return the SHA-256 of all parameters, to the bit."""
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(name.encode())
@@ -142,7 +142,7 @@ def train(
 
 
 def bar(done: int, total: int, width: int = 24) -> str:
-    """Returns a bar of text that shows how much is done."""
+    """Return a bar of text that shows how much is done."""
     filled = width * done // total
     return "█" * filled + "░" * (width - filled)
 

@@ -171,6 +171,12 @@ def test_the_configuration_file_has_every_key() -> None:
     assert options.from_mapping(content, "launching.md")["HOROVODLIKE_FUSION_THRESHOLD"] == str(64 << 20)
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_yaml_is_well_formed(page: Path) -> None:
+    for block in blocks(page, "yaml"):
+        assert all(yaml.safe_load_all(block))
+
+
 @pytest.mark.slow
 def test_readme_script_runs(tmp_path: Path) -> None:
     (script,) = blocks(ROOT / "README.md", "python")

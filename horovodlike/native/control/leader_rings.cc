@@ -39,7 +39,7 @@ Status LeaderRings::receive(const Accept& accept, bool* progressed) {
       if (status.ok()) status = accept(rank, message_, sent);
       if (!status.ok()) return status;
     }
-    if (freed) memory_->ring(rank, kRingRoom);
+    if (freed) memory_->notify(rank, kWakeRoom);
   }
   return Status();
 }
@@ -56,16 +56,16 @@ uint64_t LeaderRings::publish(const Record& record, const std::vector<int>& conc
 void LeaderRings::pump(bool* progressed) {
   if (!log_.pump()) return;
   *progressed = true;
-  ring_readers();
+  notify_readers();
 }
 
 // Those that a record does not concern find it when they wake for something else; but all are to make room in time.
-void LeaderRings::ring_readers() {
+void LeaderRings::notify_readers() {
   if (!log_.is_flushed() || unheard_ >= kLogRingBytes / 2) concerned_.assign(concerned_.size(), true);
   bool all = true;
   for (int rank = 1; rank < memory_->shape().ranks; ++rank) {
     const bool is_concerned = concerned_[static_cast<size_t>(rank)];
-    if (is_concerned) memory_->ring(rank, kRingNews);
+    if (is_concerned) memory_->notify(rank, kWakeNews);
     all = all && is_concerned;
   }
   if (all) unheard_ = 0;
@@ -73,8 +73,8 @@ void LeaderRings::ring_readers() {
 }
 
 bool LeaderRings::has_news() const {
-  return log_.can_pump() ||
-         std::any_of(requests_.begin(), requests_.end(), [](const RingReader& reader) { return reader.has_frame(); });
+  return log_.can_pump() || std::any_of(requests_.begin(), requests_.end(),
+                                        [](const RingBufferReader& reader) { return reader.has_frame(); });
 }
 
 void LeaderRings::show(const std::vector<StragglerStats>& lateness, const std::vector<int>& ranks) {

@@ -39,14 +39,14 @@ class LeaderRings {
   void show_inquiry() { memory_->header().inquiries.fetch_add(1, std::memory_order_relaxed); }
 
  private:
-  void ring_readers();
+  void notify_readers();
 
   std::shared_ptr<HostMemory> memory_;
-  RingWriter log_;
+  RingBufferWriter log_;
   // Who is to be woken for what has been written; and the bytes written since all were.
   std::vector<bool> concerned_;  // by local rank
   uint64_t unheard_ = 0;
-  std::vector<RingReader> requests_;  // of local ranks 1, 2, ...
+  std::vector<RingBufferReader> requests_;  // of local ranks 1, 2, ...
   std::string frame_;
   Message message_;
 };

@@ -62,7 +62,7 @@ Status ShmWorker::send(const Message& message) {
 Status ShmWorker::pump(bool* progressed) {
   if (requests_.pump()) {
     *progressed = true;
-    memory_->ring(0, is_leaving_ ? kRingNews : kRingReady);
+    memory_->notify(0, is_leaving_ ? kWakeNews : kWakeReady);
   }
   return Status();
 }
@@ -70,7 +70,7 @@ Status ShmWorker::pump(bool* progressed) {
 Status ShmWorker::next(Record* record, bool* found) {
   bool freed = false;
   *found = log_.receive(&frame_, &freed);
-  if (freed) memory_->ring(0, kRingRoom);
+  if (freed) memory_->notify(0, kWakeRoom);
   return *found ? decode(frame_.data(), frame_.size(), record) : Status();
 }
 

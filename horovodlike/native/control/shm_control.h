@@ -54,8 +54,8 @@ class ShmWorker : public ControlPlane {
 
  private:
   std::shared_ptr<HostMemory> memory_;
-  RingWriter requests_;
-  RingReader log_;
+  RingBufferWriter requests_;
+  RingBufferReader log_;
   std::string frame_;
   bool is_leaving_ = false;  // what it sends is news to a coordinator that has nothing in flight
 };

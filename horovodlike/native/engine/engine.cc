@@ -116,7 +116,7 @@ Engine::~Engine() { shut_down(); }
 void Engine::shut_down() {
   stop_requested_.store(true);
   stop_answering(memory_.get(), options_.local_rank);
-  memory_->ring(options_.local_rank, kRingNews);
+  memory_->notify(options_.local_rank, kWakeNews);
   if (thread_.joinable()) {
     thread_.join();
     if (poller_ != nullptr && memory_->is_broken()) {  // the other hosts are to hear of it
@@ -157,11 +157,11 @@ Status Engine::enqueue(std::unique_ptr<PendingRequest> entry, int64_t* handle) {
 
 void Engine::notify() {
   // What is held back is sent when this rank waits, when another one that waits asks for it, or in kMaxHold at last.
-  if (options_.overlap || is_wanted()) memory_->ring(options_.local_rank, kRingNews);
+  if (options_.overlap || is_wanted()) memory_->notify(options_.local_rank, kWakeNews);
 }
 
 void Engine::request_flush() {
-  if (!flush_requested_.exchange(true)) memory_->ring(options_.local_rank, kRingNews);
+  if (!flush_requested_.exchange(true)) memory_->notify(options_.local_rank, kWakeNews);
 }
 
 // What was interrupted, then what the log says. Where the engine may work while the framework computes, it leaves as
@@ -200,13 +200,13 @@ bool Engine::has_work() {
 uint32_t Engine::listening() const {
   // With nothing in flight here, what the others have ready can be run only if this rank is no member or has joined.
   const bool may_run = num_in_flight_ > 0 || process_sets_.size() > 1;
-  return kRingNews | (may_run ? kRingReady : 0u) | (control_->is_flushed() ? 0u : kRingRoom);
+  return kWakeNews | (may_run ? kWakeReady : 0u) | (control_->is_flushed() ? 0u : kWakeRoom);
 }
 
 uint64_t Engine::idle_timeout() const {
   if (leaving_since_ != 0) return kWatchInterval;
   uint64_t timeout = num_in_flight_ > 0 || is_gpu_busy() ? kWatchInterval : kIdleInterval;
-  if (!options_.overlap) timeout = std::min(timeout, kMaxHold);  // nobody rings for what is held back
+  if (!options_.overlap) timeout = std::min(timeout, kMaxHold);  // no notification comes for deferred requests
   const uint64_t now = now_ns();
   auto be_there_at = [&](uint64_t time) { timeout = std::min(timeout, time - std::min(now, time)); };
   if (held_since_ != 0) be_there_at(held_since_ + held_limit_);
@@ -227,7 +227,7 @@ void Engine::request_peer_flush() {
     next_nudge_ = now + kFirstNudge;
   } else if (now >= next_nudge_) {
     next_nudge_ = now + std::min(now - waiting_since_, kMaxHold);
-    memory_->ring_holders(options_.local_rank);
+    memory_->notify_holders(options_.local_rank);
   }
 }
 

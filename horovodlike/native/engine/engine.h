@@ -145,7 +145,7 @@ class Engine {
   void give_back(std::unique_lock<std::mutex> lock);
   Status step(bool* progressed);
   bool has_work();
-  uint32_t listening() const;  // to which rings
+  uint32_t listening() const;  // to which reasons
   uint64_t idle_timeout() const;
   void request_peer_flush();
   uint64_t hold_limit() const;

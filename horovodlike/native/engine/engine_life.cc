@@ -87,7 +87,7 @@ void Engine::hear_why(Status* status) {
   while (!memory_->is_broken() && now_ns() < deadline) {
     check_other_hosts();
     waiter_.check_peers();
-    waiter_.sleep_unless(kRingAlways, [this] { return memory_->is_broken(); }, kMillisecond);
+    waiter_.sleep_unless(kWakeAlways, [this] { return memory_->is_broken(); }, kMillisecond);
   }
   if (memory_->is_broken()) *status = Status(HVL_JOB_BROKEN, memory_->broken_text());
 }
@@ -114,7 +114,7 @@ void Engine::flush_before_leaving() {
   const auto is_broken_now = [&] { return !was_broken && memory_->is_broken(); };
   while (!control_->is_flushed() && !is_broken_now() && now_ns() < deadline) {
     if (!control_->pump(&progressed).ok()) break;
-    waiter_.sleep_unless(kRingAlways, [&] { return control_->has_news() || is_broken_now(); }, kWatchInterval);
+    waiter_.sleep_unless(kWakeAlways, [&] { return control_->has_news() || is_broken_now(); }, kWatchInterval);
     waiter_.check_peers();
   }
   if (control_->is_flushed()) memory_->rank(options_.local_rank).left.store(1);

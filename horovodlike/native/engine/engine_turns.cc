@@ -71,7 +71,7 @@ hvl_status Engine::wait(const int64_t* handles, size_t count, uint64_t deadline)
   const auto is_over = [&] { return is_complete() || now_ns() >= deadline; };
   // What is not ours is called by one thread only: the engine's own, on which no signal handler runs.
   const bool may_work = !options_.external;
-  if (!may_work) memory_->ring(options_.local_rank, kRingNews);
+  if (!may_work) memory_->notify(options_.local_rank, kWakeNews);
   bool interrupted = false;
   while (!interrupted && !is_over()) {
     std::unique_lock<std::mutex> lock(engine_lock_, std::defer_lock);
@@ -80,7 +80,7 @@ hvl_status Engine::wait(const int64_t* handles, size_t count, uint64_t deadline)
     if (spin_until([&] { return is_over() || (may_work && lock.try_lock()); }, kUrgentSpin, true, &spent) ==
         Spin::kInVain) {
       // Should he who has it be about to sleep, he is to look at the queue once more.
-      memory_->ring(options_.local_rank, kRingNews);
+      memory_->notify(options_.local_rank, kWakeNews);
       interrupted = handles_->wait(handles[left - 1], deadline) == HVL_IN_PROGRESS;
     } else if (lock.owns_lock()) {
       work(WaitingParty::kWaitingThread, std::cref(is_over), deadline);
@@ -98,7 +98,7 @@ void Engine::run() {
   bool ended = false;
   while (!ended) {
     uint64_t timeout = kWatchInterval;
-    const uint32_t seen = doorbell().rings(WaitingParty::kEngineThread);
+    const uint32_t seen = doorbell().notifications(WaitingParty::kEngineThread);
     std::unique_lock<std::mutex> lock(engine_lock_, std::try_to_lock);
     if (lock.owns_lock()) {
       work(WaitingParty::kEngineThread, [] { return false; }, UINT64_MAX);
@@ -118,13 +118,13 @@ void Engine::run() {
 
 // From here on it is the engine's thread that listens.
 void Engine::give_back(std::unique_lock<std::mutex> lock) {
-  const uint32_t seen = doorbell().rings(WaitingParty::kEngineThread);
+  const uint32_t seen = doorbell().notifications(WaitingParty::kEngineThread);
   doorbell().arm(WaitingParty::kEngineThread, listening());
   if (poller_ != nullptr) poller_->let_engine_thread_listen(true);
   const bool more = ended_ || has_work() || (is_gpu_busy() && !is_gpu_watched_);
   lock.unlock();
   // Who rang before the engine lock was free has woken the engine's thread in vain.
-  if (!more && doorbell().rings(WaitingParty::kEngineThread) == seen) return;
+  if (!more && doorbell().notifications(WaitingParty::kEngineThread) == seen) return;
   if (poller_ != nullptr) {
     poller_->call_engine_thread();
   } else {

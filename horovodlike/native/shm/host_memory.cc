@@ -89,7 +89,7 @@ void HostMemory::break_job(const std::string& text) {
     header().broken_text[length] = '\0';
     header().broken.store(2);
   }
-  ring_all_but(-1, kRingAlways);
+  notify_all_but(-1, kWakeAlways);
 }
 
 std::string HostMemory::broken_text() {
@@ -109,15 +109,15 @@ bool HostMemory::another_waits(int local_rank) {
   return false;
 }
 
-void HostMemory::ring_holders(int local_rank) {
+void HostMemory::notify_holders(int local_rank) {
   for (int peer = 0; peer < shape_.ranks; ++peer) {
-    if (peer != local_rank && rank(peer).queued.load() != 0) ring(peer, kRingNews);
+    if (peer != local_rank && rank(peer).queued.load() != 0) notify(peer, kWakeNews);
   }
 }
 
-void HostMemory::ring_all_but(int local_rank, Ring why) {
+void HostMemory::notify_all_but(int local_rank, WakeReason why) {
   for (int peer = 0; peer < shape_.ranks; ++peer) {
-    if (peer != local_rank) ring(peer, why);
+    if (peer != local_rank) notify(peer, why);
   }
 }
 

@@ -96,18 +96,18 @@ class HostMemory {
 
   // From now on ranks are rung by these pipes, by local rank: they wait for sockets, too. Before any of them works.
   Status set_pipes(const std::vector<int>& pipes);
-  void ring(int local_rank, Ring why) {
-    rank(local_rank).doorbell.ring(why, pipes_.empty() ? -1 : pipes_[static_cast<size_t>(local_rank)]);
+  void notify(int local_rank, WakeReason why) {
+    rank(local_rank).doorbell.notify(why, pipes_.empty() ? -1 : pipes_[static_cast<size_t>(local_rank)]);
   }
 
   // The first call wins; all sleepers wake.
   void break_job(const std::string& text);
   bool is_broken() { return header().broken.load() != 0; }
   std::string broken_text();
-  void ring_all_but(int local_rank, Ring why);
+  void notify_all_but(int local_rank, WakeReason why);
   bool another_waits(int local_rank);
   // Wakes the others that hold back requests.
-  void ring_holders(int local_rank);
+  void notify_holders(int local_rank);
 
  private:
   HostMemory(char* base, size_t bytes, const HostShape& shape) : base_(base), bytes_(bytes), shape_(shape) {}

@@ -20,21 +20,21 @@ void for_each_run(uint64_t position, size_t count, size_t capacity, Copy&& copy)
 
 }  // namespace
 
-uint64_t RingWriter::send(const std::string& frame) {
+uint64_t RingBufferWriter::send(const std::string& frame) {
   Length length = static_cast<Length>(frame.size());
   outbox_.append(reinterpret_cast<const char*>(&length), sizeof length);
   outbox_.append(frame);
   return written_->load(std::memory_order_relaxed) + outbox_.size() - sent_;
 }
 
-size_t RingWriter::room() const {
+size_t RingBufferWriter::room() const {
   uint64_t written = written_->load(std::memory_order_relaxed);
   uint64_t slowest = written;
   for (auto* reader : readers_) slowest = std::min(slowest, reader->load());
   return capacity_ - static_cast<size_t>(written - slowest);
 }
 
-bool RingWriter::pump() {
+bool RingBufferWriter::pump() {
   if (is_flushed()) return false;
   size_t count = std::min(room(), outbox_.size() - sent_);
   if (count == 0) return false;
@@ -51,14 +51,14 @@ bool RingWriter::pump() {
   return true;
 }
 
-bool RingReader::frame_is_here() const {
+bool RingBufferReader::frame_is_here() const {
   Length length;
   if (inbox_.size() - parsed_ < sizeof length) return false;
   memcpy(&length, inbox_.data() + parsed_, sizeof length);
   return inbox_.size() - parsed_ - sizeof length >= length;
 }
 
-bool RingReader::receive(std::string* frame, bool* freed) {
+bool RingBufferReader::receive(std::string* frame, bool* freed) {
   uint64_t read = read_->load(std::memory_order_relaxed);
   size_t count = static_cast<size_t>(written_->load() - read);
   if (count > 0) {

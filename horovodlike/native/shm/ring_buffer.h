@@ -10,10 +10,11 @@
 
 namespace hvl {
 
-class RingWriter {
+class RingBufferWriter {
  public:
   // `capacity` is a power of two.
-  RingWriter(char* bytes, size_t capacity, std::atomic<uint64_t>* written, std::vector<std::atomic<uint64_t>*> readers)
+  RingBufferWriter(char* bytes, size_t capacity, std::atomic<uint64_t>* written,
+                   std::vector<std::atomic<uint64_t>*> readers)
       : bytes_(bytes), capacity_(capacity), written_(written), readers_(std::move(readers)) {}
 
   // Queues a frame: its length, then its bytes. Returns where in the stream it ends.
@@ -37,9 +38,9 @@ class RingWriter {
   size_t sent_ = 0;  // bytes of outbox_ that are in the ring
 };
 
-class RingReader {
+class RingBufferReader {
  public:
-  RingReader(const char* bytes, size_t capacity, std::atomic<uint64_t>* written, std::atomic<uint64_t>* read)
+  RingBufferReader(const char* bytes, size_t capacity, std::atomic<uint64_t>* written, std::atomic<uint64_t>* read)
       : bytes_(bytes), capacity_(capacity), written_(written), read_(read) {}
 
   // True if receive() would find something: part of a frame at least.

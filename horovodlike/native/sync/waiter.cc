@@ -164,7 +164,7 @@ Status Waiter::poll_until(const std::function<bool()>& condition, const std::fun
         status = Status(HVL_IN_PROGRESS, "interrupted");
         break;
       }
-      sleep_with([&](uint64_t limit) { return options_.poller->sleep_in_collective(nullptr, limit); }, kRingProgress,
+      sleep_with([&](uint64_t limit) { return options_.poller->sleep_in_collective(nullptr, limit); }, kWakeProgress,
                  [this] { return memory_->is_broken(); }, kPollInterval);
       check_peers();
       check();
@@ -182,7 +182,7 @@ Status Waiter::sleep_in_vain(const std::function<bool()>& condition, const std::
     if (memory_->is_broken()) return Status(HVL_JOB_BROKEN, memory_->broken_text());
     if (is_interrupted() || has_enough()) return Status(HVL_IN_PROGRESS, "interrupted");
     options_.before_sleep();
-    sleep_with([&](uint64_t limit) { return options_.poller->sleep_in_collective(sockets, limit); }, kRingProgress,
+    sleep_with([&](uint64_t limit) { return options_.poller->sleep_in_collective(sockets, limit); }, kWakeProgress,
                [&] { return condition() || memory_->is_broken(); }, kCheckInterval);
     if (check_peers() && sockets != nullptr) status = sockets->check_answered();
     check_leaving();

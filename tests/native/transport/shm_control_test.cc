@@ -40,14 +40,15 @@ class Host {
   std::vector<int> pump() {
     std::vector<uint32_t> seen;
     for (int rank = 0; rank < kSize; ++rank) {
-      seen.push_back(doorbell(rank).rings(WaitingParty::kEngineThread));
-      doorbell(rank).arm(WaitingParty::kEngineThread, kRingNews);
+      seen.push_back(doorbell(rank).notifications(WaitingParty::kEngineThread));
+      doorbell(rank).arm(WaitingParty::kEngineThread, kWakeNews);
     }
     bool progressed = false;
     CHECK(coordinator_.pump(&progressed).ok());
     std::vector<int> woken;
     for (int rank = 0; rank < kSize; ++rank) {
-      if (doorbell(rank).rings(WaitingParty::kEngineThread) != seen[static_cast<size_t>(rank)]) woken.push_back(rank);
+      if (doorbell(rank).notifications(WaitingParty::kEngineThread) != seen[static_cast<size_t>(rank)])
+        woken.push_back(rank);
     }
     return woken;
   }

@@ -225,7 +225,7 @@ class ChunkPipeline {
   void publish(Counter* counter, uint64_t value) {
     counter->store(value);
     for (int rank : team_->ranks) {
-      if (rank != local_rank_) memory_->ring(rank, kRingProgress);
+      if (rank != local_rank_) memory_->notify(rank, kWakeProgress);
     }
   }
 

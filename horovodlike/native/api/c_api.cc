@@ -14,7 +14,7 @@
 #include <utility>
 
 #include "base/log.h"
-#include "nccl/gpu_libraries.h"
+#include "nccl/nccl_api.h"
 #include "observe/stack_dump.h"
 
 namespace hvl {

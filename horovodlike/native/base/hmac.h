@@ -1,11 +1,33 @@
-// HMAC-SHA256 (RFC 2104), and how to compare what must not be found out by the time that it takes.
+// SHA-256 (FIPS 180-4), HMAC-SHA256 (RFC 2104), and a comparison of secrets whose duration reveals nothing.
 #pragma once
 
+#include <array>
 #include <cstddef>
-
-#include "base/sha256.h"
+#include <cstdint>
 
 namespace hvl {
+
+// The hash of everything that was added so far. A copy goes on from where the original was.
+class Sha256 {
+ public:
+  static constexpr size_t kBlockBytes = 64;
+  using Digest = std::array<uint8_t, 32>;
+
+  void add(const void* bytes, size_t num_bytes);
+  Digest digest() const;
+
+  using State = std::array<uint32_t, 8>;
+
+ private:
+  State state_{0x6a09e667, 0xbb67ae85, 0x3c6ef372, 0xa54ff53a, 0x510e527f, 0x9b05688c, 0x1f83d9ab, 0x5be0cd19};
+  std::array<uint8_t, kBlockBytes> rest_{};  // what does not fill a block yet
+  uint64_t num_bytes_ = 0;
+};
+
+// The compression function for some whole blocks, in portable code and with the processor's own instructions. The
+// second may run only where has_sha_instructions() is true.
+void sha256_blocks_portable(Sha256::State* state, const uint8_t* blocks, size_t count);
+void sha256_blocks_x86(Sha256::State* state, const uint8_t* blocks, size_t count);
 
 // The MACs of any number of messages, one after the other, under one key.
 class Hmac {

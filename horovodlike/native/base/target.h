@@ -1,4 +1,5 @@
-// What depends on the compiler and the processor, in one place: run-time dispatch to wider vector instructions.
+// Everything that depends on the compiler and the processor: run-time dispatch to wider vector instructions,
+// prefetching.
 //
 // A translation unit that begins its code with HVL_TARGET_AVX2 or HVL_TARGET_AVX512 is compiled for that level,
 // whatever the flags of the build; it may run only where cpu_level() says so. Everything inline that such a unit emits
@@ -6,6 +7,8 @@
 // processor. No ifunc: its resolvers run before a sanitizer is ready. HVL_NO_DISPATCH leaves the baseline alone. A
 // single function is marked with HVL_TARGET_SHA in the same way, and asks has_sha_instructions().
 #pragma once
+
+#include <cstddef>
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && !defined(HVL_NO_DISPATCH)
 #define HVL_X86_DISPATCH 1
@@ -55,6 +58,27 @@ inline bool has_sha_instructions() {
 #else
   return false;
 #endif
+}
+
+constexpr size_t kLine = 64;
+constexpr size_t kPrefetchAhead = 1024;  // bytes: how far to be ahead in a loop over arrays
+
+// Begins to fetch memory that is to be written: from another processor's cache it comes as this one's own, so that
+// writing needs no further message.
+HVL_ALWAYS_INLINE void prefetch_to_write(const char* memory, size_t num_bytes) {
+  for (size_t offset = 0; offset < num_bytes; offset += kLine) {
+#if defined(__x86_64__)
+    // The compiler's builtin emits this only if told that the processor has it; those without take it for no operation.
+    asm volatile("prefetchw %0" : : "m"(memory[offset]));
+#else
+    __builtin_prefetch(memory + offset, 1);
+#endif
+  }
+}
+
+// Begins to fetch memory that is to be read, into the level 2 cache.
+HVL_ALWAYS_INLINE void prefetch_to_read(const char* memory, size_t num_bytes) {
+  for (size_t offset = 0; offset < num_bytes; offset += kLine) __builtin_prefetch(memory + offset, 0, 2);
 }
 
 }  // namespace hvl

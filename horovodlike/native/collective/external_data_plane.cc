@@ -6,8 +6,8 @@
 #include <numeric>
 #include <utility>
 
-#include "base/leak.h"
-#include "negotiate/rank_list.h"
+#include "base/memory.h"
+#include "negotiate/rank_set.h"
 
 namespace hvl {
 

@@ -3,7 +3,7 @@
 #include <numeric>
 #include <utility>
 
-#include "shm/sent_time.h"
+#include "shm/ring_buffer.h"
 
 namespace hvl {
 

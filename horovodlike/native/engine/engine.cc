@@ -9,8 +9,8 @@
 #include <numeric>
 #include <utility>
 
-#include "base/leak.h"
 #include "base/log.h"
+#include "base/memory.h"
 #include "collective/loopback.h"
 #include "collective/shm/shm_data_plane.h"
 #include "control/loopback_control.h"

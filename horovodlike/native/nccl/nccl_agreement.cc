@@ -6,7 +6,7 @@
 
 #include "base/log.h"
 #include "nccl/nccl_data_plane.h"
-#include "negotiate/rank_list.h"
+#include "negotiate/rank_set.h"
 
 namespace hvl {
 

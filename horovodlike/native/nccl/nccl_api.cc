@@ -1,7 +1,5 @@
 #include "nccl/nccl_api.h"
 
-#include "cuda/shared_library.h"
-
 namespace hvl {
 
 namespace {
@@ -36,6 +34,12 @@ Status find_all(const SharedLibrary& library, NcclApi* api) {
   return status;
 }
 
+// Cut off where it does not fit; the end is 0 already.
+template <size_t kSize>
+void put(const std::string& text, char (&to)[kSize]) {
+  memcpy(to, text.data(), std::min(text.size(), kSize - 1));
+}
+
 }  // namespace
 
 Status NcclApi::load(const std::string& file, NcclApi* api) {
@@ -57,6 +61,24 @@ std::string NcclApi::describe(NcclResult result, NcclComm comm) const {
 int NcclApi::version() const {
   int version = 0;
   return ncclGetVersion(&version) == kNcclSuccess ? version : 0;
+}
+
+hvl_gpu_libraries find_gpu_libraries(const std::string& cuda_library, const std::string& nccl_library,
+                                     bool counts_gpus) {
+  hvl_gpu_libraries found{};
+  CudaApi cuda{};
+  Status status = CudaApi::load(cuda_library, &cuda);
+  if (status.ok() && counts_gpus) status = cuda.init();
+  if (status.ok() && counts_gpus) {
+    status = cuda.check(cuda.cuDeviceGetCount(&found.num_gpus), "the GPUs cannot be counted");
+  }
+  if (status.ok()) found.cuda_version = cuda.version();
+  put(status.message(), found.why_no_cuda);
+  NcclApi nccl{};
+  status = NcclApi::load(nccl_library, &nccl);
+  if (status.ok()) found.nccl_version = nccl.version();
+  put(status.message(), found.why_no_nccl);
+  return found;
 }
 
 }  // namespace hvl

@@ -95,4 +95,9 @@ struct NcclApi {
   int version() const;
 };
 
+// What this process finds of the GPU libraries, for users that ask what this installation can do.
+// Files as in GpuOptions. CUDA is initialised only if GPUs are to be counted.
+hvl_gpu_libraries find_gpu_libraries(const std::string& cuda_library, const std::string& nccl_library,
+                                     bool counts_gpus);
+
 }  // namespace hvl

@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "base/clock.h"
-#include "base/leak.h"
 #include "base/log.h"
+#include "base/memory.h"
 #include "nccl/nccl_data_plane.h"
 
 namespace hvl {

@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "base/half.h"
-#include "negotiate/rank_list.h"
+#include "negotiate/rank_set.h"
 
 namespace hvl {
 

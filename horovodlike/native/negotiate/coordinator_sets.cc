@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "negotiate/coordinator_state.h"
-#include "negotiate/rank_list.h"
+#include "negotiate/rank_set.h"
 
 namespace hvl {
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 namespace hvl {
@@ -55,5 +56,8 @@ class RankSet {
   std::vector<RankRange> ranges_;
   int32_t size_ = 0;
 };
+
+// "rank 3", "ranks 0, 1, 5"; more than eight are shortened: "ranks 0-6, 9 and 3 more". `ranks` must be ascending.
+std::string text_of_ranks(const std::vector<int>& ranks);
 
 }  // namespace hvl

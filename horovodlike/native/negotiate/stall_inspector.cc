@@ -4,7 +4,7 @@
 #include <set>
 
 #include "base/clock.h"
-#include "negotiate/rank_list.h"
+#include "negotiate/rank_set.h"
 
 namespace hvl {
 

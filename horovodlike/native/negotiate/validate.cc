@@ -6,7 +6,7 @@
 #include <functional>
 #include <utility>
 
-#include "negotiate/rank_list.h"
+#include "negotiate/rank_set.h"
 
 namespace hvl {
 namespace {

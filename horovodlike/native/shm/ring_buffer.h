@@ -3,10 +3,14 @@
 // The ring is a stream: a frame may be longer than the ring and is then passed on piece by piece.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <cstring>
 #include <string>
 #include <vector>
+
+#include "base/clock.h"
 
 namespace hvl {
 
@@ -58,5 +62,20 @@ class RingBufferReader {
   std::string inbox_;
   size_t parsed_ = 0;  // bytes of inbox_ that were handed out
 };
+
+// The time at which a frame was sent, in front of it: its reader may have slept, and how late a rank is must not depend
+// on when the frame is read.
+inline void put_time(std::string* frame) {
+  const uint64_t now = now_ns();
+  frame->append(reinterpret_cast<const char*>(&now), sizeof now);
+}
+
+inline uint64_t take_time(std::string* frame) {
+  uint64_t sent = 0;
+  if (frame->size() < sizeof sent) return now_ns();  // decode() refuses it
+  memcpy(&sent, frame->data(), sizeof sent);
+  frame->erase(0, sizeof sent);
+  return std::min(sent, now_ns());
+}
 
 }  // namespace hvl

@@ -8,7 +8,6 @@
 
 #include "tune/sampler.h"
 #include "tune/search.h"
-#include "tune/tuned.h"
 
 namespace hvl {
 

@@ -14,7 +14,6 @@
 
 #include "base/half.h"
 #include "check.h"
-#include "collective/reduce/reduce_levels.h"
 
 namespace {
 

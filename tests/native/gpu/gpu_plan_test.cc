@@ -5,7 +5,7 @@
 
 #include "check.h"
 #include "fake_gpu.h"
-#include "nccl/gpu_libraries.h"
+#include "nccl/nccl_api.h"
 #include "nccl/nccl_plan.h"
 
 namespace hvl {

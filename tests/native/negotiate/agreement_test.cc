@@ -4,7 +4,7 @@
 
 #include "check.h"
 #include "coordinator_driver.h"
-#include "negotiate/rank_list.h"
+#include "negotiate/rank_set.h"
 #include "negotiate/validate.h"
 
 using namespace hvl;

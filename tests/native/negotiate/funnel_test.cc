@@ -2,7 +2,7 @@
 #include "check.h"
 #include "coordinator_driver.h"
 #include "negotiate/aggregator.h"
-#include "negotiate/rank_list.h"
+#include "negotiate/rank_set.h"
 
 using namespace hvl;
 

@@ -1,10 +1,8 @@
-#include "collective/hosts/data_movement.h"
-
 #include <algorithm>
 #include <cstring>
 
-#include "collective/shm/alltoall.h"
-#include "collective/shm/broadcast.h"
+#include "collective/hosts/hosts_collective.h"
+#include "collective/shm/shm_data_plane.h"
 
 namespace hvl {
 

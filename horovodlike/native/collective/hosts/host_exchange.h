@@ -11,7 +11,7 @@
 #include <functional>
 #include <vector>
 
-#include "base/buffer.h"
+#include "base/memory.h"
 #include "collective/batch.h"
 #include "collective/hosts/host_layout.h"
 #include "transport/tcp/mesh.h"

@@ -1,6 +1,8 @@
 // A collective of a team that has members on several hosts.
 #pragma once
 
+#include <memory>
+
 #include "collective/data_plane.h"
 #include "collective/hosts/host_exchange.h"
 #include "collective/hosts/host_layout.h"
@@ -60,5 +62,22 @@ class HostsCollective {
 
   const HostsContext context_;
 };
+
+// The collectives. The arguments must live as long as the result.
+
+// Each host reduces what its members have, in the order of ranks; then the hosts' results are reduced, in the order of
+// hosts. float16 and bfloat16 are rounded once in between. What cannot be cut into these two steps (integers that are
+// divided or scaled: what is in between may not fit) is exchanged as it is, and reduced in the order of ranks at once.
+std::unique_ptr<HostsCollective> make_hosts_allreduce(const HostsContext& context, const Batch& batch,
+                                                      const FinalBytes& final_bytes);
+// The bits are those of an allreduce.
+std::unique_ptr<HostsCollective> make_hosts_reducescatter(const HostsContext& context, const Scatter& scatter);
+// Along a binomial tree of hosts, from one member of each to the next; then within each host.
+std::unique_ptr<HostsCollective> make_hosts_broadcast(const HostsContext& context, const Batch& batch, int root,
+                                                      const FinalBytes& final_bytes);
+// Each block goes once to each other host, and from there to the host's members.
+std::unique_ptr<HostsCollective> make_hosts_allgather(const HostsContext& context, const Gather& gather);
+// Each block goes from the one to the other.
+std::unique_ptr<HostsCollective> make_hosts_alltoall(const HostsContext& context, const Exchange& exchange);
 
 }  // namespace hvl

@@ -2,15 +2,6 @@
 
 #include <utility>
 
-#include "collective/hosts/allreduce.h"
-#include "collective/hosts/data_movement.h"
-#include "collective/hosts/reducescatter.h"
-#include "collective/shm/allgather.h"
-#include "collective/shm/allreduce.h"
-#include "collective/shm/alltoall.h"
-#include "collective/shm/broadcast.h"
-#include "collective/shm/reducescatter.h"
-
 namespace hvl {
 
 HostsDataPlane::HostsDataPlane(std::shared_ptr<HostMemory> memory, int rank, int local_rank, std::vector<int> hosts,

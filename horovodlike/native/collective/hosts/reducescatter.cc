@@ -1,10 +1,8 @@
-#include "collective/hosts/reducescatter.h"
-
 #include <algorithm>
 #include <cstring>
 
-#include "collective/hosts/data_movement.h"
 #include "collective/hosts/hierarchical_reduction.h"
+#include "collective/hosts/hosts_collective.h"
 
 namespace hvl {
 

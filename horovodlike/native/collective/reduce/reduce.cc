@@ -3,14 +3,21 @@
 #include <cassert>
 #include <cstring>
 
-#include "collective/reduce/reduce_levels.h"
+#include "collective/reduce/reduce_kernels.h"
 
 namespace hvl {
 namespace {
 
 bool is_integer(DataType dtype) { return dtype <= HVL_INT64; }
 
+// The vector instructions that every processor of the architecture has.
+struct Baseline {
+  static constexpr size_t kVectorBytes = 16;
+};
+
 }  // namespace
+
+void reduce_baseline(const Reduction& reduction, const Arrays& arrays) { reduce_vectors<Baseline>(reduction, arrays); }
 
 void reduce_at(CpuLevel level, const Reduction& reduction, const Arrays& arrays) {
   switch (level) {

@@ -7,6 +7,7 @@
 
 #include <cstddef>
 
+#include "base/target.h"
 #include "base/types.h"
 
 namespace hvl {
@@ -38,5 +39,14 @@ void reduce_scalar(const Reduction& reduction, const void* const* sources, int n
 
 // Null if the operation is defined for the dtype, else why not (for the message of an invalid argument).
 const char* why_not_reducible(DataType dtype, ReduceOp op);
+
+// reduce() for each level of vector instructions: reduce.cc chooses among them, and tests compare them.
+// Only where cpu_level() is at least that of the name, and not for scaled integers.
+void reduce_baseline(const Reduction& reduction, const Arrays& arrays);
+void reduce_avx2(const Reduction& reduction, const Arrays& arrays);
+void reduce_avx512(const Reduction& reduction, const Arrays& arrays);
+
+// reduce() at a level that this processor has.
+void reduce_at(CpuLevel level, const Reduction& reduction, const Arrays& arrays);
 
 }  // namespace hvl

@@ -7,9 +7,9 @@
 // wherever in the array it stands; that is why results do not depend on how an array is cut.
 #pragma once
 
-#include "base/prefetch.h"
+#include "base/target.h"
+#include "collective/reduce/reduce.h"
 #include "collective/reduce/reduce_elements.h"
-#include "collective/reduce/reduce_levels.h"
 
 namespace hvl {
 

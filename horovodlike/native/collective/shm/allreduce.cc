@@ -1,9 +1,8 @@
-#include "collective/shm/allreduce.h"
-
 #include <cstring>
 #include <vector>
 
-#include "base/prefetch.h"
+#include "base/target.h"
+#include "collective/shm/shm_data_plane.h"
 
 namespace hvl {
 

@@ -1,7 +1,7 @@
-#include "collective/shm/reducescatter.h"
-
 #include <cstring>
 #include <vector>
+
+#include "collective/shm/shm_data_plane.h"
 
 namespace hvl {
 

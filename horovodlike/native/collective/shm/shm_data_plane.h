@@ -1,4 +1,4 @@
-// The data plane of the ranks of one host.
+// The collectives of the ranks of one host, through its shared memory, and the data plane made of them.
 #pragma once
 
 #include <memory>
@@ -9,17 +9,40 @@
 
 namespace hvl {
 
+// Small batches: every rank copies all its bytes in and reduces everything itself. Large ones: every rank reduces its
+// part of each chunk, straight from its own tensors and the others' slots. Either way element by element in rank
+// order, so the bits do not depend on which way was taken.
+Status allreduce(const Batch& batch, ChunkPipeline* pipeline, const FinalBytes& final_bytes);
+
+// The root fills its slots, the others copy out of them.
+Status broadcast(const Batch& batch, int root, ChunkPipeline* pipeline, const FinalBytes& final_bytes);
+
+// Chunk c carries the c-th piece of every rank's block; ranks with short blocks have empty pieces at the end.
+Status allgather(const Gather& gather, ChunkPipeline* pipeline);
+
+// Chunk c carries the c-th piece of every rank's block; ranks with short blocks have empty pieces at the end. Each rank
+// copies the others' pieces in and reduces its own, in the order of the ranks: the bits are those of an allreduce.
+Status reducescatter(const Scatter& scatter, ChunkPipeline* pipeline);
+
+// Chunk c carries the c-th piece of every block; a slot has a place for each receiver. Short blocks have empty pieces
+// at the end.
+Status alltoall(const Exchange& exchange, ChunkPipeline* pipeline);
+
 class ShmDataPlane : public DataPlane {
  public:
   ShmDataPlane(std::shared_ptr<HostMemory> memory, int local_rank, Waiter* waiter)
       : pipeline_(std::move(memory), local_rank, waiter) {}
 
   void begin(TeamPtr team, uint64_t number) override { pipeline_.begin(std::move(team), number); }
-  Status allreduce(const Batch& batch, const FinalBytes& final_bytes) override;
-  Status broadcast(const Batch& batch, int root, const FinalBytes& final_bytes) override;
-  Status allgather(const Gather& gather) override;
-  Status reducescatter(const Scatter& scatter) override;
-  Status alltoall(const Exchange& exchange) override;
+  Status allreduce(const Batch& batch, const FinalBytes& final_bytes) override {
+    return hvl::allreduce(batch, &pipeline_, final_bytes);
+  }
+  Status broadcast(const Batch& batch, int root, const FinalBytes& final_bytes) override {
+    return hvl::broadcast(batch, root, &pipeline_, final_bytes);
+  }
+  Status allgather(const Gather& gather) override { return hvl::allgather(gather, &pipeline_); }
+  Status reducescatter(const Scatter& scatter) override { return hvl::reducescatter(scatter, &pipeline_); }
+  Status alltoall(const Exchange& exchange) override { return hvl::alltoall(exchange, &pipeline_); }
 
  private:
   ChunkPipeline pipeline_;

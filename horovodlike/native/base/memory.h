@@ -1,16 +1,19 @@
-// Memory for what is on its way: kept from one use to the next, not initialised.
+// Memory: buffers that are reused, and memory that is never freed.
 #pragma once
 
 #include <cstddef>
 #include <cstdlib>
 #include <memory>
+#include <mutex>
 #include <new>
+#include <vector>
 
 namespace hvl {
 
+// A buffer for bytes under way: kept from one use to the next, not initialised.
 class Buffer {
  public:
-  // At least so many bytes; what was there before is lost if there were fewer.
+  // Returns at least `num_bytes` bytes. If the buffer must grow, its contents are lost.
   char* reserve(size_t num_bytes) {
     if (num_bytes > num_bytes_) {
       num_bytes_ = (num_bytes + kAlign - 1) / kAlign * kAlign;
@@ -30,5 +33,13 @@ class Buffer {
   std::unique_ptr<char, Free> data_;
   size_t num_bytes_ = 0;
 };
+
+// Keeps `memory`, to which something outside of this library may still write, as long as the process lives. Any thread.
+inline void leak(void* memory) {
+  static std::mutex mutex;
+  static auto* kept = new std::vector<void*>;  // outlives all that runs at exit
+  std::lock_guard<std::mutex> lock(mutex);
+  kept->push_back(memory);
+}
 
 }  // namespace hvl

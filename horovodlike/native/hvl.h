@@ -11,9 +11,9 @@
  *     hvl_wait_all_on_stream(). Outputs that the engine allocated are handed over there.
  *  6. Sizes are in bytes and times in seconds unless the name says otherwise.
  *  7. Requests whose device is HVL_CUDA are enqueued with the stream on which their tensors are made. They complete
- *     when the GPU has been given all there is to do, and their results are there when it has done it: hvl_wait() and
- *     its like wait for that on the host, hvl_wait_on_stream() has a stream wait for it. Tensor memory is borrowed
- *     until then. Each rank has one GPU.
+ *     when all their work has been given to the GPU, and their results are valid when the GPU has done it: hvl_wait()
+ *     and its like wait for that on the host, hvl_wait_on_stream() makes a stream wait for it. Tensor memory is
+ *     borrowed until then. Each rank has one GPU.
  */
 #ifndef HVL_H
 #define HVL_H
@@ -79,15 +79,15 @@ typedef enum hvl_dtype {
 
 typedef enum hvl_device { HVL_CPU = 0, HVL_CUDA = 1 } hvl_device;
 
-/* What moves the data of tensors on GPUs. */
+/* How the data of tensors on GPUs is moved. */
 typedef enum hvl_gpu_operations {
   HVL_GPU_AUTO = 0,   /* NCCL if all ranks of a process set have it and a GPU of their own; else as HVL_GPU_STAGING */
-  HVL_GPU_NCCL = 1,   /* the same, but it breaks the job where the ranks cannot use NCCL. What NCCL cannot reduce, and
-                       * what not all ranks of the process set take part in, is staged nevertheless */
+  HVL_GPU_NCCL = 1,   /* the same, but it breaks the job if the ranks cannot use NCCL. Reductions that NCCL does not
+                       * have, and collectives without some ranks of the process set, are staged nevertheless */
   HVL_GPU_STAGING = 2 /* copied to the host, moved as tensors of the CPU are, and copied back */
 } hvl_gpu_operations;
 
-/* In which order the elements of a tensor lie in memory. */
+/* The order of a tensor's elements in memory. */
 typedef enum hvl_memory_format {
   HVL_ROW_MAJOR = 0,
   HVL_CHANNELS_LAST = 1 /* as if dimension 1 were the last; of at least three dimensions */
@@ -113,7 +113,7 @@ typedef struct hvl_request {
   int32_t device; /* hvl_device */
   double prescale;
   double postscale;
-  /* Allreduce: the hvl_memory_format of each tensor, which has to be the same on all ranks; or none, if all are
+  /* Allreduce: the hvl_memory_format of each tensor, which must be the same on all ranks; or none, if all are
    * row-major. Alltoall: of each tensor, the rows for each member of the process set, in their order.
    * HVL_ADD_PROCESS_SET: the ranks, ascending. HVL_REMOVE_PROCESS_SET: the id. Else none. */
   const int64_t* arguments;
@@ -132,16 +132,16 @@ typedef struct hvl_output {
   int32_t dtype;
 } hvl_output;
 
-/* What a request calls instead of being waited for, or while it is waited for. The functions are called by the engine's
- * thread or by one that waits for another request, and may neither wait nor call hvl_shutdown(). */
+/* Functions that a request calls instead of, or during, a wait for it. They are called by the engine's thread or by a
+ * thread that waits for another request, and may neither wait nor call hvl_shutdown(). */
 typedef struct hvl_callbacks {
   /* Called once, when the request completes; there is no handle then. The message lives as long as the call. Null: the
    * request has a handle. With HVL_CUDA the stream of the request has been told to wait for the results. */
   void (*done)(void* context, int32_t status, const char* message);
-  /* Where the engine is to allocate outputs: returns memory for one of them, of which all but `data` is known, or null
-   * if there is none, which breaks the job. The memory stays the caller's, and is not handed over by hvl_wait(). Null:
-   * the engine allocates. It has no memory of a GPU: requests with HVL_CUDA need this. What it returns for them is on
-   * the GPU, and may be in use by the stream of the request; but the rows received of an alltoall (outputs of odd
+  /* Allocates outputs for the engine: returns memory for one of them, of which all but `data` is known, or null if
+   * there is none, which breaks the job. The memory stays the caller's, and hvl_wait() does not return it. Null: the
+   * engine allocates. The engine cannot allocate GPU memory: requests with HVL_CUDA need this. The memory for them must
+   * be on the GPU, and may be in use by the stream of the request; but the rows received of an alltoall (outputs of odd
    * index) are on the host. */
   void* (*allocate)(void* context, int32_t index, const hvl_output* output);
   void* context;
@@ -149,7 +149,7 @@ typedef struct hvl_callbacks {
 
 typedef enum hvl_use { HVL_CONTROL = 0, HVL_DATA = 1 } hvl_use;
 
-/* A TCP connection to a rank of another host, over which both sides have proven who they are, and nothing has been sent
+/* A TCP connection to a rank of another host, on which both sides are authenticated and nothing has been sent
  * since. The keys are for the MACs of the two directions; a data connection uses them if it is sealed. */
 typedef struct hvl_connection {
   int32_t fd;
@@ -159,7 +159,7 @@ typedef struct hvl_connection {
   uint8_t receive_key[32];
 } hvl_connection;
 
-/* Who takes part in a collective. */
+/* The ranks that take part in a collective. */
 typedef struct hvl_team {
   const int32_t* ranks; /* of the job, ascending */
   int32_t size;         /* 2 at least */
@@ -169,16 +169,16 @@ typedef struct hvl_team {
 /* A library such as MPI that moves the data of collectives in place of the engine's own transports.
  *
  * All functions are called by the engine's thread, one at a time, on all members of a team in the same order. The first
- * five begin a collective and return HVL_OK if it is done, HVL_IN_PROGRESS if test() is to be called until it is, and
- * anything else if it failed, which breaks the job. The team and the arrays of numbers live as long as the call, memory
- * of tensors until the collective is done. Blocks stand one after the other, by their members' places in the team, and
- * may be empty. No count, and no offset that follows from counts, reaches 2^31. */
+ * five begin a collective and return HVL_OK if it is done, HVL_IN_PROGRESS if test() must be called until it is,
+ * and anything else if it failed, which breaks the job. The team and the arrays of numbers live as long as the call,
+ * memory of tensors until the collective is done. Blocks stand one after the other, by their members' places in the
+ * team, and may be empty. No count, and no offset that follows from counts, reaches 2^31. */
 typedef struct hvl_external {
   void* context;
   /* Adds up elements of HVL_FLOAT32 or HVL_FLOAT64. `sent` may be `received`. All members get the same numbers. */
   int32_t (*allreduce)(void* context, const hvl_team* team, const void* sent, void* received, int64_t count,
                        int32_t dtype);
-  /* The same, of which each member gets a block: `counts` of elements. */
+  /* The same, but each member gets only its block: `counts` of elements. */
   int32_t (*reducescatter)(void* context, const hvl_team* team, const void* sent, void* received, const int64_t* counts,
                            int32_t dtype);
   /* root: its place in the team. */
@@ -189,7 +189,7 @@ typedef struct hvl_external {
   int32_t (*alltoallv)(void* context, const hvl_team* team, const void* sent, const int64_t* bytes_sent, void* received,
                        const int64_t* bytes_received);
   int32_t (*test)(void* context);
-  /* Why the last call failed; the text lives until the next one. */
+  /* The reason why the last call failed; the text lives until the next call. */
   const char* (*error)(void* context);
   /* The job is broken: nothing else will be called, also if a collective is in progress. */
   void (*broken)(void* context, const char* why);
@@ -211,26 +211,26 @@ typedef struct hvl_config {
    * control connections. The engine uses duplicates of the descriptors. */
   const hvl_connection* connections;
   int32_t num_connections;
-  /* What wakes a rank of several hosts: a pipe each, not blocking. Of this rank's the end to read from, and by local
-   * rank those to write to; duplicates are used. */
+  /* Jobs of several hosts: a non-blocking pipe wakes each rank. The read end of this rank's pipe, and by local rank the
+   * write ends; duplicates are used. */
   int32_t wakeup_fd;
   const int32_t* wakeup_fds;
-  int32_t seal_data;          /* 1: what goes over connections for data has MACs; on all ranks, or on none */
+  int32_t seal_data;          /* 1: data on data connections has MACs; on all ranks, or on none */
   int32_t segment_fd;         /* this host's shared memory, hvl_segment_bytes() long, zeroed; -1 if local_size is 1 */
-  int32_t processors;         /* that this host's ranks may use, all together */
+  int32_t processors;         /* available to this host's ranks together */
   const int32_t* local_pids;  /* process ids of this host's ranks, by local rank */
   int64_t slot_bytes;         /* one slot of shared memory */
   int32_t slot_depth;         /* slots per rank */
   int64_t fusion_threshold;   /* bytes of one batch at most; 0 turns fusion off */
-  double cycle_time;          /* seconds to wait for more requests when nobody waits for a result */
+  double cycle_time;          /* seconds to wait for more requests when no thread waits for a result */
   int32_t overlap;            /* 0: requests wait until a thread of some rank waits for a result, see config.py */
   int32_t cache_capacity;     /* known tensors at most */
   double stall_warning_time;  /* seconds; 0 turns the warning off */
   double stall_shutdown_time; /* seconds; 0 means never */
-  /* Average divides by the size of the process set also if ranks have joined: 1; by those that take part: 0. */
+  /* Average divides by the size of the process set even if ranks have joined: 1; by the participating ranks: 0. */
   int32_t average_counts_joined;
   int32_t hierarchical_adasum;        /* 1: Adasum combines the averages of hosts */
-  int32_t flight_recorder_size;       /* collectives that are remembered */
+  int32_t flight_recorder_size;       /* collectives that it keeps */
   const char* flight_recorder_folder; /* where they are written when the job breaks; null or empty: nowhere */
   int32_t autotune;                   /* 1: the two below that are 1 are tuned while the job runs */
   int32_t autotune_fusion_threshold;
@@ -246,7 +246,7 @@ typedef struct hvl_config {
   int32_t log_level;                 /* 0 trace, 1 debug, 2 info, 3 warning, 4 error, 5 fatal */
 } hvl_config;
 
-/* What this process finds of the libraries for GPUs. */
+/* The GPU libraries that this process finds. */
 typedef struct hvl_gpu_libraries {
   int32_t cuda_version; /* of the driver: 12040 for 12.4; 0: it cannot be used, and why */
   int32_t nccl_version; /* 21903 for 2.19.3; 0: it cannot be used, and why */
@@ -264,19 +264,19 @@ typedef struct hvl_counters {
   int64_t executed;           /* requests that were part of a batch; the others failed */
   int64_t negotiation_ns;     /* from enqueue to the begin of the batch, of all executed requests together */
   int64_t execution_ns;       /* of all batches together */
-  int64_t peer_wait_ns;       /* of that: waiting for other ranks to get on */
+  int64_t peer_wait_ns;       /* of that: waiting for other ranks */
   int64_t ranks;              /* of the job; 0 if there is no engine */
 } hvl_counters;
 
-/* How the other ranks have waited for one. */
+/* The time that the other ranks have waited for one. */
 typedef struct hvl_lateness {
   int64_t times;     /* that it was ready a millisecond or more after the first rank */
   int64_t waited_ns; /* between the first rank and this one, where this one was the last */
 } hvl_lateness;
 
-/* Where the engine brings a fault upon its own process, and which. For tests of what becomes of the other ranks. */
+/* Injected faults: the point in the engine, and the kind of fault. For tests of the effect on the other ranks. */
 typedef enum hvl_fault_point {
-  HVL_FAULT_IN_NEGOTIATION = 0, /* a request has been sent, and no answer is there */
+  HVL_FAULT_IN_NEGOTIATION = 0, /* a request has been sent, and not been answered */
   HVL_FAULT_IN_DATA = 1         /* half of the data of an allreduce is not yet read, so that no rank completes it */
 } hvl_fault_point;
 
@@ -284,7 +284,7 @@ typedef enum hvl_fault {
   HVL_FAULT_RAISE = 0,  /* the engine fails, which breaks the job */
   HVL_FAULT_SIGNAL = 1, /* the process gets a signal */
   HVL_FAULT_CLOSE = 2,  /* all TCP connections of the process are shut down */
-  HVL_FAULT_SLOW = 3    /* the engine stands still for some time */
+  HVL_FAULT_SLOW = 3    /* the engine pauses for some time */
 } hvl_fault;
 
 int64_t hvl_segment_bytes(const hvl_config* config);
@@ -292,11 +292,11 @@ int32_t hvl_init(const hvl_config* config);
 /* Ends the job on all ranks; returns when this rank's engine thread has ended. Does nothing if not initialised. */
 int32_t hvl_shutdown(void);
 int32_t hvl_is_initialized(void);
-/* HVL_OK while requests are accepted; else why they are not, as enqueueing one would say: HVL_JOB_BROKEN, HVL_SHUT_DOWN
- * or HVL_NOT_INITIALIZED. */
+/* HVL_OK while requests are accepted; else the error that enqueueing one would return: HVL_JOB_BROKEN, HVL_SHUT_DOWN or
+ * HVL_NOT_INITIALIZED. */
 int32_t hvl_job_status(void);
 
-/* Checks what can be checked on this rank alone, before or after hvl_init(). Null: see hvl_last_error(). */
+/* Checks a request as far as one rank can, before or after hvl_init(). Null: see hvl_last_error(). */
 hvl_prepared* hvl_prepare(const hvl_request* request);
 /* Requests in flight keep what they need. */
 void hvl_release(hvl_prepared* prepared);
@@ -314,18 +314,18 @@ int64_t hvl_enqueue(hvl_prepared* prepared, const uintptr_t* inputs, const uintp
 /* The same for one tensor that is input and output. */
 int64_t hvl_enqueue_inplace(hvl_prepared* prepared, uintptr_t data);
 /* The same, on a copy that the engine makes of a tensor on the CPU, of at most HVL_MAX_COPIED_BYTES: `data` is not used
- * any more. hvl_take_copy() gives the result. */
+ * after the call. hvl_take_copy() gives the result. */
 int64_t hvl_enqueue_copied(hvl_prepared* prepared, uintptr_t data);
-/* The same for many; writes their handles. Returns an hvl_status: if one is refused, it and those after it are not
+/* The same for many; writes their handles. Returns an hvl_status: if one is rejected, it and those after it are not
  * enqueued, and their handles are 0. */
 int32_t hvl_enqueue_all(hvl_prepared* const* prepared, const uintptr_t* data, int32_t count, int64_t* handles);
-/* The handle that this thread's last hvl_enqueue...() of one request has returned; 0: it was refused. */
+/* The handle that this thread's last hvl_enqueue...() of one request has returned; 0: it was rejected. */
 int64_t hvl_last_handle(void);
 /* The handle of the request that is in flight under the name of a prepared one; 0: there is none, or it calls back. */
 int64_t hvl_handle_in_flight(hvl_prepared* prepared);
 /* The same as hvl_enqueue() and hvl_enqueue_all() for requests with HVL_CUDA. The GPU begins after what `stream`, a
- * CUstream of GPU `device` as the driver numbers them, has been given by now. Refused while the stream is captured, and
- * for CU_STREAM_PER_THREAD. */
+ * CUstream of GPU `device` as the driver numbers them, has been given by now. Rejected while the stream is captured,
+ * and for CU_STREAM_PER_THREAD. */
 int64_t hvl_enqueue_on_stream(hvl_prepared* prepared, const uintptr_t* inputs, const uintptr_t* outputs,
                               const hvl_callbacks* callbacks, int32_t device, void* stream);
 int32_t hvl_enqueue_all_on_stream(hvl_prepared* const* prepared, const uintptr_t* data, int32_t count, int64_t* handles,
@@ -345,16 +345,16 @@ int32_t hvl_take_copy(int64_t handle, uintptr_t result);
 /* Waits for all, then consumes all and writes 0 over them; the status is the first error in order. Consumes none when
  * it returns HVL_IN_PROGRESS. A handle of 0 is passed over. */
 int32_t hvl_wait_all(int64_t* handles, int32_t count, double timeout);
-/* The same as hvl_wait() and hvl_wait_all(), but that the host does not wait for results on a GPU: what `stream` is
- * given from now on is done after they are there. The host waits until the requests are complete only. While
- * `stream` is being captured this is refused (HVL_INVALID_ARGUMENT), and consumes none. If the GPU refuses to have
- * `stream` wait, this is an error (HVL_RESOURCES), and it is the host that waits until they are there. */
+/* The same as hvl_wait() and hvl_wait_all(), but the host does not wait for results on a GPU: work that `stream` is
+ * given from now on runs after they are valid. The host only waits until the requests are complete. While `stream` is
+ * being captured the call fails (HVL_INVALID_ARGUMENT), and consumes none. If the GPU cannot make `stream` wait, this
+ * is an error (HVL_RESOURCES), and the host waits until the results are valid. */
 int32_t hvl_wait_on_stream(int64_t handle, double timeout, hvl_output** outputs, int32_t* num_outputs, void* stream);
 int32_t hvl_wait_all_on_stream(int64_t* handles, int32_t count, double timeout, void* stream);
 void hvl_free(void* data);
 
-/* Where this rank is: blocks until other ranks have waited for it for so long that the coordinator asks; returns the
- * number of the question, to be answered with text for the report (HVL_STACK_BYTES of it). 0: the job has ended. */
+/* Stack-dump requests: blocks until other ranks have waited so long for this one that the coordinator asks; returns the
+ * number of the question, to answer with text for the report (HVL_STACK_BYTES of it). 0: the job has ended. */
 int64_t hvl_await_stack_question(void);
 void hvl_answer_stack_question(int64_t question, const char* text);
 
@@ -364,19 +364,19 @@ void hvl_get_counters(hvl_counters* counters);
 void hvl_get_lateness(hvl_lateness* lateness, int32_t count);
 /* The last collectives of this rank as a JSON array, to be freed with hvl_free(); null if there is no engine. */
 char* hvl_get_flights(void);
-/* From now on writes what this rank does to a file of trace events, in place of the timeline before; also where batches
- * begin if `mark_cycles` is not 0. */
+/* From now on writes this rank's activity to a file of trace events, in place of the timeline before; also the begin of
+ * batches if `mark_cycles` is not 0. */
 int32_t hvl_start_timeline(const char* path, int32_t mark_cycles);
-/* Returns when all is in the file. Does nothing without a timeline; hvl_shutdown() does the same. */
+/* Returns when the file is complete. Does nothing without a timeline; hvl_shutdown() does the same. */
 void hvl_stop_timeline(void);
-/* The next time that the engine gets to this point, and only then, there is a fault. amount: the number of the signal,
+/* Injects a fault the next time that the engine reaches this point, and only then. amount: the number of the signal,
  * or seconds. It ends with the engine; a second one at the same point replaces the first. */
 int32_t hvl_arm_fault(int32_t point, int32_t fault, double amount);
 /* What HVL_FAULT_CLOSE does, at once; also without an engine. */
 int32_t hvl_cut_connections(void);
 /* Looks for the libraries of these files, as hvl_config has them; any time, also without an engine. If `counts_gpus` is
- * not 0 it initialises CUDA, which a process that is forked later cannot use then; else there are 0 GPUs. What is not
- * there is no error: `found` says why. */
+ * not 0 it initialises CUDA, which a process that is forked later cannot use then; else there are 0 GPUs. A missing
+ * library is no error: `found` gives the reason. */
 int32_t hvl_find_gpu_libraries(const char* cuda_library, const char* nccl_library, int32_t counts_gpus,
                                hvl_gpu_libraries* found);
 const char* hvl_version(void);

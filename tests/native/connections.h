@@ -1,4 +1,4 @@
-// What connects the hosts of a job whose ranks are engines of one process: pairs of sockets, and pipes.
+// The connections between the hosts of a job whose ranks are engines of one process: pairs of sockets, and pipes.
 #pragma once
 
 #include <fcntl.h>

@@ -1,6 +1,6 @@
-// What no stream may do to the reader of frames: have it read past the end, allocate much, or hand out a frame that the
-// holder of the key has not sealed, in this place of the stream. The first byte of an input says in pieces of how many
-// bytes the rest arrives; 0: as a whole.
+// Fuzzes the reader of frames: no stream may make it read past the end, allocate much, or return a frame that the
+// holder of the key has not sealed at this position of the stream. The first byte of an input is the size of the pieces
+// in which the rest arrives; 0: as a whole.
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>

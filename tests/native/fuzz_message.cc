@@ -1,4 +1,5 @@
-// What no input may do to the decoders: read past the end, allocate much, throw, or mean something else when sent on.
+// Fuzzes the decoders: no input may make them read past the end, allocate much, throw, or change its meaning when
+// encoded again.
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>

@@ -1,4 +1,4 @@
-// What a fuzz target gives fuzz_main.cc to start from.
+// The seeds of a fuzz target, for fuzz_main.cc.
 #pragma once
 
 #include <string>

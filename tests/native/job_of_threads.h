@@ -17,7 +17,7 @@ namespace hvl {
 
 constexpr uint64_t kPatience = 60 * kSecond;
 
-// Which reductions brief tests leave out: sums of all types stay, and each other operation of some types.
+// True for the reductions that brief tests leave out: sums of all types stay, and each other operation of some types.
 inline bool is_left_out(int dtype, ReduceOp op) { return check::is_brief && op != HVL_SUM && (dtype + op) % 5 != 0; }
 
 // A job whose ranks are engines of this process. Where `options.hosts` has several hosts, the ranks of each have memory
@@ -95,7 +95,7 @@ class Job {
   // From now on wait() asks again and again, and waits that long at most each time.
   void become_impatient(uint64_t nanoseconds) { patience_ = nanoseconds; }
 
-  // What others see of a rank whose process has ended: all of its connections are closed.
+  // Shows a rank to others as if its process had ended: all of its connections are closed.
   void cut_off(int rank) { connections_->shut_down(rank); }
 
   Status wait(int rank, int64_t handle, std::vector<hvl_output>* outputs = nullptr) {

@@ -34,7 +34,7 @@ class LibraryOfThreads {
     return table;
   }
 
-  // Writes where it has promised to, although nobody waits for it any more.
+  // Writes to the promised memory, although no thread waits for it any more.
   void write_late() {
     std::lock_guard<std::mutex> lock(mutex_);
     for (auto& entry : meetings_) {
@@ -51,7 +51,7 @@ class LibraryOfThreads {
   std::string failing;  // the function that fails on rank 1
 
  private:
-  // What one member gave to one collective.
+  // The arguments of one member for one collective.
   struct Call {
     const char* sent;
     char* received;
@@ -76,7 +76,7 @@ class LibraryOfThreads {
   }
   static int64_t size_of_dtype(int32_t dtype) { return static_cast<int64_t>(size_of(static_cast<DataType>(dtype))); }
 
-  // Who comes last does it for all.
+  // The last member to arrive does it for all.
   int32_t meet(const char* name, const hvl_team& team, Call call, Finish finish, int argument = 0) {
     std::lock_guard<std::mutex> lock(mutex_);
     const int rank = team.ranks[team.mine];

@@ -1,5 +1,5 @@
-// What the negotiation of known tensors costs, by the number of ranks: hosts of 8 ranks, all in this process, with
-// encoded messages in memory for channels.
+// The cost of negotiating known tensors, by the number of ranks: hosts of 8 ranks, all in this process, with encoded
+// messages in memory for channels.
 //
 //   negotiation_cost RANKS FAN_OUT [TENSORS] [ROUNDS]     FAN_OUT 0: every rank talks to the coordinator
 //
@@ -33,7 +33,7 @@ void require(const Status& status) {
   if (!status.ok()) fail(status.message());
 }
 
-// What comes to a process, in the order in which it comes.
+// The input of a process, in the order of arrival.
 struct Inbox {
   struct Frame {
     int rank;  // of this host; -1: a child host

@@ -15,7 +15,7 @@
 
 using Random = std::mt19937;
 
-// What one rank asks for under a name the `round`-th time; `wrong` names differ between the ranks in round 1.
+// The request of one rank under a name in the `round`-th round; `wrong` names differ between the ranks in round 1.
 inline hvl::Signature request_for(int name, int rank, int round) {
   const std::string text = "t" + std::to_string(name);
   switch (name % 10) {
@@ -132,7 +132,7 @@ class SimulatedRank {
     return signature;
   }
 
-  // What it had ready before it joined is done with it.
+  // Tensors that it had ready before it joined are executed with it.
   void check_absent(hvl::TensorId id) {
     const auto request = in_flight_.find(key_of(known_.at(id)));
     const auto join = in_flight_.find(key_of(join_request()));
@@ -175,7 +175,7 @@ class SimulatedRank {
   std::map<std::string, InFlight> in_flight_;
 };
 
-// What is between the ranks: lets one thing happen at a time of what is under way to or from a rank.
+// The network between the ranks: lets one message under way to or from a rank arrive at a time.
 class Wiring {
  public:
   virtual ~Wiring() = default;

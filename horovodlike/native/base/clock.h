@@ -24,7 +24,7 @@ inline uint64_t to_ns(double seconds) {
   return static_cast<uint64_t>((seconds < kCentury ? seconds : kCentury) * 1e9);
 }
 
-// How long a rank that shuts down waits for the others at most.
+// The longest time that a rank waits for the others when it shuts down.
 constexpr uint64_t kLeaveTimeout = 5 * kSecond;
 
 }  // namespace hvl

@@ -1,8 +1,8 @@
 // float16 and bfloat16 to float32 and back: rounding to nearest even, subnormals exact, NaN stays NaN.
 //
-// The bit patterns are worked on without branches, so that the same templates serve a single value and a vector of
-// them: `Bits` is uint32_t or a vector of it, `Float` the float or vector of floats of the same size. The method (let
-// the floating-point adder do the rounding of subnormals) is Fabian Giesen's, https://gist.github.com/rygorous/2156668.
+// The code has no branches, so that the same templates serve a single value and a vector of values: `Bits` is uint32_t
+// or a vector of it, `Float` the float or vector of floats of the same size. The method (let the floating-point adder
+// do the rounding of subnormals) is Fabian Giesen's, https://gist.github.com/rygorous/2156668.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@ HVL_ALWAYS_INLINE Bits widen_float16(Bits half) {
   const Bits exponent = magnitude & kExponent;
   const Bits normal = magnitude + ((127u - 15u) << 23);
   const Bits special = magnitude + ((255u - 31u) << 23);  // infinity and NaN
-  // Of a subnormal the exponent is one too low; with it put right the implicit leading one is what there is too much.
+  // The exponent of a subnormal is one too low. Correcting it adds an implicit leading one, which is subtracted again.
   const Float with_one = bit_cast<Float>(magnitude + kSmallestNormal);
   const Bits subnormal = bit_cast<Bits>(with_one - bit_cast<Float>(Bits{} + kSmallestNormal));
   const Bits finite = exponent == 0u ? subnormal : normal;
@@ -39,7 +39,7 @@ HVL_ALWAYS_INLINE Bits widen_float16(Bits half) {
 template <class Float, class Bits>
 HVL_ALWAYS_INLINE Bits narrow_float16(Bits bits) {
   constexpr uint32_t kInfinity = 255u << 23;
-  constexpr uint32_t kOverflow = (127u + 16u) << 23;                  // 2^16: from here on all is infinity
+  constexpr uint32_t kOverflow = (127u + 16u) << 23;                  // 2^16: this and anything larger becomes infinity
   constexpr uint32_t kSmallestNormal = 113u << 23;                    // 2^-14
   constexpr uint32_t kRounder = (127u - 15u + 23u - 10u + 1u) << 23;  // its last place is that of a subnormal float16
   const Bits magnitude = bits & 0x7fffffffu;

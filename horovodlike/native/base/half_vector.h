@@ -1,6 +1,6 @@
-// Registers of float16 or bfloat16 to registers of float32 and back. One register of 16-bit numbers is two of 32 bits:
-// the even ones and the odd ones, which shifts and masks take apart and put together in a few instructions anywhere.
-// Where a translation unit's level converts float16 in hardware, half a register of them is one register.
+// Registers of float16 or bfloat16 to registers of float32 and back. One register of 16-bit numbers becomes two
+// registers of 32-bit numbers, the even ones and the odd ones; on any processor a few shifts and masks split and join
+// them. Where a translation unit's level converts float16 in hardware, half a register of them is one register.
 #pragma once
 
 #include <cstddef>
@@ -35,8 +35,8 @@ struct Bfloat16Vector {
     const Bits both = bit_cast<Bits>(stored);
     return {{bit_cast<Float>(both << 16), bit_cast<Float>(both & 0xffff0000u)}};
   }
-  // NaN needs no case of its own: what combines NaNs keeps the bits of one of them or makes the processor's default
-  // one, so the 16 bits that are cut off are zero, and rounding carries nothing.
+  // NaN needs no separate case: operations on NaNs keep the bits of one operand or produce the processor's default NaN,
+  // so the 16 bits that are cut off are zero, and rounding carries nothing.
   static HVL_ALWAYS_INLINE Stored narrow(const Registers<Float, kParts>& values) {
     const Bits even = rounded(bit_cast<Bits>(values.parts[0])) >> 16;
     const Bits odd = rounded(bit_cast<Bits>(values.parts[1])) & 0xffff0000u;

@@ -7,7 +7,7 @@
 
 namespace hvl {
 
-// The hash of everything that was added so far. A copy goes on from where the original was.
+// The hash of everything that was added so far. A copy continues from the state of the original.
 class Sha256 {
  public:
   static constexpr size_t kBlockBytes = 64;
@@ -36,17 +36,17 @@ class Hmac {
 
   // Adds to the message.
   void add(const void* bytes, size_t num_bytes) { inner_.add(bytes, num_bytes); }
-  // The MAC of the message; the next one begins.
+  // Returns the MAC of the message and begins the next message.
   Sha256::Digest digest();
 
  private:
-  // What follows from the key alone.
+  // The states that depend on the key alone.
   Sha256 inner_start_;
   Sha256 outer_start_;
   Sha256 inner_;
 };
 
-// The time that it takes depends on the number of bytes only.
+// Its duration depends on the number of bytes only.
 bool equal_in_constant_time(const void* a, const void* b, size_t num_bytes);
 
 }  // namespace hvl

@@ -25,7 +25,7 @@ inline std::string quoted(const std::string& text) {
   return json + '"';
 }
 
-// From now_ns() times to those that calendars use, by the difference when this was made.
+// Converts now_ns() times to time since the epoch, by the difference at construction.
 class EpochClock {
  public:
   EpochClock() {

@@ -11,7 +11,7 @@ void set_log_level(LogLevel level);
 bool is_logged(LogLevel level);
 // Thread-safe; one line, written at once.
 void log(LogLevel level, const std::string& text);
-// The same for what the user has asked to be told: it has no level.
+// The same for output that the user has asked for: it has no level.
 void tell(const std::string& text);
 
 }  // namespace hvl

@@ -4,8 +4,8 @@
 // A translation unit that begins its code with HVL_TARGET_AVX2 or HVL_TARGET_AVX512 is compiled for that level,
 // whatever the flags of the build; it may run only where cpu_level() says so. Everything inline that such a unit emits
 // must be its own (templates over a type of an unnamed namespace), or the linker could hand its code to an older
-// processor. No ifunc: its resolvers run before a sanitizer is ready. HVL_NO_DISPATCH leaves the baseline alone. A
-// single function is marked with HVL_TARGET_SHA in the same way, and asks has_sha_instructions().
+// processor. No ifunc: its resolvers run before a sanitizer is ready. HVL_NO_DISPATCH leaves the baseline alone.
+// HVL_TARGET_SHA marks a single function in the same way; its callers check has_sha_instructions().
 #pragma once
 
 #include <cstddef>
@@ -25,7 +25,8 @@
 #endif
 
 #if defined(__GNUC__) && !defined(__clang__)
-// Vectors wider than the baseline's registers are passed only to HVL_ALWAYS_INLINE functions, so how does not matter.
+// Vectors wider than the baseline's registers are passed only to HVL_ALWAYS_INLINE functions, so their calling
+// convention does not matter.
 #pragma GCC diagnostic ignored "-Wpsabi"
 #endif
 
@@ -61,14 +62,14 @@ inline bool has_sha_instructions() {
 }
 
 constexpr size_t kLine = 64;
-constexpr size_t kPrefetchAhead = 1024;  // bytes: how far to be ahead in a loop over arrays
+constexpr size_t kPrefetchAhead = 1024;  // bytes: the distance ahead in a loop over arrays
 
-// Begins to fetch memory that is to be written: from another processor's cache it comes as this one's own, so that
-// writing needs no further message.
+// Begins to fetch memory that will be written: a line from another processor's cache arrives in exclusive state, so
+// that writing it needs no further message.
 HVL_ALWAYS_INLINE void prefetch_to_write(const char* memory, size_t num_bytes) {
   for (size_t offset = 0; offset < num_bytes; offset += kLine) {
 #if defined(__x86_64__)
-    // The compiler's builtin emits this only if told that the processor has it; those without take it for no operation.
+    // The compiler's builtin emits this only for targets that have it; processors without it execute it as a no-op.
     asm volatile("prefetchw %0" : : "m"(memory[offset]));
 #else
     __builtin_prefetch(memory + offset, 1);
@@ -76,7 +77,7 @@ HVL_ALWAYS_INLINE void prefetch_to_write(const char* memory, size_t num_bytes) {
   }
 }
 
-// Begins to fetch memory that is to be read, into the level 2 cache.
+// Begins to fetch memory that will be read, into the level 2 cache.
 HVL_ALWAYS_INLINE void prefetch_to_read(const char* memory, size_t num_bytes) {
   for (size_t offset = 0; offset < num_bytes; offset += kLine) __builtin_prefetch(memory + offset, 0, 2);
 }

@@ -1,4 +1,4 @@
-// The engine's own names for the enumerations of hvl.h, and what is known about each.
+// The engine's own names for the enumerations of hvl.h, and the properties of their values.
 #pragma once
 
 #include <cstddef>
@@ -57,7 +57,7 @@ constexpr bool needs_rows(Kind kind) {
   return kind == HVL_ALLGATHER || kind == HVL_REDUCESCATTER || kind == HVL_ALLTOALL;
 }
 
-// Their outputs' sizes depend on all ranks.
+// True if the sizes of the outputs depend on all ranks.
 constexpr bool allocates(Kind kind) { return kind == HVL_ALLGATHER || kind == HVL_ALLTOALL; }
 
 constexpr bool has_tensors(Kind kind) {
@@ -73,7 +73,7 @@ constexpr const char* name_of(ReduceOp op) {
 
 constexpr const char* name_of(MemoryFormat format) { return format == HVL_ROW_MAJOR ? "row-major" : "channels_last"; }
 
-// Whether a tensor of so many dimensions can be in a format of this number.
+// True if `format` is a memory format that a tensor of `num_dimensions` dimensions can have.
 constexpr bool is_memory_format(int64_t format, size_t num_dimensions) {
   return format == HVL_ROW_MAJOR || (format == HVL_CHANNELS_LAST && num_dimensions >= 3);
 }

@@ -36,7 +36,7 @@ double coefficient(double product, double square) { return square > 0 ? 1.0 - pr
 
 }  // namespace
 
-// What was there is lost.
+// The previous contents are lost.
 void Adasum::Scratch::make_room(uint64_t bytes) {
   if (bytes <= num_bytes) return;
   free();
@@ -157,8 +157,8 @@ void Adasum::unpack() {
   }
 }
 
-// Writes the n-th group's average over the n-th row. Whose row that was has been added up by then, or is the group's
-// first member: groups are in the order of their first ones.
+// Writes the n-th group's average over the n-th row. The member whose row that was has been added up by then, or is the
+// group's first member: groups are in the order of their first members.
 template <typename Real>
 void Adasum::average() {
   Real* rows = reinterpret_cast<Real*>(received_.data.get());

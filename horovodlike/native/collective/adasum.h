@@ -1,9 +1,10 @@
 // Adaptive summation of gradients: S. Maleki et al., "Scaling Distributed Training with Adaptive Summation", 2020,
 // https://arxiv.org/abs/2006.02924.
 //
-// Of two vectors: (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b, which is their sum where they are orthogonal and their
-// mean where they are equal. Of more: of neighbours, then of the neighbours' results, and so on; who has no neighbour
-// waits for the next level. Each tensor is a vector of its own. Members may be averaged in groups first.
+// For two vectors: (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b, which is their sum if they are orthogonal and their
+// mean if they are equal. For more vectors: neighbours are combined, then the results of neighbours, and so on; a
+// vector without a neighbour waits for the next level. Each tensor is a separate vector. Members may be averaged in
+// groups first.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +15,7 @@
 
 namespace hvl {
 
-// Members whose vectors are added up and divided; what comes out is one of the vectors that are combined.
+// Members whose vectors are added up and divided; the result is one of the vectors that are combined.
 struct AveragedMembers {
   std::vector<size_t> places;  // in the team, ascending
   int divisor = 1;
@@ -28,10 +29,10 @@ class Adasum {
  public:
   static constexpr uint64_t kMostKept = 2 << 20;  // bytes
 
-  // `batch`, whose tensors are of floating point, lives until go_on() is done. `averaged`: all members, in the order of
-  // the groups' first ones; empty: each is a vector of its own.
+  // `batch`, whose tensors are of floating point, must live until go_on() is done. `averaged`: all members, in the
+  // order of the groups' first members; empty: each member is a separate vector.
   void begin(const Batch& batch, const Team& team, std::vector<AveragedMembers> averaged = {});
-  // HVL_IN_PROGRESS: interrupted; the next call goes on.
+  // HVL_IN_PROGRESS: interrupted; the next call continues.
   Status go_on(DataPlane* data_plane);
   uint64_t kept_bytes() const { return packed_.num_bytes + received_.num_bytes; }
 
@@ -59,7 +60,7 @@ class Adasum {
   uint64_t part_begin(size_t tensor, size_t place) const;  // elements
   uint64_t part_length(size_t place) const;
   size_t num_vectors() const { return averaged_.empty() ? size_ : averaged_.size(); }
-  // The pairs of this level: which vector is combined with which; the result takes the first one's place.
+  // The pairs of vectors that this level combines; the result takes the place of the first vector.
   size_t stride() const { return size_t{1} << level_; }
   size_t num_pairs() const;
 

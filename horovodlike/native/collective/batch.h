@@ -1,7 +1,7 @@
-// A batch: the tensors that are moved together, as one stream of bytes.
+// A batch: tensors that are moved together, as one stream of bytes.
 //
 // Nothing is copied here: a batch is a list of segments, each one tensor's own memory at an offset of the stream.
-// Segments start at multiples of kAlignment, so wherever the stream is cut at such a multiple no element is cut.
+// Segments start at multiples of kAlignment, so cutting the stream at any such multiple cuts no element.
 #pragma once
 
 #include <algorithm>
@@ -18,8 +18,8 @@ constexpr uint64_t kAlignment = 64;
 
 constexpr uint64_t align(uint64_t bytes) { return round_up(bytes, kAlignment); }
 
-// How much of each of so many blocks, the longest of which is so long, goes at once through a buffer for all of them.
-// Not too little, however many they are.
+// Bytes per block and round when `num_blocks` blocks, the longest of `longest` bytes, share one buffer. Has a lower
+// bound for any number of blocks.
 constexpr uint64_t share_of_each(uint64_t buffer_bytes, uint64_t num_blocks, uint64_t longest) {
   constexpr uint64_t kLeast = 4096;
   return std::min(longest, std::max(kLeast, buffer_bytes / num_blocks / kAlignment * kAlignment));
@@ -46,7 +46,7 @@ class Batch {
     num_bytes_ += align(num_bytes);
   }
 
-  // Has what lies in the second half of the stream visited only after calling this, again and again.
+  // From the middle of the stream on, calls `interrupt` before each visit (fault injection).
   void interrupt_halfway(std::function<void()> interrupt) {
     interrupted_from_ = num_bytes_ / 2;
     interrupt_ = std::move(interrupt);
@@ -56,7 +56,7 @@ class Batch {
   // Length of the stream.
   uint64_t num_bytes() const { return num_bytes_; }
 
-  // Calls visit(segment, offset in the segment, offset in the range, bytes) for what lies in [begin, end).
+  // Calls visit(segment, offset in the segment, offset in the range, bytes) for each piece of [begin, end).
   template <typename Visit>
   void for_each_piece(uint64_t begin, uint64_t end, Visit&& visit) const {
     if (end > interrupted_from_) interrupt_();

@@ -11,10 +11,11 @@
 
 namespace hvl {
 
-// Told now and then how many bytes of the stream are final in the outputs, so that tensors complete before the batch.
+// Called now and then with the number of bytes of the stream that are final in the outputs, so that tensors complete
+// before the batch.
 using FinalBytes = std::function<void(uint64_t num_bytes)>;
 
-// What goes to, or comes from, one member of a team.
+// The bytes sent to, or received from, one member of a team.
 template <typename Byte>
 struct Block {
   Byte* data;
@@ -42,13 +43,13 @@ struct Exchange {
 };
 
 // All functions are called by the engine, one at a time, and return when this rank's part is done. HVL_IN_PROGRESS: the
-// thread was interrupted while it waited for other ranks; the next call, with the same arguments, goes on from there.
+// thread was interrupted while it waited for other ranks; the next call, with the same arguments, continues from there.
 // Any other error means that the job is broken; the outputs are then undefined.
 class DataPlane {
  public:
   virtual ~DataPlane() = default;
 
-  // What is called next is the `number`-th collective of the log, and done by this team, of which this rank is one.
+  // The next call is the `number`-th collective of the log. `team` runs it; this rank is a member.
   virtual void begin(TeamPtr team, uint64_t number) = 0;
 
   virtual Status allreduce(const Batch& batch, const FinalBytes& final_bytes) = 0;
@@ -58,10 +59,10 @@ class DataPlane {
   virtual Status reducescatter(const Scatter& scatter) = 0;
   virtual Status alltoall(const Exchange& exchange) = 0;
 
-  // Something else than this process's threads may still write to the outputs of a collective that has failed.
+  // True if something other than this process's threads may still write to the outputs of a failed collective.
   virtual bool holds_memory() const { return false; }
 
-  // As of a ControlPlane.
+  // As in ControlPlane.
   virtual void close_in_child() {}
 };
 

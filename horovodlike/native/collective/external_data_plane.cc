@@ -18,14 +18,14 @@ bool adds_up(const Reduction& reduction) {
          (reduction.op == HVL_SUM || reduction.op == HVL_AVERAGE);
 }
 
-// Whether the library can do both by one call.
+// True if the library can reduce both with one call.
 bool go_together(const Reduction& a, const Reduction& b) {
   return adds_up(a) == adds_up(b) && (!adds_up(a) || a.dtype == b.dtype);
 }
 
 uint64_t count_of(uint64_t num_bytes, const Reduction& reduction) { return num_bytes / size_of(reduction.dtype); }
 
-// What follows a segment up to there is nobody's.
+// The gap between a segment and that position belongs to no tensor.
 void copy(const void* from, void* to, uint64_t num_bytes) {
   if (from != to && num_bytes > 0) memcpy(to, from, num_bytes);
 }
@@ -38,7 +38,7 @@ void scale(const Reduction& reduction, const void* from, void* to, uint64_t num_
   reduce(scaling, Arrays{&from, 1, &to, 1, count_of(num_bytes, reduction)});
 }
 
-// Which of two NaN a sum becomes depends on their order, and so on the rank.
+// The sum of two NaNs is one of them, depending on their order and so on the rank.
 template <typename Real>
 void make_nans_equal(void* data, uint64_t count) {
   Real* values = static_cast<Real*>(data);
@@ -93,8 +93,8 @@ void ExternalDataPlane::begin(TeamPtr team, uint64_t) {
   numbers_received_.assign(size(), 0);
 }
 
-// Segments that go together are packed as one stream. One that has no such neighbours, or fills the buffer, is a piece
-// of its own; what is exchanged is packed nevertheless.
+// Segments that fit together are packed as one stream. A segment that has no such neighbours, or fills the buffer, is a
+// separate piece; data that is exchanged is packed nevertheless.
 std::vector<ExternalDataPlane::Piece> ExternalDataPlane::cut(const Batch& batch, bool reduces) const {
   const std::vector<Segment>& segments = batch.segments();
   const auto is_large = [&](const Segment& segment) { return segment.num_bytes >= buffer_bytes_; };
@@ -123,7 +123,7 @@ Status ExternalDataPlane::allreduce(const Batch& batch, const FinalBytes& final_
     if (piece.in_place != nullptr) {
       status = add_up_in_place(piece);
     } else {
-      Reduction first;  // decides for all that is packed with it
+      Reduction first;  // decides for the whole piece
       batch.for_each_piece(piece.begin, piece.begin + 1,
                            [&](const Segment& segment, uint64_t, uint64_t, uint64_t) { first = segment.reduction; });
       status = adds_up(first) ? add_up(batch, piece) : exchange_and_reduce(batch, piece);
@@ -159,7 +159,7 @@ Status ExternalDataPlane::add_up(const Batch& batch, const Piece& piece) {
     scale(segment.reduction, segment.input + from, packed + at, bytes);
     any = segment.reduction;
   });
-  // With it what fills the gaps, which nobody takes out.
+  // This includes the padding in the gaps, which is never unpacked.
   Status status = finish(functions_.allreduce(functions_.context, &native_team_, packed, packed,
                                               static_cast<int64_t>(count_of(num_bytes, any)), any.dtype));
   if (!status.ok()) return status;
@@ -169,7 +169,7 @@ Status ExternalDataPlane::add_up(const Batch& batch, const Piece& piece) {
   return status;
 }
 
-// Each rank gets its part of what all have, reduces it, and gives the result to all.
+// Each rank receives its part from all ranks, reduces it, and sends the result to all.
 Status ExternalDataPlane::exchange_and_reduce(const Batch& batch, const Piece& piece) {
   const uint64_t num_bytes = piece.end - piece.begin;
   const auto part_begin = [&](size_t place) {
@@ -368,14 +368,14 @@ Status ExternalDataPlane::call_alltoallv() {
                                      received_.data.get(), numbers_received_.data()));
 }
 
-// Until the library is done, or the job is broken: then it may go on using the memory.
+// Waits until the library is done, or the job is broken: then the library may continue to use the memory.
 Status ExternalDataPlane::finish(int32_t begun) {
   int32_t state = begun;
   const auto is_done = [&] {
     if (state == HVL_IN_PROGRESS) state = functions_.test(functions_.context);
     return state != HVL_IN_PROGRESS;
   };
-  const auto who = [&] {  // of them is late, only the library knows
+  const auto who = [&] {  // only the library knows which of them is late
     std::vector<int> others = team_->ranks;
     others.erase(others.begin() + static_cast<std::ptrdiff_t>(mine()));
     return (others.size() > 1 ? "one of " : "") + text_of_ranks(others);

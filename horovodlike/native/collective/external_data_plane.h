@@ -1,8 +1,9 @@
-// The data plane of another library, such as MPI, that moves bytes between ranks by the functions of hvl_external.
+// The data plane that moves bytes between ranks with another library, such as MPI, by the functions of hvl_external.
 //
-// It adds up float32 and float64. Everything else that is reduced goes to the rank whose part it is, which reduces it
-// with our own arithmetic: such results have the bits of our own transports, whatever the library can do. What is sent
-// is packed into a buffer, piece by piece; a tensor that is alone, or as large as the buffer, is sent from where it is.
+// It adds up float32 and float64. Everything else that must be reduced is sent to the rank that owns the part, which
+// reduces it with our own arithmetic: such results have the bits of our own transports, whatever the library can do.
+// Data to send is packed into a buffer, piece by piece; a tensor that is alone, or as large as the buffer, is sent in
+// place.
 #pragma once
 
 #include <memory>
@@ -44,10 +45,10 @@ class ExternalDataPlane : public DataPlane {
     std::unique_ptr<char[]> data;
     uint64_t num_bytes = 0;
 
-    char* of(uint64_t bytes);  // what was there is lost if that is more than before
+    char* of(uint64_t bytes);  // the contents are lost if that is more than before
   };
 
-  // What one call of the library is for: a range of a batch's stream, packed, or some of one segment.
+  // The data of one library call: a packed range of a batch's stream, or a part of one segment.
   struct Piece {
     const Segment* in_place;  // null: packed
     uint64_t begin;

@@ -1,4 +1,4 @@
-// The data plane of a job of one rank: what a collective of one means.
+// The data plane of a job of one rank.
 #pragma once
 
 #include <cstring>

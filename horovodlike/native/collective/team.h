@@ -1,4 +1,4 @@
-// Which ranks of this host take part in a collective.
+// The ranks that take part in a collective.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@ namespace hvl {
 
 struct Team {
   std::vector<int> ranks;  // ascending
-  size_t mine = 0;         // this rank's place among them; the number of ranks if it is not one of them
+  size_t mine = 0;         // this rank's place among them; the number of ranks if it is no member
   bool is_whole = true;    // all of a process set take part
 
   Team() = default;

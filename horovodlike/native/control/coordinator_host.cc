@@ -47,7 +47,7 @@ Status CoordinatorHost::check_stalls(StackDumpRequests* questions, const std::fu
     if (!verdict_.warning.empty()) questions->ask(verdict_.missing, now);
   }
   if (verdict_.warning.empty() || !questions->is_over(now)) return Status();
-  // While they were asked, those that were missing may have come, and the time of a tensor may have ended.
+  // While the missing ranks were asked, they may have become ready, and a tensor may have run out of time.
   const StallVerdict asked = std::exchange(verdict_, StallVerdict());
   const StallVerdict last = is_over ? inspector_.inspect(pending, now) : StallVerdict();
   const bool has_asked_all =

@@ -59,7 +59,7 @@ void LeaderRings::pump(bool* progressed) {
   notify_readers();
 }
 
-// Those that a record does not concern find it when they wake for something else; but all are to make room in time.
+// Ranks that a record does not concern find it when they wake for another reason; but all must free space in time.
 void LeaderRings::notify_readers() {
   if (!log_.is_flushed() || unheard_ >= kLogRingBytes / 2) concerned_.assign(concerned_.size(), true);
   bool all = true;

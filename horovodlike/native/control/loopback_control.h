@@ -1,4 +1,4 @@
-// The control plane of a job of one rank: the coordinator is all there is.
+// The control plane of a job of one rank: only the coordinator.
 #pragma once
 
 #include "control/coordinator_host.h"

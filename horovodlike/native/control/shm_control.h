@@ -1,4 +1,5 @@
-// The control plane of the ranks of one host, through rings in shared memory. Local rank 0 holds the coordinator.
+// The control plane of the ranks of one host, through ring buffers in shared memory. Local rank 0 holds the
+// coordinator.
 #pragma once
 
 #include <deque>
@@ -35,12 +36,12 @@ class ShmCoordinator : public ControlPlane {
   CoordinatorHost coordinator_host_;
   StackDumpRequests questions_;
   LeaderRings rings_;
-  // Where in the log's stream the records end that this rank has still to run. It runs a record only when the others
-  // can read it too: while it runs one nobody passes on the rest of the log, and the others would never begin.
+  // The ends, in the log's stream, of the records that this rank has still to run. It runs a record only when the
+  // others can read it too: while it runs one the rest of the log is not passed on, and the others would never begin.
   std::deque<uint64_t> record_ends_;
 };
 
-// Of every host: those that are not its local rank 0.
+// For the ranks of a host other than local rank 0.
 class ShmWorker : public ControlPlane {
  public:
   ShmWorker(std::shared_ptr<HostMemory> memory, int local_rank);
@@ -57,7 +58,7 @@ class ShmWorker : public ControlPlane {
   RingBufferWriter requests_;
   RingBufferReader log_;
   std::string frame_;
-  bool is_leaving_ = false;  // what it sends is news to a coordinator that has nothing in flight
+  bool is_leaving_ = false;  // its messages must wake a coordinator that has nothing in flight
 };
 
 }  // namespace hvl

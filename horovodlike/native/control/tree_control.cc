@@ -85,7 +85,7 @@ Status TreeLeader::pump(bool* progressed) {
   Status status = rings_.receive(take, progressed);
   if (!status.ok()) return status;
   status = pump_channels(progressed);
-  // What came before a connection was lost may say why it was.
+  // A frame that arrived before a connection was lost may contain the reason.
   for_each_channel([&](Channel* channel) {
     const Status received = receive_from(channel, progressed);
     if (!received.ok()) status = received;
@@ -139,7 +139,7 @@ Status TreeLeader::next(Record* record, bool* found) {
   return Status();
 }
 
-// The kernel is asked, too: this is what a thread looks at while it spins, and before it sleeps.
+// Polls the kernel, too: a thread checks this condition while it spins, and before it sleeps.
 bool TreeLeader::has_news() {
   if (next_is_public() || has_to_decide() || rings_.has_news()) return true;
   bool progressed = false;
@@ -159,11 +159,11 @@ void TreeLeader::finish() {
   for_each_channel([](Channel* channel) { channel->finish(); });
 }
 
-// Only takes what has come: it is decided upon when the collective is over.
+// Only accepts what has arrived: decide() acts on it when the collective is over.
 Status TreeLeader::check_other_hosts() {
   bool progressed = false;
   Status status = pump_channels(&progressed);
-  // Who broke the job first says why, before his connections are lost.
+  // The rank that broke the job first sends the reason before its connections are lost.
   for_each_channel([&](Channel* channel) {
     const Status received = receive_from(channel, &progressed);
     if (!received.ok()) status = received;

@@ -1,6 +1,6 @@
-// The control plane of the leader of a host (its local rank 0) in a job of several hosts. Hosts are a tree: requests go
-// up from child to parent, the log comes down, and on each host they go through its rings. The root host's leader
-// holds the coordinator; the others put together what their part of the tree has ready (negotiate/aggregator.h).
+// The control plane of the leader of a host (its local rank 0) in a job of several hosts. Hosts form a tree: requests
+// go up from child to parent, the log goes down, and on each host they go through its ring buffers. The root host's
+// leader holds the coordinator; the others aggregate the requests of their subtree (negotiate/aggregator.h).
 #pragma once
 
 #include <deque>
@@ -15,7 +15,8 @@
 
 namespace hvl {
 
-// The connections of a leader to those next to it in the tree, and what both kinds of leaders do with them.
+// The connections of a leader to its neighbours in the tree, and the operations that both kinds of leaders have in
+// common.
 class TreeLeader : public ControlPlane {
  public:
   // `ranks`: of this host, by local rank. `parent`: null at the root.
@@ -33,19 +34,19 @@ class TreeLeader : public ControlPlane {
   void close_in_child() override;
 
  protected:
-  // A message for the coordinator, with the ranks that it speaks for. `came`: when, by this host's clock.
+  // A message for the coordinator, with the ranks that it names. `came`: its time of arrival, by this host's clock.
   virtual Status accept(const Message& message, uint64_t came) = 0;
-  // What follows from all that was accepted.
+  // Acts on all accepted messages.
   virtual Status decide() = 0;
-  // Whether decide() has something to do.
+  // True if decide() has something to do.
   virtual bool has_to_decide() = 0;
   // A record from the parent.
   virtual void observe(const Record&) {}
 
-  // For this host and all below it.
+  // Sends to this host and all below it.
   void publish(const Record& record, const std::vector<int>& concerned_ranks);
   void send_up(const Message& message);
-  // Shows to this host and all below it that the coordinator asks for missing ranks.
+  // Publishes to this host and all below it that the coordinator asks about missing ranks.
   void show_inquiry();
   LeaderRings& rings() { return rings_; }
   const std::vector<int>& ranks() const { return ranks_; }
@@ -68,8 +69,8 @@ class TreeLeader : public ControlPlane {
   const std::vector<int> ranks_;
   const std::unique_ptr<Channel> parent_;
   const std::vector<std::unique_ptr<Channel>> children_;
-  // What this rank has still to run, and where in the ring's stream it ends. It runs a record only when all others that
-  // get it from here can read it: meanwhile nobody passes on the rest of the log.
+  // The records that this rank has still to run, and their ends in the ring buffer's stream. It runs a record only when
+  // all others that receive it from here can read it: meanwhile the rest of the log is not passed on.
   std::deque<Record> log_;
   std::deque<uint64_t> record_ends_;
   bool log_has_ended_ = false;  // those that have run its last record may leave
@@ -79,10 +80,10 @@ class TreeLeader : public ControlPlane {
   Record record_;
 };
 
-// Of the root host.
+// The leader of the root host.
 class TreeRoot : public TreeLeader {
  public:
-  // `relays`: as those of StackDumpRequests.
+  // `relays`: as in StackDumpRequests.
   TreeRoot(std::shared_ptr<HostMemory> memory, const CoordinatorHostOptions& options, std::vector<int> ranks,
            std::vector<int> pids, std::vector<std::vector<int>> relays, std::vector<std::unique_ptr<Channel>> children);
 
@@ -101,7 +102,7 @@ class TreeRoot : public TreeLeader {
   StackDumpRequests questions_;
 };
 
-// Of any other host.
+// The leader of any other host.
 class TreeNode : public TreeLeader {
  public:
   // `below`: the ranks of this host and of all below it.

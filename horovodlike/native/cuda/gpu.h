@@ -1,4 +1,4 @@
-// One GPU as this process uses it: its context, events, and memory of the host that it can copy from and to.
+// One GPU of this process: its context, events, and host memory that it can copy from and to.
 #pragma once
 
 #include <atomic>
@@ -15,8 +15,8 @@ namespace hvl {
 
 class Gpu;
 
-// A point in the work of a stream. Goes back to its GPU's pool with the last who has it, also if the stream has not got
-// there: other streams that wait for this point keep it when the event is recorded again.
+// A point in the work of a stream. The last owner returns the event to its GPU's pool, even if the stream has not
+// reached it: other streams that wait for this point still wait for it when the event is recorded again.
 class GpuEvent {
  public:
   GpuEvent(std::shared_ptr<Gpu> gpu, CudaEvent event) : gpu_(std::move(gpu)), event_(event) {}
@@ -24,13 +24,14 @@ class GpuEvent {
   GpuEvent(const GpuEvent&) = delete;
   GpuEvent& operator=(const GpuEvent&) = delete;
 
-  // Has a stream of the same GPU do what it is given from now on only after this. Any thread; does not block.
+  // Makes a stream of the same GPU wait for this before all work that it is given from now on. Any thread; does not
+  // block.
   Status hold_up(CudaStream stream) const;
-  // The same for one that is not the engine's. HVL_INVALID_ARGUMENT: it is being captured into a graph.
+  // The same for a stream that is not the engine's. HVL_INVALID_ARGUMENT: it is being captured into a graph.
   Status hold_up_callers(CudaStream stream) const;
-  // Whether the device has got there. An error is the device's own, from whatever has run on it.
+  // Sets *done if the device has reached it. An error is the device's own, from any work that has run on it.
   Status query(bool* done) const;
-  // Since when every query of an event of this GPU has failed (now_ns() time); 0: the last one did not.
+  // The time since which every query of an event of this GPU has failed (now_ns() clock); 0: the last one did not fail.
   uint64_t failing_since() const;
 
  private:
@@ -42,20 +43,21 @@ class GpuEvent {
 
 using GpuEventPtr = std::shared_ptr<const GpuEvent>;
 
-// Where the work of a request's caller is: the engine begins after what `stream` had been given by then.
+// The position of a request's caller in its stream: the engine begins after the work that `stream` had been given by
+// then.
 struct GpuRequest {
   GpuEventPtr ready;
   CudaStream stream = nullptr;
 };
 
-// What a request on a GPU leaves when it completes: its result is there when the device has got to `done`, unless the
-// job has broken meanwhile.
+// The result of a completed request on a GPU: it is valid when the device has reached `done`, unless the job has broken
+// meanwhile.
 class GpuResult {
  public:
   explicit GpuResult(GpuEventPtr done) : done_(std::move(done)) {}
 
   const GpuEvent& done() const { return *done_; }
-  // Any thread: the device will not get there as it should. The first one says why.
+  // Any thread: the device will not reach `done` correctly. The first call sets the reason.
   void fail(const Status& status);
   // Any thread.
   Status failure() const { return has_failed_.load() ? failure_ : Status(); }
@@ -65,7 +67,7 @@ class GpuResult {
 
  private:
   const GpuEventPtr done_;
-  std::mutex mutex_;  // of who fails it; a leaf
+  std::mutex mutex_;  // taken by fail(); a leaf
   Status failure_;    // written once, before has_failed_
   std::atomic<bool> has_failed_{false};
   std::atomic<bool> is_over_{false};
@@ -73,7 +75,7 @@ class GpuResult {
 
 using GpuResultPtr = std::shared_ptr<GpuResult>;
 
-// Host memory at a fixed place, to be copied from and to while the host does something else.
+// Pinned host memory, for copies that run while the host does something else.
 class PinnedMemory {
  public:
   PinnedMemory(std::shared_ptr<Gpu> gpu, char* data, uint64_t num_bytes)
@@ -91,10 +93,10 @@ class PinnedMemory {
   const uint64_t num_bytes_;
 };
 
-// Functions may be called by any thread, whatever its context is; it is the same afterwards.
+// Functions may be called by any thread with any current context, which they restore.
 class Gpu : public std::enable_shared_from_this<Gpu> {
  public:
-  // `device`: as the driver numbers those that are visible. HVL_RESOURCES: why it cannot be used.
+  // `device`: the driver's number among the visible GPUs. HVL_RESOURCES: the reason why it cannot be used.
   static Status open(const CudaApi& cuda, int device, std::shared_ptr<Gpu>* gpu);
   ~Gpu();
   Gpu(const Gpu&) = delete;
@@ -102,16 +104,16 @@ class Gpu : public std::enable_shared_from_this<Gpu> {
 
   int device() const { return device_; }
   const CudaUuid& uuid() const { return uuid_; }
-  // Of all GPUs that this process sees; empty if the driver does not say.
+  // The GPUs that this process sees; empty if the driver does not tell.
   std::vector<CudaUuid> visible() const;
 
-  // A stream of its own, which no other waits for unless it is told to, and of the highest priority.
+  // Makes a separate stream of the highest priority, for which no other stream waits unless told to.
   Status make_stream(CudaStream* stream);
   void destroy_stream(CudaStream stream);
-  // Notes where a stream is.
+  // Records the current end of a stream's work.
   Status record(CudaStream stream, GpuEventPtr* event);
-  // The same for one that is not the engine's. HVL_INVALID_ARGUMENT: it is being captured into a graph, or it is not
-  // the same stream in all threads.
+  // The same for a stream that is not the engine's. HVL_INVALID_ARGUMENT: it is being captured into a graph, or it is
+  // not the same stream in all threads.
   Status record_callers(CudaStream stream, GpuEventPtr* event);
   Status allocate_pinned(uint64_t num_bytes, std::shared_ptr<PinnedMemory>* memory);
   // Begin to copy; the host's memory is pinned.
@@ -119,8 +121,8 @@ class Gpu : public std::enable_shared_from_this<Gpu> {
   Status copy_to_device(const char* from, void* to, uint64_t num_bytes, CudaStream stream);
   Status copy_on_device(const void* from, void* to, uint64_t num_bytes, CudaStream stream);
 
-  // As long as this lives the GPU's context is that of the calling thread, as NCCL wants it. And what the thread calls
-  // does not count as part of a graph that another one may be capturing: that would fail, and so would the capture.
+  // While this lives the GPU's context is current in the calling thread, as NCCL requires. And the thread's calls do
+  // not count as part of a graph that another thread may be capturing: they would fail, and so would the capture.
   class Current {
    public:
     explicit Current(const Gpu& gpu);
@@ -131,7 +133,7 @@ class Gpu : public std::enable_shared_from_this<Gpu> {
 
    private:
     const CudaApi& cuda_;
-    int capture_mode_ = kCudaCaptureModeRelaxed;  // then the thread's own
+    int capture_mode_ = kCudaCaptureModeRelaxed;  // afterwards the thread's own
     Status status_;
   };
 
@@ -152,7 +154,7 @@ class Gpu : public std::enable_shared_from_this<Gpu> {
   CudaContext context_ = nullptr;
   std::atomic<uint64_t> failing_since_{0};
   std::mutex mutex_;               // a leaf
-  std::vector<CudaEvent> events_;  // that nobody uses; guarded by mutex_
+  std::vector<CudaEvent> events_;  // unused ones; guarded by mutex_
 };
 
 }  // namespace hvl

@@ -1,4 +1,4 @@
-// How framework threads get at the GPU of this rank: opened with the first request that is on one.
+// Access of framework threads to the GPU of this rank: opened with the first request on a GPU.
 #pragma once
 
 #include <memory>
@@ -19,15 +19,15 @@ struct GpuOptions {
   std::string cuda_library;  // files; empty: the loader looks for them
   std::string nccl_library;
   GpuOperations operations = GpuOperations::kAuto;
-  uint64_t staging_bytes = 8 << 20;  // that are copied at once; a multiple of kAlignment, and the same on all ranks
+  uint64_t staging_bytes = 8 << 20;  // copied at once; a multiple of kAlignment, and the same on all ranks
 };
 
 class GpuAccess {
  public:
   explicit GpuAccess(const GpuOptions& options) : options_(options) {}
 
-  // Any thread: what `stream` of GPU `device` has been given so far. HVL_INVALID_ARGUMENT: the rank uses another GPU,
-  // or the stream cannot be used; HVL_RESOURCES: the GPU cannot.
+  // Any thread: records the work that `stream` of GPU `device` has been given so far. HVL_INVALID_ARGUMENT: the rank
+  // uses another GPU, or the stream cannot be used; HVL_RESOURCES: the GPU cannot be used.
   Status request(int device, CudaStream stream, std::shared_ptr<const GpuRequest>* request);
   // Any thread: the GPU of the requests so far.
   std::shared_ptr<Gpu> gpu() const;

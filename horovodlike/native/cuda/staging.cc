@@ -8,7 +8,7 @@ namespace hvl {
 
 namespace {
 
-// Nobody waits for parts of a result.
+// No thread waits for parts of a result.
 constexpr auto kNobody = [](uint64_t) {};
 
 // Bytes of one member's block that go with a step.
@@ -45,7 +45,7 @@ Status Staging::begin(uint64_t bytes_of_half, uint64_t num_halves) {
   return gpu_->allocate_pinned(2 * align(std::max((num_bytes + 1) / 2, kAlignment)), &memory_);
 }
 
-// The batch's stream of bytes, as much of it as a half holds with each step.
+// Steps through the batch's stream of bytes, one half's capacity per step.
 Status Staging::allreduce(const Batch& batch) {
   Status status = begin(std::min(bytes_, batch.num_bytes()));
   for (uint64_t at = 0; status.ok() && at < batch.num_bytes(); at += bytes_) {
@@ -179,7 +179,7 @@ Status Staging::copy_in(size_t step) {
   for (const Copy& copy : steps_[step].in) {
     if (status.ok() && copy.num_bytes > 0) status = gpu_->copy_to_host(copy.from, copy.to, copy.num_bytes, stream_);
   }
-  // Also where there is nothing to copy: the half may be written to when what was in it has been copied to the device.
+  // Also without anything to copy: the half may be written when its previous contents have been copied to the device.
   return status.ok() ? gpu_->record(stream_, &copied_[step % 2]) : status;
 }
 

@@ -1,7 +1,7 @@
 // Collectives on tensors of a GPU by the data plane of the CPU: copied to the host, done there, and copied back.
 //
 // Two halves of the host's memory are used in turn: while the ranks are busy with one the device copies the other.
-// Where the memory of a half is read and written is in the order of the stream, so nobody waits for a copy back.
+// Reads and writes of a half's memory are in the order of the stream, so the host does not wait for a copy back.
 #pragma once
 
 #include <cstdint>
@@ -17,27 +17,27 @@
 
 namespace hvl {
 
-// For who holds the engine lock.
+// For the thread that holds the engine lock.
 class Staging {
  public:
   // `who`: this rank and its GPU. `bytes`: of a half, the same on all ranks. Copies go through `stream`.
   Staging(std::string who, std::shared_ptr<Gpu> gpu, CudaStream stream, uint64_t bytes, DataPlane* cpu, Waiter* waiter)
       : who_(std::move(who)), gpu_(std::move(gpu)), stream_(stream), bytes_(bytes), cpu_(cpu), waiter_(waiter) {}
 
-  // Each of these says what go_on() is to do; the arguments live until it is done. Places are those in the team.
+  // Each of these prepares go_on(); the arguments must live until that is done. Places are those in the team.
   Status allreduce(const Batch& batch);
   Status broadcast(const Batch& batch, int root, bool is_root);
   Status allgather(const Gather& gather, size_t mine);
   Status reducescatter(const Scatter& scatter, size_t mine);
   Status alltoall(const Exchange& exchange);
-  // All of a batch at once, for `work` to do in place. `host`: the same batch, where it is on the host.
+  // Copies all of a batch at once, for `work` to process in place. `host`: the same batch in host memory.
   Status whole(const Batch& batch, Batch* host, std::function<Status(DataPlane*)> work);
 
-  // HVL_IN_PROGRESS: interrupted; the next call goes on. Done: the stream has been given all there is to it.
+  // HVL_IN_PROGRESS: interrupted; the next call continues. Done: all its work has been given to the stream.
   Status go_on();
-  // After whole(), when what copies from the memory keeps it: lets go of so much as only that needs.
+  // After whole(), when the copies keep the memory alive: releases the memory if only whole() needs that much.
   void let_go_of_whole();
-  // What the stream copies from and to.
+  // The memory that the stream copies from and to.
   const std::shared_ptr<PinnedMemory>& memory() const { return memory_; }
 
  private:
@@ -46,7 +46,7 @@ class Staging {
     char* to;
     uint64_t num_bytes;
   };
-  // What goes through one half: its begin and end for the device, and what the ranks do in between.
+  // The work on one half: the copies of the device before and after, and the work of the ranks between them.
   struct Step {
     std::vector<Copy> in;   // to the host
     std::vector<Copy> out;  // to the device

@@ -1,4 +1,4 @@
-// The part of the data plane by which the members of a process set find out whether they use NCCL together.
+// The part of the data plane in which the members of a process set agree on whether they use NCCL.
 
 #include <algorithm>
 #include <cstring>
@@ -58,13 +58,13 @@ void NcclDataPlane::introduce(Members* members) {
   members->state = Members::State::kIntroducing;
 }
 
-// After the introductions, and again when the first member has made the id of a communicator, or could not.
+// Called after the introductions, and again when the first member has made the id of a communicator, or has failed to.
 Status NcclDataPlane::choose(Members* members) {
   const bool is_named = members->state == Members::State::kNaming;
   const std::vector<Introduction> introductions(members->introductions.begin() + 1, members->introductions.end());
   const TransportChoice choice = choose_transport(introductions, team_->ranks);
   if (!is_named &&
-      team_->size() == static_cast<size_t>(size_)) {  // others may well leave GPUs to those who are not among them
+      team_->size() == static_cast<size_t>(size_)) {  // a smaller team may leave GPUs to ranks outside of it
     const std::string advice = advise_on_placement(introductions, team_->ranks, team_->mine, gpu_->visible());
     if (!advice.empty()) log(LogLevel::kWarning, advice);
   }
@@ -87,7 +87,7 @@ Status NcclDataPlane::choose(Members* members) {
                                       static_cast<int>(team_->mine));
 }
 
-// NCCL listens for the members from the moment that it makes an id, so none is made that may not be used.
+// NCCL listens for the members from the moment that it makes an id, so an id is made only if it will be used.
 void NcclDataPlane::name(Members* members) {
   Introduction* first = &members->introductions[1];
   if (team_->mine == 0) {
@@ -99,7 +99,7 @@ void NcclDataPlane::name(Members* members) {
   members->state = Members::State::kNaming;
 }
 
-// Until NCCL has given to the device what it was called for, for which it may need the other members.
+// Waits until NCCL has given the calls' work to the device, for which it may need the other members.
 Status NcclDataPlane::settle(NcclCommunicator* communicator) {
   Status failure;
   const auto is_over = [&] {

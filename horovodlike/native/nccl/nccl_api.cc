@@ -34,7 +34,7 @@ Status find_all(const SharedLibrary& library, NcclApi* api) {
   return status;
 }
 
-// Cut off where it does not fit; the end is 0 already.
+// Copies text, truncated if it does not fit; the last byte is 0 already.
 template <size_t kSize>
 void put(const std::string& text, char (&to)[kSize]) {
   memcpy(to, text.data(), std::min(text.size(), kSize - 1));

@@ -50,7 +50,7 @@ struct NcclUniqueId {
   char internal[128];
 };
 
-// As of version 2.14. Later versions have more members, whose defaults they take where the version is this one.
+// As of version 2.14. Later versions have more members, which take their defaults if the version is this one.
 struct NcclConfig {
   size_t size = sizeof(NcclConfig);
   unsigned magic = 0xcafebeef;
@@ -95,7 +95,7 @@ struct NcclApi {
   int version() const;
 };
 
-// What this process finds of the GPU libraries, for users that ask what this installation can do.
+// Reports the GPU libraries that this process finds, for users that ask about the capabilities of this installation.
 // Files as in GpuOptions. CUDA is initialised only if GPUs are to be counted.
 hvl_gpu_libraries find_gpu_libraries(const std::string& cuda_library, const std::string& nccl_library,
                                      bool counts_gpus);

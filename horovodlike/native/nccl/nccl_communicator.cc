@@ -109,7 +109,7 @@ void NcclCommunicator::destroy_ops() {
   scaled_.clear();
 }
 
-// One that could not be made has failed the launch.
+// If it could not be made, the launch has failed.
 NcclRedOp NcclCommunicator::op_of(const NcclReduction& plan) const {
   const auto scaled = scaled_.find(key_of(plan));
   return plan.factor == 1.0 || scaled == scaled_.end() ? plan.op : scaled->second;
@@ -160,14 +160,14 @@ bool abort_all(const std::shared_ptr<Gpu>& gpu, std::vector<std::unique_ptr<Nccl
         const Gpu::Current current(*gpu);
         taken->abort();
       }
-      gpu = nullptr;  // who is told that it has ended may count on that
+      gpu = nullptr;  // released before the end is reported
       const std::lock_guard<std::mutex> lock(aborts->mutex);
       --aborts->num_left;
       aborts->ended.notify_all();
     };
     try {
       std::thread(abort).detach();
-    } catch (const std::system_error&) {  // no thread can be had
+    } catch (const std::system_error&) {  // no thread could be started
       abort();
     }
   }

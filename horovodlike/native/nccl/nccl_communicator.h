@@ -15,12 +15,12 @@
 
 namespace hvl {
 
-// For who holds the engine lock, with the GPU's context current. NCCL does not block here: after start() and launch()
-// it is asked whether it is done, and nothing else may be called before that.
+// For the thread that holds the engine lock, with the GPU's context current. NCCL does not block here: after start()
+// and launch() it is asked whether it is done, and nothing else may be called before that.
 class NcclCommunicator {
  public:
   NcclCommunicator(const NcclApi& nccl, CudaStream stream) : nccl_(nccl), stream_(stream) {}
-  // One that is neither finished nor aborted stays: to end it may take long, see abort_all().
+  // A communicator that is neither finished nor aborted is leaked: ending it may take long, see abort_all().
   ~NcclCommunicator() = default;
   NcclCommunicator(const NcclCommunicator&) = delete;
   NcclCommunicator& operator=(const NcclCommunicator&) = delete;
@@ -28,11 +28,11 @@ class NcclCommunicator {
   Status start(const NcclUniqueId& id, int size, int place);
   // Calls NCCL's functions as one group, so that they are one launch. `reductions`: those that the calls use.
   Status launch(const std::vector<NcclReduction>& reductions, const std::function<void()>& calls);
-  // Whether NCCL is done with what was called last. An error: it has failed, also in what the device does.
+  // Sets whether NCCL is done with the last call. An error: NCCL has failed, in the call or on the device.
   Status poll(bool* done);
-  // Ends what is under way on the device, however far the others are. Nothing can be called afterwards. Blocks.
+  // Aborts the work on the device, independently of the other members. Nothing may be called afterwards. Blocks.
   void abort();
-  // Gives it back where its work is done; until then, ask again. An error: it can only be aborted.
+  // Frees it if its work is done; until then, call again. An error: it can only be aborted.
   Status finish(bool* done);
 
   // Within launch(). Counts are those of elements.
@@ -60,8 +60,8 @@ class NcclCommunicator {
   std::map<std::pair<NcclDataType, uint64_t>, NcclRedOp> scaled_;
 };
 
-// Aborts all at once, in threads of their own. To free one may wait for all that the device does, and so for another
-// one that is to be aborted, too; and for what is not ours. False: some have not come to an end in time, and go on.
+// Aborts all at once, in separate threads. Freeing one may wait for all work of the device, and so for another one that
+// must be aborted, too; and for work that is not ours. False: some have not ended in time, and continue.
 bool abort_all(const std::shared_ptr<Gpu>& gpu, std::vector<std::unique_ptr<NcclCommunicator>> communicators,
                uint64_t timeout);
 

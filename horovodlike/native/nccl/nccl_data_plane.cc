@@ -63,7 +63,7 @@ Status NcclDataPlane::hold_until_now(const GpuRequest& request) {
   return broken(status.ok() ? now->hold_up(stream_) : status);
 }
 
-// One collective: `start` is called once, and tells NCCL or the staging what there is to do.
+// Runs one collective: `start` is called once, and gives the work to NCCL or the staging.
 Status NcclDataPlane::run(const std::function<Status()>& start) {
   const Gpu::Current current(*gpu_);
   Status status = current.status();
@@ -239,11 +239,11 @@ Status NcclDataPlane::on_host() {
     if (uses_nccl()) warn_staged("NCCL has no Adasum");
     return Status();
   });
-  if (status.ok()) staging_->let_go_of_whole();  // what is in flight has it
+  if (status.ok()) staging_->let_go_of_whole();  // the entry in flight owns it
   return status;
 }
 
-// An error of the device or of NCCL breaks the job, and says whose it is.
+// An error of the device or of NCCL breaks the job, and names its rank.
 Status NcclDataPlane::broken(const Status& status) const {
   if (status.ok() || status.code() == HVL_IN_PROGRESS || status.code() == HVL_JOB_BROKEN) return status;
   return Status(HVL_JOB_BROKEN, who() + ": " + status.message());

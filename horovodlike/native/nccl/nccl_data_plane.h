@@ -1,7 +1,7 @@
 // The data plane of tensors on GPUs: NCCL where it can do it, else the data plane of the CPU through the host's memory.
 //
-// Its functions return when all has been given to the device, which does it in the order of the log on a stream of the
-// engine's. What the device is doing is watched from then on, until it is done.
+// Its functions return when all work has been given to the device, which does it in the order of the log on a stream of
+// the engine. From then on the work on the device is watched until it is done.
 #pragma once
 
 #include <deque>
@@ -21,11 +21,11 @@
 
 namespace hvl {
 
-// For who holds the engine lock.
+// For the thread that holds the engine lock.
 class NcclDataPlane : public DataPlane {
  public:
-  // `cpu` does what goes through the host's memory, and introduces the members of a team to each other.
-  // `size`: of the job.
+  // `cpu` runs collectives through the host's memory, and exchanges the introductions of a team's members. `size`: of
+  // the job.
   NcclDataPlane(const GpuOptions& options, std::shared_ptr<Gpu> gpu, DataPlane* cpu, Waiter* waiter, int local_rank,
                 int size);
   ~NcclDataPlane() override;
@@ -33,14 +33,14 @@ class NcclDataPlane : public DataPlane {
   NcclDataPlane& operator=(const NcclDataPlane&) = delete;
   // The name of the tensor with this input, in the collective under way; null: of the first one.
   using NameOf = std::function<std::string(const char* input)>;
-  // Before anything else.
+  // Must be called before anything else.
   Status open(NameOf name_of);
 
   void begin(TeamPtr team, uint64_t number) override;
-  // What the collective is called where it does not get on: "the allreduce of 'x'".
+  // Sets the name of the collective for stall reports: "the allreduce of 'x'".
   void set_name(std::string name) { name_ = std::move(name); }
-  // The device begins with what follows only after what the request's stream had been given at its enqueue, or until
-  // now: that is for memory which has been allocated since.
+  // The device begins the work that follows only after the work that the request's stream had been given at its
+  // enqueue, or until now: the latter is for memory that was allocated since.
   Status hold_until_ready(const GpuRequest& request);
   Status hold_until_now(const GpuRequest& request);
 
@@ -49,28 +49,29 @@ class NcclDataPlane : public DataPlane {
   Status allgather(const Gather& gather) override;
   Status reducescatter(const Scatter& scatter) override;
   Status alltoall(const Exchange& exchange) override;
-  // Has `work` done on the host, in place on a copy of the batch, which is then copied to the batch's outputs. First
-  // prepare_on_host() tells where that copy is going to be; it is there when `work` is called.
+  // Runs `work` on the host, in place on a copy of the batch, which is then copied to the batch's outputs. First
+  // prepare_on_host() sets *host to the location of that copy, which is complete when `work` is called.
   Status prepare_on_host(const Batch& batch, Batch* host, std::function<Status(DataPlane*)> work);
   Status on_host();
 
-  // What has been done since begin(): null if the device has nothing to do for it.
+  // The result of the collective since begin(): null if the device has nothing to do for it.
   const GpuResultPtr& result() const { return result_; }
 
-  // Looks after what the device is doing: call it now and then while it is busy. An error breaks the job.
+  // check() watches the work on the device: call it now and then while is_busy(). An error breaks the job.
   bool is_busy() const { return !in_flight_.empty() || !retired_.empty(); }
   bool is_working() const { return !in_flight_.empty(); }  // at collectives
   Status check();
   // No collective of this team comes any more.
   void forget(const TeamPtr& team);
-  // The job ends, and the device works at nothing. Or it is broken: ends what the device is doing, whose results fail.
+  // close(): the job ends, and the device has no work. abort(): the job is broken; ends the work on the device, whose
+  // results fail.
   void close();
   void abort(const Status& why);
 
  private:
   enum class Stage { kAgree, kStart, kSettle, kStaged };
 
-  // Those who use NCCL together, or not.
+  // The members of a team, which use NCCL together, or do not.
   struct Members {
     enum class State { kNew, kIntroducing, kNaming, kConnecting, kReady };
 
@@ -83,9 +84,9 @@ class NcclDataPlane : public DataPlane {
   };
   struct InFlight {
     GpuResultPtr result;
-    std::shared_ptr<PinnedMemory> memory;  // what it may still copy from
+    std::shared_ptr<PinnedMemory> memory;  // the device may still copy from it
     std::string name;
-    std::vector<GpuEventPtr> ready;  // what it waits for of its callers' streams
+    std::vector<GpuEventPtr> ready;  // the events of its callers' streams that it waits for
   };
 
   Status run(const std::function<Status()>& start);
@@ -121,19 +122,19 @@ class NcclDataPlane : public DataPlane {
   std::optional<NcclApi> nccl_;
   std::string why_no_nccl_;
   NameOf name_of_;
-  std::set<std::string> staged_for_;  // the reasons that were warned of
+  std::set<std::string> staged_for_;  // the reasons already warned of
   std::unique_ptr<Staging> staging_;
 
   std::map<const Team*, std::unique_ptr<Members>> all_members_;
-  std::vector<std::unique_ptr<NcclCommunicator>> retired_;  // that nobody uses any more
+  std::vector<std::unique_ptr<NcclCommunicator>> retired_;  // no longer used
   std::deque<InFlight> in_flight_;                          // in the order of the stream
-  uint64_t progressed_at_ = 0;                              // when the first of them became that
-  bool warned_ = false;                                     // that it does not get on
+  uint64_t progressed_at_ = 0;                              // when the first of them became the first
+  bool warned_ = false;                                     // that it makes no progress
   bool is_stuck_ = false;                                   // a communicator could not be aborted in time
 
   // The collective under way.
   TeamPtr team_;
-  Members* members_ = nullptr;  // null: somebody of the process set takes no part, so NCCL is not used
+  Members* members_ = nullptr;  // null: a rank of the process set takes no part, so NCCL is not used
   Stage stage_ = Stage::kAgree;
   bool has_launched_ = false;
   Batch staged_;  // that part of a batch which NCCL cannot reduce

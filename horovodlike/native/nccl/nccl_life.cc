@@ -1,4 +1,4 @@
-// The part of the data plane that sees to it that the device gets on, and comes to an end with the job.
+// The part of the data plane that checks the progress of the device, and ends its work with the job.
 
 #include <time.h>
 
@@ -16,7 +16,7 @@ namespace {
 
 constexpr uint64_t kPollInterval = 50 * kMicrosecond;
 
-// Asks again and again, as long as a rank that leaves waits at most; whether it was true at last.
+// Polls `condition` for kLeaveTimeout at most. Returns whether it became true.
 bool poll_until(const std::function<bool()>& condition) {
   const uint64_t deadline = now_ns() + kLeaveTimeout;
   while (!condition()) {
@@ -29,7 +29,7 @@ bool poll_until(const std::function<bool()>& condition) {
 
 }  // namespace
 
-// The stream is idle, or what it still does outlives this: then what it copies from stays, too.
+// The stream is idle, or its remaining work outlives this: then the memory that it copies from is leaked, too.
 NcclDataPlane::~NcclDataPlane() {
   if (stream_ == nullptr) return;
   abort_communicators();
@@ -61,7 +61,7 @@ Status NcclDataPlane::check() {
   return broken(status.ok() ? check_stall() : status);
 }
 
-// The ranks have agreed about what is in flight, and NCCL sees no error in most of what keeps a device from its end.
+// The ranks have already agreed on the work in flight, and NCCL does not detect most of the causes that stall a device.
 Status NcclDataPlane::check_stall() {
   if (in_flight_.empty()) return Status();
   return waiter_->report_stall(now_ns() - progressed_at_, &warned_, [this] { return describe_stall(); });
@@ -86,7 +86,7 @@ void NcclDataPlane::forget(const TeamPtr& team) {
   members_ = nullptr;
 }
 
-// Nobody waits for those that cannot be finished.
+// Does not wait for communicators that cannot be finished.
 void NcclDataPlane::finish_retired() {
   std::vector<std::unique_ptr<NcclCommunicator>> unfinished;
   std::vector<std::unique_ptr<NcclCommunicator>> failed;
@@ -114,7 +114,7 @@ void NcclDataPlane::abort_communicators() {
   is_stuck_ |= !have_ended;
 }
 
-// Whether the stream has got to its end within some time.
+// Returns whether the stream reached its end within kLeaveTimeout.
 bool NcclDataPlane::drain() {
   GpuEventPtr end;
   if (is_stuck_) return false;
@@ -132,23 +132,23 @@ void NcclDataPlane::close() {
     finish_retired();
     return retired_.empty();
   });
-  abort_communicators();  // those that are left
+  abort_communicators();  // the remaining ones
 }
 
 void NcclDataPlane::abort(const Status& why) {
   size_t num_failed = 0;
-  for (const InFlight& each : in_flight_) {  // before the device can go on
+  for (const InFlight& each : in_flight_) {  // before the device can continue
     bool done = false;
     if (each.result->done().query(&done).ok() && done) continue;
     each.result->fail(why);
     ++num_failed;
   }
-  if (num_failed > 0) {  // there may be nobody but streams that waits for them
+  if (num_failed > 0) {  // perhaps only streams wait for them
     log(LogLevel::kError, who() + " was not done with " + std::to_string(num_failed) +
                               " batches when the job broke: the tensors of their results are not to be used");
   }
   abort_communicators();
-  // What was under way may still write to its tensors.
+  // Work under way may still write to its tensors.
   const bool has_ended = drain();
   for (const InFlight& each : in_flight_) each.result->let_go();
   if (has_ended) {

@@ -1,4 +1,4 @@
-// What NCCL can do of what the engine is asked for, and between whom: decisions only, which all ranks take alike.
+// The decisions on which reductions NCCL runs, and between which ranks; all ranks decide alike.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace hvl {
 
-// How NCCL does a reduction, or why it does not.
+// The NCCL form of a reduction, or the reason why NCCL does not run it.
 struct NcclReduction {
   const char* why_not = nullptr;  // null: it does
   NcclDataType dtype = kNcclUint8;
@@ -19,16 +19,16 @@ struct NcclReduction {
   double factor = 1.0;  // other than 1: every source is multiplied by it before it is added
 };
 
-// By a team of `size`. NCCL averages, and multiplies, in the dtype itself: with float16 and bfloat16 and a size that is
-// no power of two, the average has the rounding error of the factor. Other factors are used only where the dtype has
-// them exactly. Of one rank an average is a sum, which in place is no work for the device. Its minimum and maximum of a
-// NaN and a number are the number.
+// For a team of `size`. NCCL averages, and multiplies, in the dtype itself: with float16 and bfloat16 and a size that
+// is no power of two, the average has the rounding error of the factor. Other factors are used only if the dtype
+// represents them exactly. The average of one rank is a sum, which in place is no work for the device. NCCL's minimum
+// and maximum of a NaN and a number are the number.
 NcclReduction plan_reduction(const Reduction& reduction, size_t size);
 
-// What the members of a team tell each other before they use NCCL together.
+// The data that the members of a team exchange before they use NCCL together.
 struct Introduction {
-  NcclUniqueId id;        // of the communicator; the first member's counts, once it is known that NCCL is used
-  CudaUuid gpu;           // which it uses
+  NcclUniqueId id;        // of the communicator; the first member's is used, once the members have chosen NCCL
+  CudaUuid gpu;           // that it uses
   int32_t operations;     // its setting, a GpuOperations
   int32_t nccl_version;   // 0: none
   char why_no_nccl[200];  // text
@@ -39,11 +39,11 @@ struct TransportChoice {
   std::string reason;  // for the log: why not
 };
 
-// `ranks`: those who introduce themselves, in the same order.
+// `ranks`: of the members, in the same order.
 TransportChoice choose_transport(const std::vector<Introduction>& members, const std::vector<int>& ranks);
 
-// Where this member, who is at place `mine`, and others share a GPU although one of those that it sees (`visible`) is
-// used by nobody: what to do about it, for the first of those who share. Else empty.
+// Returns advice if this member (at place `mine`) is the first of several that share a GPU although one of the GPUs
+// that it sees (`visible`) is unused. Else empty.
 std::string advise_on_placement(const std::vector<Introduction>& members, const std::vector<int>& ranks, size_t mine,
                                 const std::vector<CudaUuid>& visible);
 

@@ -23,7 +23,7 @@ struct Aggregator::State {
 
   struct ProcessSet {
     RankSet ranks;   // those of the members that are below
-    RankSet joined;  // of these: nobody waits for them
+    RankSet joined;  // of these: no tensor waits for them
     std::unordered_map<std::string, TensorAt> names;
   };
 
@@ -63,12 +63,12 @@ struct Aggregator::State {
   Tensors idle;  // nothing of these is held
   Tensors held;  // the earliest deadline first
   std::vector<Outgoing> outgoing;
-  bool is_over = false;  // a rank has left, or the log has ended: the coordinator heeds nothing after that
+  bool is_over = false;  // a rank has left, or the log has ended: the coordinator ignores everything after that
 };
 
 // ---- Messages -------------------------------------------------------------------------------------------------------
 
-// What stands for nothing any more, and what no correct rank sends, is the coordinator's to judge.
+// Passes on ids that are no longer defined, and invalid messages: the coordinator decides on them.
 void Aggregator::State::on_ready(const RankSet& ranks, TensorId id, const Times& times) {
   const auto known = ids.find(id);
   ProcessSet* set = known == ids.end() ? nullptr : find_process_set(known->second->process_set);
@@ -93,22 +93,25 @@ void Aggregator::State::on_request(const Message& message, const Times& times) {
   signature.kind == HVL_JOIN ? release(tensor) : hold_or_release(tensor, *set, times);
 }
 
-// What has to go first, before `ranks` ask for something of that kind.
+// Releases what must be sent before `ranks` request an operation of that kind.
 void Aggregator::State::prepare(TensorAt tensor, Kind kind, const RankSet& ranks) {
-  // Who says it twice has had an answer to the first before that came here, as when the process set is removed.
+  // A rank that repeats a request has received an answer to the first one earlier than this host, for example when the
+  // process set is removed.
   if (tensor->holds_any_of(ranks)) release(tensor);
-  // What a rank has ready on a set is done before the set is removed; changes themselves wait for each other elsewhere.
+  // Tensors that a rank has ready on a set are executed before the set is removed; the coordinator orders the changes
+  // themselves.
   if (changes_process_sets(kind))
     release_if([](const PartialTensor& held) { return !changes_process_sets(held.kind); });
   if (kind != HVL_JOIN) return;
-  // What a rank has ready when it joins is done with it; and what waits for this rank only need not wait.
+  // Tensors that a rank has ready when it joins are executed with it; and tensors that wait only for this rank no
+  // longer wait.
   const int32_t process_set = tensor->process_set;
   release_if([&](const PartialTensor& held) { return held.process_set == process_set; });
   tensor->joined.add(ranks);
   find_process_set(process_set)->joined.add(ranks);
 }
 
-// All that the coordinator can wait for have announced it.
+// True if all ranks that the coordinator can wait for have announced it.
 bool Aggregator::State::is_complete(const PartialTensor& tensor, const ProcessSet& set) const {
   if (set.joined.empty()) return tensor.is_announced_by(set.ranks.size());
   RankSet needed = set.ranks;
@@ -123,7 +126,7 @@ void Aggregator::State::hold_or_release(TensorAt tensor, const ProcessSet& set, 
 
 void Aggregator::State::hold(TensorAt tensor, uint64_t deadline) {
   if (tensor->deadline != kNotHeld && tensor->deadline <= deadline) return;
-  // Deadlines come nearly in order.
+  // Deadlines arrive nearly in order.
   auto place = tensor->deadline != kNotHeld ? tensor : held.end();
   while (place != held.begin() && std::prev(place)->deadline > deadline) --place;
   held.splice(place, tensor->deadline != kNotHeld ? held : idle, tensor);
@@ -144,7 +147,7 @@ void Aggregator::State::release_if(F condition) {
   }
 }
 
-// After something that was held is not any more.
+// Moves a tensor of which nothing is held any more to the idle ones.
 void Aggregator::State::settle(TensorAt tensor) {
   if (!tensor->is_empty() || tensor->deadline == kNotHeld) return;
   idle.splice(idle.end(), held, tensor);
@@ -164,8 +167,9 @@ Aggregator::State::TensorAt Aggregator::State::find_or_add(ProcessSet* set, cons
 
 // ---- The log --------------------------------------------------------------------------------------------------------
 
-// What changes while all ranks take part keeps its id, and nothing of it is held then. What changes without some gets
-// another one; they have joined, so nothing of theirs is held either, and they announce it again.
+// A tensor that changes while all ranks take part keeps its id, and nothing of it is held then. A tensor that changes
+// without some ranks gets another id; these ranks have joined, so nothing of theirs is held either, and they announce
+// it again.
 void Aggregator::State::define(const Record& record) {
   ProcessSet* set = find_process_set(record.signature.process_set);
   if (set == nullptr) return;
@@ -203,8 +207,8 @@ void Aggregator::State::answer(TensorAt tensor, const RankSet& absent) {
   for (const auto& [name, other] : set->names) set->joined.add(other->joined);
 }
 
-// Where it failed because ranks do not agree, all but those that are absent have been heard, and nothing of theirs is
-// held. Where it failed because its process set is removed, all learn from this record that it has.
+// If it failed because ranks do not agree, the requests of all but the absent ranks have reached the coordinator, and
+// nothing of theirs is held. If it failed because its process set is removed, this record tells all of them.
 void Aggregator::State::fail(const Record& record) {
   ProcessSet* set = find_process_set(record.signature.process_set);
   if (set == nullptr) return;
@@ -217,7 +221,7 @@ void Aggregator::State::fail(const Record& record) {
   forget_if_unused(tensor);
 }
 
-// What was announced by the id does not count: the ranks will say it again when they read this.
+// Announcements by the id do not count: the ranks will repeat them when they read this.
 void Aggregator::State::evict(TensorId id) {
   const auto known = ids.find(id);
   if (known == ids.end()) return;
@@ -238,7 +242,7 @@ void Aggregator::State::forget_if_unused(TensorAt tensor) {
   idle.erase(tensor);
 }
 
-// What is asked for in full goes on, and is refused.
+// Requests with a full signature are passed on, and the coordinator rejects them.
 void Aggregator::State::remove_process_set(int32_t process_set) {
   ProcessSet* set = find_process_set(process_set);
   if (set == nullptr) return;

@@ -17,7 +17,7 @@ Decision make_decision(Record::Type type, Reason::Why why, int32_t count, int64_
   return decision;
 }
 
-// What the defined entry stands for on one rank.
+// The signature of the defined entry on one rank.
 Signature signature_on(const Details& details, int rank) {
   Signature signature = details.signature;
   const size_t begin = static_cast<size_t>(rank) * details.varying_per_rank;
@@ -78,13 +78,13 @@ Coordinator::State::State(const CoordinatorOptions& given) : options(given), tab
 
 // ---- Messages -------------------------------------------------------------------------------------------------------
 
-// `kind`: what the rank asks for, which may not be what the entry stands for.
+// `kind`: of the rank's request, which may differ from the kind of the entry.
 Status Coordinator::State::add_ready(TensorState* entry, int rank, Kind kind, uint64_t sent) {
   if (!table.add_ready(entry, rank)) return announced_again(*entry, rank);
   note_ready(entry, entry->num_ready == 1, {sent, ReadyMark(sent, rank)});
   if (entry->kind != HVL_JOIN && num_joins[static_cast<size_t>(rank)] > 0 &&
       find_process_set(entry->process_set)->has_joined(rank)) {
-    ++entry->num_needed;  // another thread of it goes on: it takes part
+    ++entry->num_needed;  // another thread of the rank continues: it takes part
   }
   if (kind == HVL_JOIN) on_join(*entry, rank);
   if (entry->num_ready >= entry->num_needed) complete(entry, kind == HVL_JOIN);
@@ -107,8 +107,7 @@ void Coordinator::State::complete(TensorState* entry, bool joins) {
   if (entry->kind != HVL_JOIN) lateness[static_cast<size_t>(entry->last.rank())].add(entry->since, entry->last.time());
 }
 
-// For an id that stands for nothing. A rank that has not read yet that it was evicted sends the request again when it
-// does.
+// For an undefined id. A rank that has not read yet that it was evicted sends the request again when it does.
 Status Coordinator::State::stale_or_unknown(int rank, TensorId id) {
   if (table.was_given(id) && table.find(id) == nullptr) return Status();
   return protocol_error(rank, "announced the unknown tensor id " + std::to_string(id));
@@ -188,7 +187,7 @@ TensorState* Coordinator::State::settle(TensorState* entry, std::vector<Decision
 }
 
 void Coordinator::State::refuse(TensorState* entry, const Status& status, std::vector<Decision>* decisions) {
-  close_batches(decisions);  // what was complete before comes before
+  close_batches(decisions);  // what was complete earlier comes first
   decisions->push_back(make_error(table.details(*entry).signature, status, entry->num_ready));
   decisions->back().record.absent = absent_from(*entry);
   forget_joins(*entry);
@@ -203,7 +202,8 @@ void Coordinator::State::make_idle(TensorState* entry) {
   entry->num_needed = entry->kind == HVL_JOIN ? static_cast<int32_t>(set.members.size()) : set.num_active();
 }
 
-// An absent rank may announce by an id before it reads that the id has changed, so what changes then gets another one.
+// An absent rank may announce by an id before it reads that the id has changed, so a tensor that changes then gets
+// another id.
 TensorState* Coordinator::State::define(TensorState* entry, Verdict verdict, std::vector<Decision>* decisions) {
   const Details& known = table.details(*entry);
   if (entry->defined && verdict.signature == known.signature && verdict.varying == known.varying) return entry;
@@ -240,7 +240,7 @@ void Coordinator::State::remove(TensorState* entry) {
   table.remove(entry);
 }
 
-// The batch that has room for the entry.
+// Returns the batch that has room for the entry.
 OpenBatch* Coordinator::State::batch_for(const TensorState& entry, const std::vector<int32_t>& absent,
                                          std::vector<Decision>* decisions) {
   const auto fits_kind = [&](const OpenBatch& batch) {
@@ -257,7 +257,7 @@ OpenBatch* Coordinator::State::batch_for(const TensorState& entry, const std::ve
   return &*batch;
 }
 
-// How many ids to make room for at once: as many as are left, if all are as large as the first.
+// Returns the number of ids to reserve at once: the number left, if all are as large as the first.
 size_t Coordinator::State::likely_batch(const TensorState& first) const {
   const size_t by_bytes = static_cast<size_t>(options.fusion_threshold / std::max<int64_t>(1, first.num_bytes));
   return std::min({num_undecided, std::max<size_t>(1, by_bytes), static_cast<size_t>(options.max_batch)});
@@ -384,7 +384,7 @@ void Coordinator::set_fusion_threshold(int64_t num_bytes) { state_->options.fusi
 std::vector<Pending> Coordinator::pending(uint64_t latest) const {
   std::vector<std::pair<uint64_t, TensorId>> waiting;
   state_->table.for_each([&](const TensorState& entry) {
-    // Who joins early waits for the others' data, and that may take long.
+    // A rank that joins early waits for the others' data, which may take long.
     if (entry.num_ready == 0 || entry.num_ready >= entry.num_needed || entry.since > latest) return;
     if (!state_->only_joins(entry)) waiting.emplace_back(entry.since, entry.id);
   });

@@ -1,4 +1,5 @@
-// The coordinator: rank 0's part of the negotiation. It counts who has what ready and decides what all ranks do next.
+// The coordinator: rank 0's part of the negotiation. It counts the ranks that have each tensor ready and decides what
+// all ranks do next.
 //
 // Pure: no clock, no thread, no I/O. Its input is the order in which messages arrived; its output is the log.
 #pragma once
@@ -20,7 +21,7 @@ struct CoordinatorOptions {
   int max_batch = 4096;                  // ids of a batch at most
 };
 
-// Why a record was made. Numbers, because most reasons are never read.
+// The reason for a record. Numbers, because most reasons are never read.
 struct Reason {
   enum class Why : uint8_t { kAllReady, kNew, kChanged, kRefused, kCacheFull, kSetRemoved, kRankLeft };
   Why why = Why::kAllReady;
@@ -31,14 +32,15 @@ struct Reason {
   std::string text() const;  // e.g. "3 tensors, 12288 bytes, all ranks ready"
 };
 
-// One log record, why it was made, and for whom. Everybody reads it sometime, but it makes nobody else do anything.
+// One log record, its reason, and the ranks that it concerns. All ranks read it; only the ranks in `concerned` act on
+// it.
 struct Decision {
   Record record;
   Reason reason;
   std::vector<int> concerned;  // ranks, ascending; empty: all
 };
 
-// The id that the next process set gets: the lowest that is free. `process_sets`: a map from the ids in use.
+// The id of the next process set: the lowest free one. `process_sets`: a map from the ids in use.
 template <typename Map>
 int32_t next_process_set(const Map& process_sets) {
   int32_t id = 0;
@@ -62,21 +64,21 @@ class Coordinator {
   explicit Coordinator(const CoordinatorOptions& options);
   ~Coordinator();
 
-  // `sent`: when, in nanoseconds of the host's clock; messages of different ranks need not come in this order. It is
-  // only stored, for pending() and lateness(). A message that no correct rank sends is an error, and the job is broken.
+  // `sent`: the time of sending, in nanoseconds of the host's clock; messages of different ranks may arrive in another
+  // order. It is only stored, for pending() and lateness(). An invalid message is an error, and the job is broken.
   Status on_message(int rank, const Message& message, uint64_t sent);
-  // The same of all the ranks for which the message speaks, as if each of them had sent it. `came`: when it came, by
-  // the host's clock. What is known by an id costs the same for any number of ranks in a row.
+  // The same for all the ranks that the message names, as if each of them had sent it. `came`: its time of arrival, by
+  // the host's clock. Announcements by id cost the same for any number of consecutive ranks.
   Status on_message(const Message& message, uint64_t came);
   // The hot path of on_message for Type::kReady.
   Status on_ready(int rank, TensorId id, uint64_t sent);
 
-  // Appends what is decided since the last call, in log order.
+  // Appends the decisions since the last call, in log order.
   void decide(std::vector<Decision>* decisions);
 
   void set_fusion_threshold(int64_t num_bytes);
 
-  // What is waited for since `latest` or longer, oldest first.
+  // The tensors that have been waited for since `latest` or longer, oldest first.
   std::vector<Pending> pending(uint64_t latest = UINT64_MAX) const;
   // By rank.
   const std::vector<StragglerStats>& lateness() const;

@@ -1,5 +1,5 @@
-// The part of the coordinator that hears what several ranks have ready at once. What they say has the same effect as if
-// each had said it; for those that join or have joined it is taken in like that, one after the other.
+// The coordinator's handling of messages for several ranks. Such a message has the same effect as one message of each
+// rank; for ranks that join or have joined it is processed like that, one after the other.
 
 #include <algorithm>
 
@@ -9,7 +9,7 @@
 namespace hvl {
 namespace {
 
-// The one that was ready last comes last: it may be the last one to join.
+// The rank that was ready last comes last: it may be the last one to join.
 template <typename F>
 Status one_by_one(const Message& message, const Readiness& readiness, F hear) {
   Status status;
@@ -23,7 +23,7 @@ Status one_by_one(const Message& message, const Readiness& readiness, F hear) {
   return status.ok() ? hear(message.latest, index_of_latest, readiness.last.time()) : status;
 }
 
-// What the `index`-th of the ranks asks for.
+// The signature that the `index`-th of the ranks requests.
 Signature signature_of(const Message& request, size_t index) {
   Signature signature = request.signature;
   if (request.varying.empty()) return signature;

@@ -1,4 +1,4 @@
-// The part of the coordinator that knows which ranks take part: process sets, and ranks that have joined.
+// The coordinator's knowledge of the participating ranks: process sets, and ranks that have joined.
 
 #include <algorithm>
 #include <iterator>
@@ -9,7 +9,7 @@
 
 namespace hvl {
 
-// What is asked for has been agreed upon; whether it can be done depends on the sets there are by now.
+// The ranks agree on the change; whether it is possible depends on the sets that exist by now.
 Status Coordinator::State::check_change(const Signature& signature) {
   if (signature.kind == HVL_REMOVE_PROCESS_SET) {
     const int64_t id = signature.arguments[0];
@@ -33,7 +33,7 @@ void Coordinator::State::add_process_set(std::vector<int> members) {
   process_sets.emplace(next_process_set(process_sets), std::move(set));
 }
 
-// What ranks have asked for on that set fails, and its tensors are forgotten.
+// Requests on that set fail, and its tensors are removed.
 void Coordinator::State::remove_process_set(int32_t process_set, std::vector<Decision>* decisions) {
   Decision evicted;
   evicted.record.type = Record::Type::kEvict;
@@ -62,7 +62,7 @@ void Coordinator::State::remove_process_set(int32_t process_set, std::vector<Dec
   if (!evicted.record.ids.empty()) decisions->push_back(std::move(evicted));
 }
 
-// What the others have ready is complete if this rank was all that was missing.
+// Tensors that the others have ready are complete if only this rank was missing.
 void Coordinator::State::on_join(const TensorState& join, int rank) {
   ProcessSet& set = *find_process_set(join.process_set);
   if (set.has_joined(rank)) return;  // under another name, by another thread
@@ -85,7 +85,8 @@ void Coordinator::State::on_join(const TensorState& join, int rank) {
   for (const auto& [since, id] : complete) completed.push_back(id);
 }
 
-// Who waits in this join is back: all have joined, or it is refused. Nothing is complete that is not decided.
+// The ranks that wait in this join take part again: all have joined, or the join failed. All complete tensors are
+// decided.
 void Coordinator::State::forget_joins(const TensorState& join) {
   ProcessSet& set = *find_process_set(join.process_set);
   if (!set.is_joined_by(join)) return;
@@ -103,7 +104,7 @@ void Coordinator::State::forget_joins(const TensorState& join) {
   }
 }
 
-// Nobody waits for it but ranks that have joined: for the end of the others' data.
+// True if only ranks that have joined wait for it: for the end of the others' data.
 bool Coordinator::State::only_joins(const TensorState& entry) {
   if (entry.kind != HVL_JOIN) return false;
   const ProcessSet& set = *find_process_set(entry.process_set);
@@ -111,18 +112,20 @@ bool Coordinator::State::only_joins(const TensorState& entry) {
                      [&](int rank) { return !table.is_ready(entry, rank) || set.has_joined(rank); });
 }
 
-// What is complete without a rank that has joined goes on without it, also if another thread of it has more to say.
+// Tensors that are complete without a joined rank are executed without it, even if another thread of the rank announces
+// more.
 void Coordinator::State::before_more_of(int rank) {
   if (num_joins[static_cast<size_t>(rank)] > 0) decide_completed(&early);
 }
 
-// When the last rank has joined, or it turns out that they do not agree on that, what follows is for all ranks again.
+// When the last rank has joined, or the ranks turn out not to agree on the join, all that follows is for all ranks
+// again.
 void Coordinator::State::end_join() {
   if (join_is_complete) decide_completed(&early);
   join_is_complete = false;
 }
 
-// The same entry, with those that have it ready, under another id and not defined yet.
+// The same entry, with the ranks that have it ready, under another id and not defined yet.
 TensorState* Coordinator::State::with_new_id(TensorId id) {
   TensorState* entry = table.add();
   TensorState* old = table.find(id);
@@ -133,7 +136,7 @@ TensorState* Coordinator::State::with_new_id(TensorId id) {
     if (table.is_ready(*old, rank)) table.add_ready(entry, rank);
   }
   set.names[table.details(*old).signature.name] = entry->id;
-  std::replace(set.joined.begin(), set.joined.end(), id, entry->id);  // who has joined by it
+  std::replace(set.joined.begin(), set.joined.end(), id, entry->id);  // the ranks that have joined by it
   table.remove(old);
   return entry;
 }
@@ -148,7 +151,7 @@ std::vector<int32_t> Coordinator::State::absent_from(const TensorState& entry) {
   return absent;
 }
 
-// Those that take part; empty: all ranks.
+// The participating ranks; empty: all.
 std::vector<int> Coordinator::State::concerned_by(int32_t process_set, const std::vector<int32_t>& absent) {
   std::vector<int> concerned;
   if (process_set == 0 && absent.empty()) return concerned;

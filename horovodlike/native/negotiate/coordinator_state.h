@@ -1,4 +1,4 @@
-// What the coordinator keeps: for its own files only.
+// The coordinator's state: for its own files only.
 #pragma once
 
 #include <algorithm>
@@ -29,7 +29,7 @@ struct ProcessSet {
   }
 };
 
-// Allreduces that are to be executed together; open until something has to come after it.
+// Allreduces that will be executed together; open until something must come after it.
 struct OpenBatch {
   int32_t process_set = 0;
   Device device = HVL_CPU;
@@ -39,7 +39,7 @@ struct OpenBatch {
   std::vector<TensorId> ids;
 };
 
-// When ranks were ready, by the host's clock.
+// The times at which ranks were ready, by the host's clock.
 struct Readiness {
   uint64_t since;  // the first of them
   ReadyMark last;
@@ -52,7 +52,7 @@ Decision make_error(const Signature& request, const Status& status, int32_t num_
 struct Coordinator::State {
   explicit State(const CoordinatorOptions& given);
 
-  // The one place that knows who takes part. Null: no such process set.
+  // The only place that knows the members. Null: no such process set.
   ProcessSet* find_process_set(int32_t process_set) {
     const auto found = process_sets.find(process_set);
     return found == process_sets.end() ? nullptr : &found->second;
@@ -74,7 +74,7 @@ struct Coordinator::State {
   TensorState* find_or_add(ProcessSet* set, const Signature& signature);
   void shut_down(int rank, const std::string& text);
 
-  // Messages that speak for several ranks: coordinator_ranks.cc.
+  // Messages for several ranks: coordinator_ranks.cc.
   Status on_ready(const Message& message, TensorId id, const Readiness& readiness);
   Status on_request(const Message& request, const Readiness& readiness);
   Status add_ready(TensorState* entry, const RankSet& ranks, const Readiness& readiness);
@@ -94,7 +94,7 @@ struct Coordinator::State {
   void evict(std::vector<Decision>* decisions);
   void refuse(TensorState* entry, const Status& status, std::vector<Decision>* decisions);
 
-  // Process sets and who has joined: coordinator_sets.cc.
+  // Process sets and joined ranks: coordinator_sets.cc.
   Status check_change(const Signature& signature);
   void add_process_set(std::vector<int> members);
   void remove_process_set(int32_t process_set, std::vector<Decision>* decisions);
@@ -119,7 +119,7 @@ struct Coordinator::State {
   size_t num_undecided = 0;         // of `completed`, while deciding
   uint64_t num_requests = 0;
   std::vector<StragglerStats> lateness;  // by rank
-  bool join_is_complete = false;         // of a process set, and it is not decided yet
+  bool join_is_complete = false;         // of some process set, and not decided yet
   bool shutting_down = false;
   bool shutdown_decided = false;
   std::string shutdown_text;

@@ -6,7 +6,7 @@ namespace hvl {
 namespace {
 
 constexpr size_t kMinTensorBytes = 2;  // dtype and number of dimensions
-constexpr uint8_t kForRanks = 0x80;    // with the type of a message: it says for whom it speaks
+constexpr uint8_t kForRanks = 0x80;    // a flag in the type of a message: it names its ranks
 
 Status malformed(const char* what) { return Status(HVL_JOB_BROKEN, std::string("malformed control message: ") + what); }
 
@@ -104,7 +104,7 @@ const char* read_speakers(Reader* in, Message* message) {
   return in->get(&message->age) && in->get(&message->spread) ? nullptr : "times cut short";
 }
 
-// Adds the tensor's bytes to `*num_bytes`, which stays below 2^63 so that nobody has to check later sums.
+// Adds the tensor's bytes to `*num_bytes`, which stays below 2^63 so that later sums need no check.
 const char* read_tensor(Reader* in, TensorSignature* tensor, int64_t* num_bytes) {
   uint8_t ndim = 0;
   if (!in->get_enum(HVL_UINT8, HVL_BFLOAT16, &tensor->dtype)) return "data type";
@@ -135,7 +135,7 @@ const char* read_tensors(Reader* in, Signature* signature) {
   return nullptr;
 }
 
-// Of an alltoall's tensor of so many rows.
+// True if the splits fit an alltoall's tensor of `rows` rows.
 bool splits_fit(const int64_t* splits, size_t count, int64_t rows) {
   for (const int64_t* split = splits; split != splits + count; ++split) {
     if (*split < 0 || *split > rows || *split > INT32_MAX) return false;
@@ -188,7 +188,7 @@ const char* read_signature(Reader* in, Signature* signature) {
   return check_arguments(*signature);
 }
 
-// Whoever runs an allgather or an alltoall takes addresses from these, so they must add up to what the signature says.
+// An allgather or alltoall computes addresses from these, so they must add up to the extents in the signature.
 const char* check_varying(const Signature& signature, const std::vector<int64_t>& varying, size_t per_rank) {
   if (!allocates(signature.kind)) return varying.empty() ? nullptr : "varying numbers where nothing varies";
   const size_t num_tensors = signature.tensors.size();
@@ -218,7 +218,7 @@ const char* check_varying(const Signature& signature, const std::vector<int64_t>
   return nullptr;
 }
 
-// What many ranks ask for under one name, where it differs between them. Each rank's tensors must be possible ones.
+// Checks the varying values of a request for several ranks. Each rank's tensors must be possible ones.
 const char* check_varying_of(const Message& message) {
   const Signature& signature = message.signature;
   const size_t num_ranks = static_cast<size_t>(message.ranks.size());

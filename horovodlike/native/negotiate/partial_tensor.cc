@@ -25,7 +25,7 @@ void PartialTensor::add_ready(const RankSet& ranks, const Times& times) {
   ready_.times.add(times);
 }
 
-// Who says it again has had an answer that is not known here.
+// A rank that announces again has received an answer that is not known here.
 void PartialTensor::count(const RankSet& ranks) {
   gone_by_id_.remove(ranks);
   gone_in_full_.remove(ranks);
@@ -88,7 +88,7 @@ Message PartialTensor::message_of(Request* request) {
   message.type = Message::Type::kRequest;
   message.signature = std::move(request->signature);
   message.ranks = std::move(request->ranks);
-  // By rank: where the numbers of each are.
+  // By rank: the position of its values.
   std::vector<std::pair<int, const int64_t*>> rows;
   for (const Message& part : request->parts) {
     const int64_t* row = part.varying.data();

@@ -1,4 +1,4 @@
-// What a aggregator holds of one tensor, and how it says that in as few messages as can be.
+// The messages about one tensor that an aggregator holds, and their merging into as few messages as possible.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 
 namespace hvl {
 
-// When ranks were ready, by this host's clock.
+// The times at which ranks were ready, by this host's clock.
 struct Times {
   uint64_t since = UINT64_MAX;  // the first of them
   uint64_t last = 0;            // the last of them, `latest`
@@ -25,7 +25,7 @@ struct Times {
   }
 };
 
-// A message with times that are ages only when it leaves.
+// A message whose times become ages only when it is sent.
 struct Outgoing {
   Message message;
   Times times;
@@ -33,18 +33,18 @@ struct Outgoing {
 
 class PartialTensor {
  public:
-  // As the log defines it; until then, as the first rank asked for it.
+  // As the log defines it; until then, as the first rank requested it.
   std::string name;
   int32_t process_set = 0;
   Kind kind = HVL_ALLREDUCE;
   TensorId id = kNoId;
   std::vector<int64_t> arguments;  // of a change of process sets
 
-  uint64_t deadline = 0;  // when what is held goes on in any case; 0: nothing is held
-  RankSet joined;         // of a join: who waits in it
+  uint64_t deadline = 0;  // when the held messages are released in any case; 0: nothing is held
+  RankSet joined;         // of a join: the ranks that wait in it
 
   bool is_empty() const { return num_held_ == 0; }
-  // Whether so many ranks have announced it and wait for what the log says.
+  // True if `num_ranks` ranks have announced it and wait for the log.
   bool is_announced_by(int32_t num_ranks) const {
     return num_held_ + gone_by_id_.size() + gone_in_full_.size() == num_ranks;
   }
@@ -54,14 +54,14 @@ class PartialTensor {
 
   void add_ready(const RankSet& ranks, const Times& times);
   void add_request(const Message& request, const Times& times);
-  // Appends what is held, and holds nothing then.
+  // Appends the held messages, and holds nothing afterwards.
   void release(std::vector<Outgoing>* out);
 
-  // What the log says of it. Of those that are `absent`, whatever they have said is for the next time.
+  // The log has answered it. Announcements of the `absent` ranks count for the next time.
   void answer(const RankSet& absent);
-  // The id stands for nothing any more, and so does what was announced by it.
+  // The id is no longer defined: forgets it and the announcements by it.
   void forget_id();
-  // What is held is answered before it has gone on.
+  // Drops everything held: the log has answered it before it was sent.
   void drop();
 
  private:
@@ -71,13 +71,13 @@ class PartialTensor {
     RankSet ranks;
     Times times;
   };
-  // Ranks that ask for the same but for what varies.
+  // Ranks whose requests differ only in the varying values.
   struct Request {
-    Signature signature;  // without what varies
+    Signature signature;  // without the varying values
     size_t num_varying;   // of a rank
     RankSet ranks;
     Times times;
-    std::vector<Message> parts;  // `ranks` and `varying` only; nothing where nothing may vary
+    std::vector<Message> parts;  // `ranks` and `varying` only; empty if nothing may vary
   };
 
   static Message message_of(Request* request);
@@ -86,12 +86,12 @@ class PartialTensor {
   Ready ready_;  // by the id
   std::vector<Request> requests_;
   int32_t num_held_ = 0;  // ranks
-  // Gone on, and not answered: no rank is in two of all these.
+  // Sent on, and not answered: no rank is in two of these sets.
   RankSet gone_by_id_;
   RankSet gone_in_full_;
 };
 
-// Says that `ranks` have the tensor ready, together with the last message where that says the same of another one.
+// Appends that `ranks` have the tensor ready; extends the last message if that says the same of another tensor.
 void append_ready(TensorId id, const RankSet& ranks, const Times& times, std::vector<Outgoing>* out);
 
 }  // namespace hvl

@@ -73,7 +73,7 @@ void RankSet::add(const RankRange& range) {
     size_ += length_of(range);
     return;
   }
-  // All that touch the new one become one with it.
+  // Merges all ranges that touch the new one.
   auto begin = ranges_.begin() + (at_or_after(ranges_, int64_t{range.first} - 1) - ranges_.cbegin());
   auto end = begin;
   RankRange joined = range;

@@ -1,4 +1,4 @@
-// A set of ranks, kept as ranges: the ranks of a host, or of a tree of hosts, are few ranges however many they are.
+// A set of ranks, kept as ranges: the ranks of a host, or of a tree of hosts, are few ranges for any number of ranks.
 #pragma once
 
 #include <cstdint>
@@ -25,13 +25,13 @@ class RankSet {
   int32_t size() const { return size_; }  // how many ranks
   // Ascending, and with a gap between each two: every set has one such list.
   const std::vector<RankRange>& ranges() const { return ranges_; }
-  // Of a set that is not empty.
+  // For a non-empty set only.
   int32_t lowest() const { return ranges_.front().first; }
   int32_t highest() const { return ranges_.back().last; }
 
   bool contains(int rank) const;
   bool contains(const RankSet& other) const;  // all of them
-  // The lowest rank that both have; -1: none.
+  // The lowest rank in both sets; -1: none.
   int32_t first_common(const RankSet& other) const;
 
   void clear();

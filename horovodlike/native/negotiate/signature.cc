@@ -5,7 +5,7 @@
 namespace hvl {
 namespace {
 
-// A factor that is not a number equals itself here: a rank that repeats it must not look like one that changed it.
+// NaN equals itself here: a rank that repeats a NaN factor must not look like one that changed it.
 bool same_factor(double a, double b) { return a == b || (a != a && b != b); }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// What all ranks must agree on for one operation, and how two of them differ.
+// The properties of one operation on which all ranks must agree.
 #pragma once
 
 #include <string>
@@ -34,8 +34,9 @@ struct Signature {
   MemoryFormat memory_format(size_t tensor) const;  // of an allreduce
 };
 
-// What may differ between the ranks. Allgather: the extent of dimension 0 of each tensor. Alltoall: that, and then of
-// each tensor the rows for each member of the process set. Takes it out of the signature, or puts it in.
+// The varying values may differ between the ranks. Allgather: the extent of dimension 0 of each tensor. Alltoall:
+// these, and then for each tensor the rows for each member of the process set. take_varying() takes them out of the
+// signature, put_varying() puts them in.
 std::vector<int64_t> take_varying(Signature* signature);
 void put_varying(const int64_t* varying, size_t count, Signature* signature);
 

@@ -11,7 +11,7 @@ namespace hvl {
 
 struct StallVerdict {
   std::string warning;       // empty: nothing new to say
-  bool shut_down = false;    // the job is to end, with `warning` as the reason
+  bool shut_down = false;    // the job must end, with `warning` as the reason
   std::vector<int> missing;  // ranks, ascending
 };
 
@@ -20,11 +20,11 @@ class StallInspector {
   // Seconds; 0 turns the warning off, or means that a stalled job is never ended.
   StallInspector(double warning_time, double shutdown_time);
 
-  // `now` in nanoseconds, as `since` of the pending tensors. A stall is reported once, and again when it got worse.
+  // `now` in nanoseconds, as `since` of the pending tensors. A stall is reported once, and again when it gets worse.
   StallVerdict inspect(const std::vector<Pending>& pending, uint64_t now);
-  // What is waited for only since later than this is no stall.
+  // A tensor that is waited for only since a later time is no stall.
   uint64_t latest_stall(uint64_t now) const;
-  // Something has been waited for for so long that the job is to end.
+  // True if a tensor has been waited for so long that the job must end.
   bool is_over(const std::vector<Pending>& pending, uint64_t now) const;
 
  private:

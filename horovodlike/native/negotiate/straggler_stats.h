@@ -1,4 +1,4 @@
-// For how long the others have waited for a rank: what tells which one is slow.
+// The time that the others have waited for a rank: it shows which rank is slow.
 #pragma once
 
 #include <algorithm>
@@ -14,7 +14,7 @@ constexpr uint64_t kLate = kMillisecond;
 struct StragglerStats {
   int64_t times = 0;
   uint64_t waited = 0;         // nanoseconds
-  uint64_t counted_until = 0;  // a moment in which several tensors are waited for counts once
+  uint64_t counted_until = 0;  // time in which several tensors are waited for counts once
 
   // The rank was the last one to have a tensor ready, at `ready`; the first one had it `since`.
   void add(uint64_t since, uint64_t ready) {
@@ -26,7 +26,7 @@ struct StragglerStats {
   }
 };
 
-// A rank and when it was ready, in one number, the greatest of which is the latest: 48 bits of a microsecond (nine
+// A rank and the time at which it was ready, in one number; the greatest is the latest: 48 bits of a microsecond (nine
 // years), 16 bits of the rank.
 class ReadyMark {
  public:

@@ -1,6 +1,6 @@
-// The tensors that the coordinator knows, by id: who has each ready, and in which order they were last used.
+// The tensors that the coordinator knows, by id: the ranks that have each ready, and the order of last use.
 //
-// Ids are given in ascending order and an entry's place is its id modulo the size of the table, so that finding it
+// Ids are assigned in ascending order and an entry's place is its id modulo the size of the table, so that finding it
 // takes one load and no hashing. An id whose place is taken by an older, still living entry is skipped. So memory
 // follows the number of living entries although unnamed operations use up names without end; and an id comes back only
 // after the 32-bit counter has gone round once, far longer than any message is under way. (Reusing places with a
@@ -20,11 +20,11 @@ namespace hvl {
 
 constexpr TensorId kNoId = 0;
 
-// What on_ready() and the batching of known tensors touch: one cache line.
+// The data that on_ready() and the batching of known tensors touch: one cache line.
 struct TensorState {
   TensorId id = kNoId;
   int32_t num_ready = 0;
-  int32_t num_needed = 0;  // ranks that have to be ready
+  int32_t num_needed = 0;  // ranks that must be ready
   int32_t process_set = 0;
   Kind kind = HVL_ALLREDUCE;
   Device device = HVL_CPU;
@@ -41,9 +41,9 @@ struct TensorState {
 
 static_assert(sizeof(TensorState) == 64);
 
-// What only definitions and errors need.
+// The data that only definitions and errors need.
 struct Details {
-  Signature signature;           // as defined; until then, as the first rank asked for it
+  Signature signature;           // as defined; until then, as the first rank requested it
   std::vector<int64_t> varying;  // as defined, laid out as in Record
   uint32_t varying_per_rank = 0;
   std::vector<Proposal> proposals;
@@ -53,12 +53,12 @@ class TensorTable {
  public:
   explicit TensorTable(int num_ranks, TensorId first_id = 1);
 
-  // Null where the id stands for nothing (any more).
+  // Null if the id is not defined (any more).
   TensorState* find(TensorId id) {
     TensorState& entry = entries_[id & mask_];
     return entry.id == id && id != kNoId ? &entry : nullptr;
   }
-  // Whether the id may have stood for something once.
+  // True if the id may have been assigned before.
   bool was_given(TensorId id) const { return id != kNoId && (wrapped_ || id < next_id_); }
   // Moves all entries when the table grows.
   TensorState* add();
@@ -75,7 +75,7 @@ class TensorTable {
     ++entry->num_ready;
     return true;
   }
-  // All of them, unless one was ready already: returns the lowest such, else -1.
+  // Adds all of them, unless one was ready already: returns the lowest such rank, else -1.
   int32_t add_ready(TensorState* entry, const RankSet& ranks);
   bool is_ready(const TensorState& entry, int rank) const {
     return (ready_[(entry.id & mask_) * words_per_entry_ + static_cast<size_t>(rank) / 64] >> (rank % 64) & 1) != 0;

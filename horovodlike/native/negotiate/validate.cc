@@ -13,7 +13,7 @@ namespace {
 
 constexpr size_t kMostValues = 4;  // of a message
 
-// The ranks that have one value of a field.
+// The ranks with one value of a field.
 struct Holders {
   std::string value;
   std::vector<int> ranks;
@@ -110,7 +110,7 @@ Status compare_tensor(const std::vector<Proposal>& proposals, size_t t) {
                  [t](const Signature& s) { return text_of(s.tensors[t].shape, true); });
 }
 
-// What has no meaning for a kind, such as the root of an allreduce, is not compared.
+// Fields without meaning for a kind, such as the root of an allreduce, are not compared.
 Status compare_all(const std::vector<Proposal>& proposals) {
   if (proposals.size() == 1) return Status();
   const Signature& first = proposals[0].signature;
@@ -151,7 +151,7 @@ Status check_arguments(const Signature& signature, const std::vector<int>& membe
   return Status();
 }
 
-// False where the bytes of the output do not fit into int64.
+// False if the bytes of the output do not fit into int64.
 bool fits(const Signature& signature) {
   int64_t total = 0;
   for (const TensorSignature& tensor : signature.tensors) {
@@ -180,7 +180,7 @@ Status check_splits(const std::vector<Proposal>& proposals, size_t num_members) 
   return Status();
 }
 
-// Lays out what varies by rank, and puts the sums of the first dimensions into the signature. False on overflow.
+// Lays out the varying values by rank, and puts the sums of the first dimensions into the signature. False on overflow.
 bool combine_varying(const std::vector<Proposal>& proposals, size_t size, Verdict* verdict) {
   std::vector<TensorSignature>& tensors = verdict->signature.tensors;
   const size_t per_rank = proposals[0].varying[0].size();
@@ -235,7 +235,7 @@ Verdict agree(std::vector<Proposal> proposals, const std::vector<int>& members, 
   verdict.status = compare_all(proposals);
   if (!verdict.status.ok()) return verdict;
 
-  // Where only meaningless values differ, those of the lowest rank stand, whoever came first.
+  // If only meaningless values differ, those of the lowest rank are used, in any order of arrival.
   const auto lowest = [](const Proposal& p) { return *std::min_element(p.ranks.begin(), p.ranks.end()); };
   auto chosen = std::min_element(proposals.begin(), proposals.end(),
                                  [&](const Proposal& a, const Proposal& b) { return lowest(a) < lowest(b); });

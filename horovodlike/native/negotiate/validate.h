@@ -1,4 +1,4 @@
-// Whether what the ranks ask for under one name fits together.
+// The check that the ranks' requests under one name agree.
 #pragma once
 
 #include <cstdint>
@@ -10,20 +10,20 @@
 
 namespace hvl {
 
-// One value that some ranks ask for, without what may vary.
+// One signature that some ranks request, without the varying values.
 struct Proposal {
   Signature signature;
   std::vector<int> ranks;
-  std::vector<std::vector<int64_t>> varying;  // of each of the `ranks`; empty where nothing may vary
+  std::vector<std::vector<int64_t>> varying;  // of each of the `ranks`; empty if nothing may vary
 };
 
-// Adds what one rank asks for to the proposal that it equals, or as a new one.
+// Adds one rank's request to the proposal that it equals, or as a new one.
 void add_to_proposals(int rank, Signature signature, std::vector<Proposal>* proposals);
 
-// The same of all ranks for which the request speaks.
+// The same for all ranks that the request names.
 void add_to_proposals(const Message& request, std::vector<Proposal>* proposals);
 
-// Either an error that names the tensor, the ranks and their values, or what to define: see Record.
+// Either an error that names the tensor, the ranks and their values, or the definition: see Record.
 struct Verdict {
   Status status;
   Signature signature;

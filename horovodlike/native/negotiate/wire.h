@@ -1,4 +1,4 @@
-// Bytes in and out: the only place where the control plane's messages are read from or written to raw memory.
+// Encoding and decoding: the only code that reads the control plane's messages from raw memory or writes them to it.
 #pragma once
 
 #include <cstddef>
@@ -31,7 +31,7 @@ class Writer {
   std::string* out_;
 };
 
-// Every get is false, and reads nothing, where the bytes do not suffice; nothing is allocated before that is known.
+// Every get returns false, and reads nothing, if there are too few bytes; this is checked before any allocation.
 class Reader {
  public:
   Reader(const void* bytes, size_t num_bytes) : next_(static_cast<const char*>(bytes)), remaining_(num_bytes) {}

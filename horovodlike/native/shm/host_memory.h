@@ -24,44 +24,44 @@ constexpr size_t kLogRingBytes = 256 << 10;
 constexpr size_t kRequestRingBytes = 64 << 10;
 
 struct alignas(kCacheLine) HostHeader {
-  char token[kCacheLine];  // used by the processes that make the segment known to each other, before hvl_init
+  char token[kCacheLine];  // used by the processes to identify the segment to each other, before hvl_init
 
-  // The job is broken: 0 no, 1 the text is being written, 2 the text is there. The first to break it writes.
+  // The job is broken: 0 no, 1 the text is being written, 2 the text is complete. The first rank to break it writes.
   alignas(kCacheLine) std::atomic<uint32_t> broken;
   char broken_text[32 << 10];  // room for a report with the stacks of several ranks
 
-  // How often the coordinator has told this host that it is about to end a stalled job, and asks where the missing
-  // ranks are: so it is not what is stuck. Written by the engine of local rank 0.
+  // The number of times that the coordinator has told this host that it is about to end a stalled job and asks about
+  // the missing ranks: so the coordinator itself is not stuck. Written by the engine of local rank 0.
   alignas(kCacheLine) std::atomic<uint32_t> inquiries;
 };
 
-// How far a rank has come in the chunks of the collectives that it takes part in; see collective/shm/chunk_pipeline.h.
+// A rank's progress in the chunks of the collectives that it takes part in; see collective/shm/chunk_pipeline.h.
 struct Progress {
-  alignas(kCacheLine) std::atomic<uint64_t> filled;   // chunks whose bytes stand in this rank's slots
+  alignas(kCacheLine) std::atomic<uint64_t> filled;   // chunks whose bytes are in this rank's slots
   alignas(kCacheLine) std::atomic<uint64_t> reduced;  // chunks of which this rank's part is reduced
   alignas(kCacheLine) std::atomic<uint64_t> drained;  // chunks that this rank has finished with
 };
 
 struct alignas(kCacheLine) RankBlock {
   Doorbell doorbell;
-  alignas(kCacheLine) std::atomic<uint32_t> left;  // 1: this rank has shut down in good order
+  alignas(kCacheLine) std::atomic<uint32_t> left;  // 1: this rank has shut down cleanly
   std::atomic<uint32_t> waits;                     // threads of this rank that wait for a result
   std::atomic<uint32_t> queued;                    // requests of this rank that its engine has not announced yet
-  alignas(kCacheLine) std::atomic<int> processor;  // on which this rank's engine was last seen to work, + 1
+  alignas(kCacheLine) std::atomic<int> processor;  // on which this rank's engine last ran, + 1
   alignas(kCacheLine) std::atomic<uint64_t> log_read;
   alignas(kCacheLine) std::atomic<uint64_t> requests_written;
   alignas(kCacheLine) std::atomic<uint64_t> requests_read;
   Progress progress;
-  // Written by the coordinator's engine: for how many nanoseconds others have waited for this rank, and how often.
+  // Written by the coordinator's engine: the nanoseconds that others have waited for this rank, and how often.
   alignas(kCacheLine) std::atomic<uint64_t> waited_for;
   std::atomic<int64_t> times_late;
 };
 
-// A question of the coordinator's and a rank's answer; see observe/stack_dump.h.
+// A stack-dump request of the coordinator and a rank's answer; see observe/stack_dump.h.
 struct alignas(kCacheLine) StackBlock {
-  // How many questions there were. The rank that is asked sets the top bit when it leaves.
+  // The number of requests so far. The asked rank sets the top bit when it leaves.
   std::atomic<uint32_t> asked;
-  // Of those, the one that `text` answers: the rank writes all that follows, the coordinator then reads it.
+  // The request that `text` answers: the rank writes all that follows, the coordinator then reads it.
   alignas(kCacheLine) std::atomic<uint32_t> answered;
   uint32_t length;
   char text[HVL_STACK_BYTES];
@@ -94,7 +94,8 @@ class HostMemory {
   StackBlock& stacks(int local_rank);
   char* slot(int local_rank, uint64_t chunk);
 
-  // From now on ranks are rung by these pipes, by local rank: they wait for sockets, too. Before any of them works.
+  // From now on ranks are notified through these pipes (by local rank), since they also wait for sockets. Must be
+  // called before any rank's engine works.
   Status set_pipes(const std::vector<int>& pipes);
   void notify(int local_rank, WakeReason why) {
     rank(local_rank).doorbell.notify(why, pipes_.empty() ? -1 : pipes_[static_cast<size_t>(local_rank)]);
@@ -106,7 +107,7 @@ class HostMemory {
   std::string broken_text();
   void notify_all_but(int local_rank, WakeReason why);
   bool another_waits(int local_rank);
-  // Wakes the others that hold back requests.
+  // Wakes the other ranks that defer requests.
   void notify_holders(int local_rank);
 
  private:

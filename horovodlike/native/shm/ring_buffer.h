@@ -1,6 +1,6 @@
-// Frames through a ring of bytes in shared memory: one writer, one or several readers that all read everything.
+// Frames through a ring buffer in shared memory: one writer, one or several readers that all read everything.
 //
-// The ring is a stream: a frame may be longer than the ring and is then passed on piece by piece.
+// The ring is a stream: a frame may be longer than the ring and is then transferred piece by piece.
 #pragma once
 
 #include <algorithm>
@@ -21,11 +21,11 @@ class RingBufferWriter {
                    std::vector<std::atomic<uint64_t>*> readers)
       : bytes_(bytes), capacity_(capacity), written_(written), readers_(std::move(readers)) {}
 
-  // Queues a frame: its length, then its bytes. Returns where in the stream it ends.
+  // Queues a frame: its length, then its bytes. Returns its end in the stream.
   uint64_t send(const std::string& frame);
   // True if all of the stream up to `end` can be read by the readers.
   bool has_written(uint64_t end) const { return written_->load(std::memory_order_relaxed) >= end; }
-  // Copies what fits to the ring. True if anything moved: then the readers' doorbells are to be rung.
+  // Copies as much as fits to the ring. True if anything moved: then the caller must notify the readers.
   bool pump();
   bool is_flushed() const { return sent_ == outbox_.size(); }
   // True if pump() would move something.
@@ -47,7 +47,7 @@ class RingBufferReader {
   RingBufferReader(const char* bytes, size_t capacity, std::atomic<uint64_t>* written, std::atomic<uint64_t>* read)
       : bytes_(bytes), capacity_(capacity), written_(written), read_(read) {}
 
-  // True if receive() would find something: part of a frame at least.
+  // True if receive() would find something: at least part of a frame.
   bool has_frame() const { return written_->load() != read_->load() || frame_is_here(); }
   // True if a whole frame came. Sets *freed if it made room in the ring.
   bool receive(std::string* frame, bool* freed);
@@ -60,7 +60,7 @@ class RingBufferReader {
   std::atomic<uint64_t>* written_;
   std::atomic<uint64_t>* read_;
   std::string inbox_;
-  size_t parsed_ = 0;  // bytes of inbox_ that were handed out
+  size_t parsed_ = 0;  // bytes of inbox_ that receive() has returned
 };
 
 // The time at which a frame was sent, in front of it: its reader may have slept, and how late a rank is must not depend
@@ -72,7 +72,7 @@ inline void put_time(std::string* frame) {
 
 inline uint64_t take_time(std::string* frame) {
   uint64_t sent = 0;
-  if (frame->size() < sizeof sent) return now_ns();  // decode() refuses it
+  if (frame->size() < sizeof sent) return now_ns();  // decode() rejects it
   memcpy(&sent, frame->data(), sizeof sent);
   frame->erase(0, sizeof sent);
   return std::min(sent, now_ns());

@@ -72,7 +72,7 @@ int Poller::sleep_in_collective(const Sockets* sockets, uint64_t timeout) {
   return sleep(timeout);
 }
 
-// Whoever is awake looks at everything.
+// Drains the pipe: a thread that is awake checks everything.
 void Poller::silence() {
   char bytes[256];
   while (read(bell_, bytes, sizeof bytes) == static_cast<ssize_t>(sizeof bytes)) {

@@ -13,7 +13,7 @@ namespace hvl {
 namespace {
 
 constexpr uint64_t kCheckInterval = 20 * kMillisecond;
-// Between two looks at what moves only while it is looked at: none at first, as most of what is waited for ends soon.
+// The pause between two checks of a condition that must be polled. None at first: most waits end soon.
 constexpr uint64_t kPollSpin = kMillisecond;
 constexpr uint64_t kPollInterval = 50 * kMicrosecond;
 
@@ -67,7 +67,7 @@ bool Waiter::check_peers() {
   return true;
 }
 
-bool Waiter::somebody_lags(const std::function<bool(int)>& lags) const {
+bool Waiter::any_lags(const std::function<bool(int)>& lags) const {
   for (int peer = 0; peer < memory_->shape().ranks; ++peer) {
     if (peer != options_.local_rank && lags(peer)) return true;
   }
@@ -108,7 +108,8 @@ void Waiter::show_processor() {
   if (shown.load(std::memory_order_relaxed) != processor) shown.store(processor, std::memory_order_relaxed);
 }
 
-// After a sleep: did one of those that were waited for need the processor on which this thread had been spinning?
+// After a sleep: halves the limit if another rank ran on the processor on which this thread was spinning, else doubles
+// it.
 void Waiter::adapt_spin_limit() {
   const int mine = memory_->rank(options_.local_rank).processor.load(std::memory_order_relaxed);
   bool shared = false;
@@ -186,8 +187,9 @@ Status Waiter::sleep_in_vain(const std::function<bool()>& condition, const std::
                [&] { return condition() || memory_->is_broken(); }, kCheckInterval);
     if (check_peers() && sockets != nullptr) status = sockets->check_answered();
     check_leaving();
-    // Who waits for a rank of his own host knows who it is, and is heard first: others wait for him.
-    const uint64_t patience = sockets != nullptr && !somebody_lags(lags) ? kSecond : 0;
+    // A rank that waits for a rank of its own host knows which one, and must report first: other hosts wait for this
+    // rank.
+    const uint64_t patience = sockets != nullptr && !any_lags(lags) ? kSecond : 0;
     check_stall(patience, [&] { return Stall{name_laggards(lags, sockets)}; });
   }
   return status;

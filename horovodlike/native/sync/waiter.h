@@ -1,5 +1,5 @@
-// How the thread that does the engine's work waits for the other ranks of this host: it spins for a moment, then
-// sleeps, and meanwhile makes sure that those it waits for are alive and get on.
+// Waiting for the other ranks of this host, for the thread that does the engine's work: it spins briefly, then sleeps,
+// and meanwhile checks that the awaited ranks are alive and make progress.
 #pragma once
 
 #include <sched.h>
@@ -18,9 +18,8 @@
 
 namespace hvl {
 
-// To wake a sleeper takes 5 to 50 us, so it pays to spin as long when somebody waits. Unless it keeps the one that is
-// waited for from running: then the limit is halved, down to the lazy one, until they have processors of their own
-// again.
+// Waking a sleeper takes 5 to 50 us, so spinning that long pays off when a thread waits for a result. If spinning keeps
+// an awaited rank from running, the limit is halved, down to the lazy one, until each has its own processor again.
 constexpr uint64_t kUrgentSpin = 200 * kMicrosecond;
 constexpr uint64_t kLazySpin = 2 * kMicrosecond;
 
@@ -28,18 +27,18 @@ struct WaiterOptions {
   int local_rank = 0;
   std::vector<int> ranks;                      // global rank, by local rank
   std::vector<int> pids;                       // by local rank; empty: ranks are threads of this process, not watched
-  int processors = 1;                          // that all of them may use together
+  int processors = 1;                          // available to all of them together
   double stall_warning = 60;                   // seconds; 0 never
   double stall_shutdown = 0;                   // seconds; 0 never
-  const std::atomic<bool>* leaving = nullptr;  // set when this rank is to shut down: then it waits for this long only
+  const std::atomic<bool>* leaving = nullptr;  // set when this rank must shut down: it waits for leave_timeout at most
   uint64_t leave_timeout = kLeaveTimeout;
   std::function<void()> before_sleep = [] {};  // called before sleeping within a collective
-  // Called now and then while a collective is under way: breaks the job if another host has.
+  // Called now and then while a collective is under way: breaks the job if another host has broken it.
   std::function<void()> check_other_hosts = [] {};
-  Poller* poller = nullptr;  // of a job of several hosts: what it sleeps with
+  Poller* poller = nullptr;  // in a job of several hosts: used for sleeping
 };
 
-// That `who` did not get on with `what`, for so long, and why that may be.
+// A report that `who` made no progress with `what`, with a possible reason.
 struct Stall {
   std::string who;
   std::string what = "a collective that has begun";
@@ -48,14 +47,15 @@ struct Stall {
 
 enum class Spin { kInVain, kNotNeeded, kWorthIt };
 
-// Spins until `condition` holds, at most `limit` nanoseconds; adds how long that took to `spent`, to the nearest look
-// at the clock.
+// Spins until `condition` holds, at most `limit` nanoseconds; adds the time that it took to `spent`, to the nearest
+// reading of the clock.
 //
-// If it yields, whoever else could use the processor gets it now and then. Where every thread can have a processor it
-// is better not to: two that yield to each other stay on one processor, a sleeper is woken on one that is free.
+// If it yields, other runnable threads get the processor now and then. If there is a processor for every thread, not
+// yielding is better: two threads that yield to each other stay on one processor, whereas a sleeper is woken on a free
+// one.
 template <typename Condition>
 Spin spin_until(Condition&& condition, uint64_t limit, bool yields, uint64_t* spent) {
-  constexpr int kLooks = 16;  // between two looks at the clock
+  constexpr int kLooks = 16;  // between two readings of the clock
   uint64_t start = 0;
   uint64_t now = 0;
   for (;;) {
@@ -87,10 +87,10 @@ class Waiter {
   Waiter(const Waiter&) = delete;
   Waiter& operator=(const Waiter&) = delete;
 
-  // A thread of this process waits for a result: the processor has nothing better to do than to spin.
+  // A thread of this process waits for a result: spinning is the best use of the processor.
   void set_urgent(bool urgent) { urgent_ = urgent; }
-  // Who is going to wait, until when he has time (now_ns() time), and what tells that he needs not go on. `enough`
-  // lives until the next turn.
+  // Describes the waits that follow: the waiting thread, its deadline (now_ns() clock), and a predicate that ends a
+  // wait early. `enough` must live until the next turn.
   void take_turn(WaitingParty sleeper, uint64_t deadline, const std::function<bool()>* enough) {
     sleeper_ = sleeper;
     deadline_ = deadline;
@@ -98,12 +98,12 @@ class Waiter {
     signalled_ = false;
   }
   bool has_enough() const { return (*enough_)(); }
-  // A signal came while he slept, or his time is over.
+  // True if a signal came during a sleep, or the deadline has passed.
   bool is_interrupted() const { return signalled_ || now_ns() >= deadline_; }
 
-  // Waits until `condition` holds; lags(peer) tells whether this rank waits for that local rank. HVL_IN_PROGRESS:
-  // interrupted, or he has enough and would sleep. Any other error means that the job is broken.
-  // `sockets`: what the condition may become true by, besides what the ranks of this host do; null: nothing.
+  // Waits until `condition` holds; lags(peer) is true if this rank waits for that local rank. HVL_IN_PROGRESS:
+  // interrupted, or `enough` holds and the thread would have to sleep. Any other error means that the job is broken.
+  // `sockets`: they may make the condition true, too; null: only ranks of this host do.
   template <typename Condition>
   Status wait(Condition&& condition, const std::function<bool(int)>& lags, const Sockets* sockets = nullptr) {
     uint64_t spent = 0;
@@ -112,20 +112,19 @@ class Waiter {
     if (found) vain_ = {};
     return found ? Status() : sleep_until(std::function<bool()>(std::cref(condition)), lags, sockets);
   }
-  // Waits until `condition` holds where no doorbell rings when it does: it is looked at again and again. who() names
-  // those that are waited for. HVL_IN_PROGRESS as of wait(), and so never on the engine's own thread. Any other error
-  // means that the job is broken.
+  // Waits for a `condition` that no notification announces: it is polled. who() names the awaited ranks.
+  // HVL_IN_PROGRESS as in wait(), and so never on the engine's own thread. Any other error means that the job is
+  // broken.
   Status wait_polling(const std::function<bool()>& condition, const std::function<std::string()>& who);
-  // The same for what a device of this rank does, which may take as long as it needs, also if this rank is to shut
-  // down.
+  // The same for work of this rank's device, which may take any time, also if this rank must shut down.
   Status wait_for_device(const std::function<bool()>& condition, const std::function<Stall()>& describe);
-  // Warns of what has not got on for so long (nanoseconds), if it is time for that and `warned` does not say that it
-  // was done. HVL_JOB_BROKEN: it is time to break the job.
+  // Warns of a stall that has lasted for `waited` nanoseconds, if that is long enough and *warned is not set yet.
+  // HVL_JOB_BROKEN: the caller must break the job.
   Status report_stall(uint64_t waited, bool* warned, const std::function<Stall()>& describe) const;
-  // Nanoseconds that were spent in wait(), wait_polling() and wait_for_device() so far. Any thread.
+  // Nanoseconds spent in wait(), wait_polling() and wait_for_device() so far. Any thread.
   uint64_t waited() const { return waited_.load(std::memory_order_relaxed); }
 
-  // Waits for a moment only.
+  // Spins briefly; true if `condition` holds.
   template <typename Condition>
   bool spin(Condition&& condition) {
     uint64_t ignored = 0;
@@ -139,19 +138,19 @@ class Waiter {
     return result != Spin::kInVain;
   }
 
-  // Sleeps until the doorbell rings, a signal comes or `timeout` nanoseconds are over, unless `condition` holds.
+  // Sleeps until a notification, a signal or `timeout` nanoseconds later, unless `condition` holds.
   template <typename Condition>
   void sleep_unless(uint32_t listening, Condition&& condition, uint64_t timeout) {
     sleep_with([this](uint64_t limit) { return options_.poller->sleep_idle(limit); }, listening, condition, timeout);
   }
 
-  // Breaks the job if a peer has ended without shutting down; false: it is not time yet to look again.
+  // Breaks the job if a peer has exited without shutting down; false: the next check is not due yet.
   bool check_peers();
   // "rank 1 (pid 4711)"
   std::string describe(int local_rank) const;
 
  private:
-  // `poll`: how he sleeps who waits for sockets, too.
+  // `poll`: sleeps if this rank also waits for sockets.
   template <typename Poll, typename Condition>
   void sleep_with(Poll&& poll, uint32_t listening, Condition&& condition, uint64_t timeout) {
     const uint64_t limit = std::min(timeout, deadline_ - std::min(now_ns(), deadline_));
@@ -176,7 +175,7 @@ class Waiter {
   void check_leaving();
   void show_processor();
   void adapt_spin_limit();
-  bool somebody_lags(const std::function<bool(int)>& lags) const;
+  bool any_lags(const std::function<bool(int)>& lags) const;
   std::string name_laggards(const std::function<bool(int)>& lags, const Sockets* sockets) const;
   void check_stall(uint64_t patience, const std::function<Stall()>& describe);
 
@@ -190,15 +189,15 @@ class Waiter {
   uint64_t deadline_ = UINT64_MAX;
   const std::function<bool()>* enough_ = nullptr;
   bool signalled_ = false;
-  // What this rank waits for has not come yet. An interrupted wait goes on later, perhaps on another thread.
+  // The wait under way. An interrupted wait continues later, perhaps on another thread.
   struct Vain {
-    uint64_t since = 0;  // now_ns() time; 0: it does not wait
+    uint64_t since = 0;  // now_ns() clock; 0: no wait
     uint64_t leaving_since = 0;
     bool warned = false;
   };
   Vain vain_;
   uint64_t last_check_ = 0;
-  std::atomic<uint64_t> waited_{0};  // written by who has the turn
+  std::atomic<uint64_t> waited_{0};  // written by the thread that has the turn
 };
 
 }  // namespace hvl

@@ -10,7 +10,7 @@ namespace hvl {
 
 namespace {
 
-// A phase without larger batches is none of training: it reduces a metric, and says nothing about limits or waits.
+// A phase without larger batches is not training: it reduces a metric, and shows nothing about limits or waits.
 constexpr int64_t kSmallestBatchThatTells = 64 << 10;
 
 std::string text_of(const Tuned& tuned) {
@@ -39,7 +39,7 @@ void Autotuner::open_log(const std::string& path) {
                               "': " + strerror(errno) + "; the search goes on without it");
 }
 
-// Rows are there at once, for whoever watches.
+// Flushes each row, for users that follow the file.
 void Autotuner::write_row(const Tuned& tuned, double score, const std::string& reason) {
   if (!log_.is_open()) return;
   log_ << num_samples_ << ',' << tuned.cycle_time * 1000 << ',' << tuned.fusion_threshold << ',' << score << ','

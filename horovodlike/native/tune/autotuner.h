@@ -1,4 +1,4 @@
-// Autotuning of a job on rank 0: samples, what the search makes of them, its log, and what it says in the end.
+// Autotuning of a job on rank 0: the samples, the search, its log, and the final message.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace hvl {
 
 struct AutotuneOptions {
   bool enabled = false;
-  bool fusion_threshold = true;  // whether it is tuned; what the user has set is not
+  bool fusion_threshold = true;  // true: it is tuned; values set by the user are not
   bool cycle_time = true;        // likewise
   int warmup_samples = 3;
   int steps_per_sample = 10;
@@ -28,7 +28,7 @@ class Autotuner {
   bool on_batch(const std::vector<uint64_t>& tensors, int64_t num_bytes, uint64_t now);
   const Tuned& current() const { return search_.current(); }
   bool is_done() const { return search_.is_done(); }
-  // The job ends. Says so if the search is not done.
+  // The job ends. Logs it if the search is not done.
   void stop();
 
  private:

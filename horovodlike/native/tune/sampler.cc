@@ -6,7 +6,7 @@ namespace hvl {
 
 namespace {
 
-// A job whose names never come back has no steps, and is not to take more and more memory.
+// A job whose names never come back has no steps, and must not take more and more memory.
 constexpr size_t kMaxTensors = 1 << 16;
 
 }  // namespace

@@ -1,10 +1,11 @@
 // Cuts the batches of a job into samples of some training steps each.
 //
-// Nobody says where a step begins, so it is seen by tensors that come back: a sample of n steps ends when a tensor is
-// there for the time n + 1. The step before each sample is left out, since it began with other values.
+// Steps are not marked, so they are detected by tensors that come back: a sample of n steps ends when a tensor appears
+// for the time n + 1. The step before each sample is left out, since it began with other values.
 //
-// A phase in which something else is reduced, as a validation, makes one long sample and not many: a sample has at
-// least half the bytes of the largest one so far. So has a pause. What one odd sample does is the search's concern.
+// A phase in which something else is reduced, such as a validation, makes one long sample instead of many: a sample has
+// at least half the bytes of the largest one so far. The same holds for a pause. The search tolerates a single odd
+// sample.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +20,7 @@ struct Sample {
   int64_t largest_batch = 0;
   uint64_t duration = 0;  // nanoseconds
 
-  double score() const;  // bytes per microsecond, pauses included: what a user has to wait for
+  double score() const;  // bytes per microsecond, including pauses, which the user waits for as well
 };
 
 class Sampler {

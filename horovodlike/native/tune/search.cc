@@ -43,8 +43,8 @@ Search::Search(const SearchOptions& options) : options_(options), best_(options.
 
 double Search::best_score() const { return median(best_scores_); }
 
-// Limits that no batch reaches are all the same: smaller ones begin below the largest batch, and larger ones are worth
-// a try only if there are batches that the limit has cut.
+// Limits that no batch reaches are equivalent: smaller candidates begin below the largest batch, and larger ones are
+// tried only if the limit has cut batches.
 bool Search::propose() {
   candidate_ = best_;
   switch (move_) {
@@ -65,7 +65,7 @@ bool Search::propose() {
 
 // There is no candidate left for the current move.
 void Search::next_move() {
-  // Whoever came from larger batches need not go back there.
+  // A search that came from larger batches does not go back.
   const bool came_from_larger = move_ == Move::kSmallerBatches && has_helped_;
   move_ = came_from_larger ? Move::kLongerWait : static_cast<Move>(static_cast<int>(move_) + 1);
   has_helped_ = false;

@@ -1,12 +1,12 @@
-// Which values to measure next, and which ones are the best. No clock and no randomness: the same scores lead to the
+// The search for the best values: decides what to measure next. No clock and no randomness: the same scores lead to the
 // same answer.
 //
 // One value at a time is changed by a factor of 4, in one direction, as long as that helps. Each candidate is compared
-// with the best values so far, in turn: one sample of the best, one of the candidate. So what slows the job down for a
-// while slows down both. A comparison is won by being better by the margin. A candidate takes over when it has won four
-// more than it has lost; it is given up when it has lost two more than it has won, or after 11. So one sample that a
-// pause has spoilt decides nothing, where there is no difference the job keeps what it has, and the noisier samples
-// are, the more of them are taken.
+// with the best values so far, in turn: one sample of the best, one of the candidate. So a temporary slowdown of the
+// job affects both. The better score by the margin wins a comparison. A candidate replaces the best when it has won
+// four comparisons more than it has lost; it is dropped when it has lost two more than it has won, or after 11. So one
+// sample that a pause has spoilt decides nothing, without a difference the job keeps its values, and noisier samples
+// lead to more of them.
 #pragma once
 
 #include <cstdint>
@@ -41,9 +41,9 @@ class Search {
 
   explicit Search(const SearchOptions& options);
 
-  // What the next sample is to be taken with; when the search is done, the best.
+  // The values for the next sample; when the search is done, the best ones.
   const Tuned& current() const { return is_trying_ ? candidate_ : best_; }
-  // What came of a sample that was taken with current(), in words without a comma.
+  // Takes a sample that was measured with current(). Returns the outcome in words without a comma.
   std::string on_sample(const Sample& sample);
 
   bool is_done() const { return move_ == Move::kNone; }

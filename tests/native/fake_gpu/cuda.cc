@@ -21,7 +21,7 @@ constexpr int kCaptureUnsupported = 900;
 thread_local std::vector<Gpu*> contexts;
 thread_local int capture_mode = 0;  // global
 
-// What a capture that goes on in any thread forbids to all, unless they have said that it is not part of it.
+// True for functions that a capture in any thread forbids to all threads, unless they have left the capture mode.
 bool disturbs_captures(const std::string& function) {
   return function == "cuEventQuery" || function == "cuMemHostAlloc" || function == "cuMemFreeHost";
 }

@@ -14,13 +14,13 @@
 
 namespace fake_gpu {
 
-// Begins anew with so many GPUs, each of its own. Nobody may use the library meanwhile. Programs that do not call it
-// get as many as the variable GPU_DOUBLE_GPUS says.
+// Starts again with `num_gpus` separate GPUs. The library must not be in use meanwhile. Programs that do not call it
+// get the number in the variable GPU_DOUBLE_GPUS.
 void reset(int num_gpus);
 // From now on the second GPU is the same as the first one.
 void make_same(int gpu, int other);
 
-// What the ranks' programs do.
+// The operations of the ranks' programs.
 void* make_stream(int gpu);
 // Gives it to the stream: `work` reads or writes these bytes of memory when it is its turn.
 void compute(void* stream, void* memory, size_t num_bytes, std::function<void()> work);
@@ -37,17 +37,17 @@ void synchronize(void* stream);
 
 // The function fails from its next call for this GPU on, or returns to normal with a result of 0.
 void fail(int gpu, const std::string& function, int result);
-// What ncclCommGetAsyncError() says for this GPU's communicators from now on.
+// Sets the result of ncclCommGetAsyncError() for this GPU's communicators from now on.
 void set_async_error(int gpu, int result);
-// How often it says first that it is in progress, after each call.
+// Sets how often it first returns that it is in progress, after each call.
 void set_polls(int count);
 void set_nccl_version(int version);
 
-// What has been called for a GPU, in order: functions with their numbers, as "ncclAllReduce count=4 dtype=7 op=0", and
-// whose stream is meant, as "cuStreamWaitEvent engine" and "cuEventRecord test". Questions are left out.
+// The calls for a GPU, in order: functions with their numbers, as "ncclAllReduce count=4 dtype=7 op=0", and the owner
+// of the stream, as "cuStreamWaitEvent engine" and "cuEventRecord test". Queries are left out.
 std::vector<std::string> calls(int gpu);
 size_t count(int gpu, const std::string& beginning);  // of those that begin with this
-// What was done that is not allowed, a line each; empty if nothing was.
+// The forbidden operations so far, one per line; empty if there were none.
 std::string violations();
 // Objects that exist; streams are those of the engines.
 int num_streams();

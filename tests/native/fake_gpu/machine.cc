@@ -81,7 +81,7 @@ void Machine::work() {
   }
 }
 
-// What the test gave to a stream before, and has not been done, may be what this memory is waited for.
+// Work that the test gave to a stream earlier, and that is not done, may be work that this memory must wait for.
 void Machine::check_ready(const Work& work) const {
   const auto check = [&](const Stream& stream) {
     for (const Work& other : stream.queue) {

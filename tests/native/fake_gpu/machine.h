@@ -1,4 +1,4 @@
-// What both parts of the double work on: GPUs, streams, and the thread that works these off.
+// The state that both fake libraries share: GPUs, streams, and the thread that executes these.
 #pragma once
 
 #include <condition_variable>
@@ -25,12 +25,12 @@ struct Region {
 
 struct Event {
   Gpu* gpu = nullptr;
-  // Whether the stream has come to where the event was recorded last; null: it was not. Who waits keeps the one that he
-  // has found, since the event may be recorded again, also on another stream.
+  // True if the stream has reached the last record of the event; null: it was not recorded. A waiter keeps the pointer
+  // that it found, since the event may be recorded again, also on another stream.
   std::shared_ptr<bool> reached;
 };
 
-// What a stream has been given.
+// One piece of work of a stream.
 struct Work {
   std::function<bool()> run;    // false: not yet
   std::vector<Region> touched;  // memory that it reads or writes
@@ -69,7 +69,7 @@ class Machine {
   std::set<Event*> events;
   std::set<void*> pinned;
   std::string violations;
-  std::set<uint64_t> unused_ids;  // of communicators that nobody has joined
+  std::set<uint64_t> unused_ids;  // of communicators without members
   int polls = 0;
   int nccl_version = 22703;
 

@@ -51,7 +51,7 @@ struct Comm {
   int next_op = 512;
 };
 
-// What one communicator has given to its stream at once.
+// The work that one communicator has given to its stream at once.
 struct Launch {
   Comm* comm;
   Stream* stream;
@@ -126,7 +126,7 @@ Launch* front_of(Comm* comm, Stream* stream) {
   return static_cast<Launch*>(stream->queue.front().details);
 }
 
-// What the member's stream has come to, if it belongs to this clique.
+// The launch at the front of the member's stream, if it belongs to this clique.
 Launch* launch_of(Comm* comm) {
   for (Stream* stream : Machine::get().streams) {
     if (stream->is_held) continue;
@@ -259,7 +259,7 @@ void give(const Launch& given) {
   Machine::get().give(given.stream, std::move(work));
 }
 
-// What the communicator has given to streams is not done any more.
+// Drops the work that the communicator has given to streams.
 int drop(Comm* comm) {
   int dropped = 0;
   for (Stream* stream : Machine::get().streams) {

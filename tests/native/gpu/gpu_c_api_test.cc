@@ -191,7 +191,7 @@ TEST(a_stream_that_is_captured_waits_for_nothing) {
   CHECK_EQ(later.data[5], 6.0F);
 }
 
-// So the host does: whoever hears of the error may free the memory.
+// So the host waits: a caller that receives the error may free the memory.
 TEST(a_stream_that_cannot_wait) {
   OneRank job;
   const Prepared allreduce = prepare("x", HVL_ALLREDUCE, HVL_CUDA);
@@ -216,7 +216,7 @@ TEST(a_stream_that_cannot_wait) {
   }
 }
 
-// Once the job is broken that is what everybody hears, whatever else the device does not do.
+// Once the job is broken all callers get that error, whatever else fails on the device.
 TEST(a_device_that_fails_when_the_job_is_broken) {
   OneRank job;
   const Prepared allreduce = prepare("x", HVL_ALLREDUCE, HVL_CUDA);
@@ -230,7 +230,7 @@ TEST(a_device_that_fails_when_the_job_is_broken) {
   fake_gpu::fail(0, "cuEventRecord", 0);
 }
 
-// No engine looks after the device any more, so nobody else finds it out.
+// No engine watches the device any more, so nothing else detects it.
 TEST(a_device_that_fails_after_the_job_has_ended) {
   OneRank job;
   const Prepared allreduce = prepare("x", HVL_ALLREDUCE, HVL_CUDA);

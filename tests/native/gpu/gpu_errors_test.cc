@@ -1,4 +1,4 @@
-// What goes wrong with GPUs and NCCL: who is told, that no device hangs, and that the process can begin anew.
+// Failures of GPUs and NCCL: all callers get an error, no device hangs, and the process can start again.
 
 #include <unistd.h>
 
@@ -30,7 +30,7 @@ void check_broken(GpuJob& job, const std::vector<std::string>& parts) {
   job.job().on_all([&](int rank) {
     std::vector<float> data(kCount, 1.0F);
     Status status = job.run(rank, allreduce(), data.data());
-    // What the device failed at was complete; the next one hears of it.
+    // The collective at which the device failed was complete; the next one gets the error.
     const uint64_t deadline = now_ns() + kPatience;
     while (status.ok() && now_ns() < deadline) status = job.job().engine(rank).job_status();
     CHECK_EQ(status.code(), HVL_JOB_BROKEN);
@@ -75,7 +75,7 @@ TEST(an_asynchronous_error_breaks_the_job) {
   for (int gpu : {0, 1, 2}) CHECK_EQ(fake_gpu::count(gpu, "ncclCommAbort"), 1);
 }
 
-// What GPU 1 was given for its communicators is not done any more, so no collective of theirs can come to its end.
+// The work of GPU 1's communicators is dropped, so none of their collectives can end.
 void wait_for_aborts_on_gpu_1(size_t count) {
   const uint64_t deadline = now_ns() + kPatience / 4;
   while (fake_gpu::count(1, "ncclCommAbort") < count && now_ns() < deadline) std::this_thread::yield();
@@ -227,7 +227,7 @@ TEST(without_nccl_the_memory_of_the_host_is_used_unless_that_is_forbidden) {
   check_broken(job, {"HOROVODLIKE_GPU_OPERATIONS=nccl cannot be followed", "/nowhere/libnccl.so.2 cannot be opened"});
 }
 
-// What is written to standard error while `run` runs.
+// Returns the text written to standard error while `run` runs.
 std::string errors_of(const std::function<void()>& run) {
   FILE* file = std::tmpfile();
   REQUIRE(file != nullptr);
@@ -331,7 +331,7 @@ TEST(a_device_that_is_busy_when_the_job_ends_gets_time) {
   CHECK_EQ(fake_gpu::count(0, "ncclCommDestroy"), 1);
 }
 
-// Also if that is more than what waits for other ranks gets: nobody would hear that the result is wrong.
+// Also if that is longer than the timeout of waits for other ranks: no caller would learn that the result is wrong.
 TEST(a_device_that_is_busy_when_the_job_ends_gets_as_long_as_it_needs) {
   std::vector<float> data(kCount, 1.0F);
   char* memory = reinterpret_cast<char*>(data.data());
@@ -361,7 +361,7 @@ void wait_until(const std::function<bool()>& condition) {
   while (!condition() && now_ns() < deadline) std::this_thread::yield();
 }
 
-// The ranks have agreed, so nobody else can see that it does not get on.
+// The ranks have agreed, so only the device's own rank can see that it makes no progress.
 TEST(a_device_that_does_not_get_on_breaks_the_job) {
   EngineOptions options = on_double();
   options.stall_shutdown = 0.2;
@@ -420,7 +420,7 @@ TEST(staging_gets_as_long_as_its_device_needs_when_the_job_ends) {
   CHECK_EQ(data[kCount - 1], 3.0F);
 }
 
-// Nobody looks after the device any more. Who asks does not wait, so he has to find it out by asking often.
+// No engine watches the device any more. The caller does not wait, so it must detect the failure by polling often.
 TEST(a_device_that_fails_is_found_out_by_who_asks) {
   GpuJob job(1);
   std::vector<std::vector<float>> data(3, std::vector<float>(kCount, 1.0F));

@@ -1,4 +1,4 @@
-// What NCCL is asked to do, and between whom; and what is said of libraries that cannot be used.
+// The reductions that NCCL runs, and between which ranks; and the messages for libraries that cannot be used.
 
 #include <cmath>
 #include <cstring>

@@ -1,4 +1,4 @@
-// In which order streams, events and NCCL's functions are used, and that nobody waits for a GPU who need not.
+// The order in which streams, events and NCCL's functions are used, and that no thread waits for a GPU unnecessarily.
 
 #include <algorithm>
 #include <future>
@@ -31,7 +31,7 @@ void consume(GpuJob& job, int rank, int64_t handle) {
   CHECK_EQ(job.job().handles(rank).consume(handle, &outputs).message(), "");
 }
 
-// Where a call begins like this, from a place on; the number of calls if none does.
+// The index of the first call from `from` on that begins with `beginning`; the number of calls if there is none.
 size_t find(const std::vector<std::string>& calls, const std::string& beginning, size_t from = 0) {
   const auto begins = [&](const std::string& call) { return call.compare(0, beginning.size(), beginning) == 0; };
   return static_cast<size_t>(std::find_if(calls.begin() + static_cast<std::ptrdiff_t>(from), calls.end(), begins) -
@@ -52,7 +52,7 @@ TEST(a_request_is_complete_before_the_gpu_has_its_tensor) {
     CHECK_EQ((*mine)[0], 0.0F);
     CHECK_EQ(hold_up_for_results(&table, &handle, 1, job.stream(rank), now_ns() + kPatience).message(), "");
     consume(job, rank, handle);
-    // What the stream is given after that finds the result.
+    // Work that the stream is given after that finds the result.
     fake_gpu::compute(job.stream(rank), mine->data(), kBytes, [=] {
       for (float& number : *mine) number *= 10;
     });
@@ -231,7 +231,7 @@ TEST(outputs_are_not_written_before_the_stream_has_done_with_their_memory) {
   });
 }
 
-// What is enqueued before anybody waits is one batch.
+// Requests that are enqueued before any thread waits are one batch.
 TEST(requests_wait_for_others_as_long_as_the_cycle_time_says) {
   EngineOptions options = on_double();
   options.cycle_time = 3600;

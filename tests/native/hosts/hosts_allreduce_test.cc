@@ -54,7 +54,7 @@ std::vector<Case> all_cases(int size) {
   return cases;
 }
 
-// What each rank has of each type: [dtype][rank].
+// The input of each rank for each type: [dtype][rank].
 std::array<std::vector<Bytes>, kNumDataTypes> all_inputs(int size) {
   std::array<std::vector<Bytes>, kNumDataTypes> inputs;
   for (int dtype = 0; dtype < kNumDataTypes; ++dtype) {
@@ -115,7 +115,7 @@ TEST(every_type_and_operation_has_the_bits_of_its_definition) {
   }
 }
 
-// What is lost by rounding sums of hosts to the type is little.
+// The loss by rounding sums of hosts to the type is small.
 TEST(half_precision_is_as_exact_as_its_type) {
   struct Kind {
     DataType dtype;

@@ -11,7 +11,7 @@
 namespace hvl {
 namespace {
 
-// What one rank works with.
+// The objects of one rank.
 struct Rank {
   EngineOptions options;
   std::shared_ptr<HostMemory> memory;

@@ -1,5 +1,5 @@
-// Jobs of two hosts with somebody on the connection for data, who changes what he likes: where it is sealed, nothing
-// that was changed is used.
+// Jobs of two hosts with an attacker on the data connection that changes bytes: if it is sealed, no changed data is
+// used.
 #include <poll.h>
 
 #include <atomic>
@@ -94,8 +94,8 @@ std::vector<Outcome> run_with_change(bool seals, uint64_t changed, int64_t count
   return outcomes;
 }
 
-// What is changed, and how many numbers each collective has: small ones, and in large ones the first frame, a later one
-// and the gather step.
+// The changed byte, and the number of elements of each collective: small ones, and in large ones the first frame, a
+// later one and the gather step.
 const std::vector<std::pair<uint64_t, int64_t>> kChanges = {
     {0, 5}, {3, 5}, {10, 5}, {20, 5}, {50, 5}, {100, 5}, {40, 100000}, {70001, 100000}, {300000, 100000},
 };

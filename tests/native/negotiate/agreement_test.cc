@@ -192,7 +192,7 @@ TEST(what_has_no_meaning_for_a_kind_may_differ) {
     driver.request(rank, signature);
   }
   CHECK_EQ(driver.decide(), "define 1 x; execute 1");
-  CHECK_EQ(driver.last[0].record.signature.prescale, 2.0);  // rank 0's, whoever came first
+  CHECK_EQ(driver.last[0].record.signature.prescale, 2.0);  // rank 0's, in any order of arrival
 }
 
 TEST(an_error_concerns_one_tensor_and_keeps_the_order) {

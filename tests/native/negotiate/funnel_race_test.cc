@@ -142,7 +142,7 @@ std::vector<std::string> sorted(std::vector<std::string> texts) {
   return texts;
 }
 
-// What each round completes on a rank, which no order of messages changes.
+// The tensors that each round completes on a rank, which no order of messages changes.
 std::vector<std::vector<std::string>> directly(const CoordinatorOptions& options, int num_rounds, int num_names) {
   DirectWiring wiring(options);
   SimulatedJob job(options.size, &wiring, 1);
@@ -164,7 +164,7 @@ void for_each_tree(const std::vector<int>& capacities, F run) {
 
 }  // namespace
 
-// Also where nothing is passed on before all below are ready: so nobody waits for what cannot come.
+// Also if nothing is passed on before all below are ready: so no rank waits for a message that cannot come.
 TEST(the_same_completes_as_without_a_tree) {
   for_each_tree({1024, 3, 0}, [](const Tree& tree, const CoordinatorOptions& options) {
     const auto expected = directly(options, 3, kNumNames);

@@ -1,4 +1,4 @@
-// What one aggregator does with each kind of message and record. Whole jobs are in funnel_race_test.cc.
+// The behaviour of one aggregator for each kind of message and record. Whole jobs are in funnel_race_test.cc.
 #include "check.h"
 #include "coordinator_driver.h"
 #include "negotiate/aggregator.h"

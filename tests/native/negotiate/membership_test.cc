@@ -223,7 +223,7 @@ TEST(what_was_announced_by_the_old_id_counts_for_the_new_one) {
   CHECK_EQ(driver.decide(), "execute 3");
 }
 
-// Everybody hears that it does not fit, and is needed for what follows.
+// All ranks learn that the join failed, and are needed for the operations that follow.
 void check_refused_join(CoordinatorDriver* driver, const std::string& text) {
   CHECK_EQ(driver->decide(), "error x");
   CHECK_EQ(driver->last[0].record.text, text);

@@ -273,7 +273,7 @@ class TwoCoordinators {
     }
   }
 
-  // Who has announced by it, after both had decided that it stands for nothing any more, has said nothing. (Those whose
+  // An announcement by the id, made after both had decided that it is no longer defined, has no effect. (Ranks whose
   // announcement counts for the id that replaces it run that next.)
   void drop(TensorId id) {
     const std::string key = keys_[id];  // none: of the process set

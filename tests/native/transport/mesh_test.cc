@@ -1,4 +1,4 @@
-// What a mesh says of whom it waits for.
+// The messages of a mesh about the ranks that it waits for.
 #include "transport/tcp/mesh.h"
 
 #include <sys/socket.h>

@@ -11,7 +11,7 @@
 namespace hvl {
 namespace {
 
-// What comes from other hosts comes all at once, when the test says so.
+// A network on which all data of other hosts arrives at once, when the test says so.
 struct Network {
   uint64_t num_sources = 0;
   uint64_t num_complete_chunks = 0;

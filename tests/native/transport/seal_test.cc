@@ -61,7 +61,7 @@ std::vector<std::string> received(Opener* opener) {
   return payloads;
 }
 
-// What is wrong with the stream.
+// The error of the stream.
 std::string flaw_of(const std::string& stream, const ChannelKey& key = kKey) {
   Opener opener(key, kFrom);
   const Status fed = opener.feed(stream.data(), stream.size());
@@ -71,7 +71,7 @@ std::string flaw_of(const std::string& stream, const ChannelKey& key = kKey) {
   return status.message();
 }
 
-// What Python says of the same: struct.pack("<I", 3) + b"abc", and the first 16 bytes of hmac.digest(bytes([1, 2, 3] +
+// The same computed in Python: struct.pack("<I", 3) + b"abc", and the first 16 bytes of hmac.digest(bytes([1, 2, 3] +
 // [0] * 29), struct.pack("<QI", number, 3) + b"abc", "sha256"), for numbers 0 and 1; the end as number 2 with
 // 0xffffffff.
 TEST(the_wire_is_what_it_always_was) {

@@ -44,7 +44,7 @@ std::vector<std::string> data_frames(const std::vector<std::string>& payloads, c
   return frames;
 }
 
-// What an opener makes of the bytes of a stream, of which so many are asked for.
+// The result of an opener for the bytes of a stream.
 struct Opened {
   std::string memory;
   uint64_t moved = 0;
@@ -89,8 +89,8 @@ std::string joined(const std::vector<std::string>& parts) {
 
 const std::vector<std::string> kSmall = {some_bytes(10, 1), some_bytes(1, 2), some_bytes(33, 3)};
 
-// What Python says of the same: hmac.digest(bytes([4, 5, 6] + [0] * 29), struct.pack("<QI", 0, 3), "sha256")[:16] and
-// so on: number 0 for the length of the first frame, 1 for its payload.
+// The same computed in Python: hmac.digest(bytes([4, 5, 6] + [0] * 29), struct.pack("<QI", 0, 3), "sha256")[:16] and so
+// on: number 0 for the length of the first frame, 1 for its payload.
 TEST(frames_of_data_are_what_they_always_were) {
   std::string hex;
   for (unsigned char byte : joined(data_frames({"abc", "abc"}))) {
@@ -279,7 +279,7 @@ TEST(both_directions_of_a_sealed_stream) {
     for (Stream* stream : {line.a.get(), line.b.get()}) CHECK_EQ(stream->progress(&moved).message(), "");
     std::string bytes = Line::take(line.at_a);
     CHECK(!line.a->has_sent(sent) || bytes.size() > 0 || moved || line.a->is_idle());
-    // What the other side's socket does not take is tried again.
+    // Bytes that the other side's socket does not take are sent again.
     for (auto [to, from] :
          {std::pair<int, std::string>{line.at_b, std::move(bytes)}, {line.at_a, Line::take(line.at_b)}}) {
       for (size_t put = 0; put < from.size();) {

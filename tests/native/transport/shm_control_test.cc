@@ -1,4 +1,4 @@
-// Whom the coordinator wakes for what it writes into the log.
+// The ranks that the coordinator wakes for the records that it writes into the log.
 #include "control/shm_control.h"
 
 #include <deque>
@@ -53,7 +53,7 @@ class Host {
     return woken;
   }
 
-  // What the rank finds in the log.
+  // The records that the rank finds in the log.
   std::string read(int rank) {
     ControlPlane& plane = rank == 0 ? static_cast<ControlPlane&>(coordinator_) : worker(rank);
     std::string text;
@@ -136,7 +136,7 @@ TEST(what_may_concern_anybody_wakes_all) {
   CHECK_EQ(host.read(1), "define 2 x; execute 2; error x; execute 2; shutdown");
 }
 
-// Who has nothing to do with what is in the log must still make room there.
+// A rank that the records in the log do not concern must still free space there.
 TEST(a_log_that_is_not_read_wakes_all) {
   constexpr size_t kCount = 15000;  // records of 21 bytes: more than the ring holds
   Host host;

@@ -8,9 +8,10 @@ namespace hvl {
 
 namespace {
 
-// Up to here each member gets all that the other hosts have, in one step: that is quicker than fewer bytes in two.
+// Up to this size each member receives the data of all other hosts in one step: that is quicker than fewer bytes in
+// two.
 constexpr uint64_t kSmallBatch = 32 << 10;
-// A chunk's part for each host, where nothing but sockets limits it; and what those in flight may take.
+// A chunk's part for each host, where only sockets limit it; and the memory that the parts in flight may take.
 constexpr uint64_t kMaxPart = 256 << 10;
 constexpr uint64_t kMinPart = 8 << 10;
 constexpr uint64_t kMaxChunk = 2 << 20;
@@ -22,7 +23,7 @@ class Base : public HostsCollective {
       : HostsCollective(context), batch_(batch), final_bytes_(final_bytes) {}
 
  protected:
-  // What this host's members have in a range of the stream, to `to`. The others' bytes are in their slots.
+  // Reduces the data of this host's members in a range of the stream to `to`. The others' bytes are in their slots.
   void reduce_here(const ChunkRange& range, uint64_t chunk, char* to) {
     sources_.resize(layout().here().size());
     batch_.for_each_piece(
@@ -66,7 +67,7 @@ class Small : public Base {
     const uint64_t length = batch_.num_bytes();
     const ChunkRange all{0, length, 0};
     if (stage_ == Stage::kHere) {
-      // Of this host, then of each host. The tensors may be written before all has been sent.
+      // Memory for this host's data, then for each host's. The tensors may be written before all has been sent.
       mine_ = context_.memory->scratch.reserve(length * (1 + layout().num_hosts()));
       if (layout().is_flat()) {
         copy_in(all, mine_);
@@ -147,7 +148,7 @@ class Flat : public Base {
   HostExchange exchange_;
 };
 
-// Several members on some host: each reduces its lanes of what is in the slots, and exchanges them with other hosts.
+// Several members on some host: each reduces its lanes of the data in the slots, and exchanges them with other hosts.
 class InLanes : public Base {
  public:
   InLanes(const HostsContext& context, const Batch& batch, const FinalBytes& final_bytes)
@@ -195,7 +196,7 @@ class InLanes : public Base {
   HostExchange exchange_;
 };
 
-// Segment by segment: each member reduces its block of it, of what all members have, and all get it.
+// Segment by segment: each member reduces its block of the segment over all members, and all receive the result.
 class Exact : public HostsCollective {
  public:
   Exact(const HostsContext& context, const Batch& batch) : HostsCollective(context), segments_(batch.segments()) {}
@@ -246,7 +247,7 @@ class Exact : public HostsCollective {
   std::unique_ptr<HostsCollective> part_;
 };
 
-// A batch of which some segments are exact only. The others have the same bits as in a batch of their own.
+// A batch of which only some segments are exact. The others have the same bits as in a separate batch.
 class Mixed : public HostsCollective {
  public:
   Mixed(const HostsContext& context, const Batch& batch, const FinalBytes& final_bytes)

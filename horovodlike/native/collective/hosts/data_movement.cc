@@ -23,7 +23,7 @@ class Broadcast : public HostsCollective {
       root_host_ = host;
       entries_.back() = root_rank;
     }
-    // Where the bytes are that this host's members get, and are sent on.
+    // The location of the bytes that this host's members receive, and that are sent on.
     const bool from_input = layout().mine == root_host_;
     for (const Segment& each : batch.segments()) {
       here_.add(from_input ? each.input : each.output, each.output, each.num_bytes, each.reduction);
@@ -39,7 +39,7 @@ class Broadcast : public HostsCollective {
       stage_ = Stage::kBetween;
     }
     if (stage_ == Stage::kBetween) {
-      // The root's host need not wait for others.
+      // The root's host does not wait for others.
       Status status = is_entry_ && parent_ != -1 ? pass_on() : Status();
       if (!status.ok()) return status;
       stage_ = Stage::kHere;
@@ -62,8 +62,8 @@ class Broadcast : public HostsCollective {
   enum class Stage { kBegin, kBetween, kHere, kEnd };
   static constexpr uint64_t kChunk = 256 << 10;
 
-  // In a binomial tree whose root is the root's host: of number v, the parent is v without its lowest bit, the children
-  // are v with one more bit below that.
+  // Builds a binomial tree whose root is the root's host: the parent of number v is v without its lowest bit, the
+  // children are v with one more bit below that bit.
   void find_neighbours() {
     const size_t hosts = layout().num_hosts();
     const size_t mine = (layout().mine + hosts - root_host_) % hosts;
@@ -129,12 +129,12 @@ class Broadcast : public HostsCollective {
   const Batch& batch_;
   const FinalBytes& final_bytes_;
   Batch here_;
-  std::vector<int> entries_;  // by host: who gets it from another host, or is the root
+  std::vector<int> entries_;  // by host: the member that receives it from another host, or is the root
   size_t root_host_ = 0;
   bool is_entry_ = false;
   int parent_ = -1;
   std::vector<int> children_;
-  std::vector<uint64_t> ends_;  // of the chunks that are to come
+  std::vector<uint64_t> ends_;  // of the chunks to receive
   uint64_t num_passed_ = 0;
   Stage stage_ = Stage::kBegin;
 };
@@ -187,7 +187,7 @@ class Allgather : public HostsCollective {
   Stage stage_ = Stage::kBegin;
 };
 
-// What a member of this host exchanges with the others of it, of an exchange of the whole team.
+// The part of a whole team's exchange that a member of this host exchanges with the host's other members.
 Exchange within_host(const Layout& layout, const Exchange& all) {
   Exchange here{{}, {}, all.longest};
   for (int rank : layout.here()) {

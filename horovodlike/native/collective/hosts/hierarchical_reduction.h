@@ -1,4 +1,4 @@
-// A reduction over several hosts in two steps: what the members of each host have, then what the hosts have.
+// A reduction over several hosts in two steps: over the members of each host, then over the hosts.
 #pragma once
 
 #include <cstddef>
@@ -7,8 +7,8 @@
 
 namespace hvl {
 
-// What the first step multiplies by, and the second one divides by. The sum of a host's members may be too large for
-// float16 where the average of all is not. A power of two, so that only what is next to zero is rounded.
+// The factor by which the first step multiplies and the second step divides. The sum of a host's members may be too
+// large for float16 although the average of all is not. A power of two, so that only numbers next to zero are rounded.
 inline double shrinking(const Reduction& reduction, size_t most_members) {
   double factor = 1.0;
   if (reduction.dtype != HVL_FLOAT16 || reduction.divisor == 1) return factor;
@@ -31,7 +31,7 @@ inline Reduction between_hosts(Reduction reduction, size_t most_members) {
   return reduction;
 }
 
-// What is in between may not fit into the dtype: integers that are divided or scaled.
+// True if the intermediate result may not fit into the dtype: integers that are divided or scaled.
 inline bool is_in_one_step(const Reduction& reduction) {
   return !is_floating(reduction.dtype) &&
          (reduction.divisor != 1 || reduction.prescale != 1.0 || reduction.postscale != 1.0);

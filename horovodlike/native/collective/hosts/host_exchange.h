@@ -1,10 +1,10 @@
-// The part of an allreduce that goes on between hosts: chunk by chunk, what each host has is reduced over all of them.
+// The part of an allreduce between hosts: chunk by chunk, the hosts' data is reduced over all of them.
 //
-// A chunk is divided into lanes and a lane into one part for each host. Of each part, the member of the lane on its
-// host receives what the other hosts have (scatter), reduces all in the order of hosts, and sends them the result
-// (gather). So as few bytes as a ring's are on the wire, in two steps, and the bits do not depend on how the stream was
-// cut. Several chunks are on their way at a time, in an order that is the same on both ends of every stream:
-// S0 S1 .. G0 Sd G1 .. with `depth` scatters before the first gather.
+// A chunk is divided into lanes and a lane into one part for each host. For each part, the member of the lane on its
+// host receives the data of the other hosts (scatter), reduces all in the order of hosts, and sends them the result
+// (gather). So as few bytes as in a ring allreduce are on the wire, in two steps, and the bits do not depend on how the
+// stream was cut. Several chunks are under way at a time, in an order that is the same on both ends of every stream: S0
+// S1 .. G0 Sd G1 .. with `depth` scatters before the first gather.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@
 
 namespace hvl {
 
-// A piece of the stream, and where it is in the chunk.
+// A piece of the stream, and its position in the chunk.
 struct ChunkRange {
   uint64_t begin, end, in_chunk;
 };
@@ -50,16 +50,16 @@ class HostExchange {
     Buffer staging, scratch;
   };
 
-  // `staging_depth`: 0: the tensors' own memory is reduced, where each host has one member. Else this rank's lanes of
-  // so many chunks are in `memory`, which lives as long as this.
+  // `staging_depth`: 0: the tensors' own memory is reduced; only where each host has one member. Else this rank's lanes
+  // of that many chunks are in `memory`, which must live as long as this.
   HostExchange(const Batch& batch, const Layout& layout, const ChunkCut& cut, uint64_t depth, uint64_t staging_depth,
                Memory* memory, Mesh* mesh);
 
-  // Where this host's part of a lane is to be put before add_source(), and is final when the chunk is complete.
+  // The memory for this host's part of a lane: write it before add_source(); it is final when the chunk is complete.
   char* staging(uint64_t chunk, size_t lane_index) {
     return staging_ + ((chunk % staging_depth_) * layout_.lanes.size() + lane_index) * lane_bytes_;
   }
-  // This host's part of the next chunk is there.
+  // This host's part of the next chunk is in place.
   void add_source() { ++num_sources_; }
   // Chunks that are final, from the first on.
   uint64_t num_complete() const { return num_complete_; }
@@ -70,7 +70,7 @@ class HostExchange {
   Status advance(bool* moved);
 
  private:
-  // What of a chunk and lane goes to and comes from one other host, as positions of the streams.
+  // The ends of a chunk's lane in the streams to and from one other host.
   struct Ends {
     uint64_t scattered = 0, gathered_out = 0, gathered_in = 0;
   };

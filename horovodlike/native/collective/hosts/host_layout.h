@@ -1,7 +1,7 @@
-// How a team lies on hosts, and who of it does what between them.
+// The placement of a team on hosts, and the roles of its members between hosts.
 //
-// What goes between hosts is divided into lanes: as many as the host with the most members has members. On each host a
-// lane is one member's; the members that have the same lane exchange its bytes.
+// Data between hosts is divided into lanes: as many as the host with the most members has members. On each host a lane
+// belongs to one member; the members with the same lane exchange its bytes.
 #pragma once
 
 #include <algorithm>
@@ -46,7 +46,7 @@ struct Layout {
   const std::vector<int>& here() const { return members[mine]; }
   bool is_flat() const { return num_lanes == 1; }  // one member on each host
   int owner(size_t host, size_t lane) const { return members[host][lane % members[host].size()]; }
-  // Who of another host stands for all of its members towards this rank.
+  // The member of another host that represents all of its members to this rank.
   int partner_on(size_t host) const { return members[host][place % members[host].size()]; }
 
   TeamPtr team;

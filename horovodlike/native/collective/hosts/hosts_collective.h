@@ -11,7 +11,7 @@
 
 namespace hvl {
 
-// What it works with: what goes on within the host, and what between hosts.
+// The resources of a collective: for the part within the host and the part between hosts.
 struct HostsContext {
   const Layout* layout;
   ChunkPipeline* pipeline;  // of this host's members
@@ -19,7 +19,8 @@ struct HostsContext {
   HostExchange::Memory* memory;
 };
 
-// Returns when it is done. HVL_IN_PROGRESS: interrupted; the next call goes on from there.
+// A collective under way. run() returns when it is done. HVL_IN_PROGRESS: interrupted; the next call continues from
+// there.
 class HostsCollective {
  public:
   explicit HostsCollective(const HostsContext& context) : context_(context) {}
@@ -35,7 +36,7 @@ class HostsCollective {
   Mesh& mesh() const { return *context_.mesh; }
   bool is_alone_here() const { return layout().here().size() == 1; }
 
-  // Calls advance(&moved), which does what can be done without waiting, until is_done().
+  // Calls advance(&moved), which does everything possible without waiting, until is_done().
   template <typename Advance, typename IsDone>
   Status run_until(IsDone&& is_done, Advance&& advance) {
     Status status;
@@ -55,7 +56,7 @@ class HostsCollective {
     }
     return Status();
   }
-  // Until all that was asked of the mesh has been moved.
+  // Waits until the mesh has moved everything that was queued.
   Status finish_transfers() {
     return run_until([this] { return mesh().is_idle(); }, [this](bool* moved) { return mesh().progress(moved); });
   }
@@ -66,8 +67,9 @@ class HostsCollective {
 // The collectives. The arguments must live as long as the result.
 
 // Each host reduces what its members have, in the order of ranks; then the hosts' results are reduced, in the order of
-// hosts. float16 and bfloat16 are rounded once in between. What cannot be cut into these two steps (integers that are
-// divided or scaled: what is in between may not fit) is exchanged as it is, and reduced in the order of ranks at once.
+// hosts. float16 and bfloat16 are rounded once in between. Data that cannot be reduced in these two steps (integers
+// that are divided or scaled: the intermediate result may not fit) is exchanged as it is, and reduced in the order of
+// ranks in one step.
 std::unique_ptr<HostsCollective> make_hosts_allreduce(const HostsContext& context, const Batch& batch,
                                                       const FinalBytes& final_bytes);
 // The bits are those of an allreduce.
@@ -77,7 +79,7 @@ std::unique_ptr<HostsCollective> make_hosts_broadcast(const HostsContext& contex
                                                       const FinalBytes& final_bytes);
 // Each block goes once to each other host, and from there to the host's members.
 std::unique_ptr<HostsCollective> make_hosts_allgather(const HostsContext& context, const Gather& gather);
-// Each block goes from the one to the other.
+// Each block is sent from its sender to its receiver.
 std::unique_ptr<HostsCollective> make_hosts_alltoall(const HostsContext& context, const Exchange& exchange);
 
 }  // namespace hvl

@@ -24,7 +24,7 @@ class HostsDataPlane : public DataPlane {
   void close_in_child() override { mesh_->close_in_child(); }
 
  private:
-  // Makes the collective unless it is an interrupted one that goes on.
+  // Makes the collective, unless an interrupted one continues.
   template <typename Make>
   Status run(Make&& make);
   bool is_here() const { return layout_->num_hosts() == 1; }
@@ -34,7 +34,7 @@ class HostsDataPlane : public DataPlane {
   const std::unique_ptr<Mesh> mesh_;
   ChunkPipeline pipeline_;
   HostExchange::Memory memory_;
-  FinalBytes final_bytes_;          // the last that was given: an interrupted collective goes on with another one
+  FinalBytes final_bytes_;          // the last one given: an interrupted collective continues with another one
   std::unique_ptr<Layout> layout_;  // of the last team
   std::unique_ptr<HostsCollective> collective_;
 };

@@ -8,8 +8,8 @@ namespace hvl {
 
 namespace {
 
-// Every member gets what all others have of its block, and reduces it in the order of ranks. In rounds: of each block a
-// piece, so that what is received has room in little memory.
+// Every member receives its block from all others, and reduces it in the order of ranks. In rounds of one piece of each
+// block, so that the received data needs little memory.
 class InOneStep : public HostsCollective {
  public:
   InOneStep(const HostsContext& context, const Scatter& scatter)
@@ -51,7 +51,7 @@ class InOneStep : public HostsCollective {
       exchange_.sent.push_back(piece);
       exchange_.received.push_back({scratch_ + place * piece_, mine});
     }
-    // Its own part need not move.
+    // Its own part does not move.
     exchange_.sent[team_.mine].num_bytes = 0;
     exchange_.received[team_.mine].num_bytes = 0;
     part_ = make_hosts_alltoall(context_, exchange_);
@@ -79,8 +79,8 @@ class InOneStep : public HostsCollective {
   std::vector<const void*> sources_;
 };
 
-// What goes on between hosts, chunk by chunk: a chunk is a piece of each block. One member of each host sends what the
-// host has of a block to whose block it is, who reduces what the hosts have in their order.
+// The exchange between hosts, chunk by chunk: a chunk is a piece of each block. One member of each host sends the
+// host's part of a block to the block's owner, which reduces the parts in the order of hosts.
 class BlockExchange {
  public:
   BlockExchange(const HostsContext& context, const Scatter& scatter, uint64_t piece, uint64_t depth)
@@ -103,7 +103,7 @@ class BlockExchange {
     scratch_ = context.memory->scratch.reserve(depth * layout_.num_hosts() * piece);
   }
 
-  // The blocks, by place in the team, of which this rank puts together what its host has; its own is one of them.
+  // The blocks, by place in the team, for which this rank reduces its host's data; its own block is one of them.
   const std::vector<size_t>& held() const { return held_; }
   char* staging(uint64_t chunk, size_t index) { return staging_ + ((chunk % depth_) * held_.size() + index) * piece_; }
   uint64_t piece_bytes(size_t place, uint64_t chunk) const {
@@ -111,7 +111,7 @@ class BlockExchange {
     return std::min(piece_, num_bytes - std::min(chunk * piece_, num_bytes));
   }
 
-  // As of a HostExchange.
+  // As in HostExchange.
   const Sockets* sockets() const { return mesh_; }
   uint64_t num_complete() const { return num_complete_; }
   void add_source() {
@@ -153,7 +153,7 @@ class BlockExchange {
     return scratch_ + ((chunk % depth_) * layout_.num_hosts() + host) * piece_;
   }
 
-  // All has come, and all has gone: the staging is used again.
+  // True if everything was received and sent: the staging memory can be reused.
   bool is_here(uint64_t chunk) {
     for (size_t host = 0; host < layout_.num_hosts(); ++host) {
       if (host != layout_.mine && !mesh_->has_received(layout_.partner_on(host), 0, receive_end(chunk, host))) {

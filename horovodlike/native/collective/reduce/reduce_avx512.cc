@@ -12,7 +12,7 @@ struct Avx512 {
   [[maybe_unused]] static constexpr size_t kVectorBytes = 64;
 };
 
-// A template, so that nothing is made of it in a build without dispatch.
+// A template, so that a build without dispatch generates no code for it.
 template <class Level>
 void reduce_if_built(const Reduction& reduction, const Arrays& arrays) {
   if constexpr (kDispatch) reduce_vectors<Level>(reduction, arrays);

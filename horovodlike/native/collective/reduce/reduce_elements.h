@@ -1,5 +1,5 @@
-// What reduce_kernels.h is built from: how the elements of each dtype are held while they are combined, how two are
-// combined, and how they are scaled before and after. Everything works on whole vector registers.
+// The building blocks of reduce_kernels.h: the representation of each dtype's elements while they are combined, the
+// operations on two elements, and the scaling before and after. Everything works on whole vector registers.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@
 namespace hvl {
 
 // An element is stored as `Storage` and combined as `Value`. On<kBytes> holds as many of them as fill kParts registers
-// of kBytes: widen() makes those from what was loaded, narrow() what is to be stored.
+// of kBytes: widen() makes those from the loaded register, narrow() makes the register to store.
 template <class T>
 struct PlainElement {
   using Storage = T;
@@ -28,7 +28,7 @@ struct PlainElement {
   };
 };
 
-// Integers that are summed in a wider type, an unsigned one, which wraps; what does not fit in the end is cut off.
+// Integers that are summed in a wider type, an unsigned one, which wraps; the result is truncated to the stored width.
 template <class T, class Wide>
 struct WideElement {
   static_assert(std::is_unsigned_v<Wide>);
@@ -107,7 +107,7 @@ struct AndOp {
   }
 };
 
-// A NaN on either side is the result; of +0 and -0 the later one is.
+// A NaN on either side is the result; of +0 and -0 the later one is the result.
 struct MinOp {
   template <class V>
   static HVL_ALWAYS_INLINE V apply(V a, V b) {
@@ -124,7 +124,7 @@ struct MaxOp {
 
 HVL_ALWAYS_INLINE constexpr bool is_power_of_two(int n) { return n > 0 && (n & (n - 1)) == 0; }
 
-// How elements are scaled before they are combined and after.
+// The scaling of elements before and after they are combined.
 struct NoScale {
   explicit HVL_ALWAYS_INLINE NoScale(const Reduction&) {}
   template <class V>
@@ -152,7 +152,7 @@ class PowerOfTwoAverage : public NoScale {
   F reciprocal_;
 };
 
-// Any scale factors. Multiplying by a factor of 1 changes no bit; a NaN is as good as another.
+// Any scale factors. Multiplying by a factor of 1 changes no bit; all NaNs are equivalent.
 template <class F>
 class FloatScale {
  public:
@@ -190,7 +190,7 @@ class FloatAverage : public FloatScale<F> {
   F divisor_;
 };
 
-// The Average of integers, whose sum comes as the unsigned type: division truncated toward zero.
+// The Average of integers, whose sum is of the unsigned type: division truncated toward zero.
 template <class Signed>
 class IntegerAverage : public NoScale {
  public:
@@ -210,8 +210,8 @@ class IntegerAverage : public NoScale {
   }
 
  private:
-  // The quotient of two doubles, truncated, is the exact one for sums up to 2^52: a quotient that is not whole is at
-  // least 1 / divisor away from the next whole number, which is more than it is rounded by.
+  // The quotient of two doubles, truncated, is the exact one for sums up to 2^52: a fractional quotient is at least 1 /
+  // divisor away from the next integer, which is more than the rounding error.
   HVL_ALWAYS_INLINE Signed divide(Signed sum) const {
     constexpr int64_t kExact = int64_t{1} << 52;
     if (sum < -kExact || sum > kExact) return sum / divisor_;

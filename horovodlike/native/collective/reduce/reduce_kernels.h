@@ -3,8 +3,8 @@
 // with a type of an unnamed namespace (see base/target.h).
 //
 // A tile of a few vectors stays in registers while all sources are combined into it, so the arrays are read once and
-// written once whatever the number of sources. Every element goes through the same operations in the same order
-// wherever in the array it stands; that is why results do not depend on how an array is cut.
+// written once for any number of sources. Every element goes through the same operations in the same order at any
+// position of the array; that is why results do not depend on how an array is cut.
 #pragma once
 
 #include "base/target.h"
@@ -92,7 +92,7 @@ class Kernel {
     for (size_t v = 0; v < kVectors; ++v) store(tile[v], first + v * kLanes);
   }
 
-  // Fewer elements than a vector has: what comes of the other lanes is not stored.
+  // Fewer elements than a vector has: the results of the other lanes are not stored.
   HVL_ALWAYS_INLINE void reduce_rest(size_t first, size_t count) const {
     Values values = load(0, first, count);
     for (int source = 1; source < num_sources_; ++source) combine(values, load(source, first, count));

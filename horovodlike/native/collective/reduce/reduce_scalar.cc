@@ -1,5 +1,5 @@
-// The definition of every reduction, one element at a time and with no thought of speed. It shares nothing with the
-// vector kernels but half.h, so that comparing the two means something.
+// The definition of every reduction, one element at a time and without optimization. It shares nothing with the vector
+// kernels but half.h, so that comparing the two means something.
 #include <cstdint>
 #include <cstring>
 #include <limits>
@@ -33,7 +33,7 @@ T max_of(T a, T b) {
   return a > b || a != a ? a : b;
 }
 
-// Truncated toward zero; what does not fit becomes the nearest value that does, NaN becomes 0.
+// Truncates toward zero; a value that does not fit becomes the nearest one that does, NaN becomes 0.
 template <class T>
 T truncate(double value) {
   using Limits = std::numeric_limits<T>;
@@ -53,7 +53,7 @@ F combine_floats(ReduceOp op, F a, F b) {
   }
 }
 
-// `F` is the type of the arithmetic; `widen` and `narrow` convert from and to what is stored.
+// `F` is the type of the arithmetic; `widen` and `narrow` convert from and to the stored type.
 template <class Storage, class F>
 void reduce_floats(const Reduction& reduction, const void* const* sources, int num_sources, void* dst, size_t count,
                    F (*widen)(Storage), Storage (*narrow)(F)) {

@@ -8,13 +8,13 @@ namespace hvl {
 
 namespace {
 
-// Up to here one synchronisation and more arithmetic is quicker than two and less arithmetic.
+// Up to this size one synchronisation and more arithmetic is quicker than two and less arithmetic.
 constexpr uint64_t kSmallBatch = 32 << 10;
 // A chunk's part for each rank: so small that the slots in use stay in the level 2 cache.
 constexpr uint64_t kPart = 32 << 10;
 
-// Copies what is in memory, and not in a cache. A processor's own prefetching ends with each page and would begin anew
-// in the next; this goes on.
+// Copies data that is in memory, not in a cache. A processor's own prefetching stops at each page boundary and starts
+// again in the next page; this prefetching continues.
 void put_in(char* slot, const char* from, uint64_t num_bytes) {
   constexpr uint64_t kBlock = 256;
   constexpr uint64_t kAhead = 8 << 10;
@@ -22,13 +22,13 @@ void put_in(char* slot, const char* from, uint64_t num_bytes) {
   for (uint64_t done = 0; done < num_bytes; done += kBlock) {
     const uint64_t ahead = done + kAhead;
     if (ahead < num_bytes) prefetch_to_read(from + ahead, std::min(kBlock, num_bytes - ahead));
-    // Not memcpy, which the compiler would write as `rep movs`; that takes longer to begin than to copy a block.
+    // Not memcpy, which the compiler would emit as `rep movs`, whose start-up takes longer than copying a block.
     memmove(slot + done, from + done, std::min(kBlock, num_bytes - done));
   }
 }
 
-// Copies what is then to be written by this rank again. That waits for another processor, so what is to be read from
-// memory next, if not null and as long, may come meanwhile.
+// Copies out of a slot that this rank will write again next. The copy waits for another processor, so the data to read
+// from memory next (`next`, of the same length, unless null) is prefetched meanwhile.
 void take_out(char* to, const char* slot, uint64_t num_bytes, const char* next) {
   constexpr uint64_t kBlock = 512;
   prefetch_to_write(slot, std::min<uint64_t>(num_bytes, kPrefetchAhead));
@@ -74,10 +74,10 @@ class Allreduce {
     return pipeline_.run(num_chunks(), fill, drain);
   }
 
-  // Every rank reduces its part of each chunk, and puts the result in the place of what it has read from the others'
-  // slots; so each takes the rest from its own slot. Between processors the bytes are what is slow. This way a cache
-  // line goes to the rank that reduces it and back, and nowhere else: each time it is prefetched to be written, so
-  // whoever gets it owns it, and no further message is needed to write the result, or the next chunk, into it.
+  // Every rank reduces its part of each chunk, and writes the result over its input in the others' slots; so each reads
+  // the rest from its own slot. Moving bytes between processors is the slow part. This way a cache line moves to the
+  // rank that reduces it and back, and nowhere else: each time it is prefetched for writing, so the receiver owns it,
+  // and no further message is needed to write the result, or the next chunk, into it.
   Status run_in_parts() {
     const uint64_t ranks = static_cast<uint64_t>(pipeline_.ranks());
     const uint64_t mine = static_cast<uint64_t>(pipeline_.mine());
@@ -122,7 +122,7 @@ class Allreduce {
   void copy_out(const Range& range, const char* slot) {
     batch_.for_each_piece(range.begin, range.end,
                           [&](const Segment& segment, uint64_t from, uint64_t at, uint64_t num_bytes) {
-                            const uint64_t next = from + pipeline_.depth() * chunk_bytes_;  // to be copied in
+                            const uint64_t next = from + pipeline_.depth() * chunk_bytes_;  // copied in next
                             const bool is_here = next + num_bytes <= segment.num_bytes;
                             take_out(segment.output + from, slot + range.in_slot + at, num_bytes,
                                      is_here ? segment.input + next : nullptr);

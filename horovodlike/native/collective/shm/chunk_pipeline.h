@@ -1,16 +1,16 @@
-// Streaming through shared memory: the schedule that every collective of one host follows.
+// Streaming through shared memory: the schedule of every collective of one host.
 //
 // A stream is cut into chunks. Each rank owns `depth` slots; chunk c uses slot c % depth. Per chunk a rank
 //   fills   its slot with its bytes,
 //   reduces its part of the chunk once all ranks have filled, and
 //   drains  the chunk (takes out what it needs) once all ranks have reduced.
-// Counters of completed steps replace barriers. A rank does whatever step is possible, the latest one first, so what
-// it touches is still in its cache; it waits only when no step is possible. A slot is filled again only when nobody
-// needs what stood there.
+// Counters of completed steps replace barriers. A rank does any step that is possible, the latest one first, so that
+// the data is still in its cache; it waits only when no step is possible. A slot is filled again only when no rank
+// needs its contents.
 //
-// Chunks are numbered so that the counters only ever grow, and that ranks which take no part in a collective need not
-// count its chunks: those of the n-th collective in the log begin at n * 2^24. A slow rank may still drain the last
-// chunks of one collective while others fill the next, also if that is another team's.
+// Chunks are numbered so that the counters only ever grow, and that ranks which take no part in a collective do not
+// count its chunks: the chunks of the n-th collective in the log begin at n * 2^24. A slow rank may still drain the
+// last chunks of one collective while others fill the next, also if that is another team's.
 #pragma once
 
 #include <algorithm>
@@ -26,20 +26,20 @@ namespace hvl {
 
 class ChunkPipeline {
  public:
-  // Of a chunk's number: so many chunks has a collective at most. The rest lasts for 2^40 collectives.
+  // The bits of a chunk's number that count the chunks of one collective. The other bits last for 2^40 collectives.
   static constexpr int kChunkBits = 24;
 
   ChunkPipeline(std::shared_ptr<HostMemory> memory, int local_rank, Waiter* waiter)
       : memory_(std::move(memory)), local_rank_(local_rank), waiter_(waiter), uses_(depth()) {}
 
-  // The streams that follow are the `number`-th collective of the log, and this team's; this rank is a member.
+  // The streams that follow belong to the `number`-th collective of the log and to `team`; this rank is a member.
   void begin(TeamPtr team, uint64_t number) {
     team_ = std::move(team);
     base_ = filled_ = combined_ = reduced_ = drained_ = number << kChunkBits;
     first_slot_ = number - base_;
   }
 
-  // Of the team; its members are told apart by their places in it.
+  // The size of the team, and this rank's place in it: members are identified by their places.
   int ranks() const { return static_cast<int>(team_->size()); }
   int mine() const { return static_cast<int>(team_->mine); }
   uint64_t slot_bytes() const { return static_cast<uint64_t>(memory_->shape().slot_bytes); }
@@ -50,13 +50,13 @@ class ChunkPipeline {
   }
 
   // Runs the steps for chunks 0 .. count - 1; each step is a callable that takes the chunk's number. HVL_IN_PROGRESS:
-  // interrupted while it waited; the same call goes on from there.
+  // interrupted while it waited; the same call continues from there.
   template <typename Fill, typename Reduce, typename Drain>
   Status run(uint64_t count, Fill&& fill, Reduce&& reduce, Drain&& drain) {
     Progress& mine = progress(local_rank_);
     const uint64_t end = base_ + count;
-    // The others are done with this rank's slot when they have reduced, for which draining waits. What an earlier
-    // stream left there, in the first slots, they may still have to drain.
+    // The others are done with this rank's slot when they have reduced, which draining waits for. In the first slots
+    // they may still have to drain the data of an earlier stream.
     auto may_fill = [&] {
       return filled_ < end && filled_ < drained_ + depth() && (filled_ >= base_ + depth() || slot_is_free(filled_));
     };
@@ -125,9 +125,9 @@ class ChunkPipeline {
     return Status();
   }
 
-  // The same where other hosts have a part in it: `combine` puts together what this host has of a chunk, `network` goes
-  // on with it, and when that is done `spread` writes the result to where others drain it from. The network is a
-  // HostExchange, or like one.
+  // The same for several hosts: `combine` reduces this host's data of a chunk, `network` exchanges it with the other
+  // hosts, and then `spread` writes the result to the memory from which others drain it. The network is a HostExchange,
+  // or has its interface.
   template <typename Fill, typename Combine, typename Network, typename Spread, typename Drain>
   Status run(uint64_t count, Fill&& fill, Combine&& combine, Network* network, Spread&& spread, Drain&& drain) {
     Progress& mine = progress(local_rank_);
@@ -156,7 +156,7 @@ class ChunkPipeline {
         fill(filled_ - base_);
         publish(&mine.filled, ++filled_);
       } else if (!moved) {
-        // It is looked at more often than once before a sleep, and each look may complete a chunk.
+        // The condition is checked several times before a sleep, and each check may complete a chunk.
         auto step_is_possible = [&] {
           if (may_drain() || may_spread() || may_combine() || may_fill()) return true;
           bool has_moved = false;
@@ -182,9 +182,9 @@ class ChunkPipeline {
  private:
   using Counter = std::atomic<uint64_t>;
 
-  // Who had to do with one of this rank's slots last, and for which chunk.
+  // The last use of one of this rank's slots: by which team, and for which chunk.
   struct Use {
-    TeamPtr team;  // null: nobody yet
+    TeamPtr team;  // null: not used yet
     uint64_t chunk = 0;
   };
 
@@ -202,7 +202,7 @@ class ChunkPipeline {
   }
   bool all_past(Counter Progress::* counter, uint64_t chunk) const { return all_past(*team_, counter, chunk); }
 
-  // Of the first chunks of a stream: what came before may have been another team's.
+  // For the first chunks of a stream: the previous use may have been another team's.
   const Use& last_use(uint64_t chunk) const { return uses_[(first_slot_ + chunk) % depth()]; }
   bool slot_is_free(uint64_t chunk) const {
     const Use& use = last_use(chunk);
@@ -233,10 +233,10 @@ class ChunkPipeline {
   int local_rank_;
   Waiter* waiter_;
   TeamPtr team_;
-  // Numbers of chunks: before the stream that is run, or is run next; and how far this rank is. Between two streams
-  // all are equal.
+  // Numbers of chunks: before the current or next stream, and the progress of this rank. Between two streams all are
+  // equal.
   uint64_t base_ = 0, filled_ = 0, combined_ = 0, reduced_ = 0, drained_ = 0;
-  uint64_t first_slot_ = 0;  // what is to be added to a chunk's number: collectives take turns with the slots
+  uint64_t first_slot_ = 0;  // added to a chunk's number, so that collectives use the slots in turn
   std::vector<Use> uses_;    // by slot
 };
 

@@ -10,8 +10,8 @@
 namespace hvl {
 
 // Small batches: every rank copies all its bytes in and reduces everything itself. Large ones: every rank reduces its
-// part of each chunk, straight from its own tensors and the others' slots. Either way element by element in rank
-// order, so the bits do not depend on which way was taken.
+// part of each chunk, straight from its own tensors and the others' slots. Both reduce element by element in rank
+// order, so the bits do not depend on the choice.
 Status allreduce(const Batch& batch, ChunkPipeline* pipeline, const FinalBytes& final_bytes);
 
 // The root fills its slots, the others copy out of them.

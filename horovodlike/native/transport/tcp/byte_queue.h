@@ -13,14 +13,14 @@ class ByteQueue {
   bool empty() const { return size() == 0; }
 
   void append(const void* bytes, size_t count) {
-    if (begin_ > size()) {  // so whatever is moved has been paid for by more bytes that were taken out
+    if (begin_ > size()) {  // so that the bytes moved are fewer than those taken out since
       bytes_.erase(0, begin_);
       begin_ = 0;
     }
     bytes_.append(static_cast<const char*>(bytes), count);
   }
 
-  // Takes out that many bytes.
+  // Removes the first `count` bytes.
   void drop(size_t count) {
     begin_ += count;
     if (empty()) clear();
@@ -28,7 +28,7 @@ class ByteQueue {
 
   void clear() {
     constexpr size_t kKept = size_t{1} << 18;
-    if (bytes_.capacity() > kKept) bytes_ = std::string();  // one long frame does not cost memory for ever
+    if (bytes_.capacity() > kKept) bytes_ = std::string();  // one long frame does not hold memory forever
     bytes_.clear();
     begin_ = 0;
   }

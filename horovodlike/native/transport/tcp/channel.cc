@@ -49,7 +49,7 @@ void Channel::finish() {
 
 Status Channel::pump(bool* progressed) {
   if (!is_over()) failure_ = move(progressed);
-  // At once: a descriptor that has hung up would wake whoever sleeps on it again and again.
+  // Close at once: a descriptor that has hung up would wake its poller again and again.
   if (is_over() && (failure_.ok() || is_gone_)) close();
   return failure_;
 }
@@ -59,7 +59,7 @@ Status Channel::move(bool* progressed) {
   bool has_read = false;
   const Status receiving = read(&has_read);
   *progressed |= has_read;
-  // The peer's last words may wait behind the news that it takes no more.
+  // The peer's last frames may still be readable after the write error.
   if (receiving.ok() && (has_read || has_frame())) return Status();
   return sending.ok() || has_read ? receiving : sending;
 }

@@ -1,9 +1,8 @@
-// Authenticated frames over a connected TCP socket that is never waited for. The counterpart of shm/ring_buffer.h
-// between hosts.
+// Authenticated frames over a connected non-blocking TCP socket. The counterpart of shm/ring_buffer.h between hosts.
 //
-// One thread at a time. Who sleeps polls fd(): to read until has_ended(), to write until is_flushed(). In good order a
-// connection ends with finish() on both sides, and neither destroys its channel before is_over(): what the kernel has
-// not delivered when a socket with unread bytes is closed is lost.
+// One thread at a time. To sleep, poll fd(): for reading until has_ended(), for writing until is_flushed(). A
+// connection ends cleanly with finish() on both sides, and neither destroys its channel before is_over(): if a socket
+// with unread bytes is closed, data that the kernel has not delivered is lost.
 #pragma once
 
 #include <string>
@@ -15,8 +14,8 @@ namespace hvl {
 
 class Channel {
  public:
-  // Takes the descriptor, and closes it in the end. The keys are those of the two directions; the other side has them
-  // the other way round. `peer` names it in messages: "rank 2 (host b, 10.0.0.3)".
+  // Owns the descriptor. The keys are those of the two directions; the other side passes them in the opposite order.
+  // `peer` names it in messages: "rank 2 (host b, 10.0.0.3)".
   Channel(int fd, const ChannelKey& send_key, const ChannelKey& receive_key, std::string peer);
   ~Channel();
   Channel(const Channel&) = delete;
@@ -26,20 +25,20 @@ class Channel {
   void send(const std::string& frame);
   // Queues the end, and closes this direction as soon as the kernel has taken all.
   void finish();
-  // Hands the kernel what it takes and reads some of what is there, unless a frame waits to be handed out; sets
-  // *progressed if anything moved. An error says what is wrong and is final, and there are no frames after it. That
-  // the peer is gone is an error only after its last frame was handed out.
+  // Writes as much as the kernel takes and reads some of the available bytes, unless a received frame is waiting; sets
+  // *progressed if anything moved. An error is final: no frames follow. A lost peer is an error only after receive()
+  // has returned its last frame.
   Status pump(bool* progressed);
-  // Nothing may be pumped any more.
+  // Closes the socket; pump() must not be called any more.
   void close();
-  // Hands out the next frame.
+  // Returns the next frame in *frame, if there is one.
   bool receive(std::string* frame) { return opener_.receive(frame); }
 
-  // None of these asks the kernel.
+  // None of these makes a system call.
   bool has_frame() const { return opener_.has_frame(); }
-  // The peer has finished, and all its frames were handed out.
+  // True if the peer has finished and receive() has returned all its frames.
   bool has_ended() const { return opener_.is_at_end() && !has_frame(); }
-  // Nothing more goes or comes: both sides have finished, or it has failed.
+  // True if nothing more will be sent or received: both sides have finished, or the channel has failed.
   bool is_over() const { return !failure_.ok() || (half_closed_ && has_ended()); }
   // The kernel has taken all that was queued.
   bool is_flushed() const { return outbox_.empty() && finishing_ == half_closed_; }

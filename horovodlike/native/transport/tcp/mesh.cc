@@ -33,7 +33,7 @@ void Mesh::add_to(std::vector<pollfd>* polled) const {
 
 std::string Mesh::awaited() const {
   const auto receives = [](const Stream* stream) { return stream->is_receiving(); };
-  // Who only does not take what it gets is most often waiting for others, as this rank is.
+  // A peer that only does not read is most often waiting for others, as this rank is.
   const bool any_receives = std::any_of(active_.begin(), active_.end(), receives);
   std::set<std::string> peers;
   for (const Stream* stream : active_) {

@@ -1,4 +1,4 @@
-// The connections for data of this rank: to every rank of another host one stream, or several.
+// The data connections of this rank: one or several streams to every rank of another host.
 #pragma once
 
 #include <memory>
@@ -14,10 +14,11 @@ class Mesh : public Sockets {
  public:
   explicit Mesh(int size) : streams_(static_cast<size_t>(size)) {}
 
-  // Takes a descriptor over: the next stream to that rank. `peer` is its name for messages. `seal`: as of a Stream.
+  // Takes ownership of a descriptor: the next stream to that rank. `peer` is its name for messages. `seal`: as in
+  // Stream.
   void add(int rank, int fd, const std::string& peer, std::unique_ptr<DataSeal> seal = nullptr);
 
-  // Which of several streams: for things that have a number, in turn. Both sides use the same one.
+  // `turn` chooses among several streams: the number of the piece of data, which both sides know.
   uint64_t send(int rank, uint64_t turn, const void* data, uint64_t num_bytes) {
     Stream& stream = at(rank, turn);
     if (num_bytes > 0) use(&stream);
@@ -30,12 +31,12 @@ class Mesh : public Sockets {
   }
   bool has_sent(int rank, uint64_t turn, uint64_t end) const { return at(rank, turn).has_sent(end); }
   bool has_received(int rank, uint64_t turn, uint64_t end) const { return at(rank, turn).has_received(end); }
-  // All that was asked for has been moved.
+  // True if everything queued has been moved.
   bool is_idle() const { return active_.empty(); }
 
   void close_in_child();
 
-  // Moves what can be moved without waiting; sets *moved if anything was.
+  // Moves as much as possible without waiting; sets *moved if anything moved.
   Status progress(bool* moved);
 
   void add_to(std::vector<pollfd>* polled) const override;

@@ -54,7 +54,7 @@ Status Opener::feed(const void* bytes, size_t count) {
   return failure_;
 }
 
-// Looks at what is whole, and says what is wrong with it.
+// Verifies the complete frames. Returns what is wrong; empty if nothing is.
 std::string Opener::verify() {
   for (;;) {
     const char* frame = bytes_.data() + num_verified_;
@@ -80,16 +80,16 @@ std::string Opener::verify() {
   }
 }
 
-// True if this is what the sender has made as its frame of that number.
+// True if this is the sender's frame of that number.
 bool Opener::is_frame(uint64_t number, const char* frame, size_t payload_bytes) {
   const char* payload = frame + sizeof(Length);
   const Sha256::Digest mac = mac_of(&mac_, number, frame, payload, payload_bytes);
   return equal_in_constant_time(mac.data(), payload + payload_bytes, kMacBytes);
 }
 
-// Why this is not the next frame.
+// Returns why this is not the next frame.
 std::string Opener::explain(const char* frame, size_t payload_bytes) {
-  constexpr size_t kShort = size_t{64} << 10;  // so that a stranger cannot make this cost much
+  constexpr size_t kShort = size_t{64} << 10;  // so that an attacker cannot make this expensive
   if (payload_bytes > kShort) return wrong_mac("frame", next_, peer_);
   return explain_frame("frame", next_, peer_, [&](uint64_t number) { return is_frame(number, frame, payload_bytes); });
 }

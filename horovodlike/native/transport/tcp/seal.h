@@ -1,11 +1,11 @@
-// Frames that prove where they come from. One direction of a connection is a stream of them:
+// Authenticated frames. One direction of a connection is a stream of them:
 //
 //   length (4 bytes), payload, first 16 bytes of HMAC-SHA256(key; number of the frame (8 bytes), length, payload)
 //
 // Numbers are little-endian, and frames are numbered from 0. The last one has a length that no frame can have and no
-// payload: so the end of the stream is proven, too, and a peer that is killed, whose kernel closes the connection as if
-// nothing were wrong, is told from one that has finished. Each direction has a key of its own, so a frame that is
-// changed, dropped, replayed, reordered or sent back to where it came from fails.
+// payload: so the end of the stream is authenticated, too, and a killed peer, whose kernel closes the connection
+// normally, is distinguished from one that has finished. Each direction has its own key, so a frame that is changed,
+// dropped, replayed, reordered or reflected to its sender fails.
 //
 // Both classes are pure: bytes in, bytes out. One thread at a time.
 #pragma once
@@ -25,10 +25,10 @@ constexpr size_t kFrameLimit = size_t{16} << 20;  // the longest payload
 
 using ChannelKey = uint8_t[HVL_KEY_BYTES];
 
-// What to say of a frame whose MAC is wrong. `noun`: what frames are called there; number 0 is "frame 1".
+// Returns the message for a frame whose MAC is wrong. `noun`: the word for such frames; number 0 is "frame 1".
 std::string wrong_mac(const std::string& noun, uint64_t number, const std::string& peer);
-// The same where the frame may be another one of this sender's: knowing that helps to find out who interferes.
-// `is_frame(number)` says whether it is the one of that number.
+// The same if the frame may be another one of the same sender: that helps to find the attacker. `is_frame(number)` is
+// true if it is the frame of that number.
 template <typename IsFrame>
 std::string explain_frame(const std::string& noun, uint64_t next, const std::string& peer, IsFrame&& is_frame) {
   constexpr uint64_t kNeighbours = 16;  // to either side
@@ -59,18 +59,18 @@ class Sealer {
 
 class Opener {
  public:
-  // `peer` says who sends, for messages.
+  // `peer` names the sender in messages.
   Opener(const ChannelKey& key, std::string peer) : mac_(key, sizeof key), peer_(std::move(peer)) {}
 
-  // The next bytes of the stream. An error says what is wrong with them; from then on there are no frames.
+  // Takes the next bytes of the stream. An error says what is wrong with them; no frames follow.
   Status feed(const void* bytes, size_t count);
-  // There are no more bytes. An error says that this is not where the stream ends.
+  // There are no more bytes. An error means that the stream is not complete.
   Status close() const;
 
   bool has_frame() const { return num_verified_ > 0; }
-  // Hands out the payload of the next frame that is whole and verified.
+  // Returns the payload of the next complete and verified frame.
   bool receive(std::string* payload);
-  // The sender has said that it sends no more.
+  // True if the sender has ended the stream.
   bool is_at_end() const { return at_end_; }
 
  private:
@@ -80,8 +80,8 @@ class Opener {
 
   Hmac mac_;
   std::string peer_;
-  ByteQueue bytes_;          // memory for what has arrived, not for what a length promises
-  size_t num_verified_ = 0;  // bytes in front that are frames to hand out
+  ByteQueue bytes_;          // memory for received bytes, not for the length that a frame claims
+  size_t num_verified_ = 0;  // bytes in front: verified frames
   uint64_t next_ = 0;        // the number of the frame behind them
   bool at_end_ = false;      // and that was the last
   Status failure_;

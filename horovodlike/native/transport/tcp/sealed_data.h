@@ -1,13 +1,14 @@
-// The data of collectives in frames that prove where they come from. One direction of a connection is a stream of them:
+// The data of collectives in authenticated frames. One direction of a connection is a stream of them:
 //
 //   length of the payload (4 bytes), MAC(2 n; length), payload, MAC(2 n + 1; payload)
 //
 // n is the number of the frame, from 0. A MAC is the first 16 bytes of HMAC-SHA256(key; number (8 bytes), bytes).
-// Numbers are little-endian. Each direction has a key of its own, so a frame that is changed, dropped, replayed,
-// reordered or sent back to where it came from fails. The length has a MAC of its own, or one that was changed to a
-// larger one would have the receiver wait for bytes that never come.
+// Numbers are little-endian. Each direction has its own key, so a frame that is changed, dropped, replayed, reordered
+// or reflected to its sender fails. The length has its own MAC: otherwise the receiver would wait for bytes that never
+// come if the length was changed to a larger one.
 //
-// There is no end: a collective knows how many bytes it waits for, and what is missing is an error of the connection.
+// There is no end of the stream: a collective knows how many bytes it waits for, and missing bytes are an error of the
+// connection.
 //
 // These classes are pure: bytes in, bytes out. One thread at a time.
 #pragma once
@@ -32,8 +33,8 @@ class DataSealer {
  public:
   explicit DataSealer(const ChannelKey& key) : mac_(key, sizeof key) {}
 
-  // Makes the next frame, a copy of the next bytes of `sent`, when the last one is flushed. What others write to this
-  // memory meanwhile does not make a frame wrong.
+  // Makes the next frame, a copy of the next bytes of `sent`, when the last one is flushed. Concurrent writes to this
+  // memory do not make a frame invalid.
   void seal(const Transfer& sent);
   const char* data() const { return frame_.data() + begin_; }
   size_t size() const { return end_ - begin_; }
@@ -52,24 +53,24 @@ class DataSealer {
 
 class DataOpener {
  public:
-  // `peer` says who sends, for messages.
+  // `peer` names the sender in messages.
   DataOpener(const ChannelKey& key, std::string peer) : mac_(key, sizeof key), peer_(std::move(peer)) {}
 
-  // Where the next bytes of the stream go, after open(); add() says how many have come.
+  // Returns the memory for the next bytes of the stream; call it after open(). add() tells how many were received.
   char* room(size_t* num_bytes);
   void add(size_t num_bytes) { end_ += num_bytes; }
-  // Moves what is verified to where it belongs, as far as that is known. An error says what is wrong with a frame, and
-  // is final: nothing of that frame has been moved, and nothing will be.
+  // Moves verified bytes to their destinations, as far as these are known. An error says what is wrong with a frame,
+  // and is final: nothing of that frame has been moved, and nothing will be.
   Status open(Transfer* received);
 
  private:
-  // Makes the next frame ready to be moved if all of it is there. Returns what is wrong with it.
+  // Verifies the next frame if it is complete. Returns what is wrong with it.
   std::string verify();
   std::string verify_header(const char* frame);
 
   Hmac mac_;
   const std::string peer_;
-  std::vector<char> bytes_;  // what has come is from begin_ to end_
+  std::vector<char> bytes_;  // the received bytes are from begin_ to end_
   size_t begin_ = 0, end_ = 0;
   size_t length_ = 0;        // of the payload of the frame in front, if its header is verified; else 0
   size_t num_verified_ = 0;  // bytes of payload in front, with their MAC behind them

@@ -78,7 +78,7 @@ Status Stream::receive_some(bool* moved) {
   return Status();
 }
 
-// Frame by frame. Memory is given back when the kernel has taken the whole frame that it is in.
+// Sends frame by frame. Memory counts as sent when the kernel has taken the whole frame that contains it.
 Status Stream::send_sealed(bool* moved) {
   while (!sent_.is_empty()) {
     DataSealer& sealer = seal_->sealer;
@@ -98,7 +98,7 @@ Status Stream::send_sealed(bool* moved) {
 Status Stream::receive_sealed(bool* moved) {
   DataOpener& opener = seal_->opener;
   const uint64_t before = received_.moved();
-  Status status = opener.open(&received_);  // what has come before it was asked for
+  Status status = opener.open(&received_);  // bytes that arrived before receive() was called for them
   *moved |= received_.moved() != before;
   if (!status.ok() || received_.is_empty()) return status;
   size_t most;
@@ -123,7 +123,7 @@ Status Stream::check_answered() const {
   tcp_info info{};
   socklen_t length = sizeof info;
   if (getsockopt(fd_, IPPROTO_TCP, TCP_INFO, &info, &length) != 0) return Status();  // it is not TCP
-  // A peer that takes no more answers each probe: with two of them, the first has not been answered.
+  // A peer whose window is closed answers each probe: with two of them outstanding, the first has not been answered.
   const bool expects_answer = info.tcpi_unacked > 0 || info.tcpi_probes > 1;
   const uint64_t silence = std::min(info.tcpi_last_ack_recv, info.tcpi_last_data_recv) * kMillisecond;
   if (!expects_answer || silence < kPatience * keepalive_time(fd_)) return Status();

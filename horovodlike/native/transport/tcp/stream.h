@@ -1,5 +1,5 @@
-// One connection to a rank of another host, for the bytes of collectives: what to send and where to put what comes, in
-// an order that both sides know. No bytes but these are on it; or they are in sealed frames, and count as received when
+// One connection to a rank of another host, for the bytes of collectives: memory to send and memory to receive into, in
+// an order that both sides know. It carries only these bytes, or sealed frames of them, which count as received when
 // their frame is verified.
 #pragma once
 
@@ -17,7 +17,7 @@ namespace hvl {
 
 class Stream {
  public:
-  // Owns `fd`, which does not block. `peer` is for messages. `seal`: null: the bytes go as they are.
+  // Owns `fd`, which does not block. `peer` is for messages. `seal`: null: the bytes are sent as they are.
   Stream(int fd, std::string peer, std::unique_ptr<DataSeal> seal = nullptr)
       : fd_(fd), peer_(std::move(peer)), seal_(std::move(seal)) {}
   ~Stream();
@@ -33,14 +33,14 @@ class Stream {
   bool is_receiving() const { return !received_.is_empty(); }
   const std::string& peer() const { return peer_; }
 
-  // Moves what can be moved without waiting; sets *moved if anything was.
+  // Moves as much as possible without waiting; sets *moved if anything moved.
   Status progress(bool* moved);
   pollfd polled() const;
-  // An error: something is on its way to the peer, whose host has been silent for several times as long as keepalive
-  // lets it be while nothing is. TCP_USER_TIMEOUT would not do: it also ends connections to a host that answers, but
-  // whose process is stopped and takes no more.
+  // An error: data is under way to the peer, and its host has not answered for several times as long as keepalive
+  // allows on an idle connection. TCP_USER_TIMEOUT is unsuitable: it also ends connections to a host that answers, but
+  // whose process is stopped and reads nothing.
   Status check_answered() const;
-  // Nothing may be moved any more.
+  // Closes the socket; nothing may be moved any more.
   void close();
 
  private:

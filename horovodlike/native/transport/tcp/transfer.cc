@@ -8,7 +8,7 @@ namespace hvl {
 namespace {
 
 constexpr size_t kMaxPieces = 64;          // of one system call
-constexpr uint64_t kMaxBytes = 512 << 10;  // of one system call, so that both directions get on
+constexpr uint64_t kMaxBytes = 512 << 10;  // of one system call, so that both directions progress
 constexpr size_t kForgetPieces = 256;      // that were moved
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Memory of collectives that waits to be sent or filled, in one direction of a connection.
+// Memory of collectives to send or to receive into, in one direction of a connection.
 #pragma once
 
 #include <sys/uio.h>
@@ -12,7 +12,7 @@ namespace hvl {
 // Positions count the bytes of one direction from its beginning.
 class Transfer {
  public:
-  // Returns where it ends.
+  // Returns the position of its end.
   uint64_t add(void* data, uint64_t num_bytes);
   bool is_empty() const { return moved_ == queued_; }
   uint64_t moved() const { return moved_; }
@@ -21,9 +21,9 @@ class Transfer {
   size_t count() const;
   uint64_t num_bytes_of(size_t count) const;
   void advance(uint64_t num_bytes);
-  // Copies the next bytes, `most` at most, and returns how many. They count as moved when advance() says so.
+  // Copies the next bytes, at most `most`, and returns how many. They count as moved only after advance().
   size_t copy_out(char* to, size_t most) const;
-  // Moves bytes into the next pieces, as many as these have room for, and returns how many.
+  // Moves as many bytes as fit into the next pieces, and returns how many.
   size_t fill(const char* from, size_t num_bytes);
 
  private:

@@ -1,4 +1,4 @@
-// hvl.h in terms of the engine: its life, and what it tells about itself.
+// hvl.h in terms of the engine: its life, its counters and its records.
 
 #include "api/c_api.h"
 
@@ -57,7 +57,7 @@ Status not_initialized() {
 
 namespace {
 
-// A child is made while no other thread is in the functions that it may go on to use.
+// A child is made while no other thread is in the functions that it may use later.
 void before_fork() {
   engine_mutex.lock();
   handle_table().lock();

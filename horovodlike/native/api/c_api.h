@@ -1,4 +1,4 @@
-// What the functions of hvl.h have in common: the engine that runs, the handles, and how they report errors.
+// The common ground of the functions of hvl.h: the engine that runs, the handles, and how they report errors.
 #pragma once
 
 #include <exception>

@@ -9,7 +9,6 @@
 
 #include "api/c_api.h"
 #include "queue/gpu_completion.h"
-#include "queue/make_operation.h"
 
 struct hvl_prepared {
   std::shared_ptr<hvl::Operation> operation;
@@ -99,7 +98,7 @@ Status enqueue_copied(Engine* engine, const hvl_prepared& prepared, uintptr_t da
   return status.ok() ? enqueue(engine, prepared, &data, &data, nullptr, nullptr, handle, true) : status;
 }
 
-// Those that come before one that is refused.
+// Enqueues the requests before the first one that is refused.
 Status enqueue_all(Engine* engine, hvl_prepared* const* prepared, const uintptr_t* data, int32_t count,
                    const GpuRequestPtr& gpu, int64_t* handles) {
   Status status;
@@ -109,7 +108,7 @@ Status enqueue_all(Engine* engine, hvl_prepared* const* prepared, const uintptr_
   return status;
 }
 
-// Enqueues with the running engine, and has it notified of what was accepted.
+// Enqueues with the running engine, and notifies it of the requests that it accepted.
 template <typename Enqueue>
 int32_t with_engine(Enqueue&& enqueue) {
   return guarded([&]() -> Status {
@@ -123,7 +122,7 @@ int32_t with_engine(Enqueue&& enqueue) {
 
 thread_local int64_t last_handle = 0;
 
-// What an enqueue returns.
+// The value that an enqueue returns.
 int64_t outcome(int32_t status, int64_t handle) {
   last_handle = status == HVL_OK ? handle : 0;
   return status == HVL_OK ? handle : -status;
@@ -175,12 +174,12 @@ Status hold_up(const int64_t* handles, size_t count, CudaStream stream, uint64_t
   return hold_up_for_results(&handle_table(), handles, count, stream, deadline, engine() != nullptr);
 }
 
-// Whether the handles are not to be consumed: the results are not there yet, or the stream is being captured.
+// Whether the handles must not be consumed: the results are not there yet, or the stream is being captured.
 bool leaves_handles(const Status& held) {
   return held.code() == HVL_INVALID_ARGUMENT || held.code() == HVL_IN_PROGRESS;
 }
 
-// The result of a handle that was found in this state, if that is to be complete.
+// The result of a handle that was found in this state, if it must be complete.
 Status finish(int64_t handle, hvl_status state, hvl_output** outputs, int32_t* num_outputs) {
   if (state == HVL_UNKNOWN_HANDLE) return Status(state, "the handle is unknown or was waited for already");
   if (state == HVL_IN_PROGRESS) return unfinished();

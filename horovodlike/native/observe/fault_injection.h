@@ -1,7 +1,7 @@
-// Faults that a rank brings upon itself at a given place, for tests of what becomes of the others.
+// Faults that a rank injects into itself at a given place, for tests of the effect on other ranks.
 //
-// Armed once, a fault triggers once: when the engine next gets to that place. Where none is armed, one relaxed load for
-// each batch, or each set of new requests, is all it costs.
+// Armed once, a fault triggers once: when the engine next gets to that place. Where none is armed, it costs one relaxed
+// load for each batch, or each set of new requests.
 #pragma once
 
 #include <atomic>
@@ -17,7 +17,7 @@ using Strike = std::function<void()>;
 
 class Fault {
  public:
-  // Any thread. In place of what was armed before; null: of nothing.
+  // Any thread. Replaces the fault that was armed before; null: arms none.
   void arm(Strike trigger) {
     const std::lock_guard<std::mutex> lock(mutex_);
     is_armed_.store(trigger != nullptr, std::memory_order_relaxed);
@@ -26,7 +26,7 @@ class Fault {
 
   bool is_armed() const { return is_armed_.load(std::memory_order_relaxed); }
 
-  // Who holds the engine lock. What the fault throws breaks the job.
+  // For the holder of the engine lock. An exception that the fault throws breaks the job.
   void trigger() {
     Strike armed;
     {

@@ -30,7 +30,7 @@ void FlightRecorder::end(uint64_t now) {
   write(&slots_[(num_begun_.load(std::memory_order_relaxed) - 1) % capacity_]);
 }
 
-// Each store is a release: who sees a new word also sees that the version was odd, or is another one.
+// Each store is a release: a reader that sees a new word also sees that the version was odd, or is another one.
 void FlightRecorder::write(Slot* slot) {
   uint64_t words[kWords];
   memcpy(words, &current_, sizeof words);

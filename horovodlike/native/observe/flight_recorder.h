@@ -1,7 +1,7 @@
-// The last collectives of a rank, for when somebody asks what it was doing.
+// The last collectives of a rank, which tell afterwards what it was doing.
 //
-// One thread writes (who holds the engine lock), any thread reads at any time, without a lock: a slot's version is odd
-// while it is written, and a reader passes over what changed while it read.
+// One thread writes (the holder of the engine lock), any thread reads at any time, without a lock: a slot's version is
+// odd while it is written, and a reader skips a slot that changed while it read.
 #pragma once
 
 #include <atomic>
@@ -37,7 +37,7 @@ class FlightRecorder {
   // The one writer. Neither takes memory.
   void begin(const CollectiveRecord& flight);
   void end(uint64_t now);
-  // Any thread: what there is, the oldest first.
+  // Any thread: all records, the oldest first.
   std::vector<CollectiveRecord> read() const;
 
  private:
@@ -57,7 +57,7 @@ class FlightRecorder {
   CollectiveRecord current_;  // the writer's
 };
 
-// A JSON array of objects; times in seconds since the epoch, `null` for what has not ended.
+// A JSON array of objects; times in seconds since the epoch, `null` for a collective that has not ended.
 std::string to_json(const std::vector<CollectiveRecord>& flights);
 
 }  // namespace hvl

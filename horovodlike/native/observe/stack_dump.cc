@@ -95,7 +95,7 @@ std::string StackDumpRequests::answer_of(const Question& question) {
 }
 
 std::string StackDumpRequests::report() {
-  std::vector<std::pair<std::string, std::string>> answers;  // whose, and what they said
+  std::vector<std::pair<std::string, std::string>> answers;  // the ranks, and their answer
   for (const Question& question : questions_) {
     const std::string text = answer_of(question);
     const auto same =
@@ -123,7 +123,7 @@ std::string StackDumpRequests::name_of(const Question& question) const {
          (index < pids_.size() ? " (pid " + std::to_string(pids_[index]) + ")" : "");
 }
 
-// One who passes on what others ask for hides them all when he is stopped.
+// A relay that is stopped hides all ranks whose requests it relays.
 std::string StackDumpRequests::why_not_asked(int rank) const {
   std::string text = "was not asked: it is on another host than rank 0";
   if (relays_.empty()) return text;

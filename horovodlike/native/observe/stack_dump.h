@@ -16,7 +16,7 @@
 
 namespace hvl {
 
-// How long a rank has to answer. It needs milliseconds, unless it is what the report is about.
+// How long a rank has to answer. It needs milliseconds, unless it is the rank that is stuck.
 constexpr uint64_t kAnswerTime = 2 * kSecond;
 
 // Whether a signal or a debugger has stopped a process of this host.
@@ -25,7 +25,7 @@ bool is_stopped(int pid);
 // Any thread of the rank that is asked: sleeps until there is a question, and returns its number; 0: there will be
 // none, as the rank leaves.
 uint32_t await_question(HostMemory* memory, int local_rank);
-// The answer to that question; what there is no room for is cut off.
+// The answer to that question, cut off where there is no room for more.
 void answer(HostMemory* memory, int local_rank, uint32_t question, const std::string& text);
 // Ends await_question() now and from now on.
 void stop_answering(HostMemory* memory, int local_rank);
@@ -34,14 +34,14 @@ void stop_answering(HostMemory* memory, int local_rank);
 class StackDumpRequests {
  public:
   // `pids` by local rank; empty: the ranks are threads of this process. `ranks`: of this host, by local rank,
-  // ascending; the others cannot be asked. `relays`: by rank, who passes on what it asks for, from it upwards.
+  // ascending; the others cannot be asked. `relays`: by rank, the ranks that relay its requests, from it upwards.
   StackDumpRequests(std::shared_ptr<HostMemory> memory, std::vector<int> pids, std::vector<int> ranks,
                     std::vector<std::vector<int>> relays = {});
 
   void ask(const std::vector<int>& ranks, uint64_t now);
-  // All have answered, or had their time.
+  // All have answered, or their time is over.
   bool is_over(uint64_t now);
-  // What they said; ranks that said the same are together.
+  // Their answers; ranks with the same answer are together.
   std::string report();
 
  private:

@@ -82,7 +82,7 @@ void Timeline::stop() {
   is_on_.store(false);
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    end_open(now_ns());  // whose results may be there already
+    end_open(now_ns());  // their results may be complete already
     stopping_ = true;
   }
   wakes_.notify_all();

@@ -1,4 +1,4 @@
-// The timeline of a rank: what it did when, as trace events that Chrome and Perfetto show.
+// The timeline of a rank: its collectives over time, as trace events that Chrome and Perfetto show.
 //
 // Each tensor is a process of the trace and the rank its thread, so that the files of all ranks can be laid over each
 // other. The file is a whole JSON array whenever it is looked at. While it is off, a batch costs one relaxed load.
@@ -25,12 +25,12 @@ class Timeline {
   Timeline(const Timeline&) = delete;
   Timeline& operator=(const Timeline&) = delete;
 
-  // Any thread. Ends the one that was being written, if there is one. `mark_cycles`: also where batches begin.
+  // Any thread. Ends the timeline that was being written, if there is one. `mark_cycles`: also where batches begin.
   Status start(const std::string& path, bool mark_cycles);
   // Any thread. Returns when all is in the file.
   void stop();
 
-  // Who holds the engine lock: the collective number `number` of these tensors begins, and ends.
+  // For the holder of the engine lock: the collective number `number` of these tensors begins, and ends.
   void begin(const std::vector<NamedTensor*>& tensors, uint64_t number, uint64_t now) {
     if (is_on_.load(std::memory_order_relaxed)) add_begin(tensors, number, now);
   }
@@ -65,7 +65,7 @@ class Timeline {
   int file_ = -1;       // the writer's while it runs
   int64_t written_ = 0;
 
-  std::mutex mutex_;  // a leaf; guards what follows
+  std::mutex mutex_;  // a leaf; guards the members below
   std::condition_variable wakes_;
   bool stopping_ = false;
   bool mark_cycles_ = false;

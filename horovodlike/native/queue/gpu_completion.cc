@@ -13,8 +13,8 @@ namespace {
 constexpr uint64_t kPollInterval = 20 * kMicrosecond;
 constexpr uint64_t kTimeToSayWhy = 300 * kMillisecond;
 
-// Also if it failed. An error of the device is found by the engine, too, which breaks the job and tells everybody whose
-// it is. But not if there is no engine any more, or nothing in flight that it looks after: then this thread says it.
+// Also if it failed. The engine finds an error of the device, too, breaks the job and tells all ranks whose device it
+// is. But not if there is no engine any more, or nothing in flight that it watches: then this thread reports it.
 bool is_there(GpuResult* result, bool has_engine) {
   bool done = false;
   const Status status = result->done().query(&done);

@@ -21,11 +21,11 @@ class HandleTable {
   int64_t create();
   // The same, for a request on a copy of so many bytes. `*copy` is the handle's for as long as it is known.
   int64_t create_with_copy(size_t num_bytes, char** copy);
-  // Takes over `outputs`, to be freed with hvl_free by who consumes the handle. Threads that wait stay asleep until
-  // wake_waiters(): a thread that waits for many handles in turn is to find the whole batch complete when it wakes.
-  // `on_gpu`: what tells when the result is there, where that is not now.
+  // Takes over `outputs`, to be freed with hvl_free by the consumer of the handle. Threads that wait stay asleep until
+  // wake_waiters(): a thread that waits for many handles in turn must find the whole batch complete when it wakes.
+  // `on_gpu`: tells when the result is there, where a GPU has yet to finish it.
   void complete(int64_t handle, Status status, std::vector<hvl_output> outputs, GpuResultPtr on_gpu = nullptr);
-  // The engine: wakes whoever waits for what was completed since the last call.
+  // The engine: wakes the threads that wait for handles that were completed since the last call.
   void wake_waiters();
 
   // HVL_OK: complete; HVL_IN_PROGRESS; HVL_UNKNOWN_HANDLE.

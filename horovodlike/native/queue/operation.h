@@ -1,4 +1,4 @@
-// What is known of a named tensor, of an operation on it, and of one request for that operation.
+// A named tensor, an operation on it, and one request for that operation.
 #pragma once
 
 #include <atomic>
@@ -7,7 +7,9 @@
 #include <utility>
 #include <vector>
 
+#include "base/status.h"
 #include "cuda/gpu.h"
+#include "hvl.h"
 #include "negotiate/message.h"
 
 namespace hvl {
@@ -29,8 +31,8 @@ struct NamedTensor {
 
   // For the engine only.
   bool announced_in_full = false;         // the entry below, without an id
-  TensorId id = kNoId;                    // what the log calls it
-  std::shared_ptr<Operation> agreed;      // the operation last found to be what the id stands for
+  TensorId id = kNoId;                    // of the log
+  std::shared_ptr<Operation> agreed;      // the last operation found to match the id's definition
   std::unique_ptr<PendingRequest> entry;  // this rank's request in flight
 };
 
@@ -45,7 +47,7 @@ struct Operation {
   uint64_t engine = 0;
 };
 
-// Where a tensor's elements are read and written.
+// The addresses from which a tensor's elements are read, and to which they are written.
 struct Memory {
   const char* input = nullptr;
   char* output = nullptr;  // null: the engine allocates it
@@ -66,5 +68,8 @@ struct PendingRequest {
   const Signature& signature() const { return operation->signature; }
   const Memory& memory_of(size_t tensor) const { return tensor == 0 ? memory : more[tensor - 1]; }
 };
+
+// Makes all checks that need no job, and copies the data that the request points to.
+Status make_operation(const hvl_request& request, std::shared_ptr<Operation>* operation);
 
 }  // namespace hvl

@@ -1,4 +1,4 @@
-// The tensor queue: what framework threads hand to the engine.
+// The tensor queue: the requests that framework threads hand to the engine.
 #pragma once
 
 #include <atomic>
@@ -24,7 +24,7 @@ class TensorQueue {
   // Any thread: the handle of the request in flight under the operation's name; 0: there is none.
   int64_t handle_in_flight(Operation* operation);
 
-  // The engine: takes all that came since the last call; `entries` is empty.
+  // The engine: takes all requests that came since the last call; `entries` is empty.
   void take(std::vector<std::unique_ptr<PendingRequest>>* entries);
   // The engine: the entry is complete; its name may be used again.
   void finish(const PendingRequest& entry);
@@ -33,9 +33,9 @@ class TensorQueue {
   // The engine: after this every push fails with `status`.
   void close(const Status& status);
 
-  // Any thread: what it was closed with.
+  // Any thread: the status that it was closed with.
   Status closed() const;
-  // Any thread: what waits to be taken.
+  // Any thread: the requests that wait to be taken.
   int64_t queued_bytes() const { return queued_bytes_.load(); }
   bool empty() const { return queued_->load() == 0; }
 

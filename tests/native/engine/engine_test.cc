@@ -107,7 +107,7 @@ TEST(allgather_of_uneven_rows) {
   }
 }
 
-// What a request with callbacks has been told.
+// The calls of the callbacks of a request.
 struct Told {
   std::vector<std::vector<int64_t>> outputs;
   bool has_memory = true;
@@ -363,7 +363,7 @@ TEST(many_threads_of_each_rank_wait) {
   }
 }
 
-// The first tensor of a batch completes on rank 1 while the batch goes on, and whoever is told so keeps rank 1 there.
+// The first tensor of a batch completes on rank 1 while the batch goes on, and its callback keeps rank 1 there.
 TEST(a_wait_ends_in_time_within_a_collective) {
   constexpr size_t kCount = 100000;
   EngineOptions options;
@@ -417,7 +417,7 @@ TEST(a_rank_that_does_not_wait_holds_up_nobody) {
     char* address = reinterpret_cast<char*>(data[static_cast<size_t>(rank)].data());
     handles.push_back(job.enqueue(rank, make("held.back", HVL_ALLREDUCE, {{8}}), {address}, {address}));
   }
-  for (size_t rank : {1, 0, 2}) {  // the other two have nobody who waits
+  for (size_t rank : {1, 0, 2}) {  // no thread waits on the other two
     CHECK_EQ(job.wait(static_cast<int>(rank), handles[rank]).message(), "");
     for (float got : data[rank]) CHECK_EQ(got, 3.0f);
   }

@@ -50,7 +50,7 @@ void run(Job& job, int rank, const std::shared_ptr<Operation>& operation, Bytes*
   }
 }
 
-// What each rank has in the end: through the library, and through shared memory.
+// Each rank has the same results through the library as through shared memory.
 void check_same_bits(int size, const std::function<void(Job& job, int rank, Bytes* results)>& work) {
   LibraryOfThreads library;
   std::vector<Bytes> results[2];

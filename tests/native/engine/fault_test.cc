@@ -89,9 +89,9 @@ TEST(a_rank_of_another_host_that_is_lost_in_the_middle_of_the_data) {
   }
 }
 
-// The leader of a host has died, and a rank of another one, who was the first to miss it, has left. Who finds that out
-// in the middle of a collective has nobody to tell him why, and looks for himself. It cannot be had where rank 1 comes
-// to the middle only with what rank 0 does after it: then it is tried again.
+// The leader of a host has died, and a rank of another one, who was the first to miss it, has left. A rank that
+// finds that out in the middle of a collective hears no reason from others, and checks by itself. The case does not
+// come about where rank 1 gets to the middle only by what rank 0 does afterwards: then the test tries again.
 TEST(a_rank_of_another_host_that_is_lost_since_the_leader_of_this_one_has_died) {
   int num_lost = 0;
   for (int attempt = 0; attempt < 50 && num_lost < 5; ++attempt) {

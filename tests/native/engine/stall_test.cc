@@ -1,4 +1,4 @@
-// What is said of ranks that others wait for, and where those are.
+// The reports on ranks that others wait for, and on where those are.
 #include <atomic>
 #include <chrono>
 #include <numeric>

@@ -124,7 +124,7 @@ void check_alltoall(Job& job, int rank, int round) {
     for (int64_t i = 0; i < 3 * mine; ++i) sent.push_back(static_cast<float>(100 * rank + 10 * to + i % 7));
     rows += mine;
   }
-  sent.resize(sent.size() + 3);  // a row that nobody gets
+  sent.resize(sent.size() + 3);  // a row that no rank gets
   operation->signature.tensors = {TensorSignature{HVL_FLOAT32, {rows + 1, 3}}};
   operation->num_bytes = {operation->signature.num_bytes()};
   std::vector<hvl_output> outputs;

@@ -1,4 +1,4 @@
-#include "queue/make_operation.h"
+#include "queue/operation.h"
 
 #include <algorithm>
 #include <cstring>
@@ -139,7 +139,7 @@ std::shared_ptr<Operation> copy(const hvl_request& request) {
   Signature& signature = operation->signature;
   signature.name = request.name;
   signature.kind = static_cast<Kind>(request.kind);
-  // What has no meaning for the kind is left at its default, so that the ranks do not differ in it.
+  // A field without meaning for the kind is left at its default, so that the ranks do not differ in it.
   const bool reduces = is_reduction(signature.kind);
   if (reduces) signature.op = static_cast<ReduceOp>(request.reduce_op);
   if (has_tensors(signature.kind)) signature.device = static_cast<Device>(request.device);

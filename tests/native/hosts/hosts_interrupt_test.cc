@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "check.h"
-#include "engine/hosts_setup.h"
+#include "engine/engine_context.h"
 #include "hosts_job.h"
 
 namespace hvl {

@@ -1,18 +1,18 @@
-// The part of the engine that has its values tuned: on rank 0, which alone knows them. The coordinator there bounds the
-// batches of all ranks, and nothing is reduced before rank 0 has announced it.
+#include "engine/tuning_observer.h"
 
 #include <functional>
-#include <memory>
 
 #include "base/log.h"
-#include "engine/engine.h"
 
 namespace hvl {
 
-std::unique_ptr<Autotuner> Engine::make_autotuner(const EngineOptions& options) {
+namespace {
+
+// Null: no value is tuned.
+std::unique_ptr<Autotuner> make_autotuner(const EngineOptions& options) {
   AutotuneOptions autotune = options.autotune;
   if (!autotune.enabled || options.rank != 0) return nullptr;
-  autotune.cycle_time &= options.overlap;  // elsewhere nothing begins that nobody waits for
+  autotune.cycle_time &= options.overlap;  // elsewhere no collective begins before a thread waits for it
   if (options.size == 1) {
     log(LogLevel::kWarning, "autotuning has nothing to do: a job of one rank has no batches");
     return nullptr;
@@ -26,16 +26,22 @@ std::unique_ptr<Autotuner> Engine::make_autotuner(const EngineOptions& options) 
   return std::make_unique<Autotuner>(autotune, Tuned{options.fusion_threshold, options.cycle_time});
 }
 
-// An allreduce has begun; the others are not fused.
-void Engine::tune() {
-  tuned_tensors_.clear();
+}  // namespace
+
+TuningObserver::TuningObserver(EngineContext* context)
+    : context_(*context),
+      autotuner_(make_autotuner(context->options)),
+      cycle_time_(to_ns(context->options.cycle_time)) {}
+
+void TuningObserver::tune(const Collective& collective) {
+  tensors_.clear();
   int64_t num_bytes = 0;
-  for (const NamedTensor* tensor : tensors_) {
-    tuned_tensors_.push_back(std::hash<std::string>()(tensor->key));
+  for (const NamedTensor* tensor : collective.tensors) {
+    tensors_.push_back(std::hash<std::string>()(tensor->key));
     num_bytes += tensor->entry->operation->total_bytes;
   }
-  if (!autotuner_->on_batch(tuned_tensors_, num_bytes, begun_)) return;
-  control_->set_fusion_threshold(autotuner_->current().fusion_threshold);
+  if (!autotuner_->on_batch(tensors_, num_bytes, collective.begun_at)) return;
+  context_.control->set_fusion_threshold(autotuner_->current().fusion_threshold);
   cycle_time_ = to_ns(autotuner_->current().cycle_time);
   if (autotuner_->is_done()) autotuner_ = nullptr;
 }

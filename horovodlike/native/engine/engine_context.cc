@@ -1,0 +1,167 @@
+#include "engine/engine_context.h"
+
+#include <fcntl.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <stdexcept>
+#include <utility>
+
+#include "collective/hosts/hosts_data_plane.h"
+#include "control/loopback_control.h"
+#include "control/shm_control.h"
+#include "control/tree_control.h"
+
+namespace hvl {
+
+namespace {
+
+std::atomic<uint64_t> engines_started{0};
+
+WaiterOptions waiter_options(const EngineContext& context) {
+  const EngineOptions& options = context.options;
+  WaiterOptions waiter;
+  waiter.local_rank = options.local_rank;
+  waiter.ranks = options.local_ranks();
+  waiter.poller = context.poller.get();
+  waiter.check_other_hosts = [&context] { context.check_other_hosts(); };
+  waiter.pids = options.local_pids;
+  waiter.processors = options.processors;
+  waiter.stall_warning = options.stall_warning;
+  waiter.stall_shutdown = options.stall_shutdown;
+  waiter.leaving = &context.stop_requested;
+  waiter.leave_timeout = options.leave_timeout;
+  // The threads that wait for a complete result are woken while the rest of the batch has to wait.
+  waiter.before_sleep = [handles = context.handles] { handles->wake_waiters(); };
+  return waiter;
+}
+
+CoordinatorHostOptions coordinator_host_options(const EngineOptions& options) {
+  CoordinatorHostOptions coordinator_host;
+  coordinator_host.coordinator.size = options.size;
+  coordinator_host.coordinator.fusion_threshold = options.fusion_threshold;
+  coordinator_host.coordinator.cache_capacity = options.cache_capacity;
+  coordinator_host.stall_warning = options.stall_warning;
+  coordinator_host.stall_shutdown = options.stall_shutdown;
+  return coordinator_host;
+}
+
+int duplicate(int fd) {
+  const int copy = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+  if (copy == -1) throw std::runtime_error(std::string("cannot duplicate a connection: ") + strerror(errno));
+  return copy;
+}
+
+void check(const Status& status) {
+  if (!status.ok()) throw std::runtime_error(status.message());
+}
+
+bool is_below(const EngineOptions& options, int host, int top) {
+  while (host > top) host = options.parent_of(host);
+  return host == top;
+}
+
+// Of local rank 0. The sockets that it listens to wake `poller`.
+std::unique_ptr<ControlPlane> make_tree_leader(const EngineOptions& options,
+                                               const CoordinatorHostOptions& coordinator_host,
+                                               const std::shared_ptr<HostMemory>& memory, Poller* poller) {
+  const int mine = options.host_of(options.rank);
+  std::unique_ptr<Channel> parent;
+  std::vector<std::unique_ptr<Channel>> children;
+  for (const hvl_connection& connection : options.connections) {
+    if (connection.use != HVL_CONTROL) continue;
+    const int peer_host = options.host_of(connection.rank);
+    auto channel = std::make_unique<Channel>(duplicate(connection.fd), connection.send_key, connection.receive_key,
+                                             options.describe_remote(connection.rank));
+    check(poller->watch(channel->fd()));
+    if (mine != 0 && peer_host == options.parent_of(mine)) {
+      parent = std::move(channel);
+    } else {
+      children.push_back(std::move(channel));
+    }
+  }
+  if ((mine == 0) != (parent == nullptr)) throw std::runtime_error("the tree of hosts is not connected");
+  if (mine == 0) {
+    std::vector<std::vector<int>> relays;
+    for (int rank = 0; rank < options.size; ++rank) relays.push_back(options.relays_of(rank));
+    return std::make_unique<TreeRoot>(memory, coordinator_host, options.local_ranks(), options.local_pids,
+                                      std::move(relays), std::move(children));
+  }
+  RankSet below;
+  for (int rank = 0; rank < options.size; ++rank) {
+    if (is_below(options, options.host_of(rank), mine)) below.add(rank);
+  }
+  return std::make_unique<TreeNode>(memory, options.local_ranks(), std::move(below), std::move(parent),
+                                    std::move(children));
+}
+
+std::unique_ptr<ControlPlane> make_control(const EngineOptions& options, const std::shared_ptr<HostMemory>& memory,
+                                           Poller* poller) {
+  if (options.size == 1) return std::make_unique<LoopbackControlPlane>(coordinator_host_options(options));
+  if (options.local_rank != 0) return std::make_unique<ShmWorker>(memory, options.local_rank);
+  if (options.has_several_hosts()) return make_tree_leader(options, coordinator_host_options(options), memory, poller);
+  return std::make_unique<ShmCoordinator>(memory, coordinator_host_options(options), options.local_pids);
+}
+
+}  // namespace
+
+std::vector<int> EngineOptions::local_ranks() const {
+  std::vector<int> ranks;
+  for (int each = 0; each < size; ++each) {
+    if (host_of(each) == host_of(rank)) ranks.push_back(each);
+  }
+  return ranks;
+}
+
+std::vector<int> EngineOptions::relays_of(int of_rank) const {
+  std::vector<int> relays;
+  for (int host = host_of(of_rank); host > 0; host = parent_of(host)) {
+    const int leader = static_cast<int>(std::find(hosts.begin(), hosts.end(), host) - hosts.begin());
+    if (leader != of_rank) relays.push_back(leader);
+  }
+  return relays;
+}
+
+std::string EngineOptions::describe_remote(int of_rank) const {
+  const size_t host = static_cast<size_t>(host_of(of_rank));
+  return "rank " + std::to_string(of_rank) + (host < host_names.size() ? " on host " + host_names[host] : "");
+}
+
+std::unique_ptr<Poller> make_poller(const EngineOptions& options) {
+  if (!options.has_several_hosts()) return nullptr;
+  auto poller = std::make_unique<Poller>();
+  check(poller->open(options.bell));
+  return poller;
+}
+
+std::unique_ptr<DataPlane> make_hosts_data_plane(const EngineOptions& options,
+                                                 const std::shared_ptr<HostMemory>& memory, Waiter* waiter) {
+  auto mesh = std::make_unique<Mesh>(options.size);
+  for (const hvl_connection& connection : options.connections) {
+    if (connection.use != HVL_DATA) continue;
+    const std::string peer = options.describe_remote(connection.rank);
+    std::unique_ptr<DataSeal> seal;
+    if (options.seals_data) seal = std::make_unique<DataSeal>(connection.send_key, connection.receive_key, peer);
+    mesh->add(connection.rank, duplicate(connection.fd), peer, std::move(seal));
+  }
+  return std::make_unique<HostsDataPlane>(memory, options.rank, options.local_rank, options.hosts, std::move(mesh),
+                                          waiter);
+}
+
+EngineContext::EngineContext(const EngineOptions& engine_options, std::shared_ptr<HostMemory> host_memory,
+                             HandleTable* handle_table)
+    : options(engine_options),
+      memory(std::move(host_memory)),
+      handles(handle_table),
+      queue(++engines_started, &own_block().queued),
+      poller(make_poller(options)),
+      waiter(memory, waiter_options(*this)),
+      control(make_control(options, memory, poller.get())) {}
+
+void EngineContext::check_other_hosts() const {
+  const Status status = control->check_other_hosts();
+  if (!status.ok()) memory->break_job(status.message());
+}
+
+}  // namespace hvl

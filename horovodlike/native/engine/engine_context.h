@@ -1,0 +1,102 @@
+// The state that all parts of an engine share: its options and counters, the queue and the handles, and the way to
+// other ranks.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "collective/external_data_plane.h"
+#include "control/control_plane.h"
+#include "nccl/nccl_data_plane.h"
+#include "queue/handle_table.h"
+#include "queue/tensor_queue.h"
+#include "sync/waiter.h"
+#include "tune/autotuner.h"
+
+namespace hvl {
+
+// How often an engine checks that the other ranks live, while requests are in flight.
+constexpr uint64_t kWatchInterval = 20 * kMillisecond;
+
+struct EngineOptions {
+  int rank = 0;
+  int size = 1;
+  int local_rank = 0;
+  int processors = 1;           // that all ranks of this host together may use
+  std::vector<int> local_pids;  // empty: the ranks are threads of one process
+  int64_t fusion_threshold = 128 << 20;
+  double cycle_time = 0;
+  bool overlap = true;
+  int cache_capacity = 1024;
+  double stall_warning = 60;
+  double stall_shutdown = 0;
+  uint64_t leave_timeout = kLeaveTimeout;  // how long a rank that shuts down waits without progress
+  size_t flight_recorder_size = 256;
+  std::string flight_recorder_folder;  // gets its file when the job breaks; empty: none is written
+  AutotuneOptions autotune;
+  bool average_counts_joined =
+      false;  // Average divides by the size of the process set, not by the number of ranks that take part
+  bool hierarchical_adasum = false;         // Adasum combines the averages of hosts, not the vectors of ranks
+  std::optional<ExternalOptions> external;  // the library that moves the data in place of the engine's own transports
+  GpuOptions gpu;
+  // Of jobs of several hosts, as in hvl_config; descriptors are duplicated. `hosts` by rank, empty: all have the same.
+  std::vector<int> hosts;
+  std::vector<std::string> host_names;
+  int fan_out = 16;
+  std::vector<hvl_connection> connections;
+  int bell = -1;
+  bool seals_data = false;  // between hosts
+
+  bool has_several_hosts() const { return !connections.empty(); }
+  int host_of(int of_rank) const { return hosts.empty() ? 0 : hosts[static_cast<size_t>(of_rank)]; }
+  int parent_of(int host) const { return (host - 1) / fan_out; }  // in the tree of hosts
+  std::vector<int> local_ranks() const;                           // the ranks of this host, ascending
+  std::vector<int> relays_of(int of_rank) const;   // that relay its messages to the coordinator, from it upwards
+  std::string describe_remote(int of_rank) const;  // "rank 4 on host b"
+};
+
+struct EngineCounters {
+  std::atomic<int64_t> batches{0};
+  std::atomic<int64_t> requests{0};
+  std::atomic<int64_t> executed{0};          // requests that were part of a batch
+  std::atomic<int64_t> negotiation_time{0};  // nanoseconds from enqueue to the batch's begin, of all of these
+  std::atomic<int64_t> execution_time{0};    // nanoseconds, of all batches
+  std::atomic<int64_t> bytes{0};
+  std::atomic<int64_t> negotiated_in_full{0};
+};
+
+struct EngineContext {
+  // `host_memory` is shared with the other ranks of this host. `handle_table` outlives the engine.
+  EngineContext(const EngineOptions& engine_options, std::shared_ptr<HostMemory> host_memory,
+                HandleTable* handle_table);
+
+  RankBlock& own_block() const { return memory->rank(options.local_rank); }
+  void ring_news() const { memory->ring(options.local_rank, kRingNews); }
+  std::string describe_self() const { return waiter.describe(options.local_rank); }
+  // Break the job if another host has.
+  void check_other_hosts() const;
+
+  const EngineOptions options;
+  const std::shared_ptr<HostMemory> memory;
+  HandleTable* const handles;
+  TensorQueue queue;
+  EngineCounters counters;
+  std::atomic<bool> stop_requested{false};
+
+  const std::unique_ptr<Poller> poller;  // null in a job of one host
+
+  // For the holder of the engine lock.
+  Waiter waiter;
+  const std::unique_ptr<ControlPlane> control;
+};
+
+// Of jobs of several hosts, else null. These throw std::runtime_error where the system refuses something, and so does
+// the constructor above.
+std::unique_ptr<Poller> make_poller(const EngineOptions& options);
+std::unique_ptr<DataPlane> make_hosts_data_plane(const EngineOptions& options,
+                                                 const std::shared_ptr<HostMemory>& memory, Waiter* waiter);
+
+}  // namespace hvl

@@ -1,0 +1,331 @@
+#include "engine/executor.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <utility>
+
+#include "base/leak.h"
+#include "collective/loopback.h"
+#include "collective/shm/shm_data_plane.h"
+
+namespace hvl {
+
+namespace {
+
+// The bytes of a batch after which the threads whose results are among them are woken before the batch ends: they will
+// want the processor that the engine works on.
+constexpr uint64_t kWorthWaking = 4 << 20;
+
+int64_t bytes_of_row(const TensorSignature& tensor) {
+  int64_t num_bytes = static_cast<int64_t>(size_of(tensor.dtype));
+  for (size_t d = 1; d < tensor.shape.size(); ++d) num_bytes *= tensor.shape[d];
+  return num_bytes;
+}
+
+uint64_t to_bytes(int64_t rows, int64_t row_bytes) { return static_cast<uint64_t>(rows * row_bytes); }
+
+std::unique_ptr<DataPlane> make_data_plane(const EngineOptions& options, const std::shared_ptr<HostMemory>& memory,
+                                           Waiter* waiter) {
+  if (options.size == 1) return std::make_unique<LoopbackDataPlane>();
+  if (options.external) return std::make_unique<ExternalDataPlane>(*options.external, options.local_rank, waiter);
+  if (options.has_several_hosts()) return make_hosts_data_plane(options, memory, waiter);
+  return std::make_unique<ShmDataPlane>(memory, options.local_rank, waiter);
+}
+
+// The members of each host, whose average Adasum combines.
+std::vector<AveragedMembers> averaged_by_host(const EngineOptions& options, const Team& team, const Team& counted) {
+  std::vector<AveragedMembers> averaged;
+  std::map<int, size_t> group_of;  // by host
+  for (size_t place = 0; place < team.size(); ++place) {
+    const int host = options.host_of(team.ranks[place]);
+    const auto [found, is_new] = group_of.emplace(host, averaged.size());
+    if (is_new) {
+      const auto is_there = [&](int rank) { return options.host_of(rank) == host; };
+      const auto divisor = std::count_if(counted.ranks.begin(), counted.ranks.end(), is_there);
+      averaged.push_back({{}, static_cast<int>(divisor)});
+    }
+    averaged[found->second].places.push_back(place);
+  }
+  return averaged;
+}
+
+}  // namespace
+
+Executor::Executor(EngineContext* context, RequestTable* requests, CollectiveReporter* reporter, TuningObserver* tuner)
+    : context_(*context),
+      requests_(*requests),
+      reporter_(*reporter),
+      tuner_(*tuner),
+      data_plane_(make_data_plane(context->options, context->memory, &context->waiter)),
+      gpu_(context, data_plane_.get()) {}
+
+Status Executor::start(Collective* collective, const Known& known) {
+  std::swap(collective_, *collective);
+  reporter_.begin(collective_);
+  is_on_gpu_ = known.signature.device == HVL_CUDA;
+  Status status;
+  if (is_on_gpu_) {
+    status = gpu_.begin(collective_);
+  } else {
+    if (known.signature.kind == HVL_ALLREDUCE) tuner_.on_allreduce(collective_);
+    data_plane_->begin(collective_.team, collective_.number);
+  }
+  if (status.ok()) status = prepare(known);
+  return status.ok() ? go_on() : status;
+}
+
+Status Executor::prepare(const Known& known) {
+  batch_.num_completed = 0;
+  group_.num_done = 0;
+  Status status;
+  switch (known.signature.kind) {
+    case HVL_ALLGATHER: status = prepare_allgather(known); break;
+    case HVL_ALLTOALL: status = prepare_alltoall(known); break;
+    case HVL_REDUCESCATTER: prepare_reducescatter(); return Status();
+    default: prepare_batch(); return known.signature.op == HVL_ADASUM ? prepare_adasum() : Status();
+  }
+  return status.ok() && is_on_gpu_ ? gpu_.hold_until_allocated() : status;
+}
+
+Status Executor::go_on() {
+  const Signature& signature = collective_.tensors.back()->entry->signature();  // the last: others may be complete
+  Status status;
+  if (allocates(signature.kind) || signature.kind == HVL_REDUCESCATTER) {
+    status = go_on_with_group();
+  } else {
+    status = signature.op == HVL_ADASUM ? go_on_with_adasum() : go_on_with_batch();
+  }
+  is_running_ = status.code() == HVL_IN_PROGRESS;
+  has_failed_ = !status.ok() && !is_running_;
+  if (status.ok()) reporter_.end();
+  return is_running_ ? Status() : status;
+}
+
+Reduction Executor::reduction_of(const Signature& signature, size_t tensor) const {
+  Reduction reduction;
+  reduction.dtype = signature.tensors[tensor].dtype;
+  reduction.op = signature.op;
+  reduction.prescale = signature.prescale;
+  reduction.postscale = signature.postscale;
+  reduction.divisor = signature.op == HVL_AVERAGE ? static_cast<int>(collective_.counted->size()) : 1;
+  return reduction;
+}
+
+Status Executor::prepare_adasum() {
+  std::vector<AveragedMembers> averaged;
+  if (context_.options.hierarchical_adasum) {
+    averaged = averaged_by_host(context_.options, *collective_.team, *collective_.counted);
+  }
+  if (is_on_gpu_) return gpu_.prepare_adasum(batch_.batch, &adasum_, std::move(averaged));
+  adasum_.begin(batch_.batch, *collective_.team, averaged);
+  return Status();
+}
+
+void Executor::prepare_batch() {
+  batch_.batch.clear();
+  batch_.ends.clear();
+  for (const NamedTensor* tensor : collective_.tensors) {
+    const PendingRequest& entry = *tensor->entry;
+    const Signature& signature = entry.signature();
+    for (size_t t = 0; t < signature.tensors.size(); ++t) {
+      uint64_t num_bytes = static_cast<uint64_t>(entry.operation->num_bytes[t]);
+      batch_.batch.add(entry.memory_of(t).input, entry.memory_of(t).output, num_bytes, reduction_of(signature, t));
+    }
+    batch_.ends.push_back(batch_.batch.num_bytes());
+  }
+  if (fault_.is_armed() && collective_.tensors.back()->entry->signature().kind == HVL_ALLREDUCE) {
+    batch_.batch.interrupt_halfway([this] { fault_.trigger(); });
+  }
+}
+
+Status Executor::go_on_with_batch() {
+  uint64_t last_wake = 0;
+  const FinalBytes final_bytes = [&](uint64_t num_bytes) {
+    while (batch_.num_completed < collective_.tensors.size() && batch_.ends[batch_.num_completed] <= num_bytes) {
+      complete(collective_.tensors[batch_.num_completed++]);
+    }
+    if (num_bytes - last_wake < kWorthWaking) return;
+    last_wake = num_bytes;
+    context_.handles->wake_waiters();
+  };
+  Status status;
+  if (batch_.batch.num_bytes() > 0) {
+    // The operation's kind and root are those of all; the last tensor is the last to complete.
+    const Signature& signature = collective_.tensors.back()->entry->signature();
+    status = signature.kind == HVL_ALLREDUCE
+                 ? plane()->allreduce(batch_.batch, final_bytes)
+                 : plane()->broadcast(batch_.batch, collective_.team->place_of(signature.root), final_bytes);
+  }
+  if (status.ok()) final_bytes(batch_.batch.num_bytes());  // also tensors without bytes
+  return status;
+}
+
+// The output of this index, with as many rows and otherwise the shape described.
+Status Executor::allocate(const PendingRequest& entry, size_t index, const TensorSignature& described, int64_t rows,
+                          char** data) {
+  hvl_output output{};
+  output.ndim = static_cast<int32_t>(described.shape.size());
+  output.dtype = described.dtype;
+  std::copy(described.shape.begin(), described.shape.end(), output.shape);
+  output.shape[0] = rows;
+  output.num_bytes = rows * bytes_of_row(described);
+  const hvl_callbacks& callbacks = entry.callbacks;
+  const bool is_callers = callbacks.allocate != nullptr;
+  const int32_t number = static_cast<int32_t>(index);
+  if (!is_callers) {
+    output.data = malloc(static_cast<size_t>(output.num_bytes) + 1);  // + 1: not null when empty
+  } else {
+    output.data = is_on_gpu_ ? gpu_.allocate_by_caller(callbacks, number, output)
+                             : callbacks.allocate(callbacks.context, number, &output);
+  }
+  if (output.data == nullptr) {
+    return Status(HVL_JOB_BROKEN, "no memory for " + std::to_string(output.num_bytes) + " bytes, the result of the " +
+                                      name_of(entry.signature().kind) + " of '" + entry.signature().name + "' on " +
+                                      context_.describe_self());
+  }
+  *data = static_cast<char*>(output.data);
+  if (!is_callers) outputs_.push_back(output);
+  return Status();
+}
+
+Status Executor::prepare_allgather(const Known& known) {
+  const PendingRequest& entry = collective_.first();
+  group_.gathers.clear();
+  for (size_t t = 0; t < entry.signature().tensors.size(); ++t) {
+    int64_t rows = 0;
+    for (int rank : collective_.team->ranks) rows += known.varying_of(rank)[t];
+    char* next = nullptr;
+    Status status = allocate(entry, t, entry.signature().tensors[t], rows, &next);
+    if (!status.ok()) return status;
+    Gather gather{entry.memory_of(t).input, {}};
+    const int64_t row_bytes = bytes_of_row(entry.signature().tensors[t]);
+    for (int rank : collective_.team->ranks) {
+      gather.blocks.push_back({next, to_bytes(known.varying_of(rank)[t], row_bytes)});
+      next += gather.blocks.back().num_bytes;
+    }
+    group_.gathers.push_back(std::move(gather));
+  }
+  return Status();
+}
+
+Status Executor::prepare_alltoall(const Known& known) {
+  group_.exchanges.clear();
+  Status status;
+  for (size_t t = 0; status.ok() && t < known.signature.tensors.size(); ++t) status = prepare_exchange(known, t);
+  return status;
+}
+
+// The rows from every rank to every other one are known. Those for a rank that takes no part stay.
+Status Executor::prepare_exchange(const Known& known, size_t tensor) {
+  const PendingRequest& entry = collective_.first();
+  const Signature& signature = entry.signature();
+  const Team& members = *collective_.members;
+  const int64_t row_bytes = bytes_of_row(signature.tensors[tensor]);
+  const size_t splits_begin = signature.tensors.size() + tensor * members.size();
+  const auto rows_between = [&](int from, int to) {
+    return known.varying_of(from)[splits_begin + static_cast<size_t>(members.place_of(to))];
+  };
+  int64_t rows = 0;
+  Exchange exchange{};
+  for (int from : collective_.team->ranks) {
+    rows += rows_between(from, context_.options.rank);
+    for (int to : collective_.team->ranks) {
+      exchange.longest = std::max(exchange.longest, to_bytes(rows_between(from, to), row_bytes));
+    }
+  }
+  char* to = nullptr;
+  Status status = allocate(entry, 2 * tensor, signature.tensors[tensor], rows, &to);
+  if (!status.ok()) return status;
+  char* received = nullptr;
+  status =
+      allocate(entry, 2 * tensor + 1, TensorSignature{HVL_INT32, {0}}, static_cast<int64_t>(members.size()), &received);
+  if (!status.ok()) return status;
+  const char* from = entry.memory_of(tensor).input;
+  for (int rank : members.ranks) {
+    const uint64_t num_sent = to_bytes(rows_between(context_.options.rank, rank), row_bytes);
+    const bool takes_part = collective_.team->contains(rank);
+    const int64_t rows_received = takes_part ? rows_between(rank, context_.options.rank) : 0;
+    const int32_t split = static_cast<int32_t>(rows_received);  // splits are no larger
+    memcpy(received, &split, sizeof split);
+    received += sizeof split;
+    if (takes_part) {
+      exchange.sent.push_back({from, num_sent});
+      exchange.received.push_back({to, to_bytes(rows_received, row_bytes)});
+    }
+    from += num_sent;
+    to += to_bytes(rows_received, row_bytes);
+  }
+  group_.exchanges.push_back(std::move(exchange));
+  return Status();
+}
+
+// Each member of the process set has its rows, whether or not it takes part.
+void Executor::prepare_reducescatter() {
+  const PendingRequest& entry = collective_.first();
+  const Signature& signature = entry.signature();
+  const Team& members = *collective_.members;
+  const int64_t size = static_cast<int64_t>(members.size());
+  group_.scatters.clear();
+  for (size_t t = 0; t < signature.tensors.size(); ++t) {
+    const int64_t rows = signature.tensors[t].shape[0];
+    const int64_t row_bytes = bytes_of_row(signature.tensors[t]);
+    const char* next = entry.memory_of(t).input;
+    Scatter scatter{{}, entry.memory_of(t).output, reduction_of(signature, t)};
+    for (int64_t place = 0; place < size; ++place) {
+      const uint64_t num_bytes = to_bytes(rows / size + (place < rows % size ? 1 : 0), row_bytes);
+      if (collective_.team->contains(members.ranks[static_cast<size_t>(place)]))
+        scatter.blocks.push_back({next, num_bytes});
+      next += num_bytes;
+    }
+    group_.scatters.push_back(std::move(scatter));
+  }
+}
+
+Status Executor::go_on_with_adasum() {
+  Status status = is_on_gpu_ ? gpu_.go_on_with_adasum() : adasum_.go_on(data_plane_.get());
+  if (status.ok()) complete(collective_.tensors.front());
+  return status;
+}
+
+Status Executor::go_on_with_group() {
+  const Signature& signature = collective_.first().signature();
+  for (; group_.num_done < signature.tensors.size(); ++group_.num_done) {
+    Status status;
+    switch (signature.kind) {
+      case HVL_ALLGATHER: status = plane()->allgather(group_.gathers[group_.num_done]); break;
+      case HVL_ALLTOALL: status = plane()->alltoall(group_.exchanges[group_.num_done]); break;
+      default: status = plane()->reducescatter(group_.scatters[group_.num_done]);
+    }
+    if (!status.ok()) return status;
+  }
+  complete(collective_.tensors.front(), std::move(outputs_));
+  outputs_.clear();
+  return Status();
+}
+
+Status Executor::complete_with(NamedTensor* tensor, int64_t number) {
+  char* data = nullptr;
+  Status status = allocate(*tensor->entry, 0, TensorSignature{HVL_INT64, {1}}, 1, &data);
+  if (!status.ok()) return status;
+  memcpy(data, &number, sizeof number);
+  complete(tensor, std::move(outputs_));
+  outputs_.clear();
+  return Status();
+}
+
+void Executor::complete(NamedTensor* tensor, std::vector<hvl_output> outputs) {
+  Status status;
+  GpuResultPtr on_gpu;
+  if (tensor->entry->gpu != nullptr) on_gpu = gpu_.result_of(*tensor->entry, &status);
+  requests_.complete(tensor, std::move(status), std::move(outputs), std::move(on_gpu));
+}
+
+void Executor::end() {
+  is_running_ = false;
+  for (hvl_output& output : outputs_) data_plane_->holds_memory() ? leak(output.data) : free(output.data);
+  outputs_.clear();
+}
+
+}  // namespace hvl

@@ -1,0 +1,85 @@
+// Runs the collectives that the log asks for, one at a time: makes the batch or the group, moves the data, completes
+// the requests. For the holder of the engine lock.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "collective/adasum.h"
+#include "collective/data_plane.h"
+#include "engine/collective_reporter.h"
+#include "engine/gpu_executor.h"
+#include "engine/request_table.h"
+#include "engine/tuning_observer.h"
+#include "observe/fault_injection.h"
+
+namespace hvl {
+
+class Executor {
+ public:
+  Executor(EngineContext* context, RequestTable* requests, CollectiveReporter* reporter, TuningObserver* tuner);
+
+  // Starts the collective, and swaps it with the last one, whose memory can be used again. `known`: its first tensor's
+  // definition. An interrupted collective is running, and the next holder of the engine lock continues it.
+  Status start(Collective* collective, const Known& known);
+  Status go_on();
+  bool is_running() const { return is_running_; }
+  bool has_failed() const { return has_failed_; }  // the last one
+  // Completes a request of the log's own kinds, whose output is one int64.
+  Status complete_with(NamedTensor* tensor, int64_t number);
+  // The job has ended, and so have all requests.
+  void end();
+  void close_in_child() { data_plane_->close_in_child(); }
+
+  GpuExecutor& gpu() { return gpu_; }
+  Fault& fault() { return fault_; }
+
+ private:
+  // Allreduces and broadcasts: the tensors' memory as one stream. Those of a barrier have no bytes.
+  struct BatchProgress {
+    Batch batch;
+    std::vector<uint64_t> ends;  // where in the stream each of its requests ends
+    size_t num_completed = 0;    // requests
+  };
+  // All other collectives: one tensor of the group after the other.
+  struct GroupProgress {
+    std::vector<Gather> gathers;      // of an allgather, one for each tensor
+    std::vector<Scatter> scatters;    // of a reducescatter, likewise
+    std::vector<Exchange> exchanges;  // of an alltoall, likewise
+    size_t num_done = 0;              // tensors
+  };
+
+  DataPlane* plane() const { return is_on_gpu_ ? gpu_.plane() : data_plane_.get(); }
+  Status prepare(const Known& known);
+  Status prepare_adasum();
+  Status prepare_allgather(const Known& known);
+  Status prepare_alltoall(const Known& known);
+  Status prepare_exchange(const Known& known, size_t tensor);
+  void prepare_batch();
+  void prepare_reducescatter();
+  Reduction reduction_of(const Signature& signature, size_t tensor) const;
+  Status allocate(const PendingRequest& entry, size_t index, const TensorSignature& described, int64_t rows,
+                  char** data);
+  Status go_on_with_batch();
+  Status go_on_with_group();
+  Status go_on_with_adasum();
+  void complete(NamedTensor* tensor, std::vector<hvl_output> outputs = {});
+
+  EngineContext& context_;
+  RequestTable& requests_;
+  CollectiveReporter& reporter_;
+  TuningObserver& tuner_;
+  Fault fault_;
+  const std::unique_ptr<DataPlane> data_plane_;
+  GpuExecutor gpu_;
+  Collective collective_;
+  bool is_running_ = false;
+  bool has_failed_ = false;
+  bool is_on_gpu_ = false;
+  BatchProgress batch_;
+  GroupProgress group_;
+  Adasum adasum_;
+  std::vector<hvl_output> outputs_;  // that the engine has allocated for the collective
+};
+
+}  // namespace hvl

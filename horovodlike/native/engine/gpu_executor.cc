@@ -1,0 +1,90 @@
+#include "engine/gpu_executor.h"
+
+#include <optional>
+#include <utility>
+
+#include "base/log.h"
+
+namespace hvl {
+
+Status GpuExecutor::begin(const Collective& collective) {
+  collective_ = &collective;
+  if (plane_ == nullptr) {
+    auto plane = std::make_unique<NcclDataPlane>(context_.options.gpu, access_.gpu(), cpu_plane_, &context_.waiter,
+                                                 context_.options.local_rank, context_.options.size);
+    const Status status = plane->open([this](const char* input) { return name_of_input(input); });
+    if (!status.ok()) return status;
+    plane_ = std::move(plane);
+  }
+  plane_->begin(collective.team, collective.number);
+  plane_->set_name(name_collective());
+  Status status;
+  for (const NamedTensor* tensor : collective.tensors) {
+    if (status.ok()) status = plane_->hold_until_ready(*tensor->entry->gpu);
+  }
+  return status;
+}
+
+std::string GpuExecutor::name_collective() const {
+  const Signature& signature = collective_->first().signature();
+  std::string name = std::string("the ") + name_of(signature.kind) + " of '" + signature.name + "'";
+  if (collective_->tensors.size() > 1) name += " and " + std::to_string(collective_->tensors.size() - 1) + " more";
+  return name;
+}
+
+std::string GpuExecutor::name_of_input(const char* input) const {
+  for (const NamedTensor* tensor : collective_->tensors) {
+    const PendingRequest& entry = *tensor->entry;
+    for (size_t t = 0; t < entry.signature().tensors.size(); ++t) {
+      if (entry.memory_of(t).input == input) return entry.signature().name;
+    }
+  }
+  return collective_->first().signature().name;
+}
+
+// While another thread captures a graph, the allocation must be marked as no part of that graph.
+void* GpuExecutor::allocate_by_caller(const hvl_callbacks& callbacks, int32_t index, const hvl_output& output) const {
+  const std::shared_ptr<Gpu> gpu = access_.gpu();
+  std::optional<Gpu::Current> current;
+  if (gpu != nullptr) current.emplace(*gpu);
+  return callbacks.allocate(callbacks.context, index, &output);
+}
+
+Status GpuExecutor::prepare_adasum(const Batch& batch, Adasum* adasum, std::vector<AveragedMembers> averaged) {
+  const auto work = [this, adasum, averaged = std::move(averaged), has_begun = false](DataPlane* cpu) mutable {
+    // Adasum reads the batch when it begins, and the copy on the host exists only now.
+    if (!has_begun) adasum->begin(host_batch_, *collective_->team, averaged);
+    has_begun = true;
+    return adasum->go_on(cpu);
+  };
+  return plane_->prepare_on_host(batch, &host_batch_, work);
+}
+
+GpuResultPtr GpuExecutor::result_of(const PendingRequest& entry, Status* status) const {
+  const GpuResultPtr& result = plane_->result();
+  if (result != nullptr && entry.callbacks.done != nullptr) *status = result->done().hold_up(entry.gpu->stream);
+  return result;
+}
+
+void GpuExecutor::warn_if_busy(uint64_t leaving_since) {
+  if (has_warned_ || now_ns() - leaving_since < context_.options.leave_timeout) return;
+  has_warned_ = true;
+  log(LogLevel::kWarning, context_.describe_self() +
+                              " was told to shut down, and goes on waiting for its GPU, which is not done with the "
+                              "collectives that it was given before");
+}
+
+void GpuExecutor::forget(const TeamPtr& team) {
+  if (plane_ != nullptr) plane_->forget(team);
+}
+
+void GpuExecutor::end(const Status& status) {
+  if (plane_ == nullptr) return;
+  if (status.code() == HVL_JOB_BROKEN) {
+    plane_->abort(status);
+  } else {
+    plane_->close();
+  }
+}
+
+}  // namespace hvl

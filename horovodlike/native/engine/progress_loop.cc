@@ -1,0 +1,320 @@
+#include "engine/progress_loop.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <sys/prctl.h>
+
+#include <algorithm>
+#include <cfenv>
+#include <exception>
+#include <utility>
+
+namespace hvl {
+
+namespace {
+
+constexpr uint64_t kIdleInterval = 500 * kMillisecond;
+constexpr int64_t kWorthSending = 1 << 20;  // bytes
+constexpr uint64_t kMaxHold = 50 * kMillisecond;
+constexpr uint64_t kFirstRing = kMillisecond;
+
+// Counts one more thread that waits, as long as this lives.
+class CountedWait {
+ public:
+  explicit CountedWait(std::atomic<uint32_t>* waits) : waits_(waits) { waits_->fetch_add(1); }
+  ~CountedWait() { waits_->fetch_sub(1); }
+  CountedWait(const CountedWait&) = delete;
+  CountedWait& operator=(const CountedWait&) = delete;
+
+ private:
+  std::atomic<uint32_t>* waits_;
+};
+
+// The same rounding and treatment of denormal numbers on all ranks, as long as this lives. They belong to a thread, and
+// a framework may have changed them.
+class DefaultArithmetic {
+ public:
+  DefaultArithmetic(const DefaultArithmetic&) = delete;
+  DefaultArithmetic& operator=(const DefaultArithmetic&) = delete;
+
+#if defined(__x86_64__)  // fegetenv() would also save the state of the x87 unit, which takes long and is not used
+  DefaultArithmetic() : before_(__builtin_ia32_stmxcsr()) { __builtin_ia32_ldmxcsr(kDefaultControl); }
+  ~DefaultArithmetic() { __builtin_ia32_ldmxcsr(before_); }
+
+ private:
+  static constexpr unsigned kDefaultControl = 0x1f80;  // round to nearest, keep denormals, mask all exceptions
+  unsigned before_;
+#else
+  DefaultArithmetic() {
+    fegetenv(&before_);
+    fesetenv(FE_DFL_ENV);
+  }
+  ~DefaultArithmetic() { fesetenv(&before_); }
+
+ private:
+  fenv_t before_;
+#endif
+};
+
+// Its timeouts of microseconds must be kept.
+void prepare_engine_thread() {
+  pthread_setname_np(pthread_self(), "hvl-engine");
+  prctl(PR_SET_TIMERSLACK, 1000UL, 0, 0, 0);
+}
+
+class SignalsBlocked {
+ public:
+  SignalsBlocked() {
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~SignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  SignalsBlocked(const SignalsBlocked&) = delete;
+  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
+
+ private:
+  sigset_t before_;
+};
+
+}  // namespace
+
+ProgressLoop::ProgressLoop(EngineContext* context, const RequestTable* requests, Executor* executor,
+                           Negotiator* negotiator, const TuningObserver* tuner, PeerWatch* watch, Shutdown* shutdown)
+    : context_(*context),
+      requests_(*requests),
+      executor_(*executor),
+      negotiator_(*negotiator),
+      tuner_(*tuner),
+      watch_(*watch),
+      shutdown_(*shutdown) {
+  const SignalsBlocked while_the_thread_is_made;  // it inherits that: signals are for the framework's threads
+  thread_ = std::thread([this] { run(); });
+}
+
+void ProgressLoop::join() {
+  if (!thread_.joinable()) return;
+  thread_.join();
+  if (context_.poller == nullptr || !context_.memory->is_broken()) return;
+  // The other hosts must hear of it.
+  const std::lock_guard<std::mutex> lock(engine_lock_);
+  const std::function<bool()> never = [] { return false; };
+  context_.waiter.take_turn(WaitingParty::kEngineThread, UINT64_MAX, &never);
+  shutdown_.flush_before_leaving();
+}
+
+void ProgressLoop::notify() {
+  // Requests that are held back are sent when this rank waits, when another rank that waits asks for them, or after
+  // kMaxHold at the latest.
+  if (context_.options.overlap || is_wanted()) context_.ring_news();
+}
+
+void ProgressLoop::request_flush() {
+  if (!flush_requested_.exchange(true)) context_.ring_news();
+}
+
+hvl_status ProgressLoop::wait(const int64_t* handles, size_t count, uint64_t deadline) {
+  const CountedWait counted(&context_.own_block().waits);
+  // The last one first: most often all that were enqueued before are complete when it is.
+  size_t left = count;
+  const auto is_complete = [&] {
+    while (left > 0 && context_.handles->poll(handles[left - 1]) != HVL_IN_PROGRESS) --left;
+    return left == 0;
+  };
+  const auto is_over = [&] { return is_complete() || now_ns() >= deadline; };
+  // Another library is called by one thread only: the engine's own, on which no signal handler runs.
+  const bool may_work = !context_.options.external;
+  if (!may_work) context_.ring_news();
+  bool interrupted = false;
+  while (!interrupted && !is_over()) {
+    std::unique_lock<std::mutex> lock(engine_lock_, std::defer_lock);
+    uint64_t spent = 0;
+    // It yields: the holder of the engine lock may be on this processor.
+    if (spin_until([&] { return is_over() || (may_work && lock.try_lock()); }, kUrgentSpin, true, &spent) ==
+        Spin::kInVain) {
+      // The holder of the engine lock may be about to sleep: it must look at the queue once more.
+      context_.ring_news();
+      interrupted = context_.handles->wait(handles[left - 1], deadline) == HVL_IN_PROGRESS;
+    } else if (lock.owns_lock()) {
+      work(WaitingParty::kWaitingThread, std::cref(is_over), deadline);
+      interrupted = context_.waiter.is_interrupted();
+      give_back(std::move(lock));
+    }
+  }
+  if (is_complete()) return HVL_OK;
+  request_flush();  // the caller will ask again
+  return HVL_IN_PROGRESS;
+}
+
+void ProgressLoop::run() {
+  prepare_engine_thread();
+  bool ended = false;
+  while (!ended) {
+    uint64_t timeout = kWatchInterval;
+    const uint32_t seen = doorbell().rings(WaitingParty::kEngineThread);
+    std::unique_lock<std::mutex> lock(engine_lock_, std::try_to_lock);
+    if (lock.owns_lock()) {
+      work(WaitingParty::kEngineThread, [] { return false; }, UINT64_MAX);
+      ended = shutdown_.has_ended();
+      is_gpu_watched_ = executor_.gpu().is_busy();
+      timeout = idle_timeout();
+      give_back(std::move(lock));
+    }
+    if (ended) break;
+    if (context_.poller != nullptr) {
+      context_.poller->sleep_engine_thread(timeout);
+    } else {
+      doorbell().sleep(WaitingParty::kEngineThread, seen, timeout);
+    }
+  }
+}
+
+// From here on the engine's thread listens.
+void ProgressLoop::give_back(std::unique_lock<std::mutex> lock) {
+  const uint32_t seen = doorbell().rings(WaitingParty::kEngineThread);
+  doorbell().arm(WaitingParty::kEngineThread, listening());
+  if (context_.poller != nullptr) context_.poller->let_engine_thread_listen(true);
+  const bool more = shutdown_.has_ended() || has_work() || (executor_.gpu().is_busy() && !is_gpu_watched_);
+  lock.unlock();
+  // A ring before the engine lock was free has woken the engine's thread in vain.
+  if (!more && doorbell().rings(WaitingParty::kEngineThread) == seen) return;
+  if (context_.poller != nullptr) {
+    context_.poller->call_engine_thread();
+  } else {
+    doorbell().wake(WaitingParty::kEngineThread);
+  }
+}
+
+// Returns when there is enough, and when the engine has ended. For a waiting thread it returns also when it is
+// interrupted, for the engine's own when there is nothing to do for the moment.
+void ProgressLoop::work(WaitingParty worker, const std::function<bool()>& enough, uint64_t deadline) noexcept {
+  const DefaultArithmetic arithmetic;
+  doorbell().go_off_duty();
+  if (context_.poller != nullptr) context_.poller->let_engine_thread_listen(false);
+  context_.waiter.take_turn(worker, deadline, &enough);
+  if (worker == WaitingParty::kWaitingThread) idle_wait_.since = 0;  // it begins to wait
+  Status status;
+  try {
+    while (status.ok() && !shutdown_.has_ended() && !context_.waiter.is_interrupted() &&
+           !context_.waiter.has_enough()) {
+      bool progressed = false;
+      context_.waiter.set_urgent(is_waited_for());
+      status = step(&progressed);
+      if (progressed) idle_wait_.since = 0;
+      if (!status.ok() || progressed || shutdown_.has_ended()) continue;
+      const auto is_to_wake = [&] { return has_work() || context_.waiter.has_enough(); };
+      const bool found = context_.waiter.spin(is_to_wake);
+      if (!found && worker == WaitingParty::kWaitingThread)
+        context_.waiter.sleep_unless(listening(), is_to_wake, idle_timeout());
+      request_peer_flush();
+      status = watch_.check();
+      if (!found && worker == WaitingParty::kEngineThread) break;
+    }
+  } catch (const std::exception& error) {
+    status = Status(HVL_JOB_BROKEN, "the engine of " + context_.describe_self() + " failed: " + error.what());
+  }
+  if (!status.ok()) shutdown_.break_job(std::move(status));
+}
+
+// Continues an interrupted collective, then runs the log. Where the engine may work while the framework computes, it
+// leaves as soon as there is enough; elsewhere the rest would take the same processor.
+Status ProgressLoop::step(bool* progressed) {
+  if (negotiator_.leaving_since() != 0) return shutdown_.leave();
+  const size_t num_in_flight = requests_.num_in_flight();
+  Status status = send(progressed);
+  if (status.ok()) status = context_.control->pump(progressed);
+  if (requests_.num_in_flight() > num_in_flight && negotiator_.fault().is_armed()) negotiator_.fault().trigger();
+  while (status.ok() && !shutdown_.has_ended() && !context_.waiter.is_interrupted() &&
+         !(context_.options.overlap && context_.waiter.has_enough())) {
+    if (executor_.is_running()) {
+      status = executor_.go_on();
+    } else {
+      bool found = true;
+      status = negotiator_.run_next(&found);
+      if (!found) break;
+      if (status.ok() && negotiator_.leaving_since() != 0) status = shutdown_.leave();
+    }
+    *progressed = true;
+    context_.handles->wake_waiters();
+    if (executor_.is_running()) break;  // it was interrupted
+  }
+  return status;
+}
+
+Status ProgressLoop::send(bool* progressed) {
+  if (context_.stop_requested.load() && negotiator_.stop_announced_at() == 0) {
+    *progressed = true;
+    Status status = negotiator_.announce_stop();
+    if (!status.ok()) return status;
+  }
+  if (context_.queue.empty() || defers()) return Status();
+  flush_requested_.store(false);
+  *progressed = true;
+  return negotiator_.submit();
+}
+
+bool ProgressLoop::has_work() const {
+  if (negotiator_.leaving_since() != 0) return context_.memory->is_broken();
+  const bool queue_has_work = hold_.since != 0 ? is_wanted() || hold_limit() < hold_.limit : !context_.queue.empty();
+  return queue_has_work || executor_.is_running() || context_.control->has_news() || context_.memory->is_broken() ||
+         (context_.stop_requested.load() && negotiator_.stop_announced_at() == 0);
+}
+
+uint32_t ProgressLoop::listening() const {
+  // With nothing in flight here, the requests of others can be run only if this rank is no member or has joined.
+  const bool may_run = requests_.num_in_flight() > 0 || negotiator_.has_process_sets();
+  return kRingNews | (may_run ? kRingReady : 0u) | (context_.control->is_flushed() ? 0u : kRingRoom);
+}
+
+uint64_t ProgressLoop::idle_timeout() const {
+  if (negotiator_.leaving_since() != 0) return kWatchInterval;
+  uint64_t timeout = requests_.num_in_flight() > 0 || executor_.gpu().is_busy() ? kWatchInterval : kIdleInterval;
+  if (!context_.options.overlap) timeout = std::min(timeout, kMaxHold);  // no ring tells of requests that are held back
+  const uint64_t now = now_ns();
+  auto be_there_at = [&](uint64_t time) { timeout = std::min(timeout, time - std::min(now, time)); };
+  if (hold_.since != 0) be_there_at(hold_.since + hold_.limit);
+  if (idle_wait_.since != 0) be_there_at(idle_wait_.next_ring);
+  be_there_at(context_.control->next_deadline());
+  if (context_.poller != nullptr && !context_.control->is_flushed()) timeout = std::min(timeout, kMillisecond);
+  return timeout;
+}
+
+// While a thread waits here and nothing happens, the ranks that hold back requests are asked to send them: the result
+// may depend on them. Soon, but not at once, as these ranks will most often come to wait themselves.
+void ProgressLoop::request_peer_flush() {
+  const uint64_t now = now_ns();
+  if (!is_waited_for()) {
+    idle_wait_.since = 0;
+  } else if (idle_wait_.since == 0) {
+    idle_wait_.since = now;
+    idle_wait_.next_ring = now + kFirstRing;
+  } else if (now >= idle_wait_.next_ring) {
+    idle_wait_.next_ring = now + std::min(now - idle_wait_.since, kMaxHold);
+    context_.memory->ring_holders(context_.options.local_rank);
+  }
+}
+
+// A thread here asks for results, or there is so much that it is time to start.
+bool ProgressLoop::is_wanted() const {
+  return is_waited_for() || flush_requested_.load() || context_.stop_requested.load() ||
+         (context_.options.overlap && context_.queue.queued_bytes() >= kWorthSending);
+}
+
+// How long requests that are not wanted are held back. Each start costs the computing threads context switches and
+// their caches, and soon there will be more to send. Where they have no processor to spare it is best to start when
+// they have nothing left to compute, which shows when one of them waits.
+uint64_t ProgressLoop::hold_limit() const {
+  if (context_.options.overlap) return tuner_.cycle_time();
+  return context_.memory->another_waits(context_.options.local_rank) ? 0 : kMaxHold;
+}
+
+bool ProgressLoop::defers() {
+  hold_.limit = hold_limit();
+  bool hold = hold_.limit > 0 && !is_wanted();
+  if (hold && hold_.since == 0) hold_.since = now_ns();
+  hold = hold && now_ns() - hold_.since < hold_.limit;
+  if (!hold) hold_.since = 0;
+  return hold;
+}
+
+}  // namespace hvl

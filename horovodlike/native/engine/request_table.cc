@@ -1,0 +1,145 @@
+#include "engine/request_table.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <tuple>
+#include <utility>
+
+namespace hvl {
+
+NamedTensor* RequestTable::add(std::unique_ptr<PendingRequest> entry) {
+  NamedTensor* tensor = entry->tensor.get();
+  tensor->entry = std::move(entry);
+  ++num_in_flight_;
+  return tensor;
+}
+
+void RequestTable::list_in_full(const NamedTensor& tensor) { in_full_[tensor.key] = tensor.entry->tensor; }
+
+bool RequestTable::is_agreed(NamedTensor* tensor) const {
+  const std::shared_ptr<Operation>& operation = tensor->entry->operation;
+  if (tensor->id == NamedTensor::kNoId) return false;
+  if (tensor->agreed == operation) return true;
+  const Known& known = known_.at(tensor->id);
+  Signature expected = known.signature;
+  put_varying(known.varying_of(context_.options.rank), known.varying_per_rank, &expected);
+  if (expected != operation->signature) return false;
+  tensor->agreed = operation;
+  return true;
+}
+
+void RequestTable::define(const Record& record) {
+  Known& known = known_[record.id];
+  known.signature = record.signature;
+  known.varying = record.varying;
+  known.varying_per_rank = record.varying_per_rank;
+  adopt(record.id, &known);
+  if (known.tensor != nullptr) known.tensor->agreed = nullptr;
+}
+
+// A tensor that this rank has announced in full gets an id.
+void RequestTable::adopt(TensorId id, Known* known) {
+  auto waiting = in_full_.find(key_of(known->signature.process_set, known->signature.name));
+  if (waiting == in_full_.end()) return;
+  known->tensor = std::move(waiting->second);
+  known->tensor->id = id;
+  in_full_.erase(waiting);
+}
+
+std::shared_ptr<NamedTensor> RequestTable::forget(TensorId id) {
+  auto known = known_.find(id);
+  if (known == known_.end()) return nullptr;
+  std::shared_ptr<NamedTensor> tensor = std::move(known->second.tensor);
+  known_.erase(known);
+  if (tensor == nullptr || tensor->id != id) return nullptr;
+  context_.queue.forget_id(tensor.get());
+  if (tensor->entry == nullptr) return nullptr;
+  in_full_[tensor->key] = tensor;
+  // A request that is announced in full already stays so: the coordinator gets it only after this record, because this
+  // rank had joined.
+  if (tensor->announced_in_full) return nullptr;
+  tensor->announced_in_full = true;
+  return tensor;
+}
+
+const Known* RequestTable::find(TensorId id) const {
+  const auto known = known_.find(id);
+  return known == known_.end() ? nullptr : &known->second;
+}
+
+Status RequestTable::find_tensors(const std::vector<TensorId>& ids, std::vector<NamedTensor*>* tensors) {
+  tensors->clear();
+  for (TensorId id : ids) {
+    auto known = known_.find(id);
+    // It may have been defined while this rank had joined, and has not changed since.
+    if (known != known_.end() && known->second.tensor == nullptr) adopt(id, &known->second);
+    if (known == known_.end() || known->second.tensor == nullptr || known->second.tensor->entry == nullptr) {
+      return Status(HVL_JOB_BROKEN, "the log asks for a tensor that this rank has not announced (id " +
+                                        std::to_string(id) + "): please report this as a defect of horovodlike");
+    }
+    tensors->push_back(known->second.tensor.get());
+  }
+  return Status();
+}
+
+std::shared_ptr<NamedTensor> RequestTable::take_by_name(const Signature& signature) {
+  const std::string key = key_of(signature.process_set, signature.name);
+  std::shared_ptr<NamedTensor> tensor;
+  auto waiting = in_full_.find(key);
+  if (waiting != in_full_.end()) {
+    tensor = std::move(waiting->second);
+    in_full_.erase(waiting);
+    return tensor;
+  }
+  for (auto& known : known_) {
+    if (known.second.tensor != nullptr && known.second.tensor->key == key) tensor = known.second.tensor;
+  }
+  return tensor;
+}
+
+void RequestTable::complete(NamedTensor* tensor, Status status, std::vector<hvl_output> outputs, GpuResultPtr on_gpu) {
+  const std::unique_ptr<PendingRequest> entry = std::move(tensor->entry);
+  --num_in_flight_;
+  context_.counters.requests.fetch_add(1, std::memory_order_relaxed);
+  context_.counters.bytes.fetch_add(entry->operation->total_bytes, std::memory_order_relaxed);
+  if (tensor->announced_in_full) in_full_.erase(tensor->key);
+  context_.queue.finish(*entry);  // first: a thread that sees the result may use the name again
+  const hvl_callbacks& callbacks = entry->callbacks;
+  if (callbacks.done != nullptr) {
+    for (hvl_output& output : outputs) free(output.data);  // the caller has no handle to ask for them
+    callbacks.done(callbacks.context, status.code(), status.message().c_str());
+  } else {
+    context_.handles->complete(entry->handle, std::move(status), std::move(outputs), std::move(on_gpu));
+  }
+}
+
+void RequestTable::fail_all(const Status& status) {
+  auto unknown = std::move(in_full_);
+  in_full_.clear();
+  for (auto& waiting : unknown) {
+    if (waiting.second->entry != nullptr) complete(waiting.second.get(), status);
+  }
+  for (auto& known : known_) {
+    NamedTensor* tensor = known.second.tensor.get();
+    if (tensor == nullptr) continue;
+    if (tensor->entry != nullptr) complete(tensor, status);
+    tensor->agreed = nullptr;
+  }
+}
+
+std::vector<const PendingRequest*> RequestTable::in_flight() const {
+  std::vector<const PendingRequest*> entries;
+  const auto add = [&](const NamedTensor* tensor) {
+    if (tensor != nullptr && tensor->entry != nullptr) entries.push_back(tensor->entry.get());
+  };
+  for (const auto& waiting : in_full_) add(waiting.second.get());
+  for (const auto& known : known_) add(known.second.tensor.get());
+  std::sort(entries.begin(), entries.end(), [](const PendingRequest* one, const PendingRequest* other) {
+    return std::tie(one->enqueued_at, one->handle, one) < std::tie(other->enqueued_at, other->handle, other);
+  });
+  // A request that has changed is both known by its id and announced in full.
+  entries.erase(std::unique(entries.begin(), entries.end()), entries.end());
+  return entries;
+}
+
+}  // namespace hvl

@@ -1,0 +1,86 @@
+#include "engine/shutdown.h"
+
+#include <utility>
+
+namespace hvl {
+
+namespace {
+
+constexpr uint64_t kTimeToSayWhy = 300 * kMillisecond;
+
+}  // namespace
+
+// The work that a GPU was given before is done first, however long that takes: streams wait for it, and cannot be told
+// that it failed. Until then this rank watches the others, and they watch it.
+Status Shutdown::leave() {
+  const Status status = executor_.gpu().check();
+  if (!status.ok()) return status;
+  if (executor_.gpu().is_working()) {
+    executor_.gpu().warn_if_busy(negotiator_.leaving_since());
+    return Status();
+  }
+  flush_before_leaving();
+  end(Status(HVL_SHUT_DOWN, negotiator_.why_it_ended()));
+  return Status();
+}
+
+void Shutdown::break_job(Status status) {
+  hear_why(&status);
+  context_.memory->break_job(status.message());  // unless it is broken already
+  context_.control->tell_broken(context_.memory->broken_text());
+  end(Status(HVL_JOB_BROKEN, context_.memory->broken_text()));
+}
+
+// A collective has failed since a connection was lost. Most often the rank at its other end is not to blame, but was
+// the first to miss another rank: it tells which one. If that is the leader of this host, through which it would be
+// heard, the leader's own process tells.
+void Shutdown::hear_why(Status* status) {
+  if (!executor_.has_failed() || context_.poller == nullptr) return;
+  HostMemory& memory = *context_.memory;
+  const uint64_t deadline = now_ns() + kTimeToSayWhy;
+  while (!memory.is_broken() && now_ns() < deadline) {
+    context_.check_other_hosts();
+    context_.waiter.check_peers();
+    context_.waiter.sleep_unless(kRingAlways, [&] { return memory.is_broken(); }, kMillisecond);
+  }
+  if (memory.is_broken()) *status = Status(HVL_JOB_BROKEN, memory.broken_text());
+}
+
+void Shutdown::flush_before_leaving() {
+  ControlPlane& control = *context_.control;
+  HostMemory& memory = *context_.memory;
+  control.finish();
+  bool progressed = false;
+  const bool was_broken = memory.is_broken();
+  const uint64_t deadline = now_ns() + (was_broken ? kTimeToSayWhy : context_.options.leave_timeout);
+  const auto is_broken_now = [&] { return !was_broken && memory.is_broken(); };
+  while (!control.is_flushed() && !is_broken_now() && now_ns() < deadline) {
+    if (!control.pump(&progressed).ok()) break;
+    context_.waiter.sleep_unless(kRingAlways, [&] { return control.has_news() || is_broken_now(); }, kWatchInterval);
+    context_.waiter.check_peers();
+  }
+  if (control.is_flushed()) context_.own_block().left.store(1);
+}
+
+void Shutdown::end(const Status& reason) {
+  has_ended_ = true;
+  negotiator_.gather_queued();
+  const std::vector<const PendingRequest*> in_flight = requests_.in_flight();
+  const Status status = reporter_.explain(reason, in_flight);
+  if (status.code() == HVL_JOB_BROKEN) {
+    reporter_.write_records(reason, in_flight);
+    if (context_.options.external) {
+      const hvl_external& external = context_.options.external->functions;
+      external.broken(external.context, reason.message().c_str());
+    }
+  }
+  tuner_.stop();
+  context_.queue.close(status);
+  executor_.gpu().end(status);
+  negotiator_.gather_queued();  // requests that came before the queue was closed
+  requests_.fail_all(status);
+  executor_.end();
+  context_.handles->wake_waiters();
+}
+
+}  // namespace hvl

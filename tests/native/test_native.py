@@ -7,6 +7,7 @@ import os
 import random
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -102,3 +103,9 @@ def test_no_process_gets_more_messages_than_its_fan_out_and_its_own_ranks(build)
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert json.loads(done.stdout)["messages"] <= 4 + 8
+
+
+def test_no_class_is_too_large():
+    command = [sys.executable, HERE / "class_sizes.py"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

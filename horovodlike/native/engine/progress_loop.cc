@@ -151,7 +151,7 @@ void ProgressLoop::run() {
   bool ended = false;
   while (!ended) {
     uint64_t timeout = kWatchInterval;
-    const uint32_t seen = doorbell().rings(WaitingParty::kEngineThread);
+    const uint32_t seen = doorbell().notifications(WaitingParty::kEngineThread);
     std::unique_lock<std::mutex> lock(engine_lock_, std::try_to_lock);
     if (lock.owns_lock()) {
       work(WaitingParty::kEngineThread, [] { return false; }, UINT64_MAX);
@@ -171,13 +171,13 @@ void ProgressLoop::run() {
 
 // From here on the engine's thread listens.
 void ProgressLoop::give_back(std::unique_lock<std::mutex> lock) {
-  const uint32_t seen = doorbell().rings(WaitingParty::kEngineThread);
+  const uint32_t seen = doorbell().notifications(WaitingParty::kEngineThread);
   doorbell().arm(WaitingParty::kEngineThread, listening());
   if (context_.poller != nullptr) context_.poller->let_engine_thread_listen(true);
   const bool more = shutdown_.has_ended() || has_work() || (executor_.gpu().is_busy() && !is_gpu_watched_);
   lock.unlock();
   // A ring before the engine lock was free has woken the engine's thread in vain.
-  if (!more && doorbell().rings(WaitingParty::kEngineThread) == seen) return;
+  if (!more && doorbell().notifications(WaitingParty::kEngineThread) == seen) return;
   if (context_.poller != nullptr) {
     context_.poller->call_engine_thread();
   } else {
@@ -263,7 +263,7 @@ bool ProgressLoop::has_work() const {
 uint32_t ProgressLoop::listening() const {
   // With nothing in flight here, the requests of others can be run only if this rank is no member or has joined.
   const bool may_run = requests_.num_in_flight() > 0 || negotiator_.has_process_sets();
-  return kRingNews | (may_run ? kRingReady : 0u) | (context_.control->is_flushed() ? 0u : kRingRoom);
+  return kWakeNews | (may_run ? kWakeReady : 0u) | (context_.control->is_flushed() ? 0u : kWakeRoom);
 }
 
 uint64_t ProgressLoop::idle_timeout() const {
@@ -290,7 +290,7 @@ void ProgressLoop::request_peer_flush() {
     idle_wait_.next_ring = now + kFirstRing;
   } else if (now >= idle_wait_.next_ring) {
     idle_wait_.next_ring = now + std::min(now - idle_wait_.since, kMaxHold);
-    context_.memory->ring_holders(context_.options.local_rank);
+    context_.memory->notify_holders(context_.options.local_rank);
   }
 }
 

@@ -55,7 +55,7 @@ class ProgressLoop {
   Status step(bool* progressed);
   Status send(bool* progressed);
   bool has_work() const;
-  uint32_t listening() const;  // to which rings
+  uint32_t listening() const;  // to which reasons
   uint64_t idle_timeout() const;
   void request_peer_flush();
   uint64_t hold_limit() const;

@@ -41,7 +41,7 @@ void Shutdown::hear_why(Status* status) {
   while (!memory.is_broken() && now_ns() < deadline) {
     context_.check_other_hosts();
     context_.waiter.check_peers();
-    context_.waiter.sleep_unless(kRingAlways, [&] { return memory.is_broken(); }, kMillisecond);
+    context_.waiter.sleep_unless(kWakeAlways, [&] { return memory.is_broken(); }, kMillisecond);
   }
   if (memory.is_broken()) *status = Status(HVL_JOB_BROKEN, memory.broken_text());
 }
@@ -56,7 +56,7 @@ void Shutdown::flush_before_leaving() {
   const auto is_broken_now = [&] { return !was_broken && memory.is_broken(); };
   while (!control.is_flushed() && !is_broken_now() && now_ns() < deadline) {
     if (!control.pump(&progressed).ok()) break;
-    context_.waiter.sleep_unless(kRingAlways, [&] { return control.has_news() || is_broken_now(); }, kWatchInterval);
+    context_.waiter.sleep_unless(kWakeAlways, [&] { return control.has_news() || is_broken_now(); }, kWatchInterval);
     context_.waiter.check_peers();
   }
   if (control.is_flushed()) context_.own_block().left.store(1);

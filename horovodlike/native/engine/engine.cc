@@ -23,7 +23,7 @@ Engine::~Engine() { shut_down(); }
 void Engine::shut_down() {
   context_.stop_requested.store(true);
   stop_answering(context_.memory.get(), context_.options.local_rank);
-  context_.ring_news();
+  context_.notify_news();
   loop_.join();
   reporter_.timeline().stop();
 }

@@ -74,7 +74,7 @@ struct EngineContext {
                 HandleTable* handle_table);
 
   RankBlock& own_block() const { return memory->rank(options.local_rank); }
-  void ring_news() const { memory->ring(options.local_rank, kWakeNews); }
+  void notify_news() const { memory->notify(options.local_rank, kWakeNews); }
   std::string describe_self() const { return waiter.describe(options.local_rank); }
   // Break the job if another host has.
   void check_other_hosts() const;

@@ -6,7 +6,7 @@
 #include <map>
 #include <utility>
 
-#include "base/leak.h"
+#include "base/memory.h"
 #include "collective/loopback.h"
 #include "collective/shm/shm_data_plane.h"
 

@@ -106,11 +106,11 @@ void ProgressLoop::join() {
 void ProgressLoop::notify() {
   // Requests that are held back are sent when this rank waits, when another rank that waits asks for them, or after
   // kMaxHold at the latest.
-  if (context_.options.overlap || is_wanted()) context_.ring_news();
+  if (context_.options.overlap || is_wanted()) context_.notify_news();
 }
 
 void ProgressLoop::request_flush() {
-  if (!flush_requested_.exchange(true)) context_.ring_news();
+  if (!flush_requested_.exchange(true)) context_.notify_news();
 }
 
 hvl_status ProgressLoop::wait(const int64_t* handles, size_t count, uint64_t deadline) {
@@ -124,7 +124,7 @@ hvl_status ProgressLoop::wait(const int64_t* handles, size_t count, uint64_t dea
   const auto is_over = [&] { return is_complete() || now_ns() >= deadline; };
   // Another library is called by one thread only: the engine's own, on which no signal handler runs.
   const bool may_work = !context_.options.external;
-  if (!may_work) context_.ring_news();
+  if (!may_work) context_.notify_news();
   bool interrupted = false;
   while (!interrupted && !is_over()) {
     std::unique_lock<std::mutex> lock(engine_lock_, std::defer_lock);
@@ -133,7 +133,7 @@ hvl_status ProgressLoop::wait(const int64_t* handles, size_t count, uint64_t dea
     if (spin_until([&] { return is_over() || (may_work && lock.try_lock()); }, kUrgentSpin, true, &spent) ==
         Spin::kInVain) {
       // The holder of the engine lock may be about to sleep: it must look at the queue once more.
-      context_.ring_news();
+      context_.notify_news();
       interrupted = context_.handles->wait(handles[left - 1], deadline) == HVL_IN_PROGRESS;
     } else if (lock.owns_lock()) {
       work(WaitingParty::kWaitingThread, std::cref(is_over), deadline);

@@ -63,11 +63,12 @@ bench: $(STAMPS)/dev ## measure against Gloo, MPI, memcpy, DDP and iperf3: twent
 gpu: $(STAMPS)/dev ## on a machine with a GPU: its tests, compute-sanitizer if it is in PATH, measurements
 	$(BIN)/python tests/gpu/check.py
 
-# mypy runs outside the checkout: what is checked is what is installed, not the source folder of the same name.
-lint: $(STAMPS)/dev ## ruff, mypy, clang-format, wording
+# mypy and import-linter run outside the checkout: they check what is installed, not the source folder of that name.
+lint: $(STAMPS)/dev ## ruff, mypy, import-linter, clang-format, wording
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	cd $(VENV) && $(BIN)/mypy --config-file $(CURDIR)/pyproject.toml -p horovodlike
+	cd $(VENV) && $(BIN)/lint-imports --no-cache $(CURDIR)/pyproject.toml
 	$(BIN)/clang-format --dry-run -Werror $(CXX_SOURCES)
 	$(BIN)/python tests/docs/words.py
 

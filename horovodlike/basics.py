@@ -10,20 +10,18 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from horovodlike import config as config_module
-from horovodlike._bootstrap.generation import file_of_generation
+from horovodlike._bootstrap.environment import DRIVER_PORT, FAULT_PLAN, RankInfo, file_of_generation, path_of_rank
 from horovodlike._engine import gpu_libraries, ops, options, stack_dump
-from horovodlike._engine.fault_points import reach
 from horovodlike._engine.native import ffi, lib
 from horovodlike._engine.ops import ReduceOp
 from horovodlike.errors import ConfigError, HorovodInternalError, NotInitializedError, RendezvousError
 
 if TYPE_CHECKING:
     from horovodlike._bootstrap.bootstrap import JobContext
-    from horovodlike._bootstrap.environment import RankInfo
+    from horovodlike._bootstrap.driver_client import Worker
     from horovodlike._engine.mpi_provider import Library
     from horovodlike._net.secure_channel import JobKey
     from horovodlike.config import Config
-    from horovodlike.elastic._worker import Worker
 
 Average = int(ReduceOp.AVERAGE)
 Sum = int(ReduceOp.SUM)
@@ -152,19 +150,19 @@ def _start(comm: Any) -> bool:
 
 def _worker() -> Worker | None:
     """The connection to the driver of this process, if there is one."""
-    module = sys.modules.get("horovodlike.elastic._worker")
+    module = sys.modules.get("horovodlike._bootstrap.driver_client")
     return None if module is None else module.current()
 
 
 def _find_worker(settings: Config) -> Worker | None:
     """The connection to the driver, made now if there is a driver. Imports what other jobs do not need."""
-    if not os.environ.get("HOROVODLIKE_DRIVER_PORT"):
+    if not os.environ.get(DRIVER_PORT):
         return None
     if settings.cpu_operations == "mpi":
         raise ConfigError("HOROVODLIKE_CPU_OPERATIONS=mpi cannot be used in an elastic job: the ranks of MPI are fixed")
-    from horovodlike.elastic import _worker
+    from horovodlike._bootstrap import driver_client
 
-    return _worker.find(os.environ, settings.start_timeout)
+    return driver_client.find(os.environ, settings.start_timeout)
 
 
 def _join(comm: Any, settings: Config, key: JobKey | None = None) -> None:
@@ -175,7 +173,7 @@ def _join(comm: Any, settings: Config, key: JobKey | None = None) -> None:
 
     check_comm(comm)
     library = _load_mpi(settings)
-    reach("rendezvous")
+    reach_fault_point("rendezvous")
     with bootstrap.establish(settings, lambda place: options.segment_bytes(settings, place), key=key) as joined:
         native = options.describe(settings, joined.place, joined.processors)
         native.external = _connect_mpi(library, settings, joined)
@@ -222,10 +220,9 @@ def _connect_mpi(library: Library | None, settings: Config, joined: JobContext) 
 def _start_timeline(settings: Config) -> None:
     if not settings.timeline or settings.timeline.upper() == "DYNAMIC":
         return
-    from horovodlike.timeline import start_timeline
-
+    path = path_of_rank(file_of_generation(settings.timeline), rank())
     try:
-        start_timeline(file_of_generation(settings.timeline), settings.timeline_mark_cycles)
+        ops.check(lib.hvl_start_timeline(os.fsencode(path), settings.timeline_mark_cycles))
     except ValueError as problem:  # no reason not to train
         print(f"horovodlike warning: {problem}", file=sys.stderr)
 
@@ -283,6 +280,14 @@ def is_elastic() -> bool:
 def average_counts_joined() -> bool:
     """Whether Average divides by all ranks while some have joined: ``HOROVODLIKE_JOIN_AVERAGE=all``; for bindings."""
     return _average_counts_joined
+
+
+def reach_fault_point(point: str, step: int | None = None) -> None:
+    """Call :func:`horovodlike.testing.reach` if there is a fault plan; its module is imported only then."""
+    if os.environ.get(FAULT_PLAN):
+        from horovodlike import testing
+
+        testing.reach(point, step)
 
 
 def on_init(notify: Callable[[RankInfo], None]) -> None:

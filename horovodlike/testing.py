@@ -48,9 +48,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from horovodlike import basics
-from horovodlike._bootstrap import generation as generation_module
-from horovodlike._bootstrap.environment import find_rank_info
+from horovodlike._bootstrap import environment
 from horovodlike._engine import ops
 from horovodlike._engine.native import lib
 from horovodlike.errors import ConfigError
@@ -59,7 +57,7 @@ __all__ = ["ACTIONS", "POINTS", "VARIABLE", "Fault", "FaultPlan", "InjectedFault
 
 POINTS = ("rendezvous", "negotiation", "data", "commit", "sync", "step")
 ACTIONS = ("raise", "SIGKILL", "SIGSTOP", "SIGTERM", "close", "slow")
-VARIABLE = "HOROVODLIKE_FAULT_PLAN"
+VARIABLE = environment.FAULT_PLAN
 """The environment variable that makes a plan active: the plan as JSON."""
 
 _IN_ENGINE = {"negotiation": lib.HVL_FAULT_IN_NEGOTIATION, "data": lib.HVL_FAULT_IN_DATA}
@@ -188,7 +186,7 @@ class _Active:
         self._step = self._step if step is None else step
         if not self._left:
             return
-        here = (_rank(), self._step, generation_module.number())
+        here = (environment.find_rank_info(os.environ).rank, self._step, environment.generation())
         for fault in [fault for fault in self._left if (fault.rank, fault.step, fault.generation) == here]:
             if fault.point in _IN_ENGINE and point == "step":
                 self._left.remove(fault)
@@ -196,10 +194,6 @@ class _Active:
             elif fault.point == point:
                 self._left.remove(fault)
                 _happen(fault)
-
-
-def _rank() -> int:
-    return basics.rank() if basics.is_initialized() else find_rank_info(os.environ).rank
 
 
 def _arm(fault: Fault) -> None:

@@ -21,7 +21,6 @@ from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from horovodlike import __version__
 from horovodlike._bootstrap.discovery import enter
 from horovodlike._bootstrap.environment import RankInfo, find_rank_info
 from horovodlike._bootstrap.job_key import take_key
@@ -30,6 +29,7 @@ from horovodlike._bootstrap.rendezvous_server import RendezvousServer
 from horovodlike._bootstrap.rendezvous_state import name_ranks
 from horovodlike._bootstrap.shared_memory import open_segment
 from horovodlike._bootstrap.topology import HostFacts, HostTable
+from horovodlike._engine.native import ffi, lib
 from horovodlike._net.secure_channel import KEY_BYTES, JobKey
 from horovodlike.config import SETTINGS, Config
 from horovodlike.errors import RendezvousError
@@ -175,7 +175,7 @@ def _greet(rendezvous: Rendezvous, place: RankInfo, config: Config) -> list[Any]
     """Begins a generation with what every rank has to know about every other. It is short, for there may be many."""
     greetings = rendezvous.begin(
         {
-            "version": __version__,
+            "version": ffi.string(lib.hvl_version()).decode(),
             "pid": os.getpid(),
             "settings": hashlib.sha256(json.dumps(_shared_settings(config)).encode()).hexdigest()[:16],
             "processors": f"{sum(1 << processor for processor in os.sched_getaffinity(0)):x}",

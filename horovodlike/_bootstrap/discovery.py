@@ -15,17 +15,22 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from horovodlike._bootstrap.environment import RankInfo
+from horovodlike._bootstrap.environment import (
+    RENDEZVOUS_ADDRESS,
+    RENDEZVOUS_OWNER,
+    RENDEZVOUS_PORT,
+    SECRET_KEY,
+    SECRET_KEY_FILE,
+    RankInfo,
+)
 from horovodlike._bootstrap.file_discovery import Discovery, Endpoint, FileDiscovery
-from horovodlike._bootstrap.job_key import FILE_VARIABLE, KEY_VARIABLE
 from horovodlike._bootstrap.rendezvous_client import Rendezvous, UnreachableError
 from horovodlike._bootstrap.rendezvous_server import RendezvousServer
+from horovodlike._net import connect
 from horovodlike._net.secure_channel import AuthenticationError, JobKey, VersionError
 from horovodlike.config import Config
 from horovodlike.errors import ConfigError, RendezvousError
 
-_ADDRESS_VARIABLE = "HOROVODLIKE_RENDEZVOUS_ADDR"
-_PORT_VARIABLE = "HOROVODLIKE_RENDEZVOUS_PORT"
 _LOOPBACK = "127.0.0.1"
 
 
@@ -54,10 +59,10 @@ def enter(place: RankInfo, key: JobKey | None, config: Config, environ: Mapping[
         RendezvousError: There is no way to the server.
         ConfigError: The environment contradicts itself.
     """
-    if environ.get(_PORT_VARIABLE):
+    if environ.get(RENDEZVOUS_PORT):
         address = _Address.parse(environ)
         # hvdrun --mpi has mpirun start the ranks, and a server of its own as always.
-        if "hvdrun" in (place.launcher, environ.get("HOROVODLIKE_RENDEZVOUS_OWNER")):
+        if "hvdrun" in (place.launcher, environ.get(RENDEZVOUS_OWNER)):
             yield Entrance(address.join_launcher(_require_key(key, place), place, config))
             return
         meeting: Discovery = address.of_job(_require_key(key, place), place)
@@ -77,13 +82,13 @@ def _require_key(key: JobKey | None, place: RankInfo) -> JobKey:
         return key
     if place.launcher == "hvdrun":
         raise RendezvousError(
-            f"{KEY_VARIABLE} is not set although {_PORT_VARIABLE} is: only the processes that hvdrun starts itself can "
+            f"{SECRET_KEY} is not set although {RENDEZVOUS_PORT} is: only the processes that hvdrun starts itself can "
             "be ranks, and this one seems to have been started by a rank. Unset HOROVODLIKE_RANK, HOROVODLIKE_SIZE, "
             "HOROVOD_RANK and HOROVOD_SIZE in its environment to make it a job of its own"
         )
     raise RendezvousError(
-        f"{_PORT_VARIABLE} is set, but there is no key with which the ranks could trust each other: give all of them "
-        f"the same {KEY_VARIABLE} (64 hexadecimal digits), or {FILE_VARIABLE}, a file of mode 0600 that holds it"
+        f"{RENDEZVOUS_PORT} is set, but there is no key with which the ranks could trust each other: give all of them "
+        f"the same {SECRET_KEY} (64 hexadecimal digits), or {SECRET_KEY_FILE}, a file of mode 0600 that holds it"
     )
 
 
@@ -101,8 +106,8 @@ def _meeting_across(place: RankInfo, config: Config, environ: Mapping[str, str])
     raise RendezvousError(
         f"{place.launcher} started {place.size} ranks, {place.local_size} of them on this host, and nothing tells "
         f"rank {place.rank} how to find the others{''.join(f'; {reason}' for reason in reasons)}. Start the job with "
-        f"hvdrun, or give all ranks {_ADDRESS_VARIABLE} (an address of rank 0's host), {_PORT_VARIABLE} (a free port "
-        f"there) and {FILE_VARIABLE} (a file of mode 0600 with 64 hexadecimal digits, the same on all hosts)"
+        f"hvdrun, or give all ranks {RENDEZVOUS_ADDRESS} (an address of rank 0's host), {RENDEZVOUS_PORT} (a free port "
+        f"there) and {SECRET_KEY_FILE} (a file of mode 0600 with 64 hexadecimal digits, the same on all hosts)"
     )
 
 
@@ -180,10 +185,10 @@ class _Address:
 
     @classmethod
     def parse(cls, environ: Mapping[str, str]) -> "_Address":
-        text = environ[_PORT_VARIABLE]
+        text = environ[RENDEZVOUS_PORT]
         if not (text.isascii() and text.isdigit() and 0 < int(text) < 65536):
-            raise ConfigError(f"{_PORT_VARIABLE}={text!r} is not a port")
-        return cls(environ.get(_ADDRESS_VARIABLE) or _LOOPBACK, int(text))
+            raise ConfigError(f"{RENDEZVOUS_PORT}={text!r} is not a port")
+        return cls(environ.get(RENDEZVOUS_ADDRESS) or _LOOPBACK, int(text))
 
     def join_launcher(self, key: JobKey, place: RankInfo, config: Config) -> Rendezvous:
         return Rendezvous(self.hosts, self.port, key, place, config.start_timeout, owner="hvdrun")
@@ -212,7 +217,7 @@ class _GivenAddress:
         here = {each.address for each in local_addresses()}
         given = [ipaddress.ip_address(each) for each in resolve(self._address.hosts)]
         mine = [each for each in given if each in here or each.is_loopback]
-        what = f"{_ADDRESS_VARIABLE}={self._address.hosts!r}"
+        what = f"{RENDEZVOUS_ADDRESS}={self._address.hosts!r}"
         if not mine:
             raise RendezvousError(
                 f"{what} is no address of host {socket.gethostname()}, where rank 0 runs, and where it listens for the "
@@ -248,8 +253,7 @@ def resolve(hosts: str) -> list[str]:
     found: dict[str, None] = {}
     for host in filter(None, (part.strip() for part in hosts.split(","))):
         try:
-            for _, _, _, _, address in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM):
-                found[str(address[0])] = None
+            found.update(dict.fromkeys(str(address[0]) for _, address in connect.resolve(host)))
         except OSError as error:
             raise RendezvousError(f"{host} cannot be resolved on {socket.gethostname()}: {error.strerror}") from error
     return list(found)

@@ -1,16 +1,39 @@
 """The place of this process in its job, read from the environment that its launcher made.
 
+The constants are the names of horovodlike's internal variables, which ``hvdrun`` sets for the processes that it starts;
+users set some of them where no ``hvdrun`` runs. (:mod:`horovodlike.config` has the settings.)
+
 A launcher is one row of :data:`_LAUNCHERS`: the names of its variables. :func:`find_rank_info` is a pure function of
 the environment, apart from one look at the process's ancestors for launchers that give their jobs no name.
 """
 
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+from horovodlike._bootstrap.hostlist import expand_counts
 from horovodlike.errors import ConfigError, RendezvousError
 
-__all__ = ["RankInfo", "find_ancestor", "find_rank_info"]
+__all__ = ["RankInfo", "file_of_generation", "find_ancestor", "find_rank_info", "generation", "path_of_rank"]
+
+DRIVER_ADDRESS = "HOROVODLIKE_DRIVER_ADDR"
+DRIVER_PORT = "HOROVODLIKE_DRIVER_PORT"
+ELASTIC = "HOROVODLIKE_ELASTIC"
+FAULT_PLAN = "HOROVODLIKE_FAULT_PLAN"
+GENERATION = "HOROVODLIKE_GENERATION"
+HOST_ID = "HOROVODLIKE_HOSTID"
+JOB_ID = "HOROVODLIKE_JOB_ID"
+NODE_ID = "HOROVODLIKE_NODE_ID"
+RENDEZVOUS_ADDRESS = "HOROVODLIKE_RENDEZVOUS_ADDR"
+RENDEZVOUS_OWNER = "HOROVODLIKE_RENDEZVOUS_OWNER"
+RENDEZVOUS_PORT = "HOROVODLIKE_RENDEZVOUS_PORT"
+RESULT_FD = "HOROVODLIKE_RESULT_FD"
+SECRET_KEY = "HOROVODLIKE_SECRET_KEY"
+SECRET_KEY_FILE = "HOROVODLIKE_SECRET_KEY_FILE"
+TASK_FD = "HOROVODLIKE_TASK_FD"
+WORKER = "HOROVODLIKE_WORKER"
 
 Names = tuple[str, ...]
 Ancestor = Callable[[Names], str | None]
@@ -84,7 +107,7 @@ _LAUNCHERS = (
         cross_size=_both("CROSS_SIZE"),
         job=("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"),
         job_required=("HOROVOD_GLOO_RENDEZVOUS_PORT",),
-        node_id=("HOROVODLIKE_NODE_ID", "HOROVOD_HOSTNAME"),
+        node_id=(NODE_ID, "HOROVOD_HOSTNAME"),
     ),
     _Launcher(
         name="torchrun",
@@ -210,7 +233,7 @@ def _read(launcher: _Launcher, environ: Mapping[str, str]) -> RankInfo:
             raise ConfigError(
                 f"{shown} contradicts {against}: start the ranks with {launcher.name}, or unset its variables"
             )
-    node_name = _variable(environ, ("HOROVODLIKE_HOSTID", *launcher.node_id))
+    node_name = _variable(environ, (HOST_ID, *launcher.node_id))
     return RankInfo(
         rank=rank,
         size=size,
@@ -259,23 +282,17 @@ def _tasks_of_node(launcher: _Launcher, environ: Mapping[str, str], node: int) -
     variable = _variable(environ, launcher.tasks_per_node)
     if variable is None:
         return _integer(launcher, environ, launcher.tasks_per_node)  # raises, naming it
-    left = node
-    for part in environ[variable].split(","):
-        match = re.fullmatch(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?", part)
-        if match is None:
-            break
-        repeat = int(match[2] or 1)
-        if left < repeat:
-            return int(match[1])
-        left -= repeat
-    raise ConfigError(
-        f"{variable}={environ[variable]!r} does not tell how many tasks node {node} has; "
-        "something like 4(x2),3 is expected"
-    )
+    try:
+        return expand_counts(environ[variable])[node]
+    except (ValueError, IndexError):
+        raise ConfigError(
+            f"{variable}={environ[variable]!r} does not tell how many tasks node {node} has; "
+            "something like 4(x2),3 is expected"
+        ) from None
 
 
 def _job(launcher: _Launcher, place: RankInfo, environ: Mapping[str, str], ancestor: Ancestor) -> str:
-    given = environ.get("HOROVODLIKE_JOB_ID")
+    given = environ.get(JOB_ID)
     if given:
         return given
     if _variable(environ, launcher.job_required):
@@ -286,6 +303,31 @@ def _job(launcher: _Launcher, place: RankInfo, environ: Mapping[str, str], ances
     if found:
         return f"{launcher.name}/{found}"
     raise RendezvousError(
-        f"nothing in the environment that {launcher.name} made tells this job from another one: set HOROVODLIKE_JOB_ID "
+        f"nothing in the environment that {launcher.name} made tells this job from another one: set {JOB_ID} "
         "to the same new text on all of its ranks, or start them with hvdrun"
     )
+
+
+def generation() -> int:
+    """Return the number of this process's generation of an elastic job: each change of the members makes the next.
+
+    A job begins with 1, the only one of a job that is not elastic.
+    """
+    return int(os.environ.get(GENERATION) or 1)
+
+
+def file_of_generation(file_path: str) -> str:
+    """Return the file for the output of a generation: ``file_path`` for the first, so that none overwrites another's.
+
+    Later ones have ``.generation3`` before the suffix. An empty path stays empty.
+    """
+    path = Path(file_path)
+    if not file_path or generation() == 1:
+        return file_path
+    return str(path.with_name(f"{path.stem}.generation{generation()}{path.suffix}"))
+
+
+def path_of_rank(file_path: str | os.PathLike[str], rank: int) -> Path:
+    """Return the file that a rank writes: for rank 0 ``file_path``, for others with ``.rank1`` before the suffix."""
+    path = Path(file_path)
+    return path if rank == 0 else path.with_name(f"{path.stem}.rank{rank}{path.suffix}")

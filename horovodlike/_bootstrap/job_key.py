@@ -4,11 +4,9 @@ import os
 import stat
 from collections.abc import MutableMapping
 
+from horovodlike._bootstrap.environment import SECRET_KEY, SECRET_KEY_FILE
 from horovodlike._net.secure_channel import KEY_BYTES, JobKey
 from horovodlike.errors import ConfigError
-
-KEY_VARIABLE = "HOROVODLIKE_SECRET_KEY"
-FILE_VARIABLE = "HOROVODLIKE_SECRET_KEY_FILE"
 
 _kept_key: JobKey | None = None
 
@@ -23,13 +21,13 @@ def take_key(environ: MutableMapping[str, str]) -> JobKey | None:
         ConfigError: It is malformed, or others can read its file.
     """
     global _kept_key
-    text = environ.pop(KEY_VARIABLE, "").strip()
+    text = environ.pop(SECRET_KEY, "").strip()
     if text:
-        _kept_key = _parse(text, KEY_VARIABLE)
+        _kept_key = _parse(text, SECRET_KEY)
     if _kept_key is not None:
         return _kept_key
-    path = environ.get(FILE_VARIABLE, "").strip()
-    return read_key_file(path, FILE_VARIABLE) if path else None
+    path = environ.get(SECRET_KEY_FILE, "").strip()
+    return read_key_file(path, SECRET_KEY_FILE) if path else None
 
 
 def read_key_file(path: str, source: str) -> JobKey:

@@ -17,11 +17,10 @@ from horovodlike._bootstrap.mesh_handshake import ConnectionId, Keys
 from horovodlike._bootstrap.rendezvous_client import Rendezvous
 from horovodlike._bootstrap.topology import HostTable
 from horovodlike._engine.native import lib
-from horovodlike._net.congestion import set_congestion_control
-from horovodlike._net.descriptor_limit import ensure_descriptors
 from horovodlike._net.interfaces import own_address
 from horovodlike._net.listen import listen
 from horovodlike._net.secure_channel import FRAME_LIMIT, KEY_BYTES
+from horovodlike._net.socket_options import ensure_descriptors, set_congestion_control, set_keepalive
 from horovodlike.config import Config
 from horovodlike.errors import RendezvousError
 
@@ -126,11 +125,7 @@ def connect_mesh(
 def _set_options(connected: socket.socket, use: int, config: Config) -> None:
     """Small messages leave at once, and a host that does not answer any more is noticed."""
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    idle, interval, probes = _keepalive(config.network_timeout)
-    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle)
-    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, interval)
-    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, probes)
+    set_keepalive(connected, *_keepalive(config.network_timeout))
     # It also ends connections to a process that is stopped and takes no more, where much may be on its way. Data has
     # the engine's own watch (transport/tcp/stream.h).
     if use == CONTROL:

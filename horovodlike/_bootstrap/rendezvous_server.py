@@ -14,10 +14,10 @@ import weakref
 from collections import deque
 
 from horovodlike._bootstrap.rendezvous_state import RendezvousState, Reply
-from horovodlike._net.descriptor_limit import ensure_descriptors
 from horovodlike._net.listen import is_everywhere, listen
 from horovodlike._net.secure_channel import HANDSHAKE_TIMEOUT, FrameError, Identity, JobKey, job_digest
 from horovodlike._net.secure_server import Connection, ProtocolError, SecureServer, encode
+from horovodlike._net.socket_options import ensure_descriptors
 
 _FLUSH_SECONDS = 1.0
 _EXITS_AT_ONCE = 4096

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from horovodlike._bootstrap.environment import RankInfo
 from horovodlike._bootstrap.file_discovery import Endpoint
 from horovodlike._bootstrap.hostlist import expand_hosts
-from horovodlike._net.connect import dial
+from horovodlike._net.connect import dial, resolve
 from horovodlike._net.interfaces import local_addresses
 from horovodlike._net.listen import listen
 from horovodlike._net.secure_channel import JobKey, job_digest
@@ -248,7 +248,7 @@ def find_addresses(host: str) -> list[str]:
 def _resolve_outside(name: str) -> list[str]:
     """What a name stands for, without loopback addresses."""
     with contextlib.suppress(OSError):
-        found = {str(address[0]) for *_, address in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
+        found = {str(address[0]) for _, address in resolve(name)}
         return sorted(address for address in found if not ipaddress.ip_address(address).is_loopback)
     return []
 

@@ -8,14 +8,15 @@ done what the request stands for: when :func:`wait` has returned, or in the orde
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from horovodlike._engine.gpu_allocation import Allocation, raise_interruption
 from horovodlike._engine.native import ffi, lib
 from horovodlike._engine.requests import (
     ERRORS,
     MAX_COPIED_BYTES,
+    WAIT_SLICE_SECONDS,
+    Allocation,
     Device,
     DType,
     GpuStream,
@@ -25,9 +26,15 @@ from horovodlike._engine.requests import (
     ReduceOp,
     Request,
     RequestList,
+    before_waiting,
     check,
+    forget,
+    give_up,
+    hand_over,
     shape_of,
     text_of,
+    until_complete,
+    wait_for_given_up,
 )
 from horovodlike.errors import HorovodInternalError
 
@@ -66,16 +73,8 @@ __all__ = [
     "wait_until_complete",
 ]
 
-_before_waiting: list[Callable[[], None]] = []
-
-# By handle: what keeps the memory of requests that are not waited for any more.
-_given_up: dict[int, object] = {}
-
 # By name and description: requests that the next call of the same resumes.
 _interrupted: dict[tuple[str, object], int] = {}
-
-# A wait without end still lets Python run its signal handlers this often.
-_WAIT_SLICE_SECONDS = 1.0
 
 
 def has_ended() -> HorovodInternalError | None:
@@ -90,30 +89,6 @@ def has_ended() -> HorovodInternalError | None:
     return error(text_of(lib.hvl_last_error()))
 
 
-def before_waiting(hand_over: Callable[[], None]) -> None:
-    """Have ``hand_over`` called before a thread waits for a result, or looks for one.
-
-    For bindings that hold requests back until then, when the engine should get all that is ready: other ranks may need
-    it to get to what this thread waits for. It is called by any thread, and often.
-    """
-    _before_waiting.append(hand_over)
-
-
-def hand_over() -> None:
-    """Do what was asked for with :func:`before_waiting`; for bindings that wait by themselves."""
-    for hand_over in _before_waiting:
-        hand_over()
-
-
-def _until_complete(native_wait: Callable[..., int], *arguments: object) -> int:
-    status: int = lib.HVL_IN_PROGRESS
-    while status == lib.HVL_IN_PROGRESS:
-        hand_over()
-        status = native_wait(*arguments)
-        raise_interruption()
-    return status
-
-
 def is_in_flight(handle: int) -> bool:
     """Whether the engine may still use the memory of a request: not if the handle is unknown or was waited for."""
     return bool(lib.hvl_poll(handle) == 0)
@@ -122,40 +97,6 @@ def is_in_flight(handle: int) -> bool:
 def is_known(handle: int) -> bool:
     """Whether a handle can be waited for."""
     return bool(lib.hvl_poll(handle) >= 0)
-
-
-def forget(handle: int) -> bool:
-    """Consume a handle for which nobody waits, and drop the result, unless its memory is still in use.
-
-    Returns:
-        Whether the memory is free: neither the engine nor a GPU uses it any more. An unknown handle has none.
-    """
-    return bool(lib.hvl_try_wait(handle) != lib.HVL_IN_PROGRESS)
-
-
-def give_up(handle: int, memory: object) -> None:
-    """Let go of a request whose wait a signal handler has ended, as Ctrl-C does, where its caller has no handle.
-
-    The other ranks count the request as made, so it stays in flight until they have made it, too. An enqueue of the
-    same name waits for that.
-
-    Args:
-        handle: The request's; it may be complete by now.
-        memory: What keeps its memory alive, for as long as the engine may use it.
-    """
-    _given_up[handle] = memory
-    for each in list(_given_up):
-        if forget(each):
-            _given_up.pop(each, None)
-
-
-def wait_for_given_up(handle: int) -> bool:
-    """Wait until a request is complete that was given up; False, at once, if it was not."""
-    if handle not in _given_up:
-        return False
-    _until_complete(lib.hvl_wait, handle, _WAIT_SLICE_SECONDS, ffi.NULL, ffi.NULL)  # its error was for its caller
-    _given_up.pop(handle, None)
-    return True
 
 
 def carry_out(request: Request, inputs: Sequence[int] = (), memory: object = None) -> list[Output]:
@@ -238,7 +179,7 @@ def wait(handle: int) -> list[Output]:
     outputs = ffi.new("hvl_output **")
     count = ffi.new("int32_t *")
     try:
-        status = _until_complete(lib.hvl_wait, handle, _WAIT_SLICE_SECONDS, outputs, count)
+        status = until_complete(lib.hvl_wait, handle, WAIT_SLICE_SECONDS, outputs, count)
     finally:  # they are ours from now on, also where a signal handler has raised
         array = ffi.gc(outputs[0], lib.hvl_free) if count[0] else ()
         adopted = [_adopt(array[index]) for index in range(count[0])]
@@ -250,14 +191,14 @@ def wait_done(handle: int) -> None:
     """As :func:`wait`, for a request without outputs of the engine's, at a fraction of the price."""
     status = lib.hvl_try_wait(handle)
     if status == lib.HVL_IN_PROGRESS:
-        status = _until_complete(lib.hvl_wait, handle, _WAIT_SLICE_SECONDS, ffi.NULL, ffi.NULL)
+        status = until_complete(lib.hvl_wait, handle, WAIT_SLICE_SECONDS, ffi.NULL, ffi.NULL)
     if status:
         check(status)
 
 
 def wait_until_complete(handle: int) -> None:
     """Block until the request is complete, failed or not; the handle stays valid. Signal handlers run meanwhile."""
-    status = _until_complete(lib.hvl_wait_until_complete, handle, _WAIT_SLICE_SECONDS)
+    status = until_complete(lib.hvl_wait_until_complete, handle, WAIT_SLICE_SECONDS)
     if status:
         check(status)
 
@@ -283,7 +224,7 @@ def wait_on_stream(handle: int, stream: GpuStream) -> None:
         KeyError: The handle is unknown.
     """
     pointer = ffi.cast("void *", stream.pointer)
-    check(_until_complete(lib.hvl_wait_on_stream, handle, _WAIT_SLICE_SECONDS, ffi.NULL, ffi.NULL, pointer))
+    check(until_complete(lib.hvl_wait_on_stream, handle, WAIT_SLICE_SECONDS, ffi.NULL, ffi.NULL, pointer))
 
 
 def _adopt(native: Any) -> Output:
@@ -304,10 +245,10 @@ def wait_all(handles: Sequence[int], stream: GpuStream | None = None) -> None:
     """
     native = ffi.new("int64_t[]", handles)
     if stream is None:
-        check(_until_complete(lib.hvl_wait_all, native, len(handles), _WAIT_SLICE_SECONDS))
+        check(until_complete(lib.hvl_wait_all, native, len(handles), WAIT_SLICE_SECONDS))
         return
     pointer = ffi.cast("void *", stream.pointer)
-    check(_until_complete(lib.hvl_wait_all_on_stream, native, len(handles), _WAIT_SLICE_SECONDS, pointer))
+    check(until_complete(lib.hvl_wait_all_on_stream, native, len(handles), WAIT_SLICE_SECONDS, pointer))
 
 
 def counters() -> dict[str, int]:

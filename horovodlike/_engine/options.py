@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from horovodlike import config as config_module
-from horovodlike._bootstrap.generation import file_of_generation
+from horovodlike._bootstrap.environment import file_of_generation
 from horovodlike._engine import ops
 from horovodlike._engine.gpu_libraries import nccl_library
 from horovodlike._engine.native import ffi, lib

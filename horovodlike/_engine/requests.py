@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from horovodlike._engine.native import ffi, lib
 from horovodlike.errors import HorovodInternalError, JobBrokenError, MismatchError, NotInitializedError, ShutDownError
-
-if TYPE_CHECKING:
-    from horovodlike._engine.gpu_allocation import Allocation
 
 MAX_COPIED_BYTES: int = lib.HVL_MAX_COPIED_BYTES  # of a request that the engine works on a copy for
 
@@ -136,6 +134,131 @@ def check(status: int) -> None:
     """
     if status != 0:
         raise ERRORS.get(status, HorovodInternalError)(text_of(lib.hvl_last_error()))
+
+
+_before_waiting: list[Callable[[], None]] = []
+
+# By handle: what keeps the memory of requests that are not waited for any more.
+_given_up: dict[int, object] = {}
+
+WAIT_SLICE_SECONDS = 1.0
+"""A wait without end lets Python run its signal handlers this often."""
+
+# By thread: what the handler of a signal has raised while the thread allocated, to be raised by the wait it is in.
+_interruptions: dict[int, BaseException] = {}
+
+
+def raise_interruption() -> None:
+    """Raise what the handler of a signal has raised while this thread allocated outputs."""
+    if _interruptions and threading.get_ident() in _interruptions:
+        raise _interruptions.pop(threading.get_ident())
+
+
+class _Source:
+    """What the engine's call for memory gets at. Does not know its `Allocation`, which would be a cycle."""
+
+    def __init__(self, allocate: Callable[[int, tuple[int, ...], DType], int]) -> None:
+        self.allocate = allocate
+        self.failure: Exception | None = None
+
+
+class Allocation:
+    """Memory for the outputs of a request on a GPU, which its caller finds when the engine knows their shapes.
+
+    To be kept alive like the memory of the request.
+
+    Args:
+        allocate: Called with the number of an output, its shape and its dtype; returns the address of memory for it.
+            Any thread of the process may call it, since it is the engine that does, or a thread that waits for some
+            request. It may neither wait nor call ``shutdown()``. If it raises, the job is broken.
+    """
+
+    __slots__ = ("_handle", "_source", "callbacks")
+
+    def __init__(self, allocate: Callable[[int, tuple[int, ...], DType], int]) -> None:
+        self._source = _Source(allocate)
+        self._handle = ffi.new_handle(self._source)
+        self.callbacks = ffi.new("hvl_callbacks *", {"allocate": lib.hvl_allocate_output, "context": self._handle})
+
+    @property
+    def failure(self) -> Exception | None:
+        """What `allocate` has raised."""
+        return self._source.failure
+
+
+@ffi.def_extern()  # type: ignore[untyped-decorator]
+def hvl_allocate_output(context: Any, index: int, output: Any) -> Any:
+    source: _Source = ffi.from_handle(context)
+    try:
+        address = source.allocate(index, shape_of(output), DType(output.dtype))
+    except Exception as error:
+        source.failure = error
+        return ffi.NULL
+    except BaseException as interruption:
+        # The handler of a signal has raised because this thread happens to run Python. It is the wait that is
+        # interrupted, not the collective, which the other ranks go on with.
+        _interruptions[threading.get_ident()] = interruption
+        return hvl_allocate_output(context, index, output)
+    return ffi.cast("void *", address) if output.num_bytes else context  # null would mean that there is no memory
+
+
+def before_waiting(hand_over: Callable[[], None]) -> None:
+    """Have ``hand_over`` called before a thread waits for a result, or looks for one.
+
+    For bindings that hold requests back until then, when the engine should get all that is ready: other ranks may need
+    it to get to what this thread waits for. It is called by any thread, and often.
+    """
+    _before_waiting.append(hand_over)
+
+
+def hand_over() -> None:
+    """Do what was asked for with :func:`before_waiting`; for bindings that wait by themselves."""
+    for hand_over in _before_waiting:
+        hand_over()
+
+
+def until_complete(native_wait: Callable[..., int], *arguments: object) -> int:
+    """Repeat a wait of the C API, which returns now and then for Python's signal handlers; return its status."""
+    status: int = lib.HVL_IN_PROGRESS
+    while status == lib.HVL_IN_PROGRESS:
+        hand_over()
+        status = native_wait(*arguments)
+        raise_interruption()
+    return status
+
+
+def forget(handle: int) -> bool:
+    """Consume a handle for which nobody waits, and drop the result, unless its memory is still in use.
+
+    Returns:
+        Whether the memory is free: neither the engine nor a GPU uses it any more. An unknown handle has none.
+    """
+    return bool(lib.hvl_try_wait(handle) != lib.HVL_IN_PROGRESS)
+
+
+def give_up(handle: int, memory: object) -> None:
+    """Let go of a request whose wait a signal handler has ended, as Ctrl-C does, where its caller has no handle.
+
+    The other ranks count the request as made, so it stays in flight until they have made it, too. An enqueue of the
+    same name waits for that.
+
+    Args:
+        handle: The request's; it may be complete by now.
+        memory: What keeps its memory alive, for as long as the engine may use it.
+    """
+    _given_up[handle] = memory
+    for each in list(_given_up):
+        if forget(each):
+            _given_up.pop(each, None)
+
+
+def wait_for_given_up(handle: int) -> bool:
+    """Wait until a request is complete that was given up; False, at once, if it was not."""
+    if handle not in _given_up:
+        return False
+    until_complete(lib.hvl_wait, handle, WAIT_SLICE_SECONDS, ffi.NULL, ffi.NULL)  # its error was for its caller
+    _given_up.pop(handle, None)
+    return True
 
 
 # What callers give an hvl_request by other words.
@@ -279,11 +402,9 @@ class Request:
         Args:
             memory: What keeps the memory of the request, as of :func:`horovodlike._engine.ops.give_up`.
         """
-        from horovodlike._engine import ops
-
         handle = lib.hvl_last_handle()
         if handle and handle == self.handle_in_flight():
-            ops.give_up(handle, memory)
+            give_up(handle, memory)
 
     def handle_in_flight(self) -> int:
         """Return the handle of the request that is in flight under this name; 0 if there is none."""
@@ -315,13 +436,11 @@ class Request:
             status: The negated status that the enqueue has returned.
             enqueue: Does it again, and returns a handle or a negated status.
         """
-        from horovodlike._engine import ops
-
         try:
             _check_request(-status, self.name)
         except ValueError:
             in_flight = self.handle_in_flight()  # none: it has been carried out by now
-            if in_flight and not ops.wait_for_given_up(in_flight):
+            if in_flight and not wait_for_given_up(in_flight):
                 raise
         handle = enqueue()
         if handle < 0:

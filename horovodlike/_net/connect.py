@@ -76,8 +76,7 @@ class _Calls:
         self._selector = selectors.DefaultSelector()
         for host in filter(None, (part.strip() for part in hosts.split(","))):
             try:
-                found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-                self.untried += [(family, address) for family, _, _, _, address in found]
+                self.untried += resolve(host, port)
             except OSError as error:
                 self.problem = error
 
@@ -122,6 +121,16 @@ class _Calls:
         for left in [*self.pending, *self.connected]:
             left.close()
         self._selector.close()
+
+
+def resolve(host: str, port: int | None = None) -> list[_Target]:
+    """Return the addresses of a host name for TCP: the family of each, and the argument of ``socket.connect()``.
+
+    Raises:
+        OSError: The name is not known here.
+    """
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [(family, address) for family, _, _, _, address in found]
 
 
 def start(connecting: socket.socket, address: tuple[object, ...]) -> None:

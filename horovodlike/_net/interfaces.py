@@ -1,23 +1,15 @@
 """Which of this host's addresses other hosts are to use."""
 
-import errno
+import contextlib
 import ipaddress
-import os
 import socket
-import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from horovodlike.config import SETTINGS
 from horovodlike.errors import ConfigError, RendezvousError
 
-_HEADER = struct.Struct("=IHHII")  # nlmsghdr of netlink(7): length, type, flags, sequence, port
-_ADDRESS = struct.Struct("=BBBBI")  # ifaddrmsg of rtnetlink(7): family, prefix length, flags, scope, index
-_ATTRIBUTE = struct.Struct("=HH")  # rtattr: length, type
-_NLMSG_ERROR, _NLMSG_DONE, _RTM_NEWADDR, _RTM_GETADDR = 2, 3, 20, 22
-_REQUEST_DUMP = 0x301
-_IFA_ADDRESS, _IFA_LOCAL = 1, 2
-_IFA_F_UNUSABLE = 0x08 | 0x40  # duplicate, or not yet known not to be one
+_UNUSABLE = 0x08 | 0x40  # flags of an IPv6 address: duplicate, or not yet known not to be one
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
@@ -38,53 +30,28 @@ class Interface:
 
 
 def local_addresses() -> list[Interface]:
-    """Every usable address of this process's network namespace, in the kernel's order."""
+    """Return every usable address of this process's network namespace, IPv4 first, else in the kernel's order."""
+    import psutil  # it takes as long to import as the whole package
+
+    unusable = _unusable_addresses()
     found = []
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, socket.NETLINK_ROUTE) as netlink:
-        netlink.sendto(
-            _HEADER.pack(_HEADER.size + _ADDRESS.size, _RTM_GETADDR, _REQUEST_DUMP, 1, 0)
-            + _ADDRESS.pack(socket.AF_UNSPEC, 0, 0, 0, 0),
-            (0, 0),
-        )
-        done = False
-        while not done:
-            for kind, body in _messages(netlink.recv(1 << 16)):
-                if kind == _NLMSG_DONE:
-                    done = True
-                elif kind == _NLMSG_ERROR:
-                    number = -struct.unpack_from("=i", body)[0]
-                    raise OSError(number, os.strerror(number))
-                elif kind == _RTM_NEWADDR and (interface := _parse(body)) is not None:
-                    found.append(interface)
-    return found
+    for name, entries in psutil.net_if_addrs().items():
+        for entry in entries:
+            if entry.family in (socket.AF_INET, socket.AF_INET6):
+                address = ipaddress.ip_address(entry.address.partition("%")[0])
+                mask = entry.netmask and int(ipaddress.ip_address(entry.netmask)).bit_count()
+                if address not in unusable:
+                    device = name.partition(":")[0]  # eth0:1 is a label of an address of eth0
+                    found.append(Interface(device, address, mask or address.max_prefixlen))
+    return sorted(found, key=lambda each: each.address.version)
 
 
-def _messages(data: bytes) -> Iterator[tuple[int, bytes]]:
-    position = 0
-    while position + _HEADER.size <= len(data):
-        length, kind, _, _, _ = _HEADER.unpack_from(data, position)
-        yield kind, data[position + _HEADER.size : position + length]
-        position += (length + 3) & ~3
-
-
-def _parse(body: bytes) -> Interface | None:
-    family, prefix, flags, _, index = _ADDRESS.unpack_from(body)
-    position = _ADDRESS.size
-    attributes = {}
-    while position + _ATTRIBUTE.size <= len(body):
-        length, kind = _ATTRIBUTE.unpack_from(body, position)
-        attributes[kind] = body[position + _ATTRIBUTE.size : position + length]
-        position += (length + 3) & ~3
-    # Of a point-to-point link IFA_ADDRESS is the other end's.
-    packed = attributes.get(_IFA_LOCAL) or attributes.get(_IFA_ADDRESS)
-    if packed is None or flags & _IFA_F_UNUSABLE or family not in (socket.AF_INET, socket.AF_INET6):
-        return None
-    try:
-        return Interface(socket.if_indextoname(index), ipaddress.ip_address(packed), prefix)
-    except OSError as error:
-        if error.errno != errno.ENXIO:  # it has gone since
-            raise
-        return None
+def _unusable_addresses() -> set[Address]:
+    """Return the IPv6 addresses that the kernel has not (yet) found to be unique."""
+    with contextlib.suppress(OSError), open("/proc/net/if_inet6", encoding="ascii") as file:
+        rows = [line.split() for line in file]
+        return {ipaddress.IPv6Address(bytes.fromhex(row[0])) for row in rows if int(row[4], 16) & _UNUSABLE}
+    return set()
 
 
 def choose_address(wanted: str, interfaces: Sequence[Interface]) -> str:

@@ -45,11 +45,6 @@ _NO_PLATFORM = "it is not supported yet; start the ranks with hvdrun, or from Py
 ALIASES: tuple[Alias, ...] = (
     Alias("horovod", "horovodlike.compat.horovod"),
     Alias("horovod.torch", "horovodlike.torch"),
-    Alias(
-        "horovod.torch.sync_batch_norm",
-        "horovodlike.torch.sync_batch_norm",
-        "SyncBatchNorm is not supported yet; use torch.nn.BatchNorm2d, whose statistics are those of each rank",
-    ),
     Alias("horovod.tensorflow", "horovodlike.tensorflow"),
     Alias("horovod.tensorflow.keras", "horovodlike.tensorflow.keras"),
     Alias("horovod.keras", "horovodlike.keras"),

@@ -1,4 +1,4 @@
-"""Elastic training: ranks come and go, and the training goes on in the processes that live.
+"""Elastic training: ranks come and go, and the training continues in the processes that live.
 
 A script puts what it must not lose into a :class:`State`, commits it now and then, and wraps its training loop::
 
@@ -11,9 +11,9 @@ A script puts what it must not lose into a :class:`State`, commits it now and th
 
     train(hvd.elastic.ObjectState(step=0))
 
-Frameworks have states for their models: ``horovodlike.torch.elastic`` and so on. The parts: ``_state`` what is kept,
-``_loop`` the function that goes on, ``_membership`` what the ranks agree on at a commit, ``_worker`` the connection to
-the driver in hvdrun, ``_preemption`` SIGTERM, ``_state_file`` commits on disk.
+Frameworks have states for their models: ``horovodlike.torch.elastic`` and so on. The parts: ``_state`` is what a job
+keeps, ``_loop`` the function that continues, ``_membership`` what the ranks agree on at a commit, ``_state_file``
+commits on disk; :mod:`horovodlike._bootstrap.driver_client` is the connection to the driver in hvdrun.
 """
 
 from horovodlike.elastic._loop import run

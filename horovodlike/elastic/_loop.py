@@ -8,8 +8,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from horovodlike import basics
-from horovodlike._engine.fault_points import reach
-from horovodlike.elastic import _worker
+from horovodlike._bootstrap import driver_client
 from horovodlike.elastic._membership import agree_to_start
 from horovodlike.elastic._state import State
 from horovodlike.errors import HorovodInternalError, HostsUpdatedInterrupt, MismatchError, UnsupportedReductionError
@@ -39,7 +38,7 @@ def run(func: Callable[..., Result]) -> Callable[..., Result]:
 
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Result:
-        worker = _worker.current()
+        worker = driver_client.current()
         with contextlib.nullcontext() if worker is None else worker.preemption.expected():
             if worker is not None:
                 worker.begin()
@@ -57,7 +56,7 @@ def run(func: Callable[..., Result]) -> Callable[..., Result]:
 
 def _train(
     func: Callable[..., Result],
-    worker: _worker.Worker | None,
+    worker: driver_client.Worker | None,
     state: State,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -96,9 +95,9 @@ def _begin(state: State, needs_sync: bool, is_first: bool) -> None:
     if not has_commits:
         state.resume()
     if needs_sync:
-        reach("sync", state.commits)
+        basics.reach_fault_point("sync", state.commits)
         state.sync()
-    reach("step", state.commits)
+    basics.reach_fault_point("step", state.commits)
 
 
 def _explain(error: HorovodInternalError) -> HorovodInternalError:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from horovodlike.elastic import _worker
+from horovodlike._bootstrap import driver_client
 from horovodlike.objects import highest
 
 __all__ = ["Agreement", "agree_on_changes", "agree_to_start"]
@@ -35,7 +35,7 @@ def agree_on_changes(changed: bool, added: bool) -> Agreement:
     Raises:
         HorovodInternalError: The job is broken.
     """
-    worker = _worker.current()
+    worker = driver_client.current()
     leaves = False
     if worker is not None:
         wants_change, wants_to_add = worker.changes()

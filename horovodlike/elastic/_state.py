@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from horovodlike import basics
+from horovodlike._bootstrap import driver_client
 from horovodlike._engine import ops
-from horovodlike._engine.fault_points import reach
 from horovodlike._net.pickling import dumps
-from horovodlike.elastic import _membership, _worker
+from horovodlike.elastic import _membership
 from horovodlike.elastic._state_file import StateFile
 from horovodlike.errors import HostsUpdatedInterrupt
 from horovodlike.objects import broadcast_object, highest
@@ -88,14 +88,14 @@ class State:
         self.save()
         if self._file is not None and self._file.is_due(self.commits):
             self._write(self._file)
-        reach("commit")
+        basics.reach_fault_point("commit")
         self.check_host_updates()
-        reach("step", self.commits)
+        basics.reach_fault_point("step", self.commits)
 
     def check_host_updates(self) -> None:
         """Act upon changes of the job's members, without saving anything; as :meth:`commit` otherwise."""
         agreed = _membership.agree_on_changes(bool(self._updates), bool(self._updates & _ADDED))
-        worker = _worker.current()
+        worker = driver_client.current()
         if worker is not None:
             worker.commits += 1
         if agreed.goes_on:

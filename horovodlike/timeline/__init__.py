@@ -8,19 +8,13 @@ the tensor ready until all ranks had and it was its turn, ``ALLREDUCE`` until it
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from horovodlike import basics
+from horovodlike._bootstrap.environment import path_of_rank
 from horovodlike._engine import ops
 from horovodlike._engine.native import lib
 
 __all__ = ["path_of_rank", "start_timeline", "stop_timeline"]
-
-
-def path_of_rank(file_path: str | os.PathLike[str], rank: int) -> Path:
-    """Return the file that a rank writes: for rank 0 ``file_path``, for others with ``.rank1`` before the suffix."""
-    path = Path(file_path)
-    return path if rank == 0 else path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
 
 
 def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:

@@ -418,7 +418,7 @@ def test_processes(
 
 LIMIT = """
     import resource, sys
-    from horovodlike._net.descriptor_limit import ensure_descriptors
+    from horovodlike._net.socket_options import ensure_descriptors
     resource.setrlimit(resource.RLIMIT_NOFILE, (300, 2000))
     for count in (10, 1000):
         ensure_descriptors(count, "connections")

@@ -53,10 +53,10 @@ def train(faults: list[tuple[int, int, str]], steps: int, size: int = 0, generat
     from elastic_job import tell
 
     from horovodlike import basics, elastic
-    from horovodlike.elastic import _worker
+    from horovodlike._bootstrap import driver_client
 
     basics.init()
-    number = _worker.current().number
+    number = driver_client.current().number
     mine = {(step, point) for worker, step, point in faults if worker == number}
     executed: list[int] = []
     begins: list[tuple[int, int]] = []  # the step and the number of ranks each time

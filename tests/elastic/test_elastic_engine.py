@@ -16,9 +16,9 @@ def _with_requests_in_flight() -> list[str]:
     from support.collectives import enqueue
 
     from horovodlike import basics, elastic
+    from horovodlike._bootstrap import driver_client
     from horovodlike._engine import ops
     from horovodlike._engine.ops import Kind
-    from horovodlike.elastic import _worker
     from horovodlike.errors import HorovodInternalError
 
     basics.init()
@@ -26,7 +26,7 @@ def _with_requests_in_flight() -> list[str]:
 
     @elastic.run
     def loop(state):
-        number = _worker.current().number
+        number = driver_client.current().number
         arrays = [np.ones(200_000) for _ in range(6)]
         if basics.size() == 3 and number == 1:
             ops.wait(enqueue(Kind.ALLREDUCE, "0", [arrays[0]]))
@@ -59,15 +59,15 @@ def _die_while_they_meet(victim: int, at: str) -> int:
     import signal
 
     from horovodlike import basics, elastic
+    from horovodlike._bootstrap import driver_client
     from horovodlike._bootstrap.bootstrap import JobContext
     from horovodlike._engine import options
-    from horovodlike.elastic import _worker
 
     def die(*_: object) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
     basics.init()
-    worker = _worker.current()
+    worker = driver_client.current()
 
     @elastic.run
     def loop(state):
@@ -103,7 +103,7 @@ def _break_often(lives: int) -> dict[str, object]:
     import signal
 
     from horovodlike import basics, elastic
-    from horovodlike.elastic import _worker
+    from horovodlike._bootstrap import driver_client
     from horovodlike.objects import highest
 
     class Mallinfo(ctypes.Structure):
@@ -127,7 +127,7 @@ def _break_often(lives: int) -> dict[str, object]:
 
     found = []
     basics.init()
-    number = _worker.current().number
+    number = driver_client.current().number
 
     @elastic.run
     def loop(state):

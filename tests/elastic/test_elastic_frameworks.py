@@ -25,10 +25,10 @@ def _with_torch() -> Result:
     from support.training import flat_parameters, loss_of, make_batches, make_model, my_part
 
     import horovodlike.torch as hvd
-    from horovodlike.elastic import _worker
+    from horovodlike._bootstrap import driver_client
 
     hvd.init()
-    number, batches, reached = _worker.current().number, make_batches(), []
+    number, batches, reached = driver_client.current().number, make_batches(), []
     model = make_model()
     schedule_of = lambda optimizer: torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.97)  # noqa: E731
     adam = torch.optim.Adam(model.parameters(), lr=0.01)  # whose state is made in its first step
@@ -71,10 +71,10 @@ def _with_keras() -> Result:
     from elastic_job import tell
 
     import horovodlike.keras as hvd
-    from horovodlike.elastic import _worker
+    from horovodlike._bootstrap import driver_client
 
     hvd.init()
-    number, reached = _worker.current().number, []
+    number, reached = driver_client.current().number, []
     random = np.random.default_rng(1)
     x, y = random.standard_normal((24, 6)), random.standard_normal((24, 3))
 

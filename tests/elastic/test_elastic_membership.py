@@ -120,7 +120,7 @@ def _take_notices() -> None:
     import signal
 
     from horovodlike import basics, elastic
-    from horovodlike.elastic import _worker
+    from horovodlike._bootstrap import driver_client
 
     basics.init()
 
@@ -128,7 +128,7 @@ def _take_notices() -> None:
     def loop(state):
         for _ in range(3):
             os.kill(os.getpid(), signal.SIGTERM)
-            assert _worker.current().preemption.noted
+            assert driver_client.current().preemption.noted
         state.commit()
 
     loop(elastic.ObjectState())
@@ -204,14 +204,14 @@ def _raise_on(victim: int) -> object:
     from counting import take_step
 
     from horovodlike import basics, elastic
-    from horovodlike.elastic import _worker
+    from horovodlike._bootstrap import driver_client
 
     basics.init()
 
     @elastic.run
     def loop(state, extra):
         while state.step < 10:
-            if state.step == 4 and _worker.current().number == victim:
+            if state.step == 4 and driver_client.current().number == victim:
                 raise ValueError("a mistake")
             take_step(state)
             state.commit()
@@ -260,7 +260,7 @@ def _with_process_sets() -> list[tuple[object, object]]:
     import signal
 
     from horovodlike import basics, elastic
-    from horovodlike.elastic import _worker
+    from horovodlike._bootstrap import driver_client
     from horovodlike.objects import highest
     from horovodlike.process_set import ProcessSet
 
@@ -272,7 +272,7 @@ def _with_process_sets() -> list[tuple[object, object]]:
     def loop(state):
         seen.append([each.process_set_id for each in sets])
         if basics.size() == 3:
-            if _worker.current().number == 2:
+            if driver_client.current().number == 2:
                 os.kill(os.getpid(), signal.SIGKILL)
             highest("wait", [0])
 

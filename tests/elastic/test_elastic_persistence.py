@@ -100,7 +100,7 @@ def train_and_persist(path: str, every: int, crash_at: int | None) -> list[objec
     from counting import take_step
 
     from horovodlike import basics, elastic
-    from horovodlike.elastic import _worker
+    from horovodlike._bootstrap import driver_client
 
     basics.init()
     begun_at = []
@@ -115,7 +115,7 @@ def train_and_persist(path: str, every: int, crash_at: int | None) -> list[objec
             state.commit()
 
     state = elastic.ObjectState(step=0, total=0, sums=[])
-    if path and (os.path.exists(path) or _worker.current().number == 0 or crash_at is not None):
+    if path and (os.path.exists(path) or driver_client.current().number == 0 or crash_at is not None):
         state.persist(path, every)
     loop(state)
     return [begun_at[0], state.step, state.total, state.sums]

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from horovodlike._net import congestion
-from horovodlike._net.congestion import set_congestion_control
+from horovodlike._net import socket_options
+from horovodlike._net.socket_options import set_congestion_control
 from horovodlike.errors import ConfigError
 
 AVAILABLE = Path("/proc/sys/net/ipv4/tcp_available_congestion_control").read_text().split()
@@ -64,7 +64,7 @@ def test_bbr_is_replaced_on_short_paths(connected: socket.socket) -> None:
 
 @pytest.mark.skipif("bbr" not in AVAILABLE, reason="this kernel has no BBR")
 def test_bbr_stays_on_long_paths(connected: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(congestion, "_SHORT_PATH", 0)
+    monkeypatch.setattr(socket_options, "_SHORT_PATH", 0)
     use(connected, "bbr")
     set_congestion_control(connected, "auto")
     assert used(connected) == "bbr"
@@ -72,4 +72,4 @@ def test_bbr_stays_on_long_paths(connected: socket.socket, monkeypatch: pytest.M
 
 def test_the_round_trip_is_known(connected: socket.socket) -> None:
     """In microseconds: where the layout of struct tcp_info is another one, this is some other number, or 0."""
-    assert 0 < congestion._round_trip(connected) < 1_000_000
+    assert 0 < socket_options._round_trip(connected) < 1_000_000

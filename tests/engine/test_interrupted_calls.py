@@ -23,7 +23,7 @@ def _make_twice() -> dict[str, list[object]]:
     from support.collectives import allreduce
 
     import horovodlike.torch as hvd
-    from horovodlike._engine import ops
+    from horovodlike._engine import ops, requests
 
     rank = hvd.rank()
     calls: dict[str, Callable[[], object]] = {
@@ -62,8 +62,8 @@ def _make_twice() -> dict[str, list[object]]:
             for _ in range(1 if rank == 0 or what in once else 2):
                 results[what].append(call())
     finally:
-        ops._before_waiting.remove(interrupt)
-    assert not any(map(ops.is_in_flight, ops._given_up))
+        requests._before_waiting.remove(interrupt)
+    assert not any(map(ops.is_in_flight, requests._given_up))
     return results
 
 

@@ -41,7 +41,7 @@ class _Interrupter:
         if "horovodlike" not in frame.f_code.co_filename:
             return None
         frame.f_trace_opcodes = True
-        if frame.f_code.co_name == "_until_complete":
+        if frame.f_code.co_name == "until_complete":
             self._interrupt(frame)
         if event == "opcode" and frame.f_lasti in self._points_of(frame.f_code):
             self.left -= 1
@@ -123,11 +123,11 @@ def _calls() -> dict[str, Callable[[], object]]:
 
 def _kept() -> set[int]:
     """Return the handles of requests whose memory something keeps."""
-    from horovodlike._engine import ops
+    from horovodlike._engine import requests
     from horovodlike.torch._ops import handles as handles_module
     from horovodlike.torch._optimizer import reduction as reduction_module
 
-    handles = {*handles_module._in_flight, *ops._given_up}
+    handles = {*handles_module._in_flight, *requests._given_up}
     handles |= {handle for each in handles_module._abandoned for handle in each}
     for reduction in reduction_module._reductions:
         handles |= {*reduction._submission._handles, reduction._presence.handle}
@@ -167,10 +167,10 @@ def _interrupt_everywhere(what: str) -> tuple[int, list[str]]:
         ops.lib = requests.lib = lib
         for reduction in reduction_module._reductions:
             reduction.abandon()
-        for handle in [*handles_module._in_flight, *ops._given_up]:
+        for handle in [*handles_module._in_flight, *requests._given_up]:
             lib.hvl_wait(handle, 10.0, ops.ffi.NULL, ops.ffi.NULL)
         handles_module._in_flight.clear()
-        ops._given_up.clear()
+        requests._given_up.clear()
         handles_module._abandoned.clear()
         count += 1
     return count, failures

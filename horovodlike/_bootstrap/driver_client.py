@@ -13,14 +13,15 @@ import contextlib
 import json
 import os
 import queue
-import socket
 import sys
 import threading
 import time
 from collections.abc import Mapping, MutableMapping
 from typing import Any
 
-from horovodlike._bootstrap.job_key import KEY_VARIABLE, take_key
+from horovodlike._bootstrap.environment import DRIVER_ADDRESS, DRIVER_PORT, JOB_ID, SECRET_KEY, WORKER
+from horovodlike._bootstrap.job_key import take_key
+from horovodlike._bootstrap.preemption import Preemption
 from horovodlike._net.connect import dial
 from horovodlike._net.secure_channel import (
     HANDSHAKE_TIMEOUT,
@@ -30,15 +31,10 @@ from horovodlike._net.secure_channel import (
     JobKey,
     job_digest,
 )
-from horovodlike.elastic._preemption import Preemption
+from horovodlike._net.socket_options import set_keepalive
 from horovodlike.errors import ConfigError, RendezvousError
 
 __all__ = ["Worker", "current", "find"]
-
-_ADDRESS = "HOROVODLIKE_DRIVER_ADDR"
-_PORT = "HOROVODLIKE_DRIVER_PORT"
-_NUMBER = "HOROVODLIKE_WORKER"
-_JOB = "HOROVODLIKE_JOB_ID"
 
 _SEND_TIMEOUT = 10.0
 _LISTEN_SECONDS = 3600.0  # the driver may be silent for ever; a deadline is only needed because the link wants one
@@ -61,11 +57,11 @@ def find(environ: MutableMapping[str, str], start_timeout: float) -> Worker | No
         RendezvousError: The driver cannot be reached, or does not trust this process.
     """
     global _current
-    if _current is None and environ.get(_PORT):
+    if _current is None and environ.get(DRIVER_PORT):
         if _forked_from is not None:
             raise RendezvousError(
                 f"this process was forked from worker {_forked_from}, and only that one can have a place in the job. "
-                f"Unset {_PORT} in its environment to make it a job of its own"
+                f"Unset {DRIVER_PORT} in its environment to make it a job of its own"
             )
         _current = Worker(environ, start_timeout)
     return _current
@@ -99,7 +95,7 @@ class Worker:
             ConfigError: The environment contradicts itself.
             RendezvousError: The driver cannot be reached, or does not trust this process.
         """
-        self.number = _integer(environ, _NUMBER)
+        self.number = _integer(environ, WORKER)
         self.generation = 0
         self.commits = 0
         self._has_finished = False
@@ -113,13 +109,13 @@ class Worker:
         key = take_key(environ)
         if key is None:
             raise RendezvousError(
-                f"{KEY_VARIABLE} is not set although {_PORT} is: only the processes that hvdrun starts itself can be "
-                f"workers, and this one seems to have been started by a worker. Unset {_PORT} in its environment to "
-                "make it a job of its own"
+                f"{SECRET_KEY} is not set although {DRIVER_PORT} is: only the processes that hvdrun starts itself can "
+                f"be workers, and this one seems to have been started by a worker. Unset {DRIVER_PORT} in its "
+                "environment to make it a job of its own"
             )
         self._key = key
-        job = job_digest(f"elastic/{environ.get(_JOB, '')}")
-        host, port = environ.get(_ADDRESS) or "127.0.0.1", _integer(environ, _PORT)
+        job = job_digest(f"elastic/{environ.get(JOB_ID, '')}")
+        host, port = environ.get(DRIVER_ADDRESS) or "127.0.0.1", _integer(environ, DRIVER_PORT)
         self._where = f"the driver in hvdrun at {host}:{port}"
         self._link = self._connect(host, port, Identity(self.number, 0, job), start_timeout)
         threading.Thread(target=self._listen, name="horovodlike-elastic", daemon=True).start()
@@ -131,7 +127,7 @@ class Worker:
             with contextlib.closing(dial(host, port, patience)) as answers:
                 for connected in answers:
                     try:
-                        _keep_alive(connected)
+                        set_keepalive(connected, _KEEPALIVE_SECONDS, _KEEPALIVE_SECONDS, _KEEPALIVE_PROBES)
                         return ClientChannel(connected, self._key, identity, time.monotonic() + patience)
                     except (RendezvousError, OSError) as error:
                         problem = error  # the next address may lead to the driver
@@ -249,11 +245,3 @@ def _integer(environ: Mapping[str, str], name: str) -> int:
     if not (text.isascii() and text.isdigit() and len(text) < 10):
         raise ConfigError(f"{name}={text!r} is not an integer of at least 0; hvdrun sets it for its workers")
     return int(text)
-
-
-def _keep_alive(connected: socket.socket) -> None:
-    """Have the kernel notice when the driver's host is cut off."""
-    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_SECONDS)
-    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _KEEPALIVE_SECONDS)
-    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _KEEPALIVE_PROBES)

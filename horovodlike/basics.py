@@ -144,18 +144,18 @@ def _start(comm: Any) -> bool:
             try:
                 _join(comm, settings, key)
                 return True
-            except RendezvousError as error:  # who is lost meanwhile is not waited for; the driver knows what to do
+            except RendezvousError as error:  # a rank that is lost meanwhile is not waited for; the driver decides
                 worker.explain("failed", str(error))
 
 
 def _worker() -> Worker | None:
-    """The connection to the driver of this process, if there is one."""
+    """Return the connection to the driver of this process, if there is one."""
     module = sys.modules.get("horovodlike._bootstrap.driver_client")
     return None if module is None else module.current()
 
 
 def _find_worker(settings: Config) -> Worker | None:
-    """The connection to the driver, made now if there is a driver. Imports what other jobs do not need."""
+    """Return the connection to the driver, made now if there is a driver. Imports what other jobs do not need."""
     if not os.environ.get(DRIVER_PORT):
         return None
     if settings.cpu_operations == "mpi":
@@ -198,7 +198,7 @@ def _join(comm: Any, settings: Config, key: JobKey | None = None) -> None:
 
 
 def _load_mpi(settings: Config) -> Library | None:
-    """MPI, if it is to move the data."""
+    """Load MPI, if it must move the data."""
     if settings.cpu_operations != "mpi":
         return None
     from horovodlike._engine import mpi_provider
@@ -207,7 +207,7 @@ def _load_mpi(settings: Config) -> Library | None:
 
 
 def _connect_mpi(library: Library | None, settings: Config, joined: JobContext) -> Any:
-    """An ``hvl_external *``, null if MPI is not to move the data."""
+    """Return an ``hvl_external *``, null if MPI does not move the data."""
     if library is None:
         return ffi.NULL
     library.check(joined.place, settings.mpi_threads_disable)
@@ -250,17 +250,17 @@ def shutdown() -> None:
 
 
 def is_initialized() -> bool:
-    """True between :func:`init` and :func:`shutdown`."""
+    """Return True between :func:`init` and :func:`shutdown`."""
     return bool(lib.hvl_is_initialized())
 
 
 def overlaps() -> bool:
-    """Whether the engine works while the framework computes: the setting ``HOROVODLIKE_OVERLAP``; for bindings."""
+    """Return whether the engine works while the framework computes (``HOROVODLIKE_OVERLAP``); for bindings."""
     return _engine_overlaps
 
 
 def generation() -> int:
-    """How many times this process has joined a job: what was made in an earlier one may be out of date; for bindings.
+    """Return how many times this process has joined a job: what an earlier one made may be out of date; for bindings.
 
     The engine's handles and the ids of process sets end with a generation.
     """
@@ -268,17 +268,17 @@ def generation() -> int:
 
 
 def object_key() -> JobKey | None:
-    """What authenticates the objects that the ranks of this generation send each other; None in a job of one."""
+    """Return the key of the objects that the ranks of this generation send each other; None in a job of one."""
     return _object_key
 
 
 def is_elastic() -> bool:
-    """Whether this process is a worker of a driver, which may change the ranks of the job; for bindings."""
+    """Return whether this process is a worker of a driver, which may change the ranks of the job; for bindings."""
     return _worker() is not None
 
 
 def average_counts_joined() -> bool:
-    """Whether Average divides by all ranks while some have joined: ``HOROVODLIKE_JOIN_AVERAGE=all``; for bindings."""
+    """Return whether Average divides by all ranks when some have joined: ``HOROVODLIKE_JOIN_AVERAGE``; for bindings."""
     return _average_counts_joined
 
 
@@ -312,7 +312,7 @@ def _current() -> RankInfo:
 
 
 def rank() -> int:
-    """This process's number, 0 to ``size() - 1``.
+    """Return this process's number, 0 to ``size() - 1``.
 
     Raises:
         ValueError: Not initialised; so do all that follow.
@@ -321,37 +321,37 @@ def rank() -> int:
 
 
 def size() -> int:
-    """How many processes the job has."""
+    """Return how many processes the job has."""
     return _current().size
 
 
 def local_rank() -> int:
-    """This process's number among those of its host, 0 to ``local_size() - 1``."""
+    """Return this process's number among those of its host, 0 to ``local_size() - 1``."""
     return _current().local_rank
 
 
 def local_size() -> int:
-    """How many processes of the job this host has."""
+    """Return how many processes of the job this host has."""
     return _current().local_size
 
 
 def cross_rank() -> int:
-    """The number of this process's host among the hosts that have a process of this local rank."""
+    """Return the number of this process's host among the hosts that have a process of this local rank."""
     return _current().cross_rank
 
 
 def cross_size() -> int:
-    """How many hosts have a process of this local rank."""
+    """Return how many hosts have a process of this local rank."""
     return _current().cross_size
 
 
 def is_homogeneous() -> bool:
-    """True if every host has the same number of processes."""
+    """Return True if every host has the same number of processes."""
     return _current().is_homogeneous
 
 
 def mpi_threads_supported() -> bool:
-    """Whether several threads may call MPI: the script too, while operations are in flight.
+    """Return whether several threads may call MPI: the script too, while operations are in flight.
 
     Raises:
         ValueError: The data of this job does not go through MPI.
@@ -362,47 +362,47 @@ def mpi_threads_supported() -> bool:
 
 
 def mpi_built() -> bool:
-    """Whether data can go through MPI: True if mpi4py is installed."""
+    """Return whether data can go through MPI: True if mpi4py is installed."""
     from horovodlike._engine import mpi_provider
 
     return mpi_provider.is_installed()
 
 
 def mpi_enabled() -> bool:
-    """Whether this job's data goes through MPI: ``HOROVODLIKE_CPU_OPERATIONS=mpi``. False before :func:`init`."""
+    """Return whether this job sends data through MPI (``HOROVODLIKE_CPU_OPERATIONS``). False before :func:`init`."""
     return _place is not None and _mpi_library is not None
 
 
 def gloo_built() -> bool:
-    """True: jobs work without MPI, which is what scripts ask here. The Gloo library itself is not used."""
+    """Return True: jobs work without MPI, which is what scripts ask here. The Gloo library itself is not used."""
     return True
 
 
 def gloo_enabled() -> bool:
-    """Whether this job works without MPI."""
+    """Return whether this job works without MPI."""
     return not mpi_enabled()
 
 
 def nccl_built() -> int:
-    """NCCL's version code (22703 for 2.27.3); 0 if there is none, and tensors on GPUs go through the host's memory."""
+    """Return NCCL's version (22703 for 2.27.3); 0 if there is none: tensors on GPUs go through the host's memory."""
     return gpu_libraries.find(counts_gpus=False).nccl_version
 
 
 def cuda_built() -> bool:
-    """Whether tensors on CUDA devices can be used: True if this process finds a CUDA driver, which it leaves alone."""
+    """Return whether tensors on CUDA devices can be used: if there is a CUDA driver, which is not initialised here."""
     return gpu_libraries.find(counts_gpus=False).cuda_version > 0
 
 
 def rocm_built() -> bool:
-    """Whether collectives run on ROCm devices: no."""
+    """Return whether collectives run on ROCm devices: no."""
     return False
 
 
 def ddl_built() -> bool:
-    """Whether IBM's DDL can be used: no."""
+    """Return whether IBM's DDL can be used: no."""
     return False
 
 
 def ccl_built() -> bool:
-    """Whether oneCCL can be used: no."""
+    """Return whether oneCCL can be used: no."""
     return False

@@ -87,7 +87,7 @@ class Setting:
 
     @property
     def accepts(self) -> str:
-        """What is accepted, in words."""
+        """The accepted values, in words."""
         if self.choices:
             return "one of " + ", ".join(self.choices)
         if self.type is bool:
@@ -400,7 +400,7 @@ WITHOUT_EFFECT: dict[str, str] = {f"HOROVOD_{name}": reason for reason, names in
 
 
 def without_effect(environ: Mapping[str, str]) -> list[str]:
-    """What there is to say about those of Horovod's variables that are set and have no effect."""
+    """Return a sentence for each of Horovod's variables that is set and has no effect."""
     return [f"{name} has no effect: {why}" for name, why in WITHOUT_EFFECT.items() if environ.get(name, "").strip()]
 
 
@@ -435,7 +435,7 @@ def _convert(setting: Setting, text: str) -> Value:
 
 
 def parse(setting: Setting, text: str, source: str | None = None) -> Value:
-    """Converts the text of one setting and checks it.
+    """Convert the text of one setting and check it.
 
     Args:
         setting: The row of the table.
@@ -461,7 +461,7 @@ def parse(setting: Setting, text: str, source: str | None = None) -> Value:
 
 
 def load(environ: Mapping[str, str] | None = None) -> Config:
-    """Reads every setting.
+    """Read every setting.
 
     Args:
         environ: The variables; ``os.environ`` if None.
@@ -482,12 +482,12 @@ def load(environ: Mapping[str, str] | None = None) -> Config:
 
 
 def is_set(name: str, environ: Mapping[str, str]) -> bool:
-    """Whether a variable sets the setting, be it to its default."""
+    """Return whether a variable sets the setting, be it to its default."""
     return variable_of(name, environ) is not None
 
 
 def variable_of(name: str, environ: Mapping[str, str]) -> str | None:
-    """The variable that a setting is read from; None if it has its default."""
+    """Return the variable that a setting is read from; None if it has its default."""
     return next((variable for variable in SETTINGS[name].variables if environ.get(variable, "").strip()), None)
 
 
@@ -498,7 +498,7 @@ def _shown(setting: Setting) -> str:
 
 
 def render_markdown() -> str:
-    """The table of settings for the documentation, as Markdown."""
+    """Return the table of settings for the documentation, as Markdown."""
     lines = ["| variable | also read from | default | accepted | meaning |", "|---|---|---|---|---|"]
     for setting in SETTINGS.values():
         also = f"`{setting.horovod_name}`" if setting.horovod_name else ""
@@ -507,6 +507,6 @@ def render_markdown() -> str:
 
 
 def render_without_effect() -> str:
-    """The table of Horovod's variables that have no effect, as Markdown."""
+    """Return the table of Horovod's variables that have no effect, as Markdown."""
     rows = [f"| `{name}` | {reason} |" for name, reason in WITHOUT_EFFECT.items()]
     return "\n".join(["| variable | why |", "|---|---|", *rows]) + "\n"

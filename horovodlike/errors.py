@@ -1,7 +1,7 @@
 """Every exception that horovodlike raises.
 
 Two families matter to a training script: *the job is broken* (nothing works until the next ``init()``; what elastic
-training catches) and *this call is wrong* (only that tensor failed, the job goes on)::
+training catches) and *this call is wrong* (only that tensor failed, the job continues)::
 
     RuntimeError
      +-- HorovodInternalError                   a collective failed
@@ -28,7 +28,7 @@ class HorovodInternalError(RuntimeError):
 class MismatchError(HorovodInternalError):
     """The ranks do not agree about one tensor (shape, dtype, operation, root ...).
 
-    Only that tensor failed, on every rank that takes part in it; the job goes on.
+    Only that tensor failed, on every rank that takes part in it; the job continues.
     """
 
 
@@ -64,12 +64,12 @@ class HostsUpdatedInterrupt(RuntimeError):
     """
 
     def __init__(self, skip_sync: bool = False) -> None:
-        """Remembers whether the state has to be synchronised."""
+        """Remember whether the state has to be synchronised."""
         super().__init__("the set of hosts has changed")
         self.skip_sync = skip_sync
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
-        """Pickles by constructor arguments; the default would pass the message."""
+        """Pickle by constructor arguments; the default would pass the message."""
         return type(self), (self.skip_sync,)
 
 
@@ -85,7 +85,7 @@ class NotInitializedError(ValueError):
     """A function that needs ``init()`` was called before it, or after ``shutdown()``."""
 
     def __init__(self, message: str = "horovodlike has not been initialized; use hvd.init().") -> None:
-        """Uses the message that scripts know unless another is given."""
+        """Use the message that scripts know unless another is given."""
         super().__init__(message)
 
 
@@ -103,7 +103,7 @@ class HorovodVersionMismatchError(ImportError):
     """
 
     def __init__(self, name: str, version: str, installed_version: str) -> None:
-        """Builds the message from the three facts."""
+        """Build the message from the three facts."""
         super().__init__(
             f"Framework {name} is installed with version {installed_version} but horovodlike was built for version "
             f"{version}. This can result in unexpected behavior including runtime errors. Reinstall horovodlike with "
@@ -114,5 +114,5 @@ class HorovodVersionMismatchError(ImportError):
         self.installed_version = installed_version
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
-        """Pickles by constructor arguments; the default would pass the message."""
+        """Pickle by constructor arguments; the default would pass the message."""
         return type(self), (self.name, self.version, self.installed_version)

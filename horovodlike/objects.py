@@ -119,7 +119,7 @@ def allgather_object(obj: Any, name: str, process_set: int = 0) -> list[Any]:
 
 
 def _pickled(obj: object) -> tuple[bytes | None, Exception | None]:
-    """The object as bytes; or no bytes, and why it cannot be pickled."""
+    """Return the object as bytes; or no bytes, and why it cannot be pickled."""
     try:
         return dumps(obj), None
     except Exception as error:  # whatever __reduce__ and __getstate__ raise

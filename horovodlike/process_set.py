@@ -58,11 +58,11 @@ class ProcessSet:
         return self._ranks
 
     def size(self) -> int | None:
-        """Number of ranks in the set; None while the set is not registered."""
+        """Return the number of ranks in the set; None while the set is not registered."""
         return None if self.process_set_id is None or self.ranks is None else len(self.ranks)
 
     def rank(self) -> int | None:
-        """This process's place in the set; None while the set is not registered.
+        """Return this process's place in the set; None while the set is not registered.
 
         Raises:
             ValueError: This process is not in the set.
@@ -75,15 +75,15 @@ class ProcessSet:
         return ranks.index(basics.rank())
 
     def included(self) -> bool | None:
-        """Whether this process is in the set; None for the global set before `init()`."""
+        """Return whether this process is in the set; None for the global set before `init()`."""
         return None if self.ranks is None else basics.rank() in self.ranks
 
     def __deepcopy__(self, memo: dict[int, object]) -> ProcessSet:
-        """The set itself: a model that is copied with its layers stays in the same job."""
+        """Return the set itself: a model that is copied with its layers stays in the same job."""
         return self
 
     def __reduce__(self) -> tuple[Callable[..., ProcessSet], tuple[object, ...]]:
-        """A pickle has the ranks: the id is the job's, and where it is read the set has another one, or none."""
+        """Pickle the ranks: the id is the job's, and where the pickle is read the set has another one, or none."""
         return _of_ranks, (self.ranks,)
 
     def __repr__(self) -> str:
@@ -105,7 +105,7 @@ class _GlobalProcessSet(ProcessSet):
         self.process_set_id = 0
 
     def __reduce__(self) -> str:  # type: ignore[override]
-        """Copies and pickles refer to the one object: `global_process_set` of the process that reads them."""
+        """Refer to one object in copies and pickles: `global_process_set` of the process that reads them."""
         return "global_process_set"
 
     @property
@@ -231,13 +231,13 @@ basics.on_process_sets(register)
 
 
 def ids_and_ranks() -> dict[int, list[int]]:
-    """The ranks of all registered sets and the global one, by id."""
+    """Return the ranks of all registered sets and the global one, by id."""
     basics.size()  # raises before init()
     return {set_id: members(set_id) for set_id in (0, *sorted(_registered))}
 
 
 def members(process_set_id: int) -> list[int]:
-    """The ranks of a registered set, ascending."""
+    """Return the ranks of a registered set, ascending."""
     ranks = (_registered[process_set_id] if process_set_id else global_process_set).ranks
     assert ranks is not None
     return ranks

@@ -1,4 +1,4 @@
-"""Faults on purpose, to test what becomes of a training job: which rank fails, when, where and how.
+"""Fault injection, to test a training job: which rank fails, when, where and how.
 
 A *fault plan* is data, a YAML file for ``hvdrun --chaos plan.yaml``::
 
@@ -64,7 +64,7 @@ _IN_ENGINE = {"negotiation": lib.HVL_FAULT_IN_NEGOTIATION, "data": lib.HVL_FAULT
 
 
 class InjectedFault(RuntimeError):  # noqa: N818 - it is what it is called
-    """What the action ``raise`` raises."""
+    """The exception of the action ``raise``."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class FaultPlan:
-    """What is to fail in a job.
+    """The faults of a job.
 
     Attributes:
         faults: The entries, in no particular order.

@@ -1,4 +1,4 @@
-"""How the ranks of a job find each other, trust each other and agree: what ``init()`` does before the engine starts.
+"""The steps of ``init()`` before the engine starts: the ranks find each other, authenticate and agree.
 
 :func:`establish` is the whole of it. Its parts:
 
@@ -21,7 +21,7 @@ from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from horovodlike._bootstrap.discovery import enter
+from horovodlike._bootstrap.discovery import join_rendezvous
 from horovodlike._bootstrap.environment import RankInfo, find_rank_info
 from horovodlike._bootstrap.job_key import take_key
 from horovodlike._bootstrap.rendezvous_client import Rendezvous
@@ -43,9 +43,9 @@ __all__ = ["JobContext", "Rendezvous", "RendezvousServer", "establish"]
 
 @dataclass
 class JobContext:
-    """What :func:`establish` found: everything the engine needs to start.
+    """The result of :func:`establish`: everything the engine needs to start.
 
-    Closed by :meth:`close`, or used as a context manager; an exception in the ``with`` block is told to the ranks that
+    Closed by :meth:`close`, or used as a context manager; an exception in the ``with`` block is sent to the ranks that
     wait in :meth:`confirm`. Nothing here is needed any more once the engines of all ranks run.
 
     Attributes:
@@ -55,9 +55,9 @@ class JobContext:
         processors: How many processors this host's ranks may use, all together.
         segment_fd: The shared memory of this host's ranks, zeroed, or -1 if this host has one rank.
         connections: To the ranks of other hosts.
-        bells: What wakes the ranks of this host, if the job has several.
+        wakeup_pipes: The pipes that wake the ranks of this host, if the job has several hosts.
         rendezvous: The connection to the other ranks, or None in a job of one.
-        object_key: What authenticates the objects that these ranks send each other until they meet again; None in a
+        object_key: The key of the objects that these ranks send each other in this generation; None in a
             job of one.
     """
 
@@ -73,7 +73,7 @@ class JobContext:
     _server: RendezvousServer | None = field(default=None, repr=False)
 
     def confirm(self) -> None:
-        """Waits until all ranks have come here, each one with its engine running.
+        """Wait until all ranks have called this, each one with its engine running.
 
         Raises:
             RendezvousError: A rank failed before it came here; the message says which one and why.
@@ -92,7 +92,7 @@ class JobContext:
         return [""] if self.table is None else self.table.names
 
     def close_descriptors(self) -> None:
-        """Closes what the engine has duplicated or mapped when it runs."""
+        """Close what the engine has duplicated or mapped once it runs."""
         if self.segment_fd >= 0:
             os.close(self.segment_fd)
             self.segment_fd = -1
@@ -114,11 +114,11 @@ class JobContext:
             self._server = None
 
     def __enter__(self) -> "JobContext":
-        """It is open from the start."""
+        """Return the context itself, which is open from the start."""
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        """Closes it, and tells the others if that is because something failed."""
+        """Close the context; if an exception ended the block, tell the other ranks."""
         if error is not None and self.rendezvous is not None:
             self.rendezvous.abort(f"{type(error).__name__}: {error}")
         self.close()
@@ -130,7 +130,7 @@ def establish(
     environ: MutableMapping[str, str] | None = None,
     key: JobKey | None = None,
 ) -> JobContext:
-    """Finds the other ranks of the job and sets up what this host's ranks share.
+    """Find the other ranks of the job and set up what this host's ranks share.
 
     Collective: every rank calls it, any number of times, closing the last membership before the next. A job of one
     touches neither the network nor a file. The job's key is removed from the environment, so that processes that this
@@ -138,9 +138,9 @@ def establish(
 
     Args:
         config: The settings; those that must be equal on all ranks are compared.
-        segment_bytes: How much shared memory this host's ranks need, given this process's place.
+        segment_bytes: Returns how much shared memory this host's ranks need, given this process's place.
         environ: The environment; ``os.environ`` if None.
-        key: What these ranks trust each other by, if it is not the key in the environment.
+        key: The key that authenticates these ranks, if it is not the key in the environment.
 
     Returns:
         The membership, with zeroed shared memory.
@@ -156,9 +156,9 @@ def establish(
         return JobContext(place, [os.getpid()], processors=len(os.sched_getaffinity(0)))
     membership = JobContext(place, [])
     try:
-        with enter(place, key, config, source) as entrance:
-            rendezvous = membership.rendezvous = entrance.rendezvous
-            membership._server = entrance.server
+        with join_rendezvous(place, key, config, source) as joined:
+            rendezvous = membership.rendezvous = joined.rendezvous
+            membership._server = joined.server
             greetings = _greet(rendezvous, place, config)
         membership.object_key = rendezvous.derive_key(b"objects", bytes.fromhex(greetings[0]["salt"]))
         _meet_beside(membership, rendezvous, greetings, config, segment_bytes)
@@ -172,7 +172,7 @@ def establish(
 
 
 def _greet(rendezvous: Rendezvous, place: RankInfo, config: Config) -> list[Any]:
-    """Begins a generation with what every rank has to know about every other. It is short, for there may be many."""
+    """Begin a generation with what every rank must know about every other. It is short: there may be many ranks."""
     greetings = rendezvous.begin(
         {
             "version": ffi.string(lib.hvl_version()).decode(),
@@ -201,7 +201,7 @@ def _shared_settings(config: Config) -> list[Any]:
 
 
 def _compare(what: str, remedy: str, values: list[str]) -> None:
-    """Every rank comes to the same verdict."""
+    """Raise an error if the values differ. Every rank decides alike."""
     ranks_of: dict[str, list[int]] = {}
     for rank, value in enumerate(values):
         ranks_of.setdefault(value, []).append(rank)
@@ -217,7 +217,7 @@ def _meet_beside(
     config: Config,
     segment_bytes: Callable[[RankInfo], int],
 ) -> None:
-    """Finds out who shares this rank's host, and shares memory with them."""
+    """Find the ranks of this rank's host, and share memory with them."""
     place = membership.place
     expected = HostTable.of([HostFacts(**greeting["host"]) for greeting in greetings])
     segment = open_segment(rendezvous, place.rank, expected, lambda table: segment_bytes(table.place(place)))
@@ -242,7 +242,7 @@ def _meet_beside(
 def _meet_across(
     membership: JobContext, rendezvous: Rendezvous, greetings: list[dict[str, Any]], config: Config
 ) -> None:
-    """Connects this rank to those of other hosts. Imports what a job on one host does not need."""
+    """Connect this rank to those of other hosts. Imports what a job on one host does not need."""
     from horovodlike._bootstrap.mesh import connect_mesh
     from horovodlike._bootstrap.wakeup_pipes import open_wakeup_pipes
 

@@ -1,6 +1,6 @@
-"""How a rank comes to the rendezvous server: the launcher's, or rank 0's where no launcher runs one.
+"""The way of a rank to the rendezvous server: the launcher's, or rank 0's where no launcher runs one.
 
-What the ranks have in common decides how rank 0 tells the others where its server is, and the key:
+Rank 0 publishes the address of its server and the key by what the ranks have in common:
 
 * ranks of one host: a file of the user's (:mod:`horovodlike._bootstrap.file_discovery`);
 * an address, a port and a key that the user gave to all of them;
@@ -35,7 +35,7 @@ _LOOPBACK = "127.0.0.1"
 
 
 @dataclass
-class Entrance:
+class JoinedRendezvous:
     """This rank's connection to the server, and the server if it is in this process."""
 
     rendezvous: Rendezvous
@@ -43,8 +43,10 @@ class Entrance:
 
 
 @contextlib.contextmanager
-def enter(place: RankInfo, key: JobKey | None, config: Config, environ: Mapping[str, str]) -> Iterator[Entrance]:
-    """Connects to the server. In the ``with`` block all ranks come together; what led them there is removed after it.
+def join_rendezvous(
+    place: RankInfo, key: JobKey | None, config: Config, environ: Mapping[str, str]
+) -> Iterator[JoinedRendezvous]:
+    """Connect to the server. All ranks meet inside the ``with`` block; the published endpoint is removed after it.
 
     Args:
         place: This process's place, in a job of several ranks.
@@ -63,18 +65,18 @@ def enter(place: RankInfo, key: JobKey | None, config: Config, environ: Mapping[
         address = _Address.parse(environ)
         # hvdrun --mpi has mpirun start the ranks, and a server of its own as always.
         if "hvdrun" in (place.launcher, environ.get(RENDEZVOUS_OWNER)):
-            yield Entrance(address.join_launcher(_require_key(key, place), place, config))
+            yield JoinedRendezvous(address.join_launcher(_require_key(key, place), place, config))
             return
-        meeting: Discovery = address.of_job(_require_key(key, place), place)
+        discovery: Discovery = address.of_job(_require_key(key, place), place)
     elif place.local_size == place.size:
-        meeting = FileDiscovery(place.job, environ)
+        discovery = FileDiscovery(place.job, environ)
     else:
-        meeting = _meeting_across(place, config, environ)
+        discovery = _discovery_across_hosts(place, config, environ)
     if place.rank == 0:
-        with _host(meeting, place, config) as entrance:
-            yield entrance
+        with _serve(discovery, place, config) as joined:
+            yield joined
     else:
-        yield Entrance(_seek(meeting, place, config))
+        yield JoinedRendezvous(_discover(discovery, place, config))
 
 
 def _require_key(key: JobKey | None, place: RankInfo) -> JobKey:
@@ -92,8 +94,8 @@ def _require_key(key: JobKey | None, place: RankInfo) -> JobKey:
     )
 
 
-def _meeting_across(place: RankInfo, config: Config, environ: Mapping[str, str]) -> Discovery:
-    """What the launcher of several hosts has to offer. Imports what other jobs do not need."""
+def _discovery_across_hosts(place: RankInfo, config: Config, environ: Mapping[str, str]) -> Discovery:
+    """Return the discovery that the launcher of several hosts allows. Imports what other jobs do not need."""
     from horovodlike._bootstrap import mpi_discovery, slurm_discovery
 
     reasons: dict[str, None] = {}
@@ -112,63 +114,63 @@ def _meeting_across(place: RankInfo, config: Config, environ: Mapping[str, str])
 
 
 @contextlib.contextmanager
-def _host(meeting: Discovery, place: RankInfo, config: Config) -> Iterator[Entrance]:
-    """Rank 0 runs the server and says where, until everybody has come."""
-    appointment = meeting.arrange()
+def _serve(discovery: Discovery, place: RankInfo, config: Config) -> Iterator[JoinedRendezvous]:
+    """Run the server on rank 0 and publish its endpoint until all ranks have connected."""
+    endpoint = discovery.choose_endpoint()
     # A rank that starts anew must not come back to the server of last time.
-    server = RendezvousServer(appointment.key, place.size, appointment.hosts, place.job, appointment.port, once=True)
+    server = RendezvousServer(endpoint.key, place.size, endpoint.hosts, place.job, endpoint.port, once=True)
     try:
         server.start()
     except RendezvousError as problem:
-        if not appointment.port:
+        if not endpoint.port:
             raise
         try:  # a launcher that is not recognised as such may run a server there
-            joined = _connect(appointment, place, config, attempts=1)
+            rendezvous = _connect(endpoint, place, config, attempts=1)
         except RendezvousError:
             raise problem from None
-        yield Entrance(joined)
+        yield JoinedRendezvous(rendezvous)
         return
     try:
-        appointment = Endpoint(server.port, appointment.key, appointment.hosts)
-        meeting.publish(appointment)
-        entrance = Entrance(_connect(appointment, place, config, attempts=3), server)
+        endpoint = Endpoint(server.port, endpoint.key, endpoint.hosts)
+        discovery.publish(endpoint)
+        joined = JoinedRendezvous(_connect(endpoint, place, config, attempts=3), server)
     except BaseException:
-        meeting.withdraw()
+        discovery.unpublish()
         server.close()
         raise
     try:
-        yield entrance
+        yield joined
     finally:
-        meeting.withdraw()
+        discovery.unpublish()
 
 
-def _seek(meeting: Discovery, place: RankInfo, config: Config) -> Rendezvous:
-    """Waits for rank 0's server. What is found may be a crashed job's, so only the time limit is final."""
+def _discover(discovery: Discovery, place: RankInfo, config: Config) -> Rendezvous:
+    """Wait for rank 0's server. An endpoint that is found may be a crashed job's, so only the time limit is final."""
     deadline = time.monotonic() + config.start_timeout
     pause = 0.002
     found = "there was nothing"
     while True:
         try:
-            appointment = meeting.read()
-            if appointment is not None:
-                return _connect(appointment, place, config, attempts=1)
+            endpoint = discovery.read()
+            if endpoint is not None:
+                return _connect(endpoint, place, config, attempts=1)
         except (UnreachableError, AuthenticationError, VersionError) as error:
             found = f"what was there did not lead to it: {error}"
         if time.monotonic() + pause > deadline:
             raise RendezvousError(
                 f"after {config.start_timeout:g} s rank 0 of {place.size} had not told rank {place.rank} where it "
-                f"listens, {meeting.where} ({found}); see whether rank 0 runs and what it prints. If it only needs "
+                f"listens, {discovery.where} ({found}); see whether rank 0 runs and what it prints. If it only needs "
                 "longer, raise --start-timeout (HOROVODLIKE_START_TIMEOUT)"
             )
         time.sleep(pause)
         pause = min(pause * 1.5, 0.1)
 
 
-def _connect(appointment: Endpoint, place: RankInfo, config: Config, attempts: int) -> Rendezvous:
+def _connect(endpoint: Endpoint, place: RankInfo, config: Config, attempts: int) -> Rendezvous:
     return Rendezvous(
-        appointment.hosts,
-        appointment.port,
-        appointment.key,
+        endpoint.hosts,
+        endpoint.port,
+        endpoint.key,
         place,
         config.start_timeout,
         owner="rank 0",
@@ -178,7 +180,7 @@ def _connect(appointment: Endpoint, place: RankInfo, config: Config, attempts: i
 
 @dataclass(frozen=True)
 class _Address:
-    """Where the environment says that the server is."""
+    """The address of the server, as the environment has it."""
 
     hosts: str
     port: int
@@ -206,8 +208,8 @@ class _GivenAddress:
         self._place = place
         self.where = f"at {address.hosts}:{address.port}"
 
-    def arrange(self) -> Endpoint:
-        """Of the addresses those that this host has.
+    def choose_endpoint(self) -> Endpoint:
+        """Return those of the addresses that this host has.
 
         Raises:
             RendezvousError: It has none of them, or other hosts could not use it.
@@ -230,19 +232,19 @@ class _GivenAddress:
             )
         return Endpoint(self._address.port, self._key, ",".join(str(each) for each in mine))
 
-    def publish(self, appointment: Endpoint) -> None:
-        """Everybody knows."""
+    def publish(self, endpoint: Endpoint) -> None:
+        """Do nothing: all ranks were given the address."""
 
-    def withdraw(self) -> None:
-        """There is nothing to remove."""
+    def unpublish(self) -> None:
+        """Do nothing: there is nothing to remove."""
 
     def read(self) -> Endpoint:
-        """What the user gave."""
+        """Return what the user gave."""
         return Endpoint(self._address.port, self._key, self._address.hosts)
 
 
 def resolve(hosts: str) -> list[str]:
-    """The addresses that names or addresses stand for.
+    """Return the addresses that names or addresses stand for.
 
     Args:
         hosts: Separated by commas.

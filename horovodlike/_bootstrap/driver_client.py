@@ -45,12 +45,12 @@ _forked_from: int | None = None  # the number of the worker that this process wa
 
 
 def current() -> Worker | None:
-    """This process's connection, once :func:`find` has made it; None in a job that has no driver."""
+    """Return this process's connection, once :func:`find` has made it; None in a job that has no driver."""
     return _current
 
 
 def find(environ: MutableMapping[str, str], start_timeout: float) -> Worker | None:
-    """The connection to the driver, made when it is first asked for; None in a job that has no driver.
+    """Return the connection to the driver, made at the first call; None in a job that has no driver.
 
     Raises:
         ConfigError: The environment contradicts itself.
@@ -89,7 +89,7 @@ class Worker:
     """
 
     def __init__(self, environ: MutableMapping[str, str], start_timeout: float) -> None:
-        """Connects to the driver.
+        """Connect to the driver.
 
         Raises:
             ConfigError: The environment contradicts itself.
@@ -178,7 +178,7 @@ class Worker:
         raise RendezvousError(f"worker {self.number} has lost {self._where}: {answer['lost']}")
 
     def changes(self) -> tuple[bool, bool]:
-        """Whether the driver wants to change the members since the last place was given, and to add any."""
+        """Return whether the driver wants to change the members since the last place was given, and to add any."""
         with self._lock:
             return self._changed, self._added
 
@@ -192,7 +192,7 @@ class Worker:
     def finish(self) -> None:
         """Say that the training has come to its end."""
         self._has_finished = True
-        with contextlib.suppress(OSError):  # without a driver nobody wants to know
+        with contextlib.suppress(OSError):  # without a driver there is no receiver
             self._say("finished")
 
     def leave(self) -> None:
@@ -211,7 +211,7 @@ class Worker:
             self._link.send(json.dumps({"do": verb, **more}).encode(), time.monotonic() + _SEND_TIMEOUT)
 
     def _wake(self) -> None:
-        """From a signal handler: whoever waits for a place need not."""
+        """End a wait for a place; called by a signal handler."""
         self._answers.put({"preempted": True})
 
     def _listen(self) -> None:

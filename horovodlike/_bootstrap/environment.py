@@ -41,16 +41,16 @@ Ancestor = Callable[[Names], str | None]
 
 @dataclass(frozen=True)
 class RankInfo:
-    """Where this process stands in its job.
+    """The place of this process in its job.
 
     Attributes:
         rank: 0 to ``size - 1``.
-        size: How many processes the job has.
+        size: Return how many processes the job has.
         local_rank: 0 to ``local_size - 1`` among the processes of this host.
-        local_size: How many processes of the job this host has.
+        local_size: Return how many processes of the job this host has.
         cross_rank: The host's number among the hosts that have a process of this local rank.
-        cross_size: How many hosts have a process of this local rank.
-        launcher: Who started the job, ``none`` if nobody did.
+        cross_size: Return how many hosts have a process of this local rank.
+        launcher: The launcher of the job, ``none`` if there is none.
         job: A text that is the same on all ranks of the job and differs between jobs; empty in a job of one.
         node_id: The launcher's name for this host, or None. Ranks of different names are on different hosts.
         is_homogeneous: Whether every host has the same number of processes.
@@ -163,7 +163,7 @@ _LAUNCHERS = (
 
 
 def find_ancestor(command_names: Names) -> str | None:
-    """Finds the nearest ancestor of this process by its command name.
+    """Find the nearest ancestor of this process by its command name.
 
     Args:
         command_names: The names, cut to 15 characters as the kernel does.
@@ -188,7 +188,7 @@ def find_ancestor(command_names: Names) -> str | None:
 
 
 def find_rank_info(environ: Mapping[str, str], ancestor: Ancestor = find_ancestor) -> RankInfo:
-    """Reads the place of this process in its job.
+    """Read the place of this process in its job.
 
     The launchers are tried in this order: ``HOROVODLIKE_*`` and ``HOROVOD_*``, torchrun, Open MPI, MPICH (Hydra),
     Slurm inside a step. None of them: a job of one. A variable that is empty counts as not set.

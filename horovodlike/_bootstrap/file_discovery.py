@@ -1,8 +1,8 @@
-"""Where the ranks of a job find each other when no launcher tells them: a file of the user's, named by the job.
+"""Discovery of ranks of one host without a launcher: a file of the user's, named by the job.
 
 Rank 0 writes the port of its rendezvous server and the job's fresh key into a file of mode 0600, in a directory of
-mode 0700 that belongs to the user, and removes it when everybody has connected. The file appears by an atomic rename,
-so that nobody reads half of it; one that a crashed job of the same name left behind is replaced.
+mode 0700 that belongs to the user, and removes it when all ranks have connected. The file appears by an atomic rename,
+so that no rank reads half of it; one that a crashed job of the same name left behind is replaced.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ _PRIVATE = stat.S_IRWXG | stat.S_IRWXO
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where rank 0's server listens, and its key.
+    """The address of rank 0's server, and its key.
 
     Attributes:
         port: The port; 0 if any free one will do.
@@ -41,7 +41,7 @@ class Endpoint:
 
 
 class Discovery(Protocol):
-    """How rank 0 tells the others where its server is.
+    """The way in which rank 0 tells the others where its server is.
 
     Attributes:
         where: Where that is to be found, for messages.
@@ -49,24 +49,24 @@ class Discovery(Protocol):
 
     where: str
 
-    def arrange(self) -> Endpoint:
-        """On rank 0: where the server is to listen, and with which key."""
+    def choose_endpoint(self) -> Endpoint:
+        """Return, on rank 0, where the server must listen, and its key."""
 
-    def publish(self, appointment: Endpoint) -> None:
-        """On rank 0: says where it listens, until :meth:`withdraw`."""
+    def publish(self, endpoint: Endpoint) -> None:
+        """Tell the others, on rank 0, where the server listens, until :meth:`unpublish`."""
 
-    def withdraw(self) -> None:
-        """On rank 0: when everybody has come, or something has failed. May be called again."""
+    def unpublish(self) -> None:
+        """Undo :meth:`publish` on rank 0 when all have connected or something has failed. May be called again."""
 
     def read(self) -> Endpoint | None:
-        """On the others: what rank 0 has said; None if it has not (yet)."""
+        """Return, on the others, what rank 0 has published; None if it has not (yet)."""
 
 
 class FileDiscovery:
     """The file of one job."""
 
     def __init__(self, job: str, environ: Mapping[str, str]) -> None:
-        """Names the file; touches nothing.
+        """Name the file; touch nothing.
 
         Args:
             job: The job's name, the same on all ranks.
@@ -83,17 +83,17 @@ class FileDiscovery:
         """The file, for messages."""
         return os.path.join(self.directory, self._name)
 
-    def arrange(self) -> Endpoint:
-        """A new key, and any port."""
+    def choose_endpoint(self) -> Endpoint:
+        """Return a new key, and any port."""
         return Endpoint(0, JobKey.random())
 
-    def publish(self, appointment: Endpoint) -> None:
-        """Writes the file, in place of an old one.
+    def publish(self, endpoint: Endpoint) -> None:
+        """Write the file, in place of an old one.
 
         Raises:
             RendezvousError: The directory is not safe, or cannot be written.
         """
-        content = json.dumps({"port": appointment.port, "key": appointment.key.hex()}).encode()
+        content = json.dumps({"port": endpoint.port, "key": endpoint.key.hex()}).encode()
         draft = f"{self._name}.{secrets.token_hex(8)}"
         with self._opened(create=True) as directory:
             _remove_stale(directory)
@@ -110,8 +110,8 @@ class FileDiscovery:
                 raise RendezvousError(f"rank 0 cannot write {self.path}: {error.strerror}") from error
         self._published = (found.st_dev, found.st_ino)
 
-    def withdraw(self) -> None:
-        """Removes the file that :meth:`publish` wrote, unless another job has replaced it. May be called again."""
+    def unpublish(self) -> None:
+        """Remove the file that :meth:`publish` wrote, unless another job has replaced it. May be called again."""
         if self._published is None:
             return
         with contextlib.suppress(OSError, RendezvousError), self._opened(create=False) as directory:
@@ -121,10 +121,10 @@ class FileDiscovery:
         self._published = None
 
     def read(self) -> Endpoint | None:
-        """Reads the file; None if it is not there (yet).
+        """Read the file; None if it is not there (yet).
 
         Raises:
-            RendezvousError: The directory or the file could be somebody else's, or the content makes no sense.
+            RendezvousError: The directory or the file could be another user's, or the content makes no sense.
         """
         try:
             with self._opened(create=False) as directory:
@@ -187,7 +187,7 @@ def _check_private(path: str, found: os.stat_result, kind: int, remedy: str) -> 
 
 
 def _remove_stale(directory: int) -> None:
-    """What jobs left that were killed in the moment of their start holds a key that opens nothing any more."""
+    """Remove the files of jobs that were killed while they started: their keys open nothing any more."""
     with contextlib.suppress(OSError), os.scandir(directory) as entries:
         for entry in entries:
             with contextlib.suppress(OSError):

@@ -14,7 +14,7 @@ _COUNT = re.compile(r"([0-9]{1,9})(?:\(x([0-9]{1,9})\))?")
 
 
 def expand_hosts(text: str) -> list[str]:
-    """The names that a host list stands for, in its order.
+    """Return the names that a host list stands for, in its order.
 
     Brackets hold numbers and ranges, whose leading zeros are kept; a name may have several pairs of them.
 
@@ -54,7 +54,7 @@ def _numbers(text: str, numbers: str) -> list[str]:
 
 
 def expand_counts(text: str) -> list[int]:
-    """The numbers that ``4(x2),3`` stands for: ``[4, 4, 3]``.
+    """Return the numbers that ``4(x2),3`` stands for: ``[4, 4, 3]``.
 
     Raises:
         ValueError: It is something else, or stands for more than :data:`MOST_HOSTS` numbers; the message shows it.

@@ -12,7 +12,7 @@ _kept_key: JobKey | None = None
 
 
 def take_key(environ: MutableMapping[str, str]) -> JobKey | None:
-    """The key that all ranks of the job were given, or None if they were not given one.
+    """Return the key that all ranks of the job were given, or None if they were not given one.
 
     A key in the environment is removed from there, so that processes that this one starts do not inherit it, and kept
     for the next call.
@@ -31,10 +31,10 @@ def take_key(environ: MutableMapping[str, str]) -> JobKey | None:
 
 
 def read_key_file(path: str, source: str) -> JobKey:
-    """Reads a key that the user keeps in a file.
+    """Read a key that the user keeps in a file.
 
     Args:
-        path: The file: 64 hexadecimal digits, readable by nobody else.
+        path: The file: 64 hexadecimal digits, readable by no other user.
         source: What names it, for errors.
 
     Raises:

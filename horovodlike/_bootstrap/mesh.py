@@ -1,8 +1,8 @@
 """The connections between ranks of different hosts, made and authenticated before the engine gets them.
 
-Every rank listens on one address, and tells the others which through the rendezvous, where nobody can forge it. Of two
+Every rank listens on one address, and sends it to the others through the rendezvous, where it cannot be forged. Of two
 ranks the higher one connects. Connections that are not of the mesh get a few seconds and a buffer for a hello; when the
-mesh is complete nobody listens any more.
+mesh is complete no rank listens any more.
 """
 
 import json
@@ -47,8 +47,8 @@ class Connection:
     keys: Keys
 
 
-def plan_wires(rank: int, table: HostTable, streams: int, fan_out: int) -> list[ConnectionId]:
-    """Every connection that a rank has, in the order that both of its ends know.
+def plan_connections(rank: int, table: HostTable, streams: int, fan_out: int) -> list[ConnectionId]:
+    """Return every connection that a rank has, in the order that both of its ends know.
 
     Args:
         rank: The rank.
@@ -57,13 +57,13 @@ def plan_wires(rank: int, table: HostTable, streams: int, fan_out: int) -> list[
         fan_out: Of the tree of hosts, the most children of a host.
     """
 
-    def wire(use: int, other: int, number: int = 0) -> ConnectionId:
+    def connection_id(use: int, other: int, number: int = 0) -> ConnectionId:
         return ConnectionId(use, min(rank, other), max(rank, other), number)
 
     beside = table.ranks_beside(rank)
     host = table.ranks.index(beside)
-    wires = [
-        wire(DATA, other, number)
+    connection_ids = [
+        connection_id(DATA, other, number)
         for other in range(len(table.facts))
         if other not in beside
         for number in range(streams)
@@ -71,14 +71,14 @@ def plan_wires(rank: int, table: HostTable, streams: int, fan_out: int) -> list[
     if rank == beside[0]:
         parent = [] if host == 0 else [(host - 1) // fan_out]
         children = range(host * fan_out + 1, min((host + 1) * fan_out + 1, len(table.ranks)))
-        wires += [wire(CONTROL, table.ranks[other][0]) for other in [*parent, *children]]
-    return wires
+        connection_ids += [connection_id(CONTROL, table.ranks[other][0]) for other in [*parent, *children]]
+    return connection_ids
 
 
 def connect_mesh(
     rendezvous: Rendezvous, table: HostTable, config: Config, ends: Sequence[tuple[str, str]]
 ) -> list[Connection]:
-    """Connects this rank to those of other hosts. Collective.
+    """Connect this rank to those of other hosts. Collective.
 
     Args:
         rendezvous: The connection to all ranks.
@@ -87,16 +87,16 @@ def connect_mesh(
         ends: By rank, its own address and the server's in its connection to the rendezvous server.
 
     Returns:
-        The connections in the order of :func:`plan_wires`; the caller closes their sockets.
+        The connections in the order of :func:`plan_connections`; the caller closes their sockets.
 
     Raises:
         RendezvousError: Ranks could not connect; the message lists them and why, the same on all ranks.
         ConfigError: ``network_interface`` or ``tcp_congestion`` does not fit this host.
     """
     rank = rendezvous.rank
-    wires = plan_wires(rank, table, config.tcp_streams, config.fan_out)
+    connection_ids = plan_connections(rank, table, config.tcp_streams, config.fan_out)
     # The engine duplicates each descriptor before this side's is closed.
-    ensure_descriptors(2 * len(wires), f"{len(wires)} connections to ranks of other hosts")
+    ensure_descriptors(2 * len(connection_ids), f"{len(connection_ids)} connections to ranks of other hosts")
     address = own_address(rank, ends, config.network_interface)
     [listener] = listen(f"rank {rank}", [address], [0])
     with listener:
@@ -106,7 +106,7 @@ def connect_mesh(
         offers = rendezvous.exchange("mesh.addresses", mine)
         key = rendezvous.derive_key(b"mesh", bytes.fromhex(offers[0]["salt"]))
         places = [(str(offer["address"]), int(offer["port"])) for offer in offers]
-        builder = Builder(rank, wires, places, key, listener, config.start_timeout)
+        builder = Builder(rank, connection_ids, places, key, listener, config.start_timeout)
         try:
             builder.run()
         except BaseException:
@@ -114,16 +114,21 @@ def connect_mesh(
             raise
     try:
         _compare(rendezvous, table, builder.problems, config)
-        for wire in wires:
-            _set_options(builder.done[wire][0], wire.use, config)
+        for connection_id in connection_ids:
+            _set_options(builder.done[connection_id][0], connection_id.use, config)
     except BaseException:
         builder.close()
         raise
-    return [Connection(builder.done[wire][0], wire.other(rank), wire.use, builder.done[wire][1]) for wire in wires]
+    return [
+        Connection(
+            builder.done[connection_id][0], connection_id.other(rank), connection_id.use, builder.done[connection_id][1]
+        )
+        for connection_id in connection_ids
+    ]
 
 
 def _set_options(connected: socket.socket, use: int, config: Config) -> None:
-    """Small messages leave at once, and a host that does not answer any more is noticed."""
+    """Have small messages sent at once, and a host that does not answer any more noticed."""
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     set_keepalive(connected, *_keepalive(config.network_timeout))
     # It also ends connections to a process that is stopped and takes no more, where much may be on its way. Data has
@@ -135,14 +140,14 @@ def _set_options(connected: socket.socket, use: int, config: Config) -> None:
 
 
 def _keepalive(timeout: float) -> tuple[int, int, int]:
-    """Seconds until the first probe, seconds between probes, and their number, within the time-out where it allows."""
+    """Return the arguments of :func:`set_keepalive` that keep within the time-out, where it is long enough."""
     idle = max(1, int(timeout / 3))
     interval = max(1, int(timeout / 9))
     return idle, interval, max(1, int((timeout - idle) / interval))
 
 
 def _compare(rendezvous: Rendezvous, table: HostTable, problems: dict[ConnectionId, str], config: Config) -> None:
-    """Tells all ranks what did not connect; every rank comes to the same verdict."""
+    """Tell all ranks which connections failed; every rank decides alike."""
     reports = rendezvous.exchange(
         "mesh.connected", _report(problems, _REPORT_BYTES // rendezvous.size), patience=config.start_timeout
     )
@@ -172,8 +177,10 @@ def _compare(rendezvous: Rendezvous, table: HostTable, problems: dict[Connection
 
 
 def _report(problems: dict[ConnectionId, str], most: int) -> dict[str, Any]:
-    """The problems by pair of ranks, as many as there is room for."""
-    pairs = {(wire.low, wire.high): why for wire, why in sorted(problems.items(), reverse=True)}
+    """Return the problems by pair of ranks, as many as there is room for."""
+    pairs = {
+        (connection_id.low, connection_id.high): why for connection_id, why in sorted(problems.items(), reverse=True)
+    }
     report: dict[str, Any] = {"more": len(pairs), "problems": []}
     for (low, high), why in sorted(pairs.items()):
         entry = [low, high, why[:200]]

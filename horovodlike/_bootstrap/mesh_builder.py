@@ -25,7 +25,7 @@ from horovodlike._net.secure_channel import HANDSHAKE_TIMEOUT, AuthenticationErr
 _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 1.0
 _TRIES_IF_REFUSED = 6  # within two seconds; a network that only now comes up gets a chance
-_STRANGERS = 64
+_MOST_PENDING = 64
 _OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -40,10 +40,10 @@ class _PendingConnection:
 
 
 @dataclass(eq=False)
-class _Call:
+class _Attempt:
     """A connection that this rank makes."""
 
-    wire: ConnectionId
+    connection_id: ConnectionId
     link: socket | None = None
     connected: bool = False
     received: bytearray = field(default_factory=bytearray)
@@ -66,18 +66,18 @@ class Builder:
     def __init__(
         self,
         rank: int,
-        wires: Sequence[ConnectionId],
-        places: Sequence[tuple[str, int]],
+        connection_ids: Sequence[ConnectionId],
+        addresses: Sequence[tuple[str, int]],
         key: JobKey,
         listener: socket,
         timeout: float,
     ) -> None:
-        """Prepares it.
+        """Prepare the connections; :meth:`run` makes them.
 
         Args:
             rank: This rank.
-            wires: Its connections.
-            places: By rank, the address and port where it listens.
+            connection_ids: Its connections.
+            addresses: By rank, the address and port where it listens.
             key: The mesh's key.
             listener: Where this rank listens; it is the caller's.
             timeout: Seconds until :meth:`run` gives up what is still missing.
@@ -85,57 +85,59 @@ class Builder:
         self.done: dict[ConnectionId, tuple[socket, Keys]] = {}
         self.problems: dict[ConnectionId, str] = {}
         self._rank = rank
-        self._places = places
+        self._addresses = addresses
         self._key = key
         self._listener = listener
         self._timeout = timeout
-        self._expected = {wire for wire in wires if wire.low == rank}
+        self._expected = {each for each in connection_ids if each.low == rank}
         self._awaited = set(self._expected)
-        self._calls = {wire: _Call(wire) for wire in wires if wire.high == rank}
-        self._resting = set(self._calls.values())  # without a socket, until it is time to try again
-        self._guests: dict[_PendingConnection, None] = {}  # in order of arrival
-        self._most_guests = _STRANGERS + 2 * len(self._expected)
+        self._attempts = {
+            connection_id: _Attempt(connection_id) for connection_id in connection_ids if connection_id.high == rank
+        }
+        self._resting = set(self._attempts.values())  # without a socket, until it is time to try again
+        self._pending: dict[_PendingConnection, None] = {}  # in order of arrival
+        self._most_pending = _MOST_PENDING + 2 * len(self._expected)
 
     def run(self) -> None:
-        """Returns when every connection is there or has a problem, at the latest when the time is over."""
+        """Make the connections: until each is there or has a problem, at the latest when the time is over."""
         deadline = time.monotonic() + self._timeout
         with selectors.DefaultSelector() as self._selector:
             self._listener.setblocking(False)
             self._selector.register(self._listener, selectors.EVENT_READ, None)
             try:
-                while (self._calls or self._awaited) and (now := time.monotonic()) < deadline:
-                    self._end_late_guests(now)
-                    self._begin_calls(now)
-                    for key, events in self._selector.select(self._patience(deadline)):
-                        self._attend(key.data, events)
+                while (self._attempts or self._awaited) and (now := time.monotonic()) < deadline:
+                    self._drop_late(now)
+                    self._begin_attempts(now)
+                    for key, events in self._selector.select(self._seconds_left(deadline)):
+                        self._handle(key.data, events)
             finally:
-                for guest in list(self._guests):
-                    self._drop(guest)
+                for pending in list(self._pending):
+                    self._drop(pending)
         self._give_up()
 
     def close(self) -> None:
-        """Closes every connection."""
+        """Close every connection."""
         for connected, _ in self.done.values():
             connected.close()
-        for call in self._calls.values():
-            if call.link is not None:
-                call.link.close()
+        for attempt in self._attempts.values():
+            if attempt.link is not None:
+                attempt.link.close()
         self.done.clear()
 
-    def _patience(self, deadline: float) -> float:
-        times = [deadline, *(call.again_at for call in self._resting)]
-        if self._guests:
-            times.append(next(iter(self._guests)).deadline)
+    def _seconds_left(self, deadline: float) -> float:
+        times = [deadline, *(attempt.again_at for attempt in self._resting)]
+        if self._pending:
+            times.append(next(iter(self._pending)).deadline)
         return max(0.0, min(times) - time.monotonic())
 
-    def _attend(self, data: _PendingConnection | _Call | None, events: int) -> None:
+    def _handle(self, data: _PendingConnection | _Attempt | None, events: int) -> None:
         if data is None:
             self._accept()
         elif isinstance(data, _PendingConnection):
             if data.link.fileno() >= 0:
-                self._hear(data)
+                self._read_hello(data)
         elif data.link is not None:
-            self._pursue(data)
+            self._continue(data)
 
     # What others begin.
 
@@ -144,150 +146,150 @@ class Builder:
             accepted, _ = self._listener.accept()
         except OSError as error:
             if error.errno in _OUT_OF_RESOURCES:
-                if not self._guests:
+                if not self._pending:
                     raise
-                self._drop(next(iter(self._guests)))
+                self._drop(next(iter(self._pending)))
             return
-        if len(self._guests) >= self._most_guests:
-            self._drop(next(iter(self._guests)))
+        if len(self._pending) >= self._most_pending:
+            self._drop(next(iter(self._pending)))
         accepted.setblocking(False)
-        guest = _PendingConnection(accepted, make_challenge(), time.monotonic() + HANDSHAKE_TIMEOUT)
-        self._guests[guest] = None
-        self._selector.register(accepted, selectors.EVENT_READ, guest)
+        pending = _PendingConnection(accepted, make_challenge(), time.monotonic() + HANDSHAKE_TIMEOUT)
+        self._pending[pending] = None
+        self._selector.register(accepted, selectors.EVENT_READ, pending)
         try:
-            _send_whole(accepted, guest.challenge)
+            _send_whole(accepted, pending.challenge)
         except OSError:
-            self._drop(guest)
+            self._drop(pending)
 
-    def _hear(self, guest: _PendingConnection) -> None:
+    def _read_hello(self, pending: _PendingConnection) -> None:
         try:
-            data = guest.link.recv(HELLO_BYTES - len(guest.hello))
-            guest.hello += data
+            data = pending.link.recv(HELLO_BYTES - len(pending.hello))
+            pending.hello += data
             if not data:
-                self._drop(guest)
-            elif len(guest.hello) == HELLO_BYTES:
-                wire, proof, keys = accept_hello(self._key, guest.challenge, bytes(guest.hello))
-                if wire not in self._expected:
+                self._drop(pending)
+            elif len(pending.hello) == HELLO_BYTES:
+                connection_id, proof, keys = accept_hello(self._key, pending.challenge, bytes(pending.hello))
+                if connection_id not in self._expected:
                     raise AuthenticationError(f"rank {self._rank} expects no such connection")
-                _send_whole(guest.link, proof)
-                self._admit(guest, wire, keys)
+                _send_whole(pending.link, proof)
+                self._complete(pending, connection_id, keys)
         except (BlockingIOError, InterruptedError):
             return
         except (OSError, AuthenticationError):
-            self._drop(guest)
+            self._drop(pending)
 
-    def _admit(self, guest: _PendingConnection, wire: ConnectionId, keys: Keys) -> None:
-        self._guests.pop(guest)
-        self._selector.unregister(guest.link)
-        if wire in self.done:  # the other side lost it, and has come again
-            self.done[wire][0].close()
-        self.done[wire] = (guest.link, keys)
-        self._awaited.discard(wire)
+    def _complete(self, pending: _PendingConnection, connection_id: ConnectionId, keys: Keys) -> None:
+        self._pending.pop(pending)
+        self._selector.unregister(pending.link)
+        if connection_id in self.done:  # the other side lost it, and has come again
+            self.done[connection_id][0].close()
+        self.done[connection_id] = (pending.link, keys)
+        self._awaited.discard(connection_id)
 
-    def _end_late_guests(self, now: float) -> None:
-        while self._guests and (oldest := next(iter(self._guests))).deadline <= now:
+    def _drop_late(self, now: float) -> None:
+        while self._pending and (oldest := next(iter(self._pending))).deadline <= now:
             self._drop(oldest)
 
-    def _drop(self, guest: _PendingConnection) -> None:
-        self._guests.pop(guest, None)
+    def _drop(self, pending: _PendingConnection) -> None:
+        self._pending.pop(pending, None)
         with contextlib.suppress(KeyError):
-            self._selector.unregister(guest.link)
-        guest.link.close()
+            self._selector.unregister(pending.link)
+        pending.link.close()
 
     # What this rank begins.
 
-    def _begin_calls(self, now: float) -> None:
-        for call in [each for each in self._resting if each.again_at <= now]:
-            self._resting.discard(call)
-            self._begin(call)
+    def _begin_attempts(self, now: float) -> None:
+        for attempt in [each for each in self._resting if each.again_at <= now]:
+            self._resting.discard(attempt)
+            self._begin(attempt)
 
-    def _begin(self, call: _Call) -> None:
-        address, port = self._places[call.wire.low]
+    def _begin(self, attempt: _Attempt) -> None:
+        address, port = self._addresses[attempt.connection_id.low]
         family = AF_INET6 if ":" in address else AF_INET
-        call.tries += 1
-        call.connected, call.proof = False, b""
-        call.received.clear()
+        attempt.tries += 1
+        attempt.connected, attempt.proof = False, b""
+        attempt.received.clear()
         try:
-            call.link = socket(family, SOCK_STREAM)
-            start(call.link, (address, port))
-            self._selector.register(call.link, selectors.EVENT_WRITE, call)
+            attempt.link = socket(family, SOCK_STREAM)
+            start(attempt.link, (address, port))
+            self._selector.register(attempt.link, selectors.EVENT_WRITE, attempt)
         except OSError as error:
             if error.errno in _OUT_OF_RESOURCES:
                 raise
-            self._fail(call, str(error.strerror), refused=True)
+            self._fail(attempt, str(error.strerror), refused=True)
 
-    def _pursue(self, call: _Call) -> None:
-        assert call.link is not None
+    def _continue(self, attempt: _Attempt) -> None:
+        assert attempt.link is not None
         try:
-            if not call.connected:
-                if failure := call.link.getsockopt(SOL_SOCKET, SO_ERROR):
+            if not attempt.connected:
+                if failure := attempt.link.getsockopt(SOL_SOCKET, SO_ERROR):
                     raise make_error(failure)
-                call.connected = True
-                self._selector.modify(call.link, selectors.EVENT_READ, call)
+                attempt.connected = True
+                self._selector.modify(attempt.link, selectors.EVENT_READ, attempt)
                 return
-            wanted = PROOF_BYTES if call.proof else CHALLENGE_BYTES
-            data = call.link.recv(wanted - len(call.received))
+            wanted = PROOF_BYTES if attempt.proof else CHALLENGE_BYTES
+            data = attempt.link.recv(wanted - len(attempt.received))
             if not data:
-                self._fail(call, "it hung up before it had proven that it is this rank")
+                self._fail(attempt, "it hung up before it had proven that it is this rank")
                 return
-            call.received += data
-            if len(call.received) == wanted:
-                self._answer(call, bytes(call.received))
+            attempt.received += data
+            if len(attempt.received) == wanted:
+                self._answer(attempt, bytes(attempt.received))
         except (BlockingIOError, InterruptedError):
             return
         except (VersionError, AuthenticationError) as error:
-            self._fail(call, str(error), refused=True)
+            self._fail(attempt, str(error), refused=True)
         except OSError as error:
-            self._fail(call, error.strerror or str(error), refused=not call.connected)
+            self._fail(attempt, error.strerror or str(error), refused=not attempt.connected)
 
-    def _answer(self, call: _Call, message: bytes) -> None:
-        assert call.link is not None
-        call.received.clear()
-        if not call.proof:
-            hello, call.proof, call.keys = answer_challenge(self._key, call.wire, message)
-            _send_whole(call.link, hello)
+    def _answer(self, attempt: _Attempt, message: bytes) -> None:
+        assert attempt.link is not None
+        attempt.received.clear()
+        if not attempt.proof:
+            hello, attempt.proof, attempt.keys = answer_challenge(self._key, attempt.connection_id, message)
+            _send_whole(attempt.link, hello)
             return
-        if not is_proof(call.proof, message):
+        if not is_proof(attempt.proof, message):
             raise AuthenticationError("it does not hold the key of this job")
-        assert call.keys is not None
-        self._selector.unregister(call.link)
-        self.done[call.wire] = (call.link, call.keys)
-        call.link = None
-        del self._calls[call.wire]
+        assert attempt.keys is not None
+        self._selector.unregister(attempt.link)
+        self.done[attempt.connection_id] = (attempt.link, attempt.keys)
+        attempt.link = None
+        del self._attempts[attempt.connection_id]
 
-    def _fail(self, call: _Call, problem: str, *, refused: bool = False) -> None:
-        """Tries again soon; what is refused again and again will not change."""
-        if call.link is not None:
+    def _fail(self, attempt: _Attempt, problem: str, *, refused: bool = False) -> None:
+        """Try again soon, but not what is refused again and again."""
+        if attempt.link is not None:
             with contextlib.suppress(KeyError):
-                self._selector.unregister(call.link)
-            call.link.close()
-            call.link = None
-        call.problem = problem
-        call.refusals = call.refusals + 1 if refused else 0
-        if call.refusals >= _TRIES_IF_REFUSED:
-            self._lose(call)
+                self._selector.unregister(attempt.link)
+            attempt.link.close()
+            attempt.link = None
+        attempt.problem = problem
+        attempt.refusals = attempt.refusals + 1 if refused else 0
+        if attempt.refusals >= _TRIES_IF_REFUSED:
+            self._give_up_attempt(attempt)
         else:
-            self._resting.add(call)
-            call.again_at = time.monotonic() + min(_FIRST_PAUSE * 2 ** (call.tries - 1), _LONGEST_PAUSE)
+            self._resting.add(attempt)
+            attempt.again_at = time.monotonic() + min(_FIRST_PAUSE * 2 ** (attempt.tries - 1), _LONGEST_PAUSE)
 
-    def _lose(self, call: _Call) -> None:
-        del self._calls[call.wire]
-        address, port = self._places[call.wire.low]
-        self.problems[call.wire] = f"{address} port {port}: {call.problem}"
+    def _give_up_attempt(self, attempt: _Attempt) -> None:
+        del self._attempts[attempt.connection_id]
+        address, port = self._addresses[attempt.connection_id.low]
+        self.problems[attempt.connection_id] = f"{address} port {port}: {attempt.problem}"
 
     def _give_up(self) -> None:
-        for call in list(self._calls.values()):
-            if call.link is not None:
-                call.link.close()
-                if call.connected:
-                    call.problem = "it accepts connections, but does not answer as a rank does"
-                call.problem = call.problem or f"no answer for {self._timeout:g} s"
-            self._lose(call)
-        for wire in self._awaited:
-            self.problems[wire] = f"it did not connect within {self._timeout:g} s"
+        for attempt in list(self._attempts.values()):
+            if attempt.link is not None:
+                attempt.link.close()
+                if attempt.connected:
+                    attempt.problem = "it accepts connections, but does not answer as a rank does"
+                attempt.problem = attempt.problem or f"no answer for {self._timeout:g} s"
+            self._give_up_attempt(attempt)
+        for connection_id in self._awaited:
+            self.problems[connection_id] = f"it did not connect within {self._timeout:g} s"
 
 
 def _send_whole(connected: socket, data: bytes) -> None:
-    """On a connection on which little has been sent, all of a short message fits into the kernel's buffer."""
+    """Send a short message, all of which fits into the kernel's buffer of a connection that has sent little."""
     if connected.send(data) != len(data):
         raise make_error(errno.ENOBUFS)

@@ -1,4 +1,4 @@
-"""How two ranks prove to each other who they are on a connection of the mesh. Pure.
+"""The handshake by which two ranks authenticate a connection of the mesh. Pure.
 
 Both have the mesh's key, which is made for it alone. All numbers are big-endian. The lower rank accepts the connection:
 
@@ -46,7 +46,7 @@ class ConnectionId:
     number: int = 0
 
     def other(self, rank: int) -> int:
-        """Who is at the other end."""
+        """Return the rank at the other end."""
         return self.low if rank == self.high else self.high
 
 
@@ -59,12 +59,12 @@ class Keys:
 
 
 def make_challenge() -> bytes:
-    """The first bytes of the rank that accepts."""
+    """Return the first bytes of the rank that accepts."""
     return _CHALLENGE.pack(_MAGIC, VERSION, secrets.token_bytes(NONCE_BYTES))
 
 
-def answer_challenge(key: JobKey, wire: ConnectionId, challenge: bytes) -> tuple[bytes, bytes, Keys]:
-    """The part of the rank that connects.
+def answer_challenge(key: JobKey, connection_id: ConnectionId, challenge: bytes) -> tuple[bytes, bytes, Keys]:
+    """Answer a challenge: the part of the rank that connects.
 
     Returns:
         The hello to send, the proof to expect, and the keys of this end.
@@ -77,7 +77,9 @@ def answer_challenge(key: JobKey, wire: ConnectionId, challenge: bytes) -> tuple
         raise VersionError("what listens there is no rank")
     if version != VERSION:
         raise VersionError(f"it speaks version {version} of the protocol and this rank version {VERSION}")
-    body = _BODY.pack(secrets.token_bytes(NONCE_BYTES), wire.low, wire.high, wire.use, wire.number)
+    body = _BODY.pack(
+        secrets.token_bytes(NONCE_BYTES), connection_id.low, connection_id.high, connection_id.use, connection_id.number
+    )
     return (
         body + _mac(key, b"hello", challenge, body),
         _mac(key, b"proof", challenge, body),
@@ -86,7 +88,7 @@ def answer_challenge(key: JobKey, wire: ConnectionId, challenge: bytes) -> tuple
 
 
 def accept_hello(key: JobKey, challenge: bytes, hello: bytes) -> tuple[ConnectionId, bytes, Keys]:
-    """The part of the rank that accepts.
+    """Verify a hello: the part of the rank that accepts.
 
     Returns:
         Which connection it is, the proof to send, and the keys of this end.
@@ -106,7 +108,7 @@ def accept_hello(key: JobKey, challenge: bytes, hello: bytes) -> tuple[Connectio
 
 
 def is_proof(expected: bytes, given: bytes) -> bool:
-    """Whether the rank that accepted has the key."""
+    """Return whether the rank that accepted has the key."""
     return hmac.compare_digest(expected, given)
 
 

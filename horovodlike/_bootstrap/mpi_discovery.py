@@ -1,6 +1,6 @@
-"""Where ranks that MPI started on several hosts find each other: rank 0 broadcasts where it listens.
+"""Discovery of ranks that MPI started on several hosts: rank 0 broadcasts where it listens.
 
-Nothing but that goes through MPI here, on a duplicate of ``MPI.COMM_WORLD`` where it meets nobody else's messages. MPI
+Nothing but that goes through MPI here, on a duplicate of ``MPI.COMM_WORLD``, which has no other messages. MPI
 stays as it was found or as mpi4py initialises it.
 """
 
@@ -27,12 +27,12 @@ _unfinished: list[tuple[Any, ...]] = []
 
 
 def find_running(place: RankInfo, config: Config, environ: Mapping[str, str]) -> "MpiDiscovery | str":
-    """As :func:`find`, if the script has imported mpi4py's ``MPI`` already: then it certainly works."""
+    """Do as :func:`find` if the script has imported mpi4py's ``MPI`` already: then it certainly works."""
     return find(place, config, environ) if "mpi4py.MPI" in sys.modules else ""
 
 
 def find(place: RankInfo, config: Config, environ: Mapping[str, str]) -> "MpiDiscovery | str":
-    """Finds MPI, if it started this process. Imports mpi4py, which initialises it.
+    """Find MPI, if it started this process. Imports mpi4py, which initialises it.
 
     Returns:
         Where the ranks meet, or why not; empty if MPI has nothing to do with this job.
@@ -59,20 +59,20 @@ def find(place: RankInfo, config: Config, environ: Mapping[str, str]) -> "MpiDis
 
 
 class MpiDiscovery:
-    """``MPI.COMM_WORLD``, all ranks of which call :meth:`arrange` and :meth:`publish`, or :meth:`read`."""
+    """``MPI.COMM_WORLD``, all ranks of which call :meth:`choose_endpoint` and :meth:`publish`, or :meth:`read`."""
 
     where = "through MPI"
 
     def __init__(self, world: Any, place: RankInfo, config: Config) -> None:  # noqa: ANN401 - mpi4py's communicator
-        """Takes the communicator of all ranks."""
+        """Use the communicator of all ranks."""
         self._world = world
         self._found: Endpoint | None = None
         self._place = place
         self._config = config
         self._deadline = time.monotonic() + config.start_timeout
 
-    def arrange(self) -> Endpoint:
-        """A new key, any port, and the addresses that the other hosts are likely to reach."""
+    def choose_endpoint(self) -> Endpoint:
+        """Return a new key, any port, and the addresses that the other hosts are likely to reach."""
         interfaces = local_addresses()
         mine = [str(each.address) for each in interfaces if each.is_reachable]
         everybody = self._gather(mine)
@@ -85,15 +85,15 @@ class MpiDiscovery:
             raise RendezvousError("the host of rank 0 has no address that other hosts could reach")
         return Endpoint(0, JobKey.random(), ",".join(hosts[:16]))
 
-    def publish(self, appointment: Endpoint) -> None:
-        """Broadcasts it."""
-        self._broadcast([appointment.port, appointment.key.hex(), appointment.hosts])
+    def publish(self, endpoint: Endpoint) -> None:
+        """Broadcast it."""
+        self._broadcast([endpoint.port, endpoint.key.hex(), endpoint.hosts])
 
-    def withdraw(self) -> None:
-        """A broadcast leaves nothing behind."""
+    def unpublish(self) -> None:
+        """Do nothing: a broadcast leaves nothing behind."""
 
     def read(self) -> Endpoint | None:
-        """Takes part in the broadcast, the first time; rank 0 does so once."""
+        """Take part in the broadcast, the first time; rank 0 does so once."""
         if self._found is None:
             self._gather([str(each.address) for each in local_addresses() if each.is_reachable])
             port, key, hosts = self._broadcast(None)
@@ -101,7 +101,7 @@ class MpiDiscovery:
         return self._found
 
     def _gather(self, addresses: list[str]) -> list[list[str]] | None:
-        """On rank 0 the addresses of all ranks."""
+        """Return, on rank 0, the addresses of all ranks."""
         comm = self._own()
         own = _pack(addresses[:16])
         received = bytearray(_MESSAGE_BYTES * self._place.size) if self._place.rank == 0 else None
@@ -120,7 +120,7 @@ class MpiDiscovery:
         return result
 
     def _own(self) -> Any:  # noqa: ANN401
-        """A duplicate of the communicator. Collective the first time."""
+        """Return a duplicate of the communicator. Collective the first time."""
         global _duplicate
         if _duplicate is None:
             made, request = self._world.Idup()
@@ -129,7 +129,7 @@ class MpiDiscovery:
         return _duplicate
 
     def _wait(self, request: Any, *used: Any) -> None:  # noqa: ANN401
-        """Not for ever: a rank may have ended, or may never call ``init()``.
+        """Wait, but not for ever: a rank may have ended, or may never call ``init()``.
 
         Args:
             request: MPI's request.

@@ -1,4 +1,4 @@
-"""SIGTERM as a notice: whoever gets it leaves at the next commit, and nothing is lost."""
+"""SIGTERM as a notice: the process leaves at the next commit, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class Preemption:
     """
 
     def __init__(self, wake: Callable[[], None]) -> None:
-        """``wake`` is called by the signal handler, on the main thread between any two steps of it."""
+        """Have the signal handler call ``wake``, on the main thread between any two steps of it."""
         self.noted = False
         self._wake = wake
         self._is_expected = False
 
     @contextlib.contextmanager
     def expected(self) -> Iterator[None]:
-        """In the ``with`` block SIGTERM is a notice: on the main thread, and unless the script has a handler."""
+        """Treat SIGTERM as a notice in the ``with`` block: on the main thread, and unless the script has a handler."""
         is_ours = (
             threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
         )
@@ -47,13 +47,13 @@ class Preemption:
         self._wake()
 
     def forget_in_child(self) -> None:
-        """In a forked child SIGTERM has its ordinary effect: pools of processes end their children with it."""
+        """Give SIGTERM its ordinary effect in a forked child: pools of processes end their children with it."""
         if self._is_expected and signal.getsignal(signal.SIGTERM) == self._note:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         self._is_expected = False
 
     def cancel(self) -> None:
-        """The job ends: SIGTERM ends this process, at once if it has come already. From any thread."""
+        """Have SIGTERM end this process, at once if it has come already: the job ends. Callable from any thread."""
         if not self._is_expected:
             return
         # signal.signal() is for the main thread only, and that may be in the middle of a long computation.

@@ -47,7 +47,7 @@ class Rendezvous:
         owner: str = "its process",
         attempts: int = 3,
     ) -> None:
-        """Connects to the server.
+        """Connect to the server.
 
         Args:
             host: The server's address, or several to be tried, separated by commas.
@@ -56,8 +56,8 @@ class Rendezvous:
             place: This process's rank, the job's size and name.
             start_timeout: Seconds that the connection, and then every operation, waits for the other ranks.
             owner: Whose process the server is part of, for messages.
-            attempts: How often to try when the server hangs up on the handshake or is slow. That nobody listens is
-                certain at once.
+            attempts: How often to try when the server closes the connection in the handshake or is slow. If no process
+                listens, that is certain at once.
 
         Raises:
             RendezvousError: The server cannot be reached, does not hold the key or refuses this rank.
@@ -134,11 +134,11 @@ class Rendezvous:
         self._link = link
 
     def derive_key(self, *parts: bytes) -> JobKey:
-        """A key that only the ranks of this job have, for a purpose that the parts name."""
+        """Return a key that only the ranks of this job have, for a purpose that the parts name."""
         return self._key.derive(b"horovodlike derived", *parts)
 
     def begin(self, payload: Any = None) -> list[Any]:  # noqa: ANN401 - any JSON value
-        """Starts a generation together with all ranks, and all-gathers a value on the way.
+        """Start a generation together with all ranks, and all-gather a value on the way.
 
         Topics of later exchanges belong to this generation, so that ``init()`` may run any number of times.
 
@@ -150,7 +150,7 @@ class Rendezvous:
         return [each["payload"] for each in gathered]
 
     def exchange(self, topic: str, payload: Any, patience: float = 0.0) -> list[Any]:  # noqa: ANN401 - any JSON value
-        """All-gathers a JSON value; returns when every rank has called this with the same topic.
+        """All-gather a JSON value; returns when every rank has called this with the same topic.
 
         Args:
             topic: What it is about; the ranks must go through the same topics in the same order.
@@ -168,11 +168,11 @@ class Rendezvous:
         return self._gather(f"{self.generation}/{topic}", payload, patience)
 
     def barrier(self, topic: str) -> None:
-        """Waits for all ranks; raises as :meth:`exchange`."""
+        """Wait for all ranks; raises as :meth:`exchange`."""
         self.exchange(topic, None)
 
     def abort(self, reason: str) -> None:
-        """Gives up this generation: whatever the other ranks wait for in it fails at once, with this reason."""
+        """Give up this generation: whatever the other ranks wait for in it fails at once, with this reason."""
         if self._link is not None:
             message = {"do": "abort", "group": str(self.generation), "reason": reason[:2000]}
             deadline = time.monotonic() + _SERVER_GRACE
@@ -184,19 +184,19 @@ class Rendezvous:
                 self._hang_up()
 
     def close(self) -> None:
-        """Leaves in order; the rank may connect again later. Does nothing if the connection is closed."""
+        """Leave in order; the rank may connect again later. Does nothing if the connection is closed."""
         if self._link is not None:
-            # If the server is gone, so is whoever could want to know.
+            # If the server has exited, no other rank waits for this message.
             with contextlib.suppress(OSError, RendezvousError):
                 self._link.send(_encode({"do": "leave"}), time.monotonic() + _SERVER_GRACE)
             self._hang_up()
 
     def __enter__(self) -> "Rendezvous":
-        """The connection is open from the start."""
+        """Return the connection itself, which is open from the start."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Closes it."""
+        """Close it."""
         self.close()
 
     def _gather(self, topic: str, payload: Any, patience: float = 0.0) -> list[Any]:  # noqa: ANN401
@@ -244,7 +244,7 @@ class Rendezvous:
 
 
 class UnreachableError(RendezvousError):
-    """Nobody listens there, or nobody answers."""
+    """No process listens there, or none answers."""
 
 
 def _encode(message: dict[str, Any]) -> bytes:

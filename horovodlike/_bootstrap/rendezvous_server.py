@@ -30,7 +30,7 @@ _servers: "weakref.WeakSet[RendezvousServer]" = weakref.WeakSet()
 
 
 def _close_in_child() -> None:
-    """A forked child must not keep the parent's connections open: nobody would notice when the parent dies."""
+    """Close the parent's connections in a forked child: open, they would hide the parent's death from its peers."""
     for server in _servers:
         server._close_sockets()
 
@@ -50,7 +50,7 @@ class RendezvousServer:
         port: int = 0,
         once: bool = False,
     ) -> None:
-        """Prepares a server; it listens after :meth:`start`.
+        """Prepare a server; it listens after :meth:`start`.
 
         Args:
             key: The job's key, 32 bytes.
@@ -74,9 +74,9 @@ class RendezvousServer:
         self._port = 0
         self._once = once
         self._job = None if job is None else job_digest(job)
-        self._roll = RendezvousState(size)
+        self._state = RendezvousState(size)
         self._members: dict[int, Connection] = {}
-        self._spurned: dict[Connection, str] = {}  # why a member's next topic fails
+        self._rejected: dict[Connection, str] = {}  # why a member's next topic fails
         self._thread: threading.Thread | None = None
         self._stop = False
         self._exits: deque[tuple[int, str]] = deque()  # from other threads
@@ -93,7 +93,7 @@ class RendezvousServer:
         return self._port
 
     def start(self) -> None:
-        """Listens on a free port and starts the thread.
+        """Listen on a free port and start the thread.
 
         Raises:
             RendezvousError: It cannot listen.
@@ -103,16 +103,18 @@ class RendezvousServer:
         ports = [self._wanted_port] if self._wanted_port else [0] * _FREE_PORT_ATTEMPTS
         listeners = listen("the rendezvous", self._hosts, ports)
         self._port = listeners[0].getsockname()[1]
-        self._door = SecureServer(self._key, self, who="rank", expected=self._size, handshake_timeout=HANDSHAKE_TIMEOUT)
-        self._door.listen(listeners)
+        self._server = SecureServer(
+            self._key, self, who="rank", expected=self._size, handshake_timeout=HANDSHAKE_TIMEOUT
+        )
+        self._server.listen(listeners)
         self._wake, self._wakened = socket.socketpair()
-        self._door.wake_by(self._wakened)
+        self._server.wake_by(self._wakened)
         _servers.add(self)
         self._thread = threading.Thread(target=self._serve, name="horovodlike-rendezvous", daemon=True)
         self._thread.start()
 
     def exited(self, rank: int, reason: str) -> None:
-        """The process of a rank has exited: ranks that wait for it, or will, learn of it at once.
+        """Note that the process of a rank has exited: ranks that wait for it, or will, are told at once.
 
         Callable from any thread while the server runs; does nothing once it has been closed.
 
@@ -126,7 +128,7 @@ class RendezvousServer:
                 self._wake.send(b"\0", socket.MSG_DONTWAIT)
 
     def close(self) -> None:
-        """Sends what is still to be sent, closes every connection and ends the thread. May be called again."""
+        """Send what is left to send, close every connection and end the thread. May be called again."""
         if self._thread is None:
             return
         self._stop = True
@@ -137,32 +139,32 @@ class RendezvousServer:
         _servers.discard(self)
 
     def __enter__(self) -> "RendezvousServer":
-        """Starts it."""
+        """Start the server."""
         self.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Closes it."""
+        """Close it."""
         self.close()
 
     def _serve(self) -> None:
         try:
             while not self._stop:
                 self._turn(self._patience())
-            self._bid_farewell(time.monotonic() + _FLUSH_SECONDS)
+            self._send_last_replies(time.monotonic() + _FLUSH_SECONDS)
         finally:
             self._close_sockets()
 
     def _patience(self) -> float | None:
-        deadlines = [each for each in (self._door.next_deadline(), self._roll.next_deadline()) if each is not None]
+        deadlines = [each for each in (self._server.next_deadline(), self._state.next_deadline()) if each is not None]
         return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
 
     def _turn(self, patience: float | None) -> None:
-        self._door.attend(patience)
+        self._server.attend(patience)
         self._take_exits()
-        self._tell(self._roll.expire(time.monotonic()))
-        if self._once and self._roll.generation and self._door.listening:
-            self._door.stop_listening()
+        self._reply(self._state.expire(time.monotonic()))
+        if self._once and self._state.generation and self._server.listening:
+            self._server.stop_listening()
 
     def _take_exits(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -171,38 +173,38 @@ class RendezvousServer:
             rank, reason = self._exits.popleft()
             member = self._members.get(rank)
             if member is not None:
-                self._door.look_at(member)  # it may have left in order, or have broken off
+                self._server.look_at(member)  # it may have left in order, or have broken off
             if rank not in self._members:  # a descendant that holds the connection takes part in the rank's place
-                self._tell(self._roll.exited(rank, reason))
+                self._reply(self._state.exited(rank, reason))
 
-    def _bid_farewell(self, deadline: float) -> None:
-        """Sends the last answers, and to those that still wait or will come why nobody is here any more."""
+    def _send_last_replies(self, deadline: float) -> None:
+        """Send the last replies, and to ranks that still wait the reason why the server closes."""
         for connection in list(self._members.values()):
-            self._door.say(connection, {"closed": self._roll.last_failure()})
-            self._door.flush(connection, deadline)
+            self._server.send(connection, {"closed": self._state.last_failure()})
+            self._server.flush(connection, deadline)
 
     def _close_sockets(self) -> None:
-        """Closes everything. Also runs in a forked child."""
-        self._door.close()
+        """Close everything. Also runs in a forked child."""
+        self._server.close()
         self._wake.close()
         self._wakened.close()
 
     # What the secure server calls.
 
-    def admit(self, connection: Connection, identity: Identity) -> str | None:
-        """See :class:`horovodlike._net.secure_server.ConnectionHandler`."""
-        refusal = self._refusal(identity)
+    def on_connect(self, connection: Connection, identity: Identity) -> str | None:
+        """Implement :class:`horovodlike._net.secure_server.ConnectionHandler`."""
+        refusal = self._reason_to_refuse(identity)
         if refusal is None and identity.rank in self._members:
-            self._door.look_at(self._members[identity.rank])  # it may just have hung up
+            self._server.look_at(self._members[identity.rank])  # it may just have hung up
             if identity.rank in self._members:
-                refusal = self._spurn(identity.rank)
+                refusal = self._reject_claimants(identity.rank)
         if refusal is None:
             self._members[identity.rank] = connection
-            self._roll.connected(identity.rank)
-            self._door.say(connection, {"welcome": identity.rank, "generation": self._roll.generation})
+            self._state.connected(identity.rank)
+            self._server.send(connection, {"welcome": identity.rank, "generation": self._state.generation})
         return refusal
 
-    def _refusal(self, identity: Identity) -> str | None:
+    def _reason_to_refuse(self, identity: Identity) -> str | None:
         if identity.size != self._size:
             return f"rank {identity.rank} says that its job has {identity.size} ranks, but it has {self._size}"
         if identity.rank >= self._size:
@@ -211,19 +213,19 @@ class RendezvousServer:
             return f"rank {identity.rank} belongs to another job, although it has the key of this one"
         return None
 
-    def _spurn(self, rank: int) -> str:
-        """Two processes claim one rank, and nobody can tell which one is right: all learn of it, now or on arrival."""
+    def _reject_claimants(self, rank: int) -> str:
+        """Fail all ranks, now or when they arrive: two processes claim one rank, and either may be the right one."""
         reason = f"two processes claim to be rank {rank} of {self._size}; every rank must be started exactly once"
-        replies = self._roll.fail_all(reason)
+        replies = self._state.fail_all(reason)
         told = {reply.rank for reply in replies}
         for member in self._members.values():
             if member.rank not in told:
-                self._spurned[member] = reason
-        self._tell(replies)
+                self._rejected[member] = reason
+        self._reply(replies)
         return reason
 
-    def hear(self, connection: Connection, payload: bytes) -> None:
-        """See :class:`horovodlike._net.secure_server.ConnectionHandler`."""
+    def on_message(self, connection: Connection, payload: bytes) -> None:
+        """Implement :class:`horovodlike._net.secure_server.ConnectionHandler`."""
         rank = connection.rank
         try:
             message = json.loads(payload)
@@ -232,47 +234,47 @@ class RendezvousServer:
                 topic, timeout = str(message["topic"]), float(message["timeout"])
                 if not 0 < timeout <= LONGEST_TIMEOUT:
                     raise ValueError("timeout")
-                reason = self._spurned.pop(connection, None)
+                reason = self._rejected.pop(connection, None)
                 if reason is not None:
-                    self._tell([Reply(rank, topic, error=reason), *self._roll.fail_all(reason)])
+                    self._reply([Reply(rank, topic, error=reason), *self._state.fail_all(reason)])
                 else:
-                    self._tell(self._roll.arrive(rank, topic, message["payload"], time.monotonic(), timeout))
+                    self._reply(self._state.arrive(rank, topic, message["payload"], time.monotonic(), timeout))
             elif verb == "abort":
-                self._tell(self._roll.abort(rank, str(message["group"]), str(message["reason"])))
-                self._door.say(connection, {"aborted": True})
+                self._reply(self._state.abort(rank, str(message["group"]), str(message["reason"])))
+                self._server.send(connection, {"aborted": True})
             elif verb == "leave":
-                self._door.drop(connection)
+                self._server.drop(connection)
                 self._forget(connection)
-                self._tell(self._roll.left(rank))
+                self._reply(self._state.left(rank))
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise ProtocolError(f"it sent a message that makes no sense ({type(error).__name__})") from None
 
-    def lose(self, connection: Connection, reason: str) -> None:
-        """See :class:`horovodlike._net.secure_server.ConnectionHandler`."""
+    def on_disconnect(self, connection: Connection, reason: str) -> None:
+        """Implement :class:`horovodlike._net.secure_server.ConnectionHandler`."""
         self._forget(connection)
-        self._tell(self._roll.lost(connection.rank, reason))
+        self._reply(self._state.lost(connection.rank, reason))
 
     def _forget(self, connection: Connection) -> None:
-        self._spurned.pop(connection, None)
+        self._rejected.pop(connection, None)
         if self._members.get(connection.rank) is connection:
             del self._members[connection.rank]
 
-    def _tell(self, replies: list[Reply]) -> None:
+    def _reply(self, replies: list[Reply]) -> None:
         encoded: dict[int, bytes] = {}  # many ranks are told the same
         for reply in replies:
             member = self._members.get(reply.rank)
             if member is None:
                 continue
             if reply.error is not None:
-                self._door.say(member, {"topic": reply.topic, "error": reply.error})
+                self._server.send(member, {"topic": reply.topic, "error": reply.error})
                 continue
             if id(reply.result) not in encoded:
                 encoded[id(reply.result)] = encode({"topic": reply.topic, "result": reply.result})
-            self._pass_on(member, reply.topic, encoded[id(reply.result)])
+            self._send_result(member, reply.topic, encoded[id(reply.result)])
 
-    def _pass_on(self, member: Connection, topic: str, payload: bytes) -> None:
+    def _send_result(self, member: Connection, topic: str, payload: bytes) -> None:
         try:
-            self._door.send(member, payload)
+            self._server.send_encoded(member, payload)
         except FrameError as error:
             text = f"the payloads of all ranks together are too large: {error}"
-            self._door.say(member, {"topic": topic, "error": text})
+            self._server.send(member, {"topic": topic, "error": text})

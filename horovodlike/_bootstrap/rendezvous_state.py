@@ -1,4 +1,4 @@
-"""Which ranks have arrived at which topic, and what each of them is to be told: the rendezvous' decisions, pure.
+"""The state of the rendezvous: which ranks have arrived at which topic, and the reply to each. Pure.
 
 A *topic* is one all-gather: it is over when every rank has arrived, or when it is certain that one will not. Topics
 are named ``group/name``; the group is a generation (one ``init()`` of all ranks), and a failure of one topic fails all
@@ -16,10 +16,10 @@ _REMEMBERED_GROUPS = 8
 
 @dataclass(frozen=True)
 class Reply:
-    """What a rank is told.
+    """A reply to a rank.
 
     Attributes:
-        rank: Whom it is for.
+        rank: The receiver.
         topic: What it waits for.
         result: The payloads by rank, if all is well.
         error: The reason, if not.
@@ -40,7 +40,7 @@ class _Topic:
 
 
 def name_ranks(ranks: Iterable[int]) -> str:
-    """The ranks in words: ``rank 2``, ``ranks 2, 3``; from the 17th on only their number."""
+    """Return the ranks in words: ``rank 2``, ``ranks 2, 3``; from the 17th on only their number."""
     found = sorted(ranks)
     shown = ", ".join(str(rank) for rank in found[:16])
     if len(found) > 16:
@@ -49,10 +49,10 @@ def name_ranks(ranks: Iterable[int]) -> str:
 
 
 class RendezvousState:
-    """The state of all topics. Times are ``time.monotonic()`` of whoever calls; nothing here looks at a clock."""
+    """The state of all topics. Callers pass ``time.monotonic()`` as the time; nothing here reads a clock."""
 
     def __init__(self, size: int) -> None:
-        """Expects ranks 0 to ``size - 1``."""
+        """Expect ranks 0 to ``size - 1``."""
         self.size = size
         self.generation = 0  # how often all ranks have joined
         self._topics: dict[str, _Topic] = {}
@@ -62,12 +62,12 @@ class RendezvousState:
         self._seen: set[int] = set()
 
     def connected(self, rank: int) -> None:
-        """A rank has authenticated itself, for the first time or again."""
+        """Note that a rank has authenticated itself, for the first time or again."""
         self._seen.add(rank)
         self._lost.pop(rank, None)
 
     def arrive(self, rank: int, name: str, payload: Any, now: float, timeout: float) -> list[Reply]:  # noqa: ANN401
-        """A rank has arrived at a topic. Returns what is to be said to whom."""
+        """Note that a rank has arrived at a topic; return the replies."""
         if rank in self._waiting:
             return self._fail_all(f"rank {rank} came to {name!r} while it waited for {self._waiting[rank]!r}")
         failure = self._failed_groups.get(_group(name))
@@ -88,7 +88,7 @@ class RendezvousState:
         return []
 
     def abort(self, rank: int, group: str, reason: str) -> list[Reply]:
-        """A rank gives up a generation, and says why."""
+        """Note that a rank gives up a generation, and why."""
         reason = f"rank {rank} failed: {reason}"
         self._remember(group, reason)
         return [
@@ -99,18 +99,18 @@ class RendezvousState:
         ]
 
     def left(self, rank: int) -> list[Reply]:
-        """A rank has closed its connection in order; it may come back for another generation."""
+        """Note that a rank has closed its connection in order; it may come back for another generation."""
         return self._forget(rank, f"rank {rank} left")
 
     def lost(self, rank: int, reason: str) -> list[Reply]:
-        """A rank's connection has broken: whatever anybody waits for with it fails."""
+        """Note that a rank's connection has broken: all topics that it takes part in fail."""
         self._lost[rank] = reason
         return [*self._forget(rank, reason), *self._fail_all(reason)]
 
     def exited(self, rank: int, reason: str) -> list[Reply]:
-        """The process of a rank that has no connection has exited: no open topic can complete without the rank.
+        """Note that the process of a rank without a connection has exited: no open topic can complete without the rank.
 
-        A process that comes as this rank all the same, such as one that a wrapper has left behind, is welcome.
+        A process that connects as this rank later, such as one that a wrapper has left behind, is accepted.
 
         Args:
             rank: The rank.
@@ -124,15 +124,15 @@ class RendezvousState:
         return self._fail_all(reason)
 
     def last_failure(self) -> str | None:
-        """Why the current generation has failed, if it has."""
+        """Return why the current generation has failed, if it has."""
         return self._failed_groups.get(str(self.generation))
 
     def fail_all(self, reason: str) -> list[Reply]:
-        """Fails every topic that somebody waits for."""
+        """Fail every topic that a rank waits for."""
         return self._fail_all(reason)
 
     def expire(self, now: float) -> list[Reply]:
-        """Fails the topics whose time is over."""
+        """Fail the topics whose time is over."""
         replies = []
         for topic in [each for each in self._topics.values() if each.deadline <= now]:
             missing = self._missing(topic)
@@ -147,7 +147,7 @@ class RendezvousState:
         return replies
 
     def next_deadline(self) -> float | None:
-        """When :meth:`expire` will have something to do."""
+        """Return when :meth:`expire` will have something to do."""
         return min((topic.deadline for topic in self._topics.values()), default=None)
 
     def _missing(self, topic: _Topic) -> list[int]:
@@ -174,7 +174,7 @@ class RendezvousState:
             self._waiting.pop(rank, None)
 
     def _forget(self, rank: int, reason: str) -> list[Reply]:
-        """A rank that waits no longer cannot be told a result, so its topic cannot end well."""
+        """Fail the topic of a rank that has stopped waiting: it cannot receive the result."""
         name = self._waiting.pop(rank, None)
         if name is None:
             return []

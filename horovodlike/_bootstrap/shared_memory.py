@@ -33,15 +33,15 @@ class Exchange(Protocol):
     """The part of :class:`horovodlike._bootstrap.bootstrap.Rendezvous` that is needed here."""
 
     def exchange(self, topic: str, payload: Any) -> list[Any]:  # noqa: ANN401 - any JSON value
-        """All-gathers a JSON value."""
+        """All-gather a JSON value."""
 
     def barrier(self, topic: str) -> None:
-        """Waits for all ranks."""
+        """Wait for all ranks."""
 
 
 @dataclass
 class _Attempt:
-    """What one rank makes of one group of ranks that may share memory."""
+    """The attempt of one rank to share memory with one group of ranks."""
 
     ranks: tuple[int, ...]
     rank: int
@@ -60,7 +60,7 @@ class _Attempt:
 
     @contextlib.contextmanager
     def noting(self) -> Iterator[None]:
-        """A problem is kept, to be told to all ranks, and ends the attempt."""
+        """Keep a problem, which ends the attempt, for the report to all ranks."""
         try:
             yield
         except (OSError, RendezvousError, AttributeError) as error:
@@ -74,7 +74,7 @@ class _Attempt:
 
 @dataclass
 class Segment:
-    """The memory of a host's ranks, and how the hosts were found to be.
+    """The memory of a host's ranks, and the hosts as they were found.
 
     Attributes:
         table: The hosts of the job: the ranks of each one share memory.
@@ -88,7 +88,7 @@ class Segment:
 
 
 def open_segment(rendezvous: Exchange, rank: int, table: HostTable, num_bytes: Callable[[HostTable], int]) -> Segment:
-    """Opens the shared memory of this rank's host. Collective over all hosts.
+    """Open the shared memory of this rank's host. Collective over all hosts.
 
     Where ranks of a host cannot share memory, those that can stay together, and the others try among themselves.
 
@@ -132,7 +132,7 @@ def open_segment(rendezvous: Exchange, rank: int, table: HostTable, num_bytes: C
 
 @dataclass
 class _Verdict:
-    """What became of one group of ranks: whether they share memory, or who of them could not and why."""
+    """The result of one group of ranks: whether they share memory, or which of them could not and why."""
 
     together: tuple[int, ...]
     failed: tuple[int, ...] = ()
@@ -142,7 +142,7 @@ class _Verdict:
 def _try_all(
     rendezvous: Exchange, attempt: _Attempt, undecided: Sequence[tuple[int, ...]]
 ) -> dict[tuple[int, ...], _Verdict]:
-    """Tries every way, in which all groups take part at the same time; the verdicts are the same on all ranks."""
+    """Try every way, with all groups at the same time; the verdicts are the same on all ranks."""
     verdicts: dict[tuple[int, ...], _Verdict] = {}
     for way, share in (("an anonymous memory file", _share_memfd), (f"a file in {DIRECTORY}", _share_file)):
         attempt.trying = [group for group in undecided if group not in verdicts or verdicts[group].failed]
@@ -213,7 +213,7 @@ def _share_file(rendezvous: Exchange, attempt: _Attempt) -> list[str]:
 
 
 def _offer_of_leader(offers: Sequence[dict[str, Any]], attempt: _Attempt) -> dict[str, Any] | None:
-    """What there is to be opened by this rank, if there is something."""
+    """Return the offer of memory that this rank must open, if there is one."""
     for group in attempt.trying:
         _check_sizes(group, offers)
     offer = offers[attempt.ranks[0]]
@@ -242,7 +242,7 @@ def _make_memfd(num_bytes: int) -> int:
                 raise
     try:
         _allocate(fd, num_bytes)
-        # Nobody can shrink it under the others' feet any more.
+        # From now on no process can shrink it while others use it.
         with contextlib.suppress(OSError):
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
     except BaseException:
@@ -252,7 +252,7 @@ def _make_memfd(num_bytes: int) -> int:
 
 
 def _allocate(fd: int, num_bytes: int) -> None:
-    """Gives the file its size and its memory."""
+    """Give the file its size and its memory."""
     try:
         os.ftruncate(fd, num_bytes)
         try:
@@ -275,7 +275,7 @@ def _write_zeros(fd: int, num_bytes: int) -> None:
 
 
 def _space(fd: int) -> str:
-    """How much room the file system has, if it is one that somebody limited."""
+    """Say how much room the file system has, if its size is limited."""
     with contextlib.suppress(OSError):
         found = os.fstatvfs(fd)
         if found.f_blocks and os.readlink(f"/proc/self/fd/{fd}").startswith(DIRECTORY):

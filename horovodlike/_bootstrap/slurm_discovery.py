@@ -1,6 +1,6 @@
-"""Where ranks that Slurm started on several hosts find each other, without MPI: a port of rank 0's host.
+"""Discovery of ranks that Slurm started on several hosts, without MPI: a port of rank 0's host.
 
-Which port follows from the job's number. Whoever connects there gets a credential of MUNGE, with which Slurm itself
+The job's number determines the port. A process that connects there gets a credential of MUNGE, with which Slurm itself
 authenticates; only processes of the same user in this cluster can open it. It says where the rendezvous server listens,
 and holds the job's key, which leaves rank 0 in no other way. A credential that another user made is not believed.
 """
@@ -27,7 +27,7 @@ from horovodlike._net.secure_channel import JobKey, job_digest
 from horovodlike.config import Config
 from horovodlike.errors import RendezvousError
 
-_LOWEST_PORT, _PORTS = 10240, 20000  # below those that the kernel gives to whoever asks for any
+_LOWEST_PORT, _PORTS = 10240, 20000  # below the kernel's ephemeral ports
 _CANDIDATES = 4
 _CREDENTIAL_LIMIT = 8192
 _RENEWAL_SECONDS = 60.0  # well before a credential expires
@@ -37,7 +37,7 @@ _REPLAYED = 17  # what unmunge says of a credential that another rank of its hos
 
 
 def find(place: RankInfo, config: Config, environ: Mapping[str, str]) -> "SlurmDiscovery | str":
-    """Finds MUNGE, if Slurm started this process.
+    """Find MUNGE, if Slurm started this process.
 
     Returns:
         Where the ranks meet, or why not; empty if Slurm has nothing to do with this job.
@@ -58,7 +58,7 @@ class SlurmDiscovery:
     """A port of rank 0's host that hands out credentials."""
 
     def __init__(self, place: RankInfo, host: str) -> None:
-        """Names the place; touches nothing.
+        """Choose the ports; touch nothing.
 
         Args:
             place: This process's place.
@@ -69,10 +69,10 @@ class SlurmDiscovery:
         first = int.from_bytes(self._job[:4], "big") % _PORTS
         self._ports = [_LOWEST_PORT + (first + 7 * attempt) % _PORTS for attempt in range(_CANDIDATES)]
         self.where = f"at port {' or '.join(map(str, self._ports))} of {host}"
-        self._desk: _CredentialServer | None = None
+        self._credential_server: _CredentialServer | None = None
 
-    def arrange(self) -> Endpoint:
-        """A new key, any port, and the addresses of this node that the others know.
+    def choose_endpoint(self) -> Endpoint:
+        """Return a new key, any port, and the addresses of this node that the others know.
 
         Raises:
             RendezvousError: The node's name stands for none of this host's addresses.
@@ -88,23 +88,25 @@ class SlurmDiscovery:
             )
         return Endpoint(0, JobKey.random(), ",".join(mine))
 
-    def publish(self, appointment: Endpoint) -> None:
-        """Hands out credentials from now on.
+    def publish(self, endpoint: Endpoint) -> None:
+        """Begin to hand out credentials.
 
         Raises:
             RendezvousError: MUNGE does not work, or no port is free.
         """
-        content = [self._job.hex(), appointment.port, appointment.key.hex(), appointment.hosts]
-        self._desk = _CredentialServer(json.dumps(content).encode(), appointment.hosts.split(","), self._ports)
+        content = [self._job.hex(), endpoint.port, endpoint.key.hex(), endpoint.hosts]
+        self._credential_server = _CredentialServer(
+            json.dumps(content).encode(), endpoint.hosts.split(","), self._ports
+        )
 
-    def withdraw(self) -> None:
-        """Closes the port."""
-        if self._desk is not None:
-            self._desk.close()
-            self._desk = None
+    def unpublish(self) -> None:
+        """Close the port."""
+        if self._credential_server is not None:
+            self._credential_server.close()
+            self._credential_server = None
 
     def read(self) -> Endpoint | None:
-        """Asks at every port; what is not a credential of this job is passed over."""
+        """Ask at every port; ignore what is not a credential of this job."""
         for address in find_addresses(self._host):
             for port in self._ports:
                 found = self._open(_ask(address, port))
@@ -126,7 +128,7 @@ class SlurmDiscovery:
 
 
 class _CredentialServer:
-    """A thread that gives a credential to everyone who connects, and listens to nobody."""
+    """A thread that sends a credential over each connection, and receives nothing."""
 
     def __init__(self, content: bytes, hosts: list[str], ports: list[int]) -> None:
         self._content = content
@@ -173,7 +175,7 @@ class _CredentialServer:
 
 
 def _ask(address: str, port: int) -> bytes:
-    """What is said there; nothing if nobody answers."""
+    """Return what the server there sends; nothing if there is no answer."""
     with contextlib.suppress(OSError), contextlib.closing(dial(address, port, _READ_SECONDS)) as answers:
         for connected in answers:
             with connected:
@@ -194,7 +196,7 @@ def _receive(connected: socket.socket) -> bytes:
 
 
 def make_credential(content: bytes) -> bytes:
-    """Makes a credential that only this user can open.
+    """Make a credential that only this user can open.
 
     Raises:
         RendezvousError: MUNGE does not work.
@@ -210,7 +212,7 @@ def make_credential(content: bytes) -> bytes:
 
 
 def open_credential(credential: bytes) -> bytes | None:
-    """What is in a credential, or None if it is none that a process of this user made.
+    """Return the content of a credential, or None if no process of this user made it.
 
     Raises:
         RendezvousError: MUNGE does not work.
@@ -232,7 +234,7 @@ def open_credential(credential: bytes) -> bytes | None:
 
 
 def find_addresses(host: str) -> list[str]:
-    """The addresses under which the nodes of a cluster know one of them.
+    """Return the addresses under which the nodes of a cluster know one of them.
 
     A node's own name often stands for a loopback address there; then Slurm is asked.
 
@@ -246,7 +248,7 @@ def find_addresses(host: str) -> list[str]:
 
 
 def _resolve_outside(name: str) -> list[str]:
-    """What a name stands for, without loopback addresses."""
+    """Return the addresses of a name, without loopback addresses."""
     with contextlib.suppress(OSError):
         found = {str(address[0]) for _, address in resolve(name)}
         return sorted(address for address in found if not ipaddress.ip_address(address).is_loopback)

@@ -1,4 +1,4 @@
-"""Which ranks share a host: the table of hosts, from what every rank says about itself. Pure.
+"""The table of hosts: which ranks share a host, from what every rank reports about itself. Pure.
 
 Ranks share a host if they have the same node of the launcher (or the same ``HOROVODLIKE_HOSTID`` in its place), kernel,
 process namespace and network namespace, and then succeed in sharing memory
@@ -20,7 +20,7 @@ from horovodlike.errors import RendezvousError
 
 @dataclass(frozen=True)
 class HostFacts:
-    """What a rank says about where it runs.
+    """The facts that a rank reports about where it runs.
 
     Attributes:
         node: The launcher's node, or ``HOROVODLIKE_HOSTID``; None if there is neither.
@@ -44,7 +44,7 @@ class HostFacts:
 
     @classmethod
     def collect(cls, place: RankInfo, *, chosen: bool) -> "HostFacts":
-        """The facts of this process."""
+        """Collect the facts of this process."""
         boot = ""
         with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             boot = file.read().strip()
@@ -60,13 +60,13 @@ class HostFacts:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON value for the other ranks, of which the fields are the constructor's arguments."""
+        """Return a JSON value for the other ranks; its fields are the constructor's arguments."""
         return asdict(self)
 
     @property
     def identity(self) -> tuple[str, ...]:
         """Equal for ranks that may share a host."""
-        # Who names the host himself may well have given each rank a network of its own.
+        # A user who chooses the host's name may have given each rank a network of its own.
         return self.node or "", self.boot, self.pid_namespace, "" if self.chosen else self.network_namespace
 
 
@@ -90,7 +90,7 @@ class HostTable:
 
     @classmethod
     def of(cls, facts: Sequence[HostFacts]) -> "HostTable":
-        """The hosts as far as the facts tell.
+        """Return the hosts as far as the facts tell.
 
         Raises:
             RendezvousError: The launcher gave ranks of a host the same local rank; the message names them.
@@ -103,7 +103,7 @@ class HostTable:
         return cls(tuple(tuple(group) for group in groups.values()), tuple(facts))
 
     def divided(self, groups: Iterable[Iterable[int]]) -> "HostTable":
-        """The table in which the hosts are these groups of ranks."""
+        """Return the table in which the hosts are these groups of ranks."""
         return replace(self, ranks=tuple(sorted(tuple(sorted(group)) for group in groups)))
 
     @property
@@ -122,11 +122,11 @@ class HostTable:
         ]
 
     def ranks_beside(self, rank: int) -> tuple[int, ...]:
-        """The ranks of this rank's host, itself among them."""
+        """Return the ranks of this rank's host, itself among them."""
         return next(group for group in self.ranks if rank in group)
 
     def place(self, place: RankInfo) -> RankInfo:
-        """The place, counted by this table."""
+        """Return the place, counted by this table."""
         group = self.ranks_beside(place.rank)
         local_rank = group.index(place.rank)
         across = [each for each in self.ranks if len(each) > local_rank]
@@ -140,7 +140,7 @@ class HostTable:
         )
 
     def surprises(self) -> list[str]:
-        """Which ranks the launcher put on one node that are on different hosts here, in words."""
+        """Describe the ranks that the launcher put on one node and that are on different hosts here."""
         found = []
         nodes: dict[str, list[int]] = {}
         for rank, facts in enumerate(self.facts):

@@ -1,4 +1,4 @@
-"""What wakes a rank of a job of several hosts: a pipe each, into which the ranks of its host write.
+"""The wake-up pipes of a job of several hosts: one for each rank, into which the ranks of its host write.
 
 A rank that waits for sockets cannot at the same time wait for shared memory, so it waits for its pipe. The others open
 it through ``/proc``; where that is forbidden, it is a named pipe in /dev/shm, unlinked as soon as all have opened it.
@@ -16,7 +16,7 @@ from horovodlike._bootstrap import shared_memory
 from horovodlike._bootstrap.shared_memory import Exchange
 from horovodlike.errors import RendezvousError
 
-# For reading too: who rings a rank that has ended must not get SIGPIPE.
+# For reading too: a process that wakes a rank that has ended must not get SIGPIPE.
 _WRITE_FLAGS = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -33,7 +33,7 @@ class WakeupPipes:
     ends: list[int] = field(default_factory=list)
 
     def close(self) -> None:
-        """Closes all descriptors. May be called again."""
+        """Close all descriptors. May be called again."""
         for fd in [self.own, *self.ends]:
             if fd >= 0:
                 os.close(fd)
@@ -41,7 +41,7 @@ class WakeupPipes:
 
 
 def open_wakeup_pipes(rendezvous: Exchange, rank: int, ranks: Sequence[int], pids: Sequence[int]) -> WakeupPipes:
-    """Makes this rank's pipe and opens those of its host's ranks. Collective over all hosts.
+    """Make this rank's pipe and open those of its host's ranks. Collective over all hosts.
 
     Args:
         rendezvous: The connection to the other ranks.
@@ -106,7 +106,7 @@ def _share_named_pipes(
 
 
 class _Own:
-    """What this rank says about its own part: its offer, or what went wrong."""
+    """The report of this rank on its own part: its offer, or what went wrong."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
@@ -120,7 +120,7 @@ class _Own:
             self.problem = str(error)
 
     def offer(self, fd: int, where: int | str) -> list[Any]:
-        """Where the pipe is to be found, and how to tell that it is the right one."""
+        """Return where to find the pipe, and how to tell that it is the right one."""
         if self.problem:
             return []
         found = os.fstat(fd)

@@ -90,7 +90,7 @@ def _known(op: Any) -> Any:
 
 
 def _is_integer(value: Any) -> bool:
-    """Whether a value is an integer, which NumPy's are as well, but no bool is."""
+    """Return whether a value is an integer, which NumPy's are as well, but no bool is."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 

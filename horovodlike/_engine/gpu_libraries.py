@@ -1,4 +1,4 @@
-"""Where the libraries for GPUs are: those that are not the system's own; and what of them can be used."""
+"""Location and versions of the libraries for GPUs that do not belong to the system."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["GpuLibraries", "find", "nccl_library"]
 
 @dataclass(frozen=True)
 class GpuLibraries:
-    """What this process finds of the libraries for GPUs.
+    """The libraries for GPUs that this process finds.
 
     Attributes:
         cuda_version: Of the driver: 12040 for 12.4; 0 if it cannot be used.
@@ -36,13 +36,13 @@ class GpuLibraries:
 
 
 def nccl_library(configured: str) -> str:
-    """The file of NCCL; imports nothing.
+    """Return the file of NCCL; imports nothing.
 
     Args:
         configured: What the settings say, or an empty string.
 
     Returns:
-        That, or the library of the packages ``nvidia-nccl-cu*``, or an empty string: the loader is to look for it.
+        That, or the library of the packages ``nvidia-nccl-cu*``, or an empty string: the loader must look for it.
     """
     if configured:
         return configured
@@ -53,7 +53,7 @@ def nccl_library(configured: str) -> str:
 
 
 def find(counts_gpus: bool = True) -> GpuLibraries:
-    """Opens the libraries where the settings say. They stay open as long as this process lives.
+    """Open the libraries where the settings say. They stay open as long as this process lives.
 
     Args:
         counts_gpus: CUDA is initialised, which shows whether it can be used, and the GPUs are counted. A process that
@@ -79,7 +79,7 @@ def find(counts_gpus: bool = True) -> GpuLibraries:
 
 
 def _opened(beginning: str) -> str:
-    """The file of a library that the loader has found."""
+    """Return the file of a library that the loader has found."""
     for line in Path("/proc/self/maps").read_text(errors="replace").splitlines():
         _, slash, rest = line.partition("/")
         if slash and rest.rpartition("/")[2].startswith(beginning):

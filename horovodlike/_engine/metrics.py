@@ -1,4 +1,4 @@
-"""What this rank has done so far, as numbers: counters, who was waited for, and the last collectives.
+"""Numbers about this rank's work: counters, stragglers, and the last collectives.
 
 All functions may be called from any thread, also while a collective hangs and after the job was broken, until
 ``shutdown()``. To read costs microseconds; to count costs two looks at the clock for each batch.
@@ -28,7 +28,7 @@ class Straggler(TypedDict):
 
 
 class Metrics(TypedDict):
-    """What :func:`metrics` returns; times are sums."""
+    """The result of :func:`metrics`; times are sums."""
 
     bytes: int
     """Of the tensors of all requests that are complete."""

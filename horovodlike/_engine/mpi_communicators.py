@@ -12,7 +12,7 @@ __all__ = ["check_comm", "is_communicator", "ranks_of"]
 
 
 def is_communicator(given: Any) -> bool:
-    """Whether it is one of mpi4py's; does not import mpi4py."""
+    """Return whether it is one of mpi4py's; does not import mpi4py."""
     return hasattr(given, "Get_group")
 
 

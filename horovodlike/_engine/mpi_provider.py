@@ -31,7 +31,7 @@ _REMEDY = "or leave HOROVODLIKE_CPU_OPERATIONS (HOROVOD_CPU_OPERATIONS, hvdrun -
 
 
 def is_installed() -> bool:
-    """Whether there is mpi4py; does not import it, so MPI stays as it is."""
+    """Return whether there is mpi4py; does not import it, so MPI stays as it is."""
     return importlib.util.find_spec("mpi4py") is not None
 
 
@@ -117,14 +117,14 @@ class Library:
         return self._external
 
     def _abort_if_broken(self) -> None:
-        """A broken job cannot finalise MPI: that would wait for those who are lost, and for what they never sent."""
+        """Abort MPI after a broken job: to finalise it would wait for lost ranks, and for what they never sent."""
         if self.broken and self._pid == os.getpid() and not self._mpi.Is_finalized():
             sys.stdout.flush()
             sys.stderr.flush()
             self._mpi.COMM_WORLD.Abort(1)
 
     def communicator(self, team: Any) -> MPI.Intracomm:
-        """The team's own; made by the members alone, at the same point of the log on each."""
+        """Return the team's own communicator; the members alone make it, at the same point of the log on each."""
         assert self._world is not None
         if team.size == self._world.size:
             return self._world
@@ -138,25 +138,25 @@ class Library:
         return self._teams[ranks]
 
     def memory(self, address: Any, num_bytes: int) -> Any:
-        """A buffer of MPI's on memory of the engine's."""
+        """Return a buffer of MPI's on memory of the engine's."""
         return self._mpi.buffer.fromaddress(int(ffi.cast("uintptr_t", address)), num_bytes)
 
     def floats(self, address: Any, count: int, dtype: int) -> list[Any]:
-        """The description of elements of one of the types that MPI adds up."""
+        """Describe elements of one of the types that MPI adds up."""
         datatype, num_bytes = self._datatypes[dtype]
         return [self.memory(address, count * num_bytes), count, datatype]
 
     def blocks(self, address: Any, counts: list[int]) -> list[Any]:
-        """The description of one block of bytes for each member, one after the other."""
+        """Describe one block of bytes for each member, one after the other."""
         return [self.memory(address, sum(counts)), counts, self._mpi.BYTE]
 
     @property
     def in_place(self) -> Any:
-        """What stands for the memory to send where it is that to receive into."""
+        """The stand-in for the send buffer where it equals the receive buffer."""
         return self._mpi.IN_PLACE
 
     def begin(self, team: Any, start: Callable[[MPI.Intracomm], MPI.Request]) -> int:
-        """Begin a collective; returns an ``hvl_status``."""
+        """Begin a collective; return an ``hvl_status``."""
 
         def begin() -> int:
             if self._mpi.Is_finalized():
@@ -167,7 +167,7 @@ class Library:
         return self._guarded(begin)
 
     def test(self) -> int:
-        """Look after the collective that has begun; returns an ``hvl_status``."""
+        """Advance the collective that has begun; return an ``hvl_status``."""
 
         def test() -> int:
             assert self._request is not None

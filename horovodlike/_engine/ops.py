@@ -90,12 +90,12 @@ def has_ended() -> HorovodInternalError | None:
 
 
 def is_in_flight(handle: int) -> bool:
-    """Whether the engine may still use the memory of a request: not if the handle is unknown or was waited for."""
+    """Return whether the engine may still use a request's memory: not if the handle is unknown or was waited for."""
     return bool(lib.hvl_poll(handle) == 0)
 
 
 def is_known(handle: int) -> bool:
-    """Whether a handle can be waited for."""
+    """Return whether a handle can be waited for."""
     return bool(lib.hvl_poll(handle) >= 0)
 
 
@@ -124,7 +124,7 @@ def carry_out(request: Request, inputs: Sequence[int] = (), memory: object = Non
 
 
 def carry_out_once(request: Request, what: object) -> list[Output]:
-    """As :func:`carry_out`, but an interrupted call is resumed by the next one, whose result would be lost else.
+    """Do as :func:`carry_out`, but have the next call resume an interrupted one, whose result would be lost else.
 
     Args:
         request: The request.
@@ -147,7 +147,7 @@ def forget_interrupted() -> None:
 
 
 def poll(handle: int) -> bool:
-    """True if the request is complete; the handle stays valid.
+    """Return True if the request is complete; the handle stays valid.
 
     Raises:
         KeyError: The handle is unknown.
@@ -188,7 +188,7 @@ def wait(handle: int) -> list[Output]:
 
 
 def wait_done(handle: int) -> None:
-    """As :func:`wait`, for a request without outputs of the engine's, at a fraction of the price."""
+    """Do as :func:`wait`, for a request without outputs of the engine's, at a fraction of the price."""
     status = lib.hvl_try_wait(handle)
     if status == lib.HVL_IN_PROGRESS:
         status = until_complete(lib.hvl_wait, handle, WAIT_SLICE_SECONDS, ffi.NULL, ffi.NULL)
@@ -252,7 +252,7 @@ def wait_all(handles: Sequence[int], stream: GpuStream | None = None) -> None:
 
 
 def counters() -> dict[str, int]:
-    """What this rank's engine has done since ``init()``; all zero if it does not run.
+    """Return the counters of this rank's engine since ``init()``; all zero if it does not run.
 
     Returns:
         The fields of ``hvl_counters``; :func:`horovodlike.metrics` presents them.

@@ -1,4 +1,4 @@
-"""What the engine is told when it starts."""
+"""The options that the engine gets when it starts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def check(settings: Config) -> None:
 
 
 def segment_bytes(settings: Config, place: RankInfo) -> int:
-    """How much shared memory the ranks of this host need."""
+    """Return how much shared memory the ranks of this host need."""
     return int(lib.hvl_segment_bytes(describe(settings, place, processors=1)))
 
 
@@ -78,7 +78,7 @@ def _describe_hosts(settings: Config, native: Any, joined: JobContext) -> list[A
 
 
 def _sealed_gpu_operations(settings: Config) -> int:
-    """What moves tensors on GPUs in a job of several hosts whose data is sealed.
+    """Return what moves tensors on GPUs in a job of several hosts whose data is sealed.
 
     Raises:
         ConfigError: It would be NCCL.
@@ -97,13 +97,13 @@ def _overlaps(settings: Config, place: RankInfo, processors: int) -> bool:
         return settings.overlap == "always"
     # Do the framework's threads of this host's ranks leave a processor to the engines?
     threads = os.environ.get("OMP_NUM_THREADS", "")
-    # Where nobody tells them, frameworks start as many as the process has processors.
+    # Without this variable, frameworks start as many as the process has processors.
     per_rank = int(threads) if threads.isdigit() else len(os.sched_getaffinity(0))
     return place.local_size * max(per_rank, 1) < processors
 
 
 def describe(settings: Config, place: RankInfo, processors: int) -> Any:
-    """An ``hvl_config *`` with all that does not need the other ranks."""
+    """Return an ``hvl_config *`` with all that does not need the other ranks."""
     warning_time = 0.0 if settings.stall_check_disable else settings.stall_check_time_seconds
     return ffi.new(
         "hvl_config *",

@@ -1,4 +1,4 @@
-"""What is asked of the engine: operations as requests, described once and enqueued any number of times."""
+"""Requests to the engine: operations, described once and enqueued any number of times, and what they wait for."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_COPIED_BYTES: int = lib.HVL_MAX_COPIED_BYTES  # of a request that the engine
 
 
 class Kind(IntEnum):
-    """What a request does."""
+    """The kinds of requests."""
 
     ALLREDUCE = lib.HVL_ALLREDUCE
     ALLGATHER = lib.HVL_ALLGATHER
@@ -33,7 +33,7 @@ _WITHOUT_OUTPUTS = frozenset(Kind) - {Kind.ALLREDUCE, Kind.BROADCAST, Kind.REDUC
 
 
 class ReduceOp(IntEnum):
-    """How an allreduce combines elements; the values are Horovod's."""
+    """The ways in which an allreduce combines elements; the values are Horovod's."""
 
     AVERAGE = lib.HVL_AVERAGE
     SUM = lib.HVL_SUM
@@ -60,14 +60,14 @@ class DType(IntEnum):
 
 
 class Device(IntEnum):
-    """Where the tensors of a request are."""
+    """The kinds of devices that the tensors of a request are on."""
 
     CPU = lib.HVL_CPU
     CUDA = lib.HVL_CUDA
 
 
 class MemoryFormat(IntEnum):
-    """In which order the elements of a tensor lie in memory, without gaps."""
+    """The order in which the elements of a tensor lie in memory, without gaps."""
 
     ROW_MAJOR = lib.HVL_ROW_MAJOR
     CHANNELS_LAST = lib.HVL_CHANNELS_LAST
@@ -155,7 +155,7 @@ def raise_interruption() -> None:
 
 
 class _Source:
-    """What the engine's call for memory gets at. Does not know its `Allocation`, which would be a cycle."""
+    """The part of an `Allocation` that the engine's call for memory reaches. No way back: that would be a cycle."""
 
     def __init__(self, allocate: Callable[[int, tuple[int, ...], DType], int]) -> None:
         self.allocate = allocate
@@ -182,7 +182,7 @@ class Allocation:
 
     @property
     def failure(self) -> Exception | None:
-        """What `allocate` has raised."""
+        """The exception that `allocate` has raised."""
         return self._source.failure
 
 
@@ -228,7 +228,7 @@ def until_complete(native_wait: Callable[..., int], *arguments: object) -> int:
 
 
 def forget(handle: int) -> bool:
-    """Consume a handle for which nobody waits, and drop the result, unless its memory is still in use.
+    """Consume a handle for which no thread waits, and drop the result, unless its memory is still in use.
 
     Returns:
         Whether the memory is free: neither the engine nor a GPU uses it any more. An unknown handle has none.
@@ -287,7 +287,7 @@ def _integers(name: str, what: str, values: Sequence[int]) -> Any:
 
 
 def _check_request(status: int, name: str) -> None:
-    """As `check`, of what may be refused for its GPU before it is looked at: the message says whose it is."""
+    """Do as `check`, for a request that may be refused for its GPU before it is looked at: the message names it."""
     try:
         check(status)
     except (ValueError, MemoryError) as error:
@@ -395,7 +395,7 @@ class Request:
         return handle
 
     def keep_if_enqueued(self, memory: object) -> None:
-        """After an exception of an enqueue, or just behind it, give the request up if the engine has it.
+        """Give the request up if the engine has it, after an exception of an enqueue or just behind it.
 
         A signal handler may raise when the engine has the request and the caller has not yet noted its handle.
 
@@ -421,7 +421,7 @@ class Request:
         return ffi.new("uintptr_t[]", [*inputs, *outputs])
 
     def enqueue_inplace(self, address: int) -> int:
-        """As :meth:`enqueue`, for one tensor that is input and output: the quickest way in."""
+        """Do as :meth:`enqueue`, for one tensor that is input and output: the quickest way in."""
         handle: int = lib.hvl_enqueue_inplace(self._native, address)
         if handle < 0:
             handle = self.enqueue_again(handle, lambda: lib.hvl_enqueue_inplace(self._native, address))
@@ -459,9 +459,9 @@ class Request:
         stream: GpuStream,
         allocation: Allocation | None = None,
     ) -> int:
-        """As :meth:`enqueue`, for memory of a GPU, which is used after what the stream has been given by now.
+        """Do as :meth:`enqueue`, for memory of a GPU, which is used after all work that the stream has by now.
 
-        The request completes when the GPU has been given all there is to do; the memory is in use until it has done it.
+        The request completes when the GPU has been given all the work; the memory is in use until the GPU has done it.
 
         Args:
             inputs: Address of each tensor's memory.
@@ -528,7 +528,7 @@ class RequestList:
         check(status)
 
     def enqueue_inplace_on_stream(self, addresses: Sequence[int], handles: list[int], stream: GpuStream) -> None:
-        """As :meth:`enqueue_inplace`, for memory of a GPU: see :meth:`Request.enqueue_on_stream`."""
+        """Do as :meth:`enqueue_inplace`, for memory of a GPU: see :meth:`Request.enqueue_on_stream`."""
         count = self._check_count(addresses)
         memory, new_handles = ffi.new("uintptr_t[]", addresses), ffi.new("int64_t[]", count)
         pointer = ffi.cast("void *", stream.pointer)

@@ -16,7 +16,7 @@ _LONGEST_WAIT = 60.0  # epoll counts milliseconds in 32 bits
 
 
 def dial(hosts: str, port: int, patience: float) -> Generator[socket.socket, None, None]:
-    """Connects to addresses in their order. Each has a short head start over the next, and the first that answers wins.
+    """Connect to addresses in their order. Each has a short head start over the next, and the first that answers wins.
 
     So processes that dial the same list use the same network as long as they can. An address that refuses is tried
     again for as long as another one is silent.
@@ -32,31 +32,31 @@ def dial(hosts: str, port: int, patience: float) -> Generator[socket.socket, Non
     Raises:
         OSError: After the last socket, if an address did not answer: the reason of the last one.
     """
-    calls = _Calls(hosts, port)
+    attempts = _Attempts(hosts, port)
     happened = True
     deadline = time.monotonic() + patience
     try:
-        while calls.untried or calls.pending:
-            if calls.untried:
-                calls.begin(calls.untried.pop(0))
+        while attempts.untried or attempts.pending:
+            if attempts.untried:
+                attempts.begin(attempts.untried.pop(0))
             elif not happened:
-                calls.begin_again()
+                attempts.begin_again()
             left = deadline - time.monotonic()
             if left <= 0:
                 raise TimeoutError("timed out")
-            pause = _HEAD_START if calls.untried else _PAUSE if calls.refused else left
-            happened = calls.wait(min(left, pause))
-            while calls.connected:
+            pause = _HEAD_START if attempts.untried else _PAUSE if attempts.refused else left
+            happened = attempts.wait(min(left, pause))
+            while attempts.connected:
                 paused = time.monotonic()
-                yield calls.connected.pop(0)
+                yield attempts.connected.pop(0)
                 deadline += time.monotonic() - paused
     finally:
-        calls.close()
-    if calls.problem is not None:
-        raise calls.problem
+        attempts.close()
+    if attempts.problem is not None:
+        raise attempts.problem
 
 
-class _Calls:
+class _Attempts:
     """Connections that are being made.
 
     Attributes:
@@ -101,7 +101,7 @@ class _Calls:
             self.begin(target)
 
     def wait(self, seconds: float) -> bool:
-        """Returns when something has happened, or False after some time."""
+        """Wait until a connection succeeds or fails; return False if none did in that time."""
         ready = self._selector.select(min(seconds, _LONGEST_WAIT)) if self.pending else []
         for key, _ in ready:
             answered = key.fileobj
@@ -134,7 +134,7 @@ def resolve(host: str, port: int | None = None) -> list[_Target]:
 
 
 def start(connecting: socket.socket, address: tuple[object, ...]) -> None:
-    """Begins to connect; the socket becomes writable when that has succeeded or failed.
+    """Begin to connect; the socket becomes writable when that has succeeded or failed.
 
     Raises:
         OSError: It failed at once.
@@ -146,5 +146,5 @@ def start(connecting: socket.socket, address: tuple[object, ...]) -> None:
 
 
 def make_error(number: int) -> OSError:
-    """The exception of the right class for an error number."""
+    """Return the exception of the right class for an error number."""
     return OSError(number, os.strerror(number))

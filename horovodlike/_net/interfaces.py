@@ -1,4 +1,4 @@
-"""Which of this host's addresses other hosts are to use."""
+"""The choice of this host's addresses that other hosts must use."""
 
 import contextlib
 import ipaddress
@@ -55,7 +55,7 @@ def _unusable_addresses() -> set[Address]:
 
 
 def choose_address(wanted: str, interfaces: Sequence[Interface]) -> str:
-    """The first address that the setting ``network_interface`` allows.
+    """Return the first address that the setting ``network_interface`` allows.
 
     Args:
         wanted: Names of interfaces and networks, separated by commas; the first of them that fits counts.
@@ -85,7 +85,7 @@ def choose_address(wanted: str, interfaces: Sequence[Interface]) -> str:
 
 
 def shared_addresses(mine: Sequence[Interface], others: Sequence[Sequence[str]]) -> list[str]:
-    """Those of this host's addresses that are in a network which all other hosts have an address in, too.
+    """Return those of this host's addresses that are in a network in which all other hosts have an address, too.
 
     Args:
         mine: What this host has.
@@ -108,7 +108,7 @@ def shared_addresses(mine: Sequence[Interface], others: Sequence[Sequence[str]])
 
 
 def own_address(rank: int, ends: Sequence[tuple[str, str]], network_interface: str) -> str:
-    """Where this rank is to listen for ranks of other hosts.
+    """Return the address where this rank must listen for ranks of other hosts.
 
     Args:
         rank: This rank.

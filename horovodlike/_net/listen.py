@@ -10,7 +10,7 @@ BACKLOG = 4096
 
 
 def listen(who: str, hosts: Sequence[str], ports: Sequence[int]) -> list[socket.socket]:
-    """Listens on all of the addresses at one port.
+    """Listen on all of the addresses at one port.
 
     Args:
         who: For whom, in the error.
@@ -44,5 +44,5 @@ def listen(who: str, hosts: Sequence[str], ports: Sequence[int]) -> list[socket.
 
 
 def is_everywhere(host: str) -> bool:
-    """Whether it stands for every address of the host."""
+    """Return whether it stands for every address of the host."""
     return host.strip("[]") in ("0.0.0.0", "::", "0", "::0", "*")

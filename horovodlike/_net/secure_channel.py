@@ -67,44 +67,44 @@ class JobKey:
     __slots__ = ("_key",)
 
     def __init__(self, key: bytes) -> None:
-        """Takes the 32 bytes of the key."""
+        """Keep the 32 bytes of the key."""
         if len(key) != KEY_BYTES:
             raise ValueError(f"the job's key must have {KEY_BYTES} bytes; it has {len(key)}")
         self._key = bytes(key)
 
     @classmethod
     def random(cls) -> "JobKey":
-        """A new key."""
+        """Return a new key."""
         return cls(secrets.token_bytes(KEY_BYTES))
 
     def hex(self) -> str:
-        """The key in hexadecimal digits, to hand it to another rank."""
+        """Return the key in hexadecimal digits, to hand it to another rank."""
         return self._key.hex()
 
     def reveal(self) -> bytes:
-        """The key, to hand it to the engine."""
+        """Return the key, to hand it to the engine."""
         return self._key
 
     def mac(self, *parts: bytes) -> bytes:
-        """HMAC-SHA256 of the parts, one after the other."""
+        """Return the HMAC-SHA256 of the parts, one after the other."""
         return hmac.digest(self._key, b"".join(parts), "sha256")
 
     def derive(self, *parts: bytes) -> "JobKey":
-        """Another key, which the parts name."""
+        """Return another key, which the parts name."""
         return JobKey(self.mac(*parts))
 
     def __repr__(self) -> str:
-        """Hides the key."""
+        """Hide the key."""
         return "JobKey(hidden)"
 
     def __reduce__(self) -> str:
-        """Refuses to be pickled or copied."""
+        """Raise an error: a key is neither pickled nor copied."""
         raise TypeError("a job's key cannot be pickled")
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Who a client says it is.
+    """The identity that a client claims.
 
     Attributes:
         rank: Its rank.
@@ -118,21 +118,21 @@ class Identity:
 
 
 def job_digest(job: str) -> bytes:
-    """The fixed-length form of a job's name."""
+    """Return the fixed-length form of a job's name."""
     return hashlib.sha256(b"horovodlike job\0" + job.encode(errors="surrogateescape")).digest()
 
 
 class Sealer:
-    """Makes the frames of one direction."""
+    """The maker of the frames of one direction."""
 
     def __init__(self, key: JobKey, direction: bytes) -> None:
-        """Starts with sequence number 0."""
+        """Start with sequence number 0."""
         self._key = key
         self._direction = direction
         self._sequence = 0
 
     def seal(self, payload: bytes) -> bytes:
-        """The next frame."""
+        """Return the next frame."""
         if len(payload) > FRAME_LIMIT:
             raise FrameError(f"a message of {len(payload)} bytes is over the limit of {FRAME_LIMIT} bytes")
         mac = self._key.mac(_SEQUENCE.pack(self._sequence), self._direction, payload)
@@ -141,10 +141,10 @@ class Sealer:
 
 
 class Opener:
-    """Takes the byte stream of one direction apart into payloads. After an error it stays unusable."""
+    """The receiver of the byte stream of one direction: cuts it into payloads. After an error it stays unusable."""
 
     def __init__(self, key: JobKey, direction: bytes) -> None:
-        """Starts with sequence number 0."""
+        """Start with sequence number 0."""
         self._key = key
         self._direction = direction
         self._sequence = 0
@@ -152,7 +152,7 @@ class Opener:
         self._broken = False
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Takes some bytes of the stream.
+        """Take some bytes of the stream.
 
         Returns:
             The payloads that are complete now, each verified.
@@ -200,12 +200,12 @@ def _hello_mac(key: JobKey, nonce: bytes, body: bytes) -> bytes:
 
 
 def make_challenge(nonce: bytes) -> bytes:
-    """The server's first bytes."""
+    """Return the server's first bytes."""
     return _CHALLENGE.pack(_MAGIC, PROTOCOL_VERSION, nonce)
 
 
 def answer_challenge(key: JobKey, identity: Identity, challenge: bytes) -> tuple[bytes, Sealer, Opener]:
-    """The client's part of the handshake.
+    """Answer a challenge: the client's part of the handshake.
 
     Returns:
         The hello to send, and the two directions of the session.
@@ -228,7 +228,7 @@ def answer_challenge(key: JobKey, identity: Identity, challenge: bytes) -> tuple
 
 
 def accept_hello(key: JobKey, nonce: bytes, hello: bytes) -> tuple[Identity, Sealer, Opener]:
-    """The server's part of the handshake.
+    """Verify a hello: the server's part of the handshake.
 
     Args:
         key: The job's key.
@@ -253,7 +253,7 @@ _links: "weakref.WeakSet[ClientChannel]" = weakref.WeakSet()
 
 
 def _close_in_child() -> None:
-    """A forked child must neither speak for this rank nor keep its connection open when it dies."""
+    """Close the connections in a forked child: it must neither speak for this rank nor keep its connection open."""
     for link in _links:
         link.close()
 
@@ -265,7 +265,7 @@ class ClientChannel:
     """The client's end of a channel: a blocking socket on which every call has a deadline (``time.monotonic()``)."""
 
     def __init__(self, connected: socket.socket, key: JobKey, identity: Identity, deadline: float) -> None:
-        """Authenticates both sides; the server's first message is left to :meth:`receive`. Takes the socket over.
+        """Authenticate both sides; :meth:`receive` returns the server's first message. Takes the socket over.
 
         Raises:
             AuthenticationError: The server hung up on the hello.
@@ -296,17 +296,17 @@ class ClientChannel:
         return data
 
     def send(self, payload: bytes, deadline: float) -> None:
-        """Sends one frame.
+        """Send one frame.
 
         Raises:
-            OSError: The connection is lost, or nobody read it in time.
+            OSError: The connection is lost, or the server did not read it in time.
         """
         frame = self._sealer.seal(payload)
         self.socket.settimeout(_left(deadline))
         self.socket.sendall(frame)
 
     def receive(self, deadline: float) -> bytes:
-        """Waits for the next payload.
+        """Wait for the next payload.
 
         Raises:
             AuthenticationError: The first frame never came or is wrong: one of the two does not hold the key.
@@ -324,7 +324,7 @@ class ClientChannel:
         return self._payloads.pop(0)
 
     def close(self) -> None:
-        """Closes the connection; does nothing if it is closed."""
+        """Close the connection; do nothing if it is closed."""
         self.socket.close()
 
 

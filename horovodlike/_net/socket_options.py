@@ -14,7 +14,7 @@ _BY_LOSS = ("cubic", "reno")  # Linux lets any process use the second one
 _MIN_RTT = struct.Struct("=148xI")  # tcpi_min_rtt of struct tcp_info; of the kernel's ABI, so it stays where it is
 
 _OTHERS = 256
-"""What else may be opened: strangers' connections, and what the script does."""
+"""Other files that may be opened: pending connections, and those of the script."""
 
 
 def set_congestion_control(connected: socket.socket, wanted: str) -> None:
@@ -64,7 +64,7 @@ def _use_first(connected: socket.socket, algorithms: tuple[str, ...]) -> None:
 
 
 def _round_trip(connected: socket.socket) -> int:
-    """The shortest round trip so far, in microseconds; kernels before 4.6 do not say it: then what is no short path."""
+    """Return the shortest round trip so far, in microseconds; kernels before 4.6 do not report it: then a long one."""
     info = connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _MIN_RTT.size)
     return int(_MIN_RTT.unpack(info)[0]) if len(info) == _MIN_RTT.size else _SHORT_PATH
 
@@ -85,7 +85,7 @@ def set_keepalive(connected: socket.socket, idle: int, interval: int, probes: in
 
 
 def ensure_descriptors(count: int, purpose: str) -> None:
-    """Raises the soft limit of open files to the hard one, if it leaves no room for this many more.
+    """Raise the soft limit of open files to the hard one, if it leaves no room for this many more.
 
     Args:
         count: How many will be opened.

@@ -61,7 +61,7 @@ ALIASES: tuple[Alias, ...] = (
 
 
 def counterpart(name: str, table: Sequence[Alias] = ALIASES) -> Alias | None:
-    """The row that decides about a module: its own, or one made from the closest package above it that has one.
+    """Return the row that decides about a module: its own, or one made from the closest package above it that has one.
 
     Args:
         name: The full name of a module.
@@ -85,13 +85,13 @@ DEFAULTS = {"HOROVODLIKE_JOIN_AVERAGE": "all"}
 
 
 class _Loader(Loader):
-    """Lets an import end with a module that has another name."""
+    """A loader that ends an import with a module of another name."""
 
     def __init__(self, module: str) -> None:
         self._module = module
 
     def create_module(self, spec: ModuleSpec) -> None:
-        """An empty module, as is the rule; it is never seen."""
+        """Have an empty module made, the default; it is never seen."""
 
     def exec_module(self, module: ModuleType) -> None:
         # What stands in sys.modules after this is what the import returns; that is a documented use. Handing out the
@@ -100,7 +100,7 @@ class _Loader(Loader):
 
 
 class _Finder(MetaPathFinder):
-    """Answers for ``horovod`` and everything below it, so that no copy is loaded through a package's folder."""
+    """A finder of ``horovod`` and everything below it, so that no copy is loaded through a package's folder."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -121,7 +121,7 @@ class _Finder(MetaPathFinder):
 
 
 def install(*, quiet: bool = False) -> None:
-    """Gives this process and its children Horovod's module names and `DEFAULTS`. A second call does nothing.
+    """Give this process and its children Horovod's module names and `DEFAULTS`. A second call does nothing.
 
     A setting that the environment has stays as it is. To take effect, it has to be called before ``init()``.
 

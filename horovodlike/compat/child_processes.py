@@ -21,14 +21,14 @@ _INSTALL = "import sys\nsys.path[:] = {path!r}\nimport horovodlike.compat\nhorov
 
 
 class _InstallWhereRead:
-    """Has the reader of a pickle install the names."""
+    """An object whose unpickling installs the names."""
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[str, dict[str, Any]]]:
         return exec, (_INSTALL.format(path=[str(entry) for entry in sys.path]), {})
 
 
 def follow() -> None:
-    """Has every child that :mod:`multiprocessing` starts from now on install the names."""
+    """Have every child that :mod:`multiprocessing` starts from now on install the names."""
     original = multiprocessing.spawn.get_preparation_data
 
     def with_names(name: str) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Runs a script, a module or a text as ``python`` itself would, but with Horovod's module names.
 
-The program's module is ``__main__`` to everybody and stays it until the interpreter ends, since exit handlers, threads
+The program's module is ``__main__`` to all other modules until the interpreter ends, since exit handlers, threads
 and pickles may still need it; that is why this is no call of :mod:`runpy`.
 """
 
@@ -32,7 +32,7 @@ _USAGE_ERROR = 2
 
 @dataclass(frozen=True)
 class _Program:
-    """What is to be run.
+    """The program to run.
 
     Attributes:
         code: The code.
@@ -46,7 +46,7 @@ class _Program:
 
 
 def main(words: Sequence[str]) -> None:
-    """Runs what a command line asks for.
+    """Run the program that a command line names.
 
     Args:
         words: The script, or ``-m`` and a module, or ``-c`` and a text; then the arguments of that.
@@ -78,7 +78,7 @@ def _fail(reason: str, code: int = _USAGE_ERROR) -> NoReturn:
 
 
 def _prepend(how: str, what: str) -> None:
-    """Adds to the search path what Python adds for a program."""
+    """Add to the search path what Python adds for a program."""
     if getattr(sys.flags, "safe_path", False) or sys.flags.isolated:
         return
     if how == "script":
@@ -166,7 +166,7 @@ def _run(program: _Program, words: Sequence[str]) -> None:
 
 
 def _show_only(shown: BaseException, trace: TracebackType | None) -> None:
-    """Keeps the frames of this module out of the traceback of an exception that will end the interpreter.
+    """Keep the frames of this module out of the traceback of an exception that will end the interpreter.
 
     All else is left to the interpreter (exit codes, the signal after an interrupt) and to the hook that the program may
     have set: raising the exception on would add our frames, so they are taken out at the last moment.

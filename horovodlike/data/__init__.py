@@ -1,4 +1,4 @@
-"""What the ranks of a job read, and how their batches are prepared.
+"""The partition of samples among the ranks of a job, and the preparation of batches.
 
 * :class:`Task`, :func:`cut_into_tasks`: the data of an epoch as ranges of samples
 * :class:`StaticPartition`: deals the tasks to the ranks once for each epoch

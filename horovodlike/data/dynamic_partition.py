@@ -28,7 +28,7 @@ Record = Literal["auto", "manual"]
 
 
 class DynamicPartition:
-    """Deals tasks to ranks that step together, and remembers what has been done, whoever did it.
+    """A partition that assigns tasks to ranks that step together, and remembers what has been done, on whatever rank.
 
     Every sample of an epoch is committed exactly once, although ranks come and go between two steps. It takes no
     message: each rank takes one batch in each step, so every rank knows what all others have read.
@@ -115,7 +115,7 @@ class DynamicPartition:
                 self._give_back()
 
     def __len__(self) -> int:
-        """How many batches the iteration under way has still to yield; without one, how many the next one will."""
+        """Return how many batches the current iteration has still to yield; without one, how many the next one will."""
         _, size = current_place(self._place)
         with self._lock:
             return (self._dealer or self._new_dealer(size)).steps_left

@@ -25,10 +25,10 @@ _log = logging.getLogger(__name__)
 
 
 class BaseDataLoader:
-    """What a loader of batches has to define."""
+    """The interface of a loader of batches."""
 
     def __len__(self) -> int:
-        """The number of batches of an epoch."""
+        """Return the number of batches of an epoch."""
         raise NotImplementedError
 
     def _iterate(self) -> Iterable[Any]:
@@ -75,21 +75,21 @@ class _Epoch:
     def __iter__(self) -> Iterator[Any]:
         while not isinstance(item := self._queue.get(), _End):
             yield item
-        self._queue.put(item)  # for whoever asks again
+        self._queue.put(item)  # for the next iteration
         if item.error is not None:
             raise item.error
 
     def close(self) -> None:
-        """Ends the thread. It may wait for a place in the queue, so the queue is emptied up to its end."""
+        """End the thread. It may wait for a place in the queue, so the queue is emptied up to its end."""
         self._stopped.set()
         while not isinstance(self._queue.get(), _End):
             pass
         self._thread.join()
-        self._queue.put(_End())  # for whoever is still iterating
+        self._queue.put(_End())  # for an iteration that has not ended
 
 
 class AsyncDataLoaderMixin:
-    """Prepares batches in a thread; the first base class of a loader.
+    """A mixin that prepares batches in a thread; the first base class of a loader.
 
     Each epoch has a thread of its own, which ends with the epoch, or when the loop over it is left. A new epoch ends
     the one before. What ``_iterate`` raises is raised in the training loop.

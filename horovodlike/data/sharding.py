@@ -1,4 +1,4 @@
-"""Who reads what in each step: a pure function of what is left, the number of ranks and the batch size."""
+"""The ranges that each rank reads in each step: a pure function of what is left, the ranks and the batch size."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ class Ranges:
             before = end
 
     def __len__(self) -> int:
-        """The number of positions."""
+        """Return the number of positions."""
         return sum(end - begin for begin, end in self.ranges)
 
 
 class RangeAssigner:
-    """Deals what is left of an epoch to ranks that step together.
+    """The assignment of what is left of an epoch to ranks that step together.
 
     Each rank has a lease, a range that it reads from its begin to its end. When that is done it takes the next range
     of the queue, and when the queue is empty half of the longest lease there is. So every rank has a full batch in

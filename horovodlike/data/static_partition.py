@@ -87,7 +87,7 @@ class StaticPartition:
         self._epoch = check_epoch(epoch)
 
     def __len__(self) -> int:
-        """The number of batches of this rank in this epoch."""
+        """Return the number of batches of this rank in this epoch."""
         rank, size = current_place(self._place)
         return self._num_batches(self._shares(size), rank)
 

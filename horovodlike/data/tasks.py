@@ -43,7 +43,7 @@ class Batch:
     total: int
 
     def __len__(self) -> int:
-        """The number of samples."""
+        """Return the number of samples."""
         return sum(task.end - task.start for task in self.ranges)
 
     def samples(self) -> Iterator[tuple[str | int, int]]:
@@ -97,7 +97,7 @@ class Stream:
             begin, number = until, number + 1
 
     def batch(self, ranges: Iterable[tuple[int, int]], total: int) -> Batch:
-        """The batch of what stands at these positions; ranges that follow one another in a source become one."""
+        """Return the batch at these positions; ranges that follow one another in a source become one."""
         found: list[Task] = []
         for begin, end in itertools.chain.from_iterable(itertools.starmap(self.cut, ranges)):
             number = bisect.bisect_right(self.starts, begin) - 1
@@ -111,7 +111,7 @@ class Stream:
 
 
 def checked_tasks(tasks: Iterable[tuple[str | int, int, int]]) -> tuple[Task, ...]:
-    """The tasks without the empty ones.
+    """Return the tasks without the empty ones.
 
     Raises:
         ValueError: One of them is no range of samples.
@@ -133,7 +133,7 @@ def checked_tasks(tasks: Iterable[tuple[str | int, int, int]]) -> tuple[Task, ..
 
 
 def ordered(tasks: Sequence[Task], *, seed: int, epoch: int, shuffle: bool) -> list[Task]:
-    """The tasks in the order of an epoch: the same for the same arguments, on every rank."""
+    """Return the tasks in the order of an epoch: the same for the same arguments, on every rank."""
     order = list(tasks)
     if shuffle:
         random.Random(f"{seed}/{epoch}").shuffle(order)
@@ -145,7 +145,7 @@ RankInfo = tuple[int, int]
 
 
 def check_place(rank: int | None, size: int | None) -> RankInfo | None:
-    """The pair, or None if neither is given.
+    """Return the pair, or None if neither is given.
 
     Raises:
         ValueError: Only one is given, or there is no such rank.
@@ -160,7 +160,7 @@ def check_place(rank: int | None, size: int | None) -> RankInfo | None:
 
 
 def current_place(place: RankInfo | None) -> RankInfo:
-    """The pair, or that of the job.
+    """Return the pair, or that of the job.
 
     Raises:
         NotInitializedError: There is no pair, and ``init()`` has not been called.
@@ -173,7 +173,7 @@ def current_place(place: RankInfo | None) -> RankInfo:
 
 
 def check_batch_size(batch_size: int) -> int:
-    """The batch size.
+    """Return the batch size.
 
     Raises:
         ValueError: It is not positive.
@@ -184,7 +184,7 @@ def check_batch_size(batch_size: int) -> int:
 
 
 def check_epoch(epoch: int) -> int:
-    """The epoch.
+    """Return the epoch.
 
     Raises:
         ValueError: It is negative.

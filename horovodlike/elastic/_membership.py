@@ -1,4 +1,4 @@
-"""What the ranks agree on: at a commit, whether to go on as they are; after ``init()``, whether to send the state."""
+"""Agreements of ranks: at a commit, whether to continue as they are; after ``init()``, whether to send the state."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ __all__ = ["Agreement", "agree_on_changes", "agree_to_start"]
 
 @dataclass(frozen=True)
 class Agreement:
-    """What comes after a commit.
+    """The decision after a commit.
 
     Attributes:
-        goes_on: The training goes on with the members that there are; equal on all ranks, as is what follows.
-        adds: New members are to come.
-        leaves: This process has been asked to leave, and all ranks know that somebody does.
+        goes_on: The training continues with the members that there are; equal on all ranks, as is what follows.
+        adds: New members will come.
+        leaves: This process has been asked to leave, and all ranks know that one does.
     """
 
     goes_on: bool
@@ -46,7 +46,7 @@ def agree_on_changes(changed: bool, added: bool) -> Agreement:
 
 
 def agree_to_start(needs_sync: bool, commits: int) -> tuple[bool, bool]:
-    """Whether any rank needs the state of another one, and whether any has seen a commit. Collective.
+    """Return whether any rank needs the state of another one, and whether any has seen a commit. Collective.
 
     Raises:
         HorovodInternalError: The job is broken.

@@ -1,4 +1,4 @@
-"""What a training script must not lose: the state that all ranks have in common."""
+"""The state that all ranks have in common, which a training script must not lose."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MOST_RANKS = 1 << 24
 
 
 class State:
-    """What is saved at each commit, goes back to the last one when the job breaks, and is sent to new ranks.
+    """A state that is saved at each commit, goes back to the last one when the job breaks, and is sent to new ranks.
 
     A subclass says how, with :meth:`save`, :meth:`restore` and :meth:`sync`, and may say what else changes with the
     number of ranks, with :meth:`reset`. All of it is called by the thread that trains.
@@ -54,7 +54,7 @@ class State:
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
-        """The job has begun anew: :meth:`reset`, and then what was registered."""
+        """Call :meth:`reset`, and then what was registered: the job has begun anew."""
         self._updates = 0
         self.reset()
         for callback in self._reset_callbacks:
@@ -130,7 +130,7 @@ class State:
         Args:
             path: The file, in a folder that the later rank 0 can read as well. It is replaced as a whole, so it always
                 has a complete commit. It is pickled, and reading it runs code that its writer chose: it must belong to
-                the user (or to root) and be writable by nobody else. It is made with mode 0600.
+                the user (or to root) and be writable by no other user. It is made with mode 0600.
             every: Write each commit (1), each second one (2) and so on.
 
         Raises:
@@ -170,7 +170,7 @@ class State:
         """Adapt to another number of ranks, before :meth:`sync`."""
 
     def saved_to_bytes(self) -> bytes:
-        """What :meth:`save` has kept, for :meth:`persist`."""
+        """Return what :meth:`save` has kept, for :meth:`persist`."""
         raise NotImplementedError(f"{type(self).__name__} cannot be persisted: it has no saved_to_bytes()")
 
     def saved_from_bytes(self, saved: bytes) -> None:
@@ -179,7 +179,7 @@ class State:
 
 
 def check_results() -> None:
-    """Be called when values have been copied from where they are computed, and before they are saved.
+    """Raise an error if the job has ended; called between copying computed values and saving them.
 
     A collective on a GPU whose job breaks ends without a result, and without an error where the framework has not
     waited for it. The job is known to be broken before anything that the GPU makes of that can be read.
@@ -193,7 +193,7 @@ def check_results() -> None:
 
 
 def _elect(commits: int) -> tuple[int, int]:
-    """The most commits of any rank, and the lowest rank that has them."""
+    """Return the most commits of any rank, and the lowest rank that has them."""
     (most,) = highest("horovodlike.elastic.root", [commits * _MOST_RANKS + (_MOST_RANKS - 1 - basics.rank())])
     return most // _MOST_RANKS, _MOST_RANKS - 1 - most % _MOST_RANKS
 
@@ -252,9 +252,9 @@ class ObjectState(State):
         self.save()
 
     def saved_to_bytes(self) -> bytes:
-        """A pickle of the attributes as they were saved."""
+        """Return a pickle of the attributes as they were saved."""
         return dumps(self._saved)
 
     def saved_from_bytes(self, saved: bytes) -> None:
-        """Reads the pickle."""
+        """Read the pickle."""
         self._saved = pickle.loads(saved)

@@ -36,11 +36,11 @@ class StateFile:
             raise ValueError(f"the state cannot be written to {self.path}: there is no folder {self._folder}")
 
     def is_due(self, commits: int) -> bool:
-        """Whether this commit is one of those to be written."""
+        """Return whether this commit is one of those to be written."""
         return commits % self._every == 0
 
     def write(self, commits: int, saved: bytes) -> None:
-        """Replaces the file; after a crash at any point it has either the old or the new content.
+        """Replace the file; after a crash at any point it has either the old or the new content.
 
         Raises:
             OSError: The disk is full, the folder is not ours and so on; the file is as it was.
@@ -70,7 +70,7 @@ class StateFile:
         self.written = commits
 
     def commits(self) -> int:
-        """How many commits the state in the file has seen; 0 if there is no file.
+        """Return how many commits the state in the file has seen; 0 if there is no file.
 
         Raises:
             StateFileError: It is not a file that :meth:`write` made, or others could have written it.
@@ -78,7 +78,7 @@ class StateFile:
         return self._read(whole=False)[0]
 
     def read(self) -> tuple[int, bytes]:
-        """The commits and the state.
+        """Return the commits and the state.
 
         Raises:
             StateFileError: As for :meth:`commits`; or its content is damaged.

@@ -96,7 +96,7 @@ class WorkerServer:
         """Tells a worker something; does nothing if it has no connection."""
         connection = self._connections.get(worker)
         if connection is not None:
-            self._door.say(connection, message)
+            self._door.send(connection, message)
 
     def say_to_all(self, message: dict[str, Any]) -> None:
         """Tells all workers something."""
@@ -112,7 +112,7 @@ class WorkerServer:
 
     # What the secure server calls.
 
-    def admit(self, connection: Connection, identity: Identity) -> str | None:
+    def on_connect(self, connection: Connection, identity: Identity) -> str | None:
         """See :class:`horovodlike._net.secure_server.ConnectionHandler`."""
         worker = identity.rank
         if identity.job != self._job or identity.size != 0:
@@ -126,7 +126,7 @@ class WorkerServer:
         self._connections[worker] = connection
         return None
 
-    def hear(self, connection: Connection, payload: bytes) -> None:
+    def on_message(self, connection: Connection, payload: bytes) -> None:
         """See :class:`horovodlike._net.secure_server.ConnectionHandler`."""
         worker = connection.rank
         try:
@@ -149,7 +149,7 @@ class WorkerServer:
             raise ProtocolError(f"it sent a message that makes no sense ({type(error).__name__})") from None
         self._tell(event)
 
-    def lose(self, connection: Connection, reason: str) -> None:
+    def on_disconnect(self, connection: Connection, reason: str) -> None:
         """See :class:`horovodlike._net.secure_server.ConnectionHandler`."""
         del self._connections[connection.rank]
         self._tell(Adrift(connection.rank))

@@ -286,10 +286,10 @@ def test_a_network_that_a_rank_does_not_have(on_hosts: StartHosts) -> None:
 class Misled(Builder):
     """Rank 2 is told that rank 0 listens where nobody does."""
 
-    def __init__(self, rank: int, wires: Any, places: Any, *rest: Any) -> None:  # noqa: ANN401
+    def __init__(self, rank: int, connection_ids: Any, places: Any, *rest: Any) -> None:  # noqa: ANN401
         with socket.create_server(("127.0.0.1", 0)) as closed:
             nobody = closed.getsockname()
-        super().__init__(rank, wires, [nobody, *places[1:]] if rank == 2 else places, *rest)
+        super().__init__(rank, connection_ids, [nobody, *places[1:]] if rank == 2 else places, *rest)
 
 
 def test_ranks_that_cannot_connect_are_named_on_all(on_hosts: StartHosts, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,8 +307,8 @@ def test_ranks_that_cannot_connect_are_named_on_all(on_hosts: StartHosts, monkey
 
 
 def test_a_report_has_room_for_some_problems() -> None:
-    wires = mesh.plan_wires(0, table_of("ab" * 100), 2, 16)
-    report = mesh._report(dict.fromkeys(wires, "x" * 300), 4000)
+    connection_ids = mesh.plan_connections(0, table_of("ab" * 100), 2, 16)
+    report = mesh._report(dict.fromkeys(connection_ids, "x" * 300), 4000)
     assert len(json.dumps(report)) <= 4000
     assert len(report["problems"]) > 10
     assert report["more"] + len(report["problems"]) == 100

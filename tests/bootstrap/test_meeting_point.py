@@ -22,10 +22,10 @@ def test_publish_read_withdraw(runtime: dict[str, str]) -> None:
     assert (found.port, found.key.hex()) == (4711, key.hex())
     assert key.hex() not in repr(found)
     assert FileDiscovery("another job", runtime).read() is None
-    there.withdraw()  # it published nothing
+    there.unpublish()  # it published nothing
     assert there.read() is not None
-    here.withdraw()
-    here.withdraw()
+    here.unpublish()
+    here.unpublish()
     assert there.read() is None
     assert os.listdir(here.directory) == []
 
@@ -45,7 +45,7 @@ def test_a_file_of_a_crashed_job_is_replaced_and_a_newer_one_is_left(runtime: di
     crashed, current = FileDiscovery("job", runtime), FileDiscovery("job", runtime)
     crashed.publish(Endpoint(1, JobKey.random()))
     current.publish(Endpoint(2, JobKey.random()))
-    crashed.withdraw()
+    crashed.unpublish()
     found = current.read()
     assert found is not None
     assert found.port == 2

@@ -36,9 +36,14 @@ class Ranks:
         self.builders: list[Builder] = []
 
     def builder(
-        self, rank: int, wires: list[ConnectionId], timeout: float = 30.0, key: JobKey = KEY, places: Any = None
+        self,
+        rank: int,
+        connection_ids: list[ConnectionId],
+        timeout: float = 30.0,
+        key: JobKey = KEY,
+        places: Any = None,
     ) -> Builder:
-        mine = [wire for wire in wires if rank in (wire.low, wire.high)]
+        mine = [each for each in connection_ids if rank in (each.low, each.high)]
         made = Builder(rank, mine, places or self.places, key, self.listeners[rank], timeout)
         self.builders.append(made)
         return made
@@ -87,26 +92,28 @@ def is_closed(connection: socket.socket) -> bool:
     return True
 
 
-def call(ranks: Ranks, wire: ConnectionId, key: JobKey = KEY) -> tuple[socket.socket, bytes, Keys]:
+def call(ranks: Ranks, connection_id: ConnectionId, key: JobKey = KEY) -> tuple[socket.socket, bytes, Keys]:
     """What a rank that connects does, by hand; returns the proof that it expects."""
-    connection = ranks.dial(wire.low)
-    hello, proof, keys = answer_challenge(key, wire, read_exactly(connection, CHALLENGE_BYTES))
+    connection = ranks.dial(connection_id.low)
+    hello, proof, keys = answer_challenge(key, connection_id, read_exactly(connection, CHALLENGE_BYTES))
     connection.sendall(hello)
     return connection, proof, keys
 
 
-def build_all(ranks: Ranks, run_ranks: RunRanks, wires: list[ConnectionId] = WIRES) -> None:
-    builders = [ranks.builder(rank, wires) for rank in range(3)]
+def build_all(ranks: Ranks, run_ranks: RunRanks, connection_ids: list[ConnectionId] = WIRES) -> None:
+    builders = [ranks.builder(rank, connection_ids) for rank in range(3)]
     assert run_ranks(3, lambda rank: builders[rank].run()) == [None] * 3
-    check_all(builders, wires)
+    check_all(builders, connection_ids)
 
 
-def check_all(builders: list[Builder], wires: list[ConnectionId]) -> None:
+def check_all(builders: list[Builder], connection_ids: list[ConnectionId]) -> None:
     """Each connection leads to the right builder, and both ends have the same keys."""
     for builder in builders:
         assert builder.problems == {}
-    for wire in wires:
-        (low, low_keys), (high, high_keys) = (builders[rank].done[wire] for rank in (wire.low, wire.high))
+    for connection_id in connection_ids:
+        (low, low_keys), (high, high_keys) = (
+            builders[rank].done[connection_id] for rank in (connection_id.low, connection_id.high)
+        )
         assert low.getpeername() == high.getsockname()
         assert low_keys.send.hex() == high_keys.receive.hex()
         high.send(b"x")
@@ -137,81 +144,81 @@ def test_more_strangers_than_there_is_room_for(
     ranks: Ranks, run_ranks: RunRanks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mesh_builder, "HANDSHAKE_TIMEOUT", 60.0)  # so that it is not the deadline that ends them
-    monkeypatch.setattr(mesh_builder, "_STRANGERS", 4)
-    wires = [ConnectionId(1, 0, 1)]
-    builder = ranks.builder(0, wires)
+    monkeypatch.setattr(mesh_builder, "_MOST_PENDING", 4)
+    connection_ids = [ConnectionId(1, 0, 1)]
+    builder = ranks.builder(0, connection_ids)
     with running(builder):
         strangers = [ranks.dial(0) for _ in range(20)]
         for stranger in strangers[:-6]:
             assert is_closed(stranger)
-        ranks.builder(1, wires).run()
-    check_all(ranks.builders, wires)
+        ranks.builder(1, connection_ids).run()
+    check_all(ranks.builders, connection_ids)
     for stranger in strangers:
         stranger.close()
 
 
 def test_silent_and_slow_strangers_have_a_deadline(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mesh_builder, "HANDSHAKE_TIMEOUT", 0.1)
-    wires = [ConnectionId(1, 0, 1)]
-    with running(ranks.builder(0, wires)), ranks.dial(0) as silent, ranks.dial(0) as slow:
+    connection_ids = [ConnectionId(1, 0, 1)]
+    with running(ranks.builder(0, connection_ids)), ranks.dial(0) as silent, ranks.dial(0) as slow:
         slow.sendall(b"x" * (HELLO_BYTES - 1))
         assert is_closed(silent)
         assert is_closed(slow)
-        ranks.builder(1, wires).run()
-    check_all(ranks.builders, wires)
+        ranks.builder(1, connection_ids).run()
+    check_all(ranks.builders, connection_ids)
 
 
 def test_a_rank_that_trickles(ranks: Ranks) -> None:
-    wire = ConnectionId(1, 0, 1)
-    builder = ranks.builder(0, [wire])
+    connection_id = ConnectionId(1, 0, 1)
+    builder = ranks.builder(0, [connection_id])
     with running(builder), ranks.dial(0) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        hello, proof, _ = answer_challenge(KEY, wire, read_exactly(connection, CHALLENGE_BYTES))
+        hello, proof, _ = answer_challenge(KEY, connection_id, read_exactly(connection, CHALLENGE_BYTES))
         for position in range(HELLO_BYTES):
             connection.sendall(hello[position : position + 1])
         assert read_exactly(connection, PROOF_BYTES) == proof
         connection.sendall(b"of the engine")
-    assert builder.done[wire][0].recv(100) == b"of the engine"
+    assert builder.done[connection_id][0].recv(100) == b"of the engine"
 
 
 @pytest.mark.parametrize("wrong", ["key", "rank", "number"])
 def test_a_connection_that_is_not_of_the_mesh(wrong: str, ranks: Ranks) -> None:
     """Without the key, or with it but for a connection that nobody waits for: it is closed, and disturbs nobody."""
-    wires = [ConnectionId(1, 0, 1)]
-    bad = {"key": wires[0], "rank": ConnectionId(1, 0, 2), "number": ConnectionId(1, 0, 1, 7)}[wrong]
-    with running(ranks.builder(0, wires)):
+    connection_ids = [ConnectionId(1, 0, 1)]
+    bad = {"key": connection_ids[0], "rank": ConnectionId(1, 0, 2), "number": ConnectionId(1, 0, 1, 7)}[wrong]
+    with running(ranks.builder(0, connection_ids)):
         connection, _, _ = call(ranks, bad, KEY.derive(b"other") if wrong == "key" else KEY)
         with connection:
             assert connection.recv(1) == b""
-        ranks.builder(1, wires).run()
-    check_all(ranks.builders, wires)
+        ranks.builder(1, connection_ids).run()
+    check_all(ranks.builders, connection_ids)
 
 
 def test_a_replayed_hello(ranks: Ranks) -> None:
-    wires = [ConnectionId(1, 0, 1), ConnectionId(1, 0, 2)]
-    with running(ranks.builder(0, wires)):
+    connection_ids = [ConnectionId(1, 0, 1), ConnectionId(1, 0, 2)]
+    with running(ranks.builder(0, connection_ids)):
         with ranks.dial(0) as first, ranks.dial(0) as second:
-            hello, _, _ = answer_challenge(KEY, wires[0], read_exactly(first, CHALLENGE_BYTES))
+            hello, _, _ = answer_challenge(KEY, connection_ids[0], read_exactly(first, CHALLENGE_BYTES))
             first.sendall(hello)
             read_exactly(first, PROOF_BYTES)
             read_exactly(second, CHALLENGE_BYTES)
             second.sendall(hello)
             assert is_closed(second)
-        ranks.builder(1, wires).run()
-        ranks.builder(2, wires).run()
-    check_all(ranks.builders, wires)
+        ranks.builder(1, connection_ids).run()
+        ranks.builder(2, connection_ids).run()
+    check_all(ranks.builders, connection_ids)
 
 
 def test_a_rank_that_comes_again_replaces_its_connection(ranks: Ranks) -> None:
-    wires = [ConnectionId(1, 0, 1), ConnectionId(1, 0, 2)]
-    with running(ranks.builder(0, wires)):
-        lost, _, _ = call(ranks, wires[0])
+    connection_ids = [ConnectionId(1, 0, 1), ConnectionId(1, 0, 2)]
+    with running(ranks.builder(0, connection_ids)):
+        lost, _, _ = call(ranks, connection_ids[0])
         read_exactly(lost, PROOF_BYTES)
-        ranks.builder(1, wires).run()
+        ranks.builder(1, connection_ids).run()
         assert is_closed(lost)
         lost.close()
-        ranks.builder(2, wires).run()
-    check_all(ranks.builders, wires)
+        ranks.builder(2, connection_ids).run()
+    check_all(ranks.builders, connection_ids)
 
 
 def test_nobody_listens(ranks: Ranks) -> None:
@@ -226,8 +233,8 @@ def test_nobody_listens(ranks: Ranks) -> None:
 def test_a_rank_that_listens_late_enough_to_be_refused_first(ranks: Ranks) -> None:
     ranks.listeners[0].close()
     tried = threading.Event()
-    wires = [ConnectionId(1, 0, 1)]
-    late = ranks.builder(1, wires)
+    connection_ids = [ConnectionId(1, 0, 1)]
+    late = ranks.builder(1, connection_ids)
     real = late._fail
 
     def fail(*arguments: Any, **options: Any) -> None:  # noqa: ANN401
@@ -238,9 +245,9 @@ def test_a_rank_that_listens_late_enough_to_be_refused_first(ranks: Ranks) -> No
     with running(late):
         assert tried.wait(10)
         ranks.listeners[0] = socket.create_server(("127.0.0.1", ranks.places[0][1]))
-        early = ranks.builder(0, wires)
+        early = ranks.builder(0, connection_ids)
         early.run()
-    check_all([early, late], wires)
+    check_all([early, late], connection_ids)
 
 
 def test_what_listens_is_something_else(ranks: Ranks) -> None:
@@ -256,13 +263,13 @@ def test_what_listens_is_something_else(ranks: Ranks) -> None:
 
 
 def test_what_listens_does_not_have_the_key(ranks: Ranks) -> None:
-    wire = ConnectionId(1, 0, 1)
-    impostor = ranks.builder(0, [wire], timeout=2, key=KEY.derive(b"other"))
-    builder = ranks.builder(1, [wire], timeout=2)
+    connection_id = ConnectionId(1, 0, 1)
+    impostor = ranks.builder(0, [connection_id], timeout=2, key=KEY.derive(b"other"))
+    builder = ranks.builder(1, [connection_id], timeout=2)
     with running(impostor):
         builder.run()
-    assert "it hung up before it had proven" in builder.problems[wire]
-    assert impostor.problems == {wire: "it did not connect within 2 s"}
+    assert "it hung up before it had proven" in builder.problems[connection_id]
+    assert impostor.problems == {connection_id: "it did not connect within 2 s"}
 
 
 @pytest.mark.parametrize("answers", [False, True])

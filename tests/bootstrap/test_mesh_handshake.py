@@ -25,13 +25,13 @@ def flip(data: bytes, position: int) -> bytes:
 def test_both_sides_agree() -> None:
     challenge = make_challenge()
     hello, expected, of_high = answer_challenge(KEY, WIRE, challenge)
-    wire, proof, of_low = accept_hello(KEY, challenge, hello)
-    assert (wire, len(challenge), len(hello), len(proof)) == (WIRE, CHALLENGE_BYTES, HELLO_BYTES, PROOF_BYTES)
+    connection_id, proof, of_low = accept_hello(KEY, challenge, hello)
+    assert (connection_id, len(challenge), len(hello), len(proof)) == (WIRE, CHALLENGE_BYTES, HELLO_BYTES, PROOF_BYTES)
     assert is_proof(expected, proof)
     assert of_high.send.hex() == of_low.receive.hex()
     assert of_high.receive.hex() == of_low.send.hex()
     assert len({of_high.send.hex(), of_high.receive.hex(), proof.hex(), KEY.hex()}) == 4
-    assert (wire.other(2), wire.other(5)) == (5, 2)
+    assert (connection_id.other(2), connection_id.other(5)) == (5, 2)
 
 
 def test_every_connection_has_keys_of_its_own() -> None:

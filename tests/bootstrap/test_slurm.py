@@ -144,8 +144,8 @@ def test_publish_read_withdraw(place: RankInfo) -> None:
         found = rank_1.read()
         assert found is not None
         assert (found.port, found.key.hex(), found.hosts) == (4711, key.hex(), "127.0.0.1,127.0.0.2")
-    rank_0.withdraw()
-    rank_0.withdraw()
+    rank_0.unpublish()
+    rank_0.unpublish()
     assert rank_1.read() is None
     assert set(threading.enumerate()) == before
 
@@ -159,9 +159,9 @@ def test_ports_that_others_have(place: RankInfo) -> None:
     with socket.create_server(("127.0.0.1", rank_0._ports[0])) as taken, contextlib.ExitStack() as stack:
         threading.Thread(target=_say_something_else, args=(taken,), daemon=True).start()
         foreign.publish(Endpoint(1, JobKey.random()))
-        stack.callback(foreign.withdraw)
+        stack.callback(foreign.unpublish)
         rank_0.publish(Endpoint(4711, JobKey.random()))
-        stack.callback(rank_0.withdraw)
+        stack.callback(rank_0.unpublish)
         found = rank_1.read()
         assert found is not None
         assert found.port == 4711
@@ -182,9 +182,9 @@ def test_a_credential_is_renewed(place: RankInfo, monkeypatch: pytest.MonkeyPatc
     rank_0 = SlurmDiscovery(place, "gpu01")
     rank_0.publish(Endpoint(4711, JobKey.random()))
     with contextlib.ExitStack() as stack:
-        stack.callback(rank_0.withdraw)
-        assert rank_0._desk is not None
-        where = rank_0._desk._listeners[0].getsockname()
+        stack.callback(rank_0.unpublish)
+        assert rank_0._credential_server is not None
+        where = rank_0._credential_server._listeners[0].getsockname()
         seen = set()
         for _ in range(2):
             seen.add(slurm_discovery._ask(*where))

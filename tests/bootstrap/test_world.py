@@ -69,7 +69,7 @@ def test_what_rank_0_has_said_is_remembered(
     foreign.start()
     server = RendezvousServer(key, 2, port=foreign.port)
     world = Communicator([foreign.port, JobKey(key).hex(), "127.0.0.1"])
-    meeting = MpiDiscovery(world, place_of(1, 2), Config(start_timeout=30.0))
+    met = MpiDiscovery(world, place_of(1, 2), Config(start_timeout=30.0))
     connect, refused = discovery._connect, threading.Event()
 
     def watch(*words: Any, **options: Any) -> Any:
@@ -84,7 +84,7 @@ def test_what_rank_0_has_said_is_remembered(
 
     monkeypatch.setattr(discovery, "_connect", watch)
     try:
-        discovery._seek(meeting, place_of(1, 2), Config(start_timeout=30.0)).close()
+        discovery._discover(met, place_of(1, 2), Config(start_timeout=30.0)).close()
     finally:
         foreign.close()
         server.close()
@@ -104,9 +104,9 @@ def test_the_duplicate_serves_the_next_init_too(key: bytes, place_of: Callable[.
 def test_a_request_that_is_given_up_stays_with_its_memory(place_of: Callable[..., RankInfo]) -> None:
     world = Communicator([], complete=False)
     place = RankInfo(rank=1, size=2, local_rank=0, local_size=1, launcher="Open MPI", job="test job", node_id=None)
-    meeting = MpiDiscovery(world, place, Config(start_timeout=0.05))
+    met = MpiDiscovery(world, place, Config(start_timeout=0.05))
     with pytest.raises(RendezvousError, match=r"after 0\.05 s not all 2 ranks had come to MPI's collectives"):
-        meeting.read()
+        met.read()
     [(request, message)] = mpi_discovery._unfinished
     assert not request.Test()
     assert isinstance(message, bytearray)

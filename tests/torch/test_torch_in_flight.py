@@ -222,7 +222,7 @@ def _set_while_another_thread_waits() -> None:
             continue
         waiting = threading.Thread(target=begin, args=(tensor,), kwargs={"name": "waited for", "op": hvd.Sum})
         waiting.start()
-        while not any(frame.name == "_until_complete" for frame in _frames(waiting)):
+        while not any(frame.name == "until_complete" for frame in _frames(waiting)):
             os.sched_yield()
         tensor.set_(torch.zeros(3))
         gc.collect()

@@ -1,4 +1,4 @@
-"""What a script sees as ``horovod``: the package above the frameworks' modules.
+"""The package ``horovod`` as a script sees it, above the frameworks' modules.
 
 The modules below have Horovod's names and shapes because scripts import them; each leads to horovodlike's own.
 """

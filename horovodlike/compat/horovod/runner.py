@@ -1,4 +1,4 @@
-"""What a script sees as ``horovod.runner``: a function on several processes."""
+"""The module ``horovod.runner`` as a script sees it: a function on several processes."""
 
 from __future__ import annotations
 
@@ -41,5 +41,5 @@ def run(
     num_proc: int | None = None,
     **options: Any,
 ) -> list[T]:
-    """Does what :func:`horovodlike.run` does; in the ranks, too, ``horovod`` can be imported."""
+    """Do what :func:`horovodlike.run` does; in the ranks, too, ``horovod`` can be imported."""
     return horovodlike.run(_NeedsNames(func), args, kwargs, num_proc, **options)

@@ -1,1 +1,1 @@
-"""What a script sees as ``horovod.common``."""
+"""The package ``horovod.common`` as a script sees it."""

@@ -1,4 +1,4 @@
-"""What a script sees as ``horovod.common.basics``."""
+"""The module ``horovod.common.basics`` as a script sees it."""
 
 from __future__ import annotations
 

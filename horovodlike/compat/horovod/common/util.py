@@ -1,4 +1,4 @@
-"""What a script sees as ``horovod.common.util``: questions about the installation, and small helpers."""
+"""The module ``horovod.common.util`` as a script sees it: questions about the installation, and small helpers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether horovodlike has a module for a framework, and that framework can be imported.
+    """Return whether horovodlike has a module for a framework, and that framework can be imported.
 
     Args:
         ext_base_name: The framework, for instance ``torch``.
@@ -49,7 +49,7 @@ def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
 
 
 def check_extension(ext_name: str, *_: Any) -> None:
-    """Raises ImportError if a framework cannot be used; Horovod's other arguments, about its build, are ignored.
+    """Raise ImportError if a framework cannot be used; Horovod's other arguments, about its build, are ignored.
 
     Args:
         ext_name: The framework's module, for instance ``horovod.torch``.
@@ -58,38 +58,38 @@ def check_extension(ext_name: str, *_: Any) -> None:
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether collectives run on GPUs: if this process finds a CUDA driver."""
+    """Return whether collectives run on GPUs: if this process finds a CUDA driver."""
     return basics.cuda_built()
 
 
 def mpi_built(verbose: bool = False) -> bool:
-    """Whether data can go through MPI: if mpi4py is installed."""
+    """Return whether data can go through MPI: if mpi4py is installed."""
     return basics.mpi_built()
 
 
 def gloo_built(verbose: bool = False) -> bool:
-    """Whether ranks communicate without MPI, which is what scripts want to know by this: yes."""
+    """Return whether ranks communicate without MPI, which is what scripts want to know by this: yes."""
     return True
 
 
 def nccl_built(verbose: bool = False) -> bool:
-    """Whether ranks can communicate by NCCL: if this process finds it."""
+    """Return whether ranks can communicate by NCCL: if this process finds it."""
     return bool(basics.nccl_built())
 
 
 def ddl_built(verbose: bool = False) -> bool:
-    """Whether ranks communicate by DDL: no."""
+    """Return whether ranks communicate by DDL: no."""
     return False
 
 
 def ccl_built(verbose: bool = False) -> bool:
-    """Whether ranks communicate by oneCCL: no."""
+    """Return whether ranks communicate by oneCCL: no."""
     return False
 
 
 @contextlib.contextmanager
 def env(**changes: str | None) -> Iterator[None]:
-    """Sets environment variables, or removes those that are None, until the end of a ``with`` block."""
+    """Set environment variables, or remove those that are None, until the end of a ``with`` block."""
     before = {name: os.environ.get(name) for name in changes}
     _set(changes)
     try:
@@ -107,7 +107,7 @@ def _set(values: Mapping[str, str | None]) -> None:
 
 
 def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[[int | None, bool | None], int]:
-    """A function that decides the operation of an allreduce from its arguments ``op`` and ``average``.
+    """Return a function that decides the operation of an allreduce from its arguments ``op`` and ``average``.
 
     Args:
         reduce_ops: Has ``Average`` and ``Sum``.
@@ -124,12 +124,12 @@ def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[[int | 
 
 
 def num_rank_is_power_2(num_rank: int) -> bool:
-    """Whether a number of ranks is a power of 2."""
+    """Return whether a number of ranks is a power of 2."""
     return num_rank > 0 and num_rank & (num_rank - 1) == 0
 
 
 def check_num_rank_power_of_2(num_rank: int) -> None:
-    """Raises ValueError unless a number of ranks is a power of 2."""
+    """Raise ValueError unless a number of ranks is a power of 2."""
     if not num_rank_is_power_2(num_rank):
         raise ValueError(f"the number of ranks must be a power of 2, not {num_rank}")
 
@@ -142,7 +142,7 @@ def split_list(values: Sequence[T], num_chunks: int) -> list[Sequence[T]]:
 
 
 def is_iterable(value: Any) -> bool:
-    """Whether a value can be iterated over."""
+    """Return whether a value can be iterated over."""
     try:
         iter(value)
     except TypeError:
@@ -151,7 +151,7 @@ def is_iterable(value: Any) -> bool:
 
 
 def is_version_greater_equal_than(version: str, target: str) -> bool:
-    """Whether a version such as ``2.1.0+cpu`` is at least another one; only the numbers at its beginning count.
+    """Return whether a version such as ``2.1.0+cpu`` is at least another one; only the numbers at its beginning count.
 
     Raises:
         ValueError: The other version is not of the form ``1.2.3``.

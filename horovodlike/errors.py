@@ -5,7 +5,7 @@ training catches) and *this call is wrong* (only that tensor failed, the job con
 
     RuntimeError
      +-- HorovodInternalError                   a collective failed
-     |    +-- MismatchError                     the ranks disagree about this tensor; the job goes on
+     |    +-- MismatchError                     the ranks disagree about this tensor; the job continues
      |    +-- UnsupportedReductionError         op=Adasum where it has no meaning; a ValueError as well
      |    +-- IntegrityError                    an object was changed on its way
      |    +-- JobBrokenError                    a peer is lost or stalled
@@ -33,7 +33,7 @@ class MismatchError(HorovodInternalError):
 
 
 class UnsupportedReductionError(HorovodInternalError, ValueError):
-    """This operation does not know the reduction that it was asked for. Nothing was sent; the job goes on.
+    """The operation does not support the reduction that was asked for. Nothing was sent; the job continues.
 
     Of both families, since Horovod's scripts catch a `HorovodInternalError` here. Elastic training does not start
     again because of it.
@@ -57,10 +57,10 @@ class ShutDownError(HorovodInternalError):
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """Elastic training: the set of hosts has changed, and the state is to be kept.
+    """Elastic training: the set of hosts has changed, and the state must be kept.
 
     Attributes:
-        skip_sync: True if no rank has joined, so that the state need not be sent to anybody.
+        skip_sync: True if no rank has joined, so that the state does not need to be sent to any.
     """
 
     def __init__(self, skip_sync: bool = False) -> None:

@@ -267,7 +267,7 @@ def registered_of(ranks: Sequence[int]) -> ProcessSet:
 
 
 def check_registered(process_set: ProcessSet) -> int:
-    """Return the id of a registered set, of which this rank need not be a member.
+    """Return the id of a registered set; this rank does not need to be a member.
 
     Raises:
         TypeError: It is no process set.

@@ -31,9 +31,9 @@ The actions:
 * ``SIGKILL``, ``SIGSTOP``, ``SIGTERM``: the process sends itself that signal
 * ``close``: all TCP connections of the process are shut down, as if the network were gone. On one host, ranks
   exchange data and requests without connections
-* ``slow``: the process stands still for ``seconds``
+* ``slow``: the process sleeps for ``seconds``
 
-Without a plan (HOROVODLIKE_FAULT_PLAN is not set) nothing of this costs anything.
+Without a plan (HOROVODLIKE_FAULT_PLAN is not set) none of this costs anything.
 """
 
 from __future__ import annotations
@@ -230,18 +230,18 @@ _active = _find_plan()
 
 
 def reach(point: str, step: int | None = None) -> None:
-    """Say that this process has got to a point; what the plan has for it happens here. Does nothing without a plan.
+    """Note that this process has reached a point, and execute its faults of the plan. Does nothing without a plan.
 
     Elastic states and ``init()`` call it themselves, if there is a plan. It is for the thread that trains.
 
     Args:
-        point: One of :data:`POINTS`, but for ``negotiation`` and ``data``, which the engine gets to; what is planned
+        point: One of :data:`POINTS`, but for ``negotiation`` and ``data``, which the engine reaches; what is planned
             for those is prepared at ``step``.
         step: The number of commits so far. None: as of the last call, at first 0.
 
     Raises:
         InjectedFault: The plan says ``raise``.
-        ValueError: There is no such point, or the engine gets to it.
+        ValueError: There is no such point, or the engine reaches it.
         NotInitializedError: The plan has something for the engine, and ``init()`` has not been called.
     """
     if point not in POINTS or point in _IN_ENGINE:

@@ -1,1 +1,1 @@
-"""How the ranks of a job find each other: what `init()` does before the engine starts."""
+"""The ranks of a job find each other: the steps of `init()` before the engine starts."""

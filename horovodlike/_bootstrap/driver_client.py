@@ -1,6 +1,6 @@
-"""The connection of a worker to the driver in hvdrun, which decides who is a member of the job, and when.
+"""The connection of a worker to the driver in hvdrun, which decides which processes are members of the job, and when.
 
-What the two say to each other are JSON objects. The worker says ``{"do": "ready", "commits": number, "why": word,
+Their messages are JSON objects. The worker sends ``{"do": "ready", "commits": number, "why": word,
 "reason": text}`` (give me a place), ``{"do": "leaving"}``, ``{"do": "finished"}`` and, if it trains again after that,
 ``{"do": "training"}``; the driver ``{"place": {"generation": number, "variables": {name: value}}}`` or ``{"removed":
 reason}`` to the first of these, and at any time ``{"changed": {"number": number, "added": bool, "removed": bool}}`` and
@@ -79,7 +79,7 @@ os.register_at_fork(after_in_child=_forget_in_child)
 
 
 class Worker:
-    """This process, as the driver knows it. One thread trains and calls these methods; another one listens.
+    """This process as a worker of the driver. One thread trains and calls these methods; another one listens.
 
     Attributes:
         number: The driver's number for this process, which never changes.

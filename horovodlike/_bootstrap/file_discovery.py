@@ -44,7 +44,7 @@ class Discovery(Protocol):
     """The way in which rank 0 tells the others where its server is.
 
     Attributes:
-        where: Where that is to be found, for messages.
+        where: Where the others look for it, for messages.
     """
 
     where: str

@@ -32,7 +32,7 @@ _SHOWN_PAIRS = 8
 
 @dataclass
 class Connection:
-    """A connection to a rank of another host, over which both sides have proven who they are.
+    """A connection to a rank of another host, over which both sides have authenticated themselves.
 
     Attributes:
         socket: Not blocking; nothing has been sent on it since.

@@ -31,7 +31,7 @@ _OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 @dataclass(eq=False)
 class _PendingConnection:
-    """A connection that this rank has accepted and that has not said yet which one it is."""
+    """A connection that this rank has accepted and that is not authenticated yet."""
 
     link: socket
     challenge: bytes
@@ -60,7 +60,7 @@ class Builder:
 
     Attributes:
         done: The connections that both sides have authenticated; sockets that do not block, and their keys.
-        problems: After :meth:`run`, why the others are not there.
+        problems: After :meth:`run`, why the others are missing.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class Builder:
         elif data.link is not None:
             self._continue(data)
 
-    # What others begin.
+    # Connections that other ranks begin.
 
     def _accept(self) -> None:
         try:
@@ -181,7 +181,7 @@ class Builder:
     def _complete(self, pending: _PendingConnection, connection_id: ConnectionId, keys: Keys) -> None:
         self._pending.pop(pending)
         self._selector.unregister(pending.link)
-        if connection_id in self.done:  # the other side lost it, and has come again
+        if connection_id in self.done:  # the other side lost it, and has connected again
             self.done[connection_id][0].close()
         self.done[connection_id] = (pending.link, keys)
         self._awaited.discard(connection_id)
@@ -196,7 +196,7 @@ class Builder:
             self._selector.unregister(pending.link)
         pending.link.close()
 
-    # What this rank begins.
+    # Connections that this rank begins.
 
     def _begin_attempts(self, now: float) -> None:
         for attempt in [each for each in self._resting if each.again_at <= now]:

@@ -35,7 +35,7 @@ def find(place: RankInfo, config: Config, environ: Mapping[str, str]) -> "MpiDis
     """Find MPI, if it started this process. Imports mpi4py, which initialises it.
 
     Returns:
-        Where the ranks meet, or why not; empty if MPI has nothing to do with this job.
+        The discovery, or why there is none; empty if MPI has nothing to do with this job.
     """
     # Slurm starts ranks of MPI only if it was told so; else MPI may well end the process that initialises it.
     by_slurm = place.launcher == "Slurm" and ("PMI_RANK" in environ or "PMIX_RANK" in environ)

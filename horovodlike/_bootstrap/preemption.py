@@ -13,7 +13,7 @@ __all__ = ["Preemption"]
 
 
 class Preemption:
-    """Whether this process has been asked to leave.
+    """The notice that asks this process to leave.
 
     Attributes:
         noted: True once SIGTERM has come while :meth:`expected` was on. More of them change nothing: what ends a job

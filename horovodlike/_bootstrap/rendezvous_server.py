@@ -1,6 +1,6 @@
-"""The rendezvous server: one thread, and no client that another client could be made to wait for.
+"""The rendezvous server: one thread, in which no client can make another one wait.
 
-:class:`horovodlike._net.secure_server.SecureServer` lets the ranks in; what they are told is decided by
+:class:`horovodlike._net.secure_server.SecureServer` accepts the ranks; their replies come from
 :class:`horovodlike._bootstrap.rendezvous_state.RendezvousState`.
 """
 
@@ -39,7 +39,7 @@ os.register_at_fork(after_in_child=_close_in_child)
 
 
 class RendezvousServer:
-    """Runs the all-gathers of a job's rendezvous. :meth:`start` and :meth:`close` may be called from any thread."""
+    """The server of a job's all-gathers. :meth:`start` and :meth:`close` may be called from any thread."""
 
     def __init__(
         self,
@@ -99,7 +99,7 @@ class RendezvousServer:
             RendezvousError: It cannot listen.
         """
         ensure_descriptors(self._size, f"connections of {self._size} ranks")
-        # What is free on one address need not be free on another.
+        # A port that is free on one address may be in use on another.
         ports = [self._wanted_port] if self._wanted_port else [0] * _FREE_PORT_ATTEMPTS
         listeners = listen("the rendezvous", self._hosts, ports)
         self._port = listeners[0].getsockname()[1]
@@ -173,7 +173,7 @@ class RendezvousServer:
             rank, reason = self._exits.popleft()
             member = self._members.get(rank)
             if member is not None:
-                self._server.look_at(member)  # it may have left in order, or have broken off
+                self._server.look_at(member)  # it may have left in order, or have disconnected
             if rank not in self._members:  # a descendant that holds the connection takes part in the rank's place
                 self._reply(self._state.exited(rank, reason))
 
@@ -195,7 +195,7 @@ class RendezvousServer:
         """Implement :class:`horovodlike._net.secure_server.ConnectionHandler`."""
         refusal = self._reason_to_refuse(identity)
         if refusal is None and identity.rank in self._members:
-            self._server.look_at(self._members[identity.rank])  # it may just have hung up
+            self._server.look_at(self._members[identity.rank])  # it may just have disconnected
             if identity.rank in self._members:
                 refusal = self._reject_claimants(identity.rank)
         if refusal is None:
@@ -260,7 +260,7 @@ class RendezvousServer:
             del self._members[connection.rank]
 
     def _reply(self, replies: list[Reply]) -> None:
-        encoded: dict[int, bytes] = {}  # many ranks are told the same
+        encoded: dict[int, bytes] = {}  # many ranks get the same reply
         for reply in replies:
             member = self._members.get(reply.rank)
             if member is None:

@@ -1,6 +1,6 @@
 """The memory that the ranks of a host share: one segment, made by local rank 0 and opened by the others.
 
-That two ranks are on the same host is not believed but tried: each one must find, at the start of the memory that it
+Two ranks are on the same host only if a test succeeds: each one must find, at the start of the memory that it
 opened, the random token that local rank 0 wrote there. Ranks that cannot share memory are on different hosts, whatever
 else they have in common.
 
@@ -48,7 +48,7 @@ class _Attempt:
     num_bytes: int
     fd: int = -1
     problem: str = ""
-    trying: Sequence[tuple[int, ...]] = ()  # the groups, of which this one need not be one any more
+    trying: Sequence[tuple[int, ...]] = ()  # the groups that still try; this one may have finished
 
     @property
     def takes_part(self) -> bool:

@@ -40,7 +40,7 @@ def find(place: RankInfo, config: Config, environ: Mapping[str, str]) -> "SlurmD
     """Find MUNGE, if Slurm started this process.
 
     Returns:
-        Where the ranks meet, or why not; empty if Slurm has nothing to do with this job.
+        The discovery, or why there is none; empty if Slurm has nothing to do with this job.
     """
     if place.launcher != "Slurm":
         return ""

@@ -176,5 +176,5 @@ def _check_local_ranks(facts: Sequence[HostFacts], ranks: Sequence[int]) -> None
         if len(claimants) > 1 and not any(facts[rank].chosen for rank in claimants):
             raise RendezvousError(
                 f"{name_ranks(claimants)} are all local rank {local_rank} of the same host; see what set that in their "
-                "environment. If they are to count as different hosts, give each one a HOROVODLIKE_HOSTID"
+                "environment. If they must count as different hosts, give each one a HOROVODLIKE_HOSTID"
             )

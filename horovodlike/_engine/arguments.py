@@ -1,4 +1,4 @@
-"""Checks of what scripts give to the collectives and the wrappers, the same for all bindings.
+"""Checks of the arguments of collectives and wrappers, the same for all bindings.
 
 Each names the operation, the argument, what was given and what is meant. A caller that keeps what it has made of its
 arguments checks before it looks: to a dictionary, and so to `functools.lru_cache`, True, 1 and 1.0 are the same key.
@@ -159,7 +159,7 @@ def passes_per_step(value: Any, operation: str) -> int:
 
 
 def split_counts(values: Iterable[Any], size: int | None, operation: str) -> list[int]:
-    """Return how many rows of an alltoall go to each of so many ranks; None: their number is checked elsewhere.
+    """Return how many rows of an alltoall go to each rank; with ``size`` None their number is checked elsewhere.
 
     Raises:
         TypeError: They are no sequence.

@@ -18,7 +18,7 @@ _NANOSECONDS = 1e9
 
 
 class Straggler(TypedDict):
-    """How the other ranks have waited for one."""
+    """The waits of the other ranks for one."""
 
     times_late: int
     """That it was ready with a tensor a millisecond or more after the first rank, and was the last one."""

@@ -28,7 +28,7 @@ class Kind(IntEnum):
     REMOVE_PROCESS_SET = lib.HVL_REMOVE_PROCESS_SET
 
 
-# Of which the caller need not provide the outputs: the engine allocates them, or there are none.
+# Kinds whose outputs the engine allocates, or which have none.
 _WITHOUT_OUTPUTS = frozenset(Kind) - {Kind.ALLREDUCE, Kind.BROADCAST, Kind.REDUCESCATTER}
 
 
@@ -138,13 +138,13 @@ def check(status: int) -> None:
 
 _before_waiting: list[Callable[[], None]] = []
 
-# By handle: what keeps the memory of requests that are not waited for any more.
+# By handle: what keeps the memory of requests whose callers have stopped waiting.
 _given_up: dict[int, object] = {}
 
 WAIT_SLICE_SECONDS = 1.0
 """A wait without end lets Python run its signal handlers this often."""
 
-# By thread: what the handler of a signal has raised while the thread allocated, to be raised by the wait it is in.
+# By thread: the exception of a signal handler that ran while the thread allocated; the thread's wait raises it.
 _interruptions: dict[int, BaseException] = {}
 
 
@@ -195,15 +195,15 @@ def hvl_allocate_output(context: Any, index: int, output: Any) -> Any:
         source.failure = error
         return ffi.NULL
     except BaseException as interruption:
-        # The handler of a signal has raised because this thread happens to run Python. It is the wait that is
-        # interrupted, not the collective, which the other ranks go on with.
+        # The handler of a signal has raised because this thread happens to run Python. That interrupts the wait,
+        # not the collective, which the other ranks continue.
         _interruptions[threading.get_ident()] = interruption
         return hvl_allocate_output(context, index, output)
     return ffi.cast("void *", address) if output.num_bytes else context  # null would mean that there is no memory
 
 
 def before_waiting(hand_over: Callable[[], None]) -> None:
-    """Have ``hand_over`` called before a thread waits for a result, or looks for one.
+    """Have ``hand_over`` called before a thread waits for a result, or polls for one.
 
     For bindings that hold requests back until then, when the engine should get all that is ready: other ranks may need
     it to get to what this thread waits for. It is called by any thread, and often.

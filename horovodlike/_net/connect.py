@@ -1,4 +1,4 @@
-"""Connecting to a server that may have several addresses, not all of which need lead to it."""
+"""Connection to a server that may have several addresses, some of which may not lead to it."""
 
 import errno
 import os
@@ -18,8 +18,8 @@ _LONGEST_WAIT = 60.0  # epoll counts milliseconds in 32 bits
 def dial(hosts: str, port: int, patience: float) -> Generator[socket.socket, None, None]:
     """Connect to addresses in their order. Each has a short head start over the next, and the first that answers wins.
 
-    So processes that dial the same list use the same network as long as they can. An address that refuses is tried
-    again for as long as another one is silent.
+    So processes that use the same list use the same network as long as they can. An address that refuses is tried again
+    as long as another one is silent.
 
     Args:
         hosts: Addresses or names, separated by commas.

@@ -1,10 +1,10 @@
-"""Authentication, from end to end, of what is interpreted on another rank: objects, and agreements of elastic jobs.
+"""End-to-end authentication of what another rank interprets: objects, and agreements of elastic jobs.
 
 Collectives move bytes over connections, memory and libraries (TCP, shared memory, MPI) that do not detect changes, or
 need not. So each rank puts its bytes into an *envelope*, and nothing is read out of one before
 its MAC has been verified. An envelope is a head, ``HMAC-SHA256(key; context, head, bytes)``, and the bytes:
 
-* The key belongs to one generation of one job (:class:`~horovodlike._bootstrap.bootstrap.Membership`), so no other
+* The key belongs to one generation of one job (:class:`~horovodlike._bootstrap.bootstrap.JobContext`), so no other
   one's envelopes are valid.
 * The context is the process set, its registration (ids are used again) and the name of the operation.
 * The head holds the sender's rank, a sequence number, the root if the operation has one, whether there are bytes at

@@ -1,4 +1,4 @@
-"""Pickles of what pickle cannot send by itself: functions and classes of scripts and notebooks, by cloudpickle."""
+"""Pickles of what pickle alone cannot send: functions and classes of scripts and notebooks, by cloudpickle."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _NO_FILE = "<dynamic-code>"  # from cloudpickle 3.1.3 on, in place of the name o
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Keeps the names of files: tracebacks show lines of them, and TensorFlow's AutoGraph reads them."""
+    """A pickler that keeps the names of files: tracebacks show lines of them, and TensorFlow's AutoGraph reads them."""
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) is not CodeType:

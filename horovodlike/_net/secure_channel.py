@@ -236,7 +236,7 @@ def accept_hello(key: JobKey, nonce: bytes, hello: bytes) -> tuple[Identity, Sea
         hello: The client's :data:`HELLO_BYTES` bytes.
 
     Returns:
-        Who the client is, and the two directions of the session.
+        The client's identity, and the two directions of the session.
 
     Raises:
         AuthenticationError: The client does not hold the key.

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import multiprocessing.spawn
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
-
-from horovodlike.compat import child_processes
+from typing import Any
 
 __all__ = ["ALIASES", "API_VERSION", "DEFAULTS", "Alias", "counterpart", "install"]
 
@@ -31,8 +31,8 @@ class Alias:
 
     Attributes:
         name: A module of Horovod.
-        module: The module of horovodlike that stands for it. It need not exist yet.
-        advice: What is said if it does not exist: why, and what to do.
+        module: The module of horovodlike that stands for it. It may not exist yet.
+        advice: The message if it does not exist: why, and the remedy.
     """
 
     name: str
@@ -57,7 +57,7 @@ ALIASES: tuple[Alias, ...] = (
     Alias("horovod.spark", "horovodlike.spark", _NO_PLATFORM),
     Alias("horovod.mxnet", "horovodlike.mxnet", "MXNet has been retired and is not supported; port the script"),
 )
-"""Every module of Horovod that has a counterpart, or that deserves a word about why it has none."""
+"""Every module of Horovod that has a counterpart, or whose lack has a reason worth a message."""
 
 
 def counterpart(name: str, table: Sequence[Alias] = ALIASES) -> Alias | None:
@@ -68,7 +68,7 @@ def counterpart(name: str, table: Sequence[Alias] = ALIASES) -> Alias | None:
         table: The rows.
 
     Returns:
-        The row, whose module need not exist; None if the name has nothing to do with Horovod.
+        The row, whose module may not exist; None if the name has nothing to do with Horovod.
     """
     rows = {row.name: row for row in table}
     above, below = name, ""
@@ -147,7 +147,7 @@ def install(*, quiet: bool = False) -> None:
         if not os.environ.get(name):  # an empty one stands for the default, here as in `config`
             os.environ[name] = value
     sys.meta_path.insert(0, _Finder())
-    child_processes.follow()
+    _install_in_children()
 
 
 def _mention_what_is_hidden() -> None:
@@ -157,3 +157,29 @@ def _mention_what_is_hidden() -> None:
         folder = os.path.dirname(real.origin)
         note = f"horovodlike.compat: the Horovod in {folder} is not used; horovodlike stands in for it"
         print(note, file=sys.stderr)
+
+
+# The child's search path is a part of the same dictionary, but comes into force only later.
+_INSTALL = "import sys\nsys.path[:] = {path!r}\nimport horovodlike.compat\nhorovodlike.compat.install(quiet=True)"
+
+
+class _InstallWhereRead:
+    """An object whose unpickling installs the names."""
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[str, dict[str, Any]]]:
+        return exec, (_INSTALL.format(path=[str(entry) for entry in sys.path]), {})
+
+
+def _install_in_children() -> None:
+    """Have every child that :mod:`multiprocessing` starts from now on install the names.
+
+    A forked child has them from its parent. One that is spawned, or forked from a server, is a new interpreter: the
+    names must be installed before :mod:`multiprocessing` imports the script there. It sends each child a dictionary of
+    preparations, as a pickle; an entry that is added to it installs the names while it is unpickled.
+    """
+    original = multiprocessing.spawn.get_preparation_data
+
+    def with_names(name: str) -> dict[str, Any]:
+        return {"horovodlike.compat": _InstallWhereRead(), **original(name)}
+
+    multiprocessing.spawn.get_preparation_data = with_names

@@ -2,7 +2,7 @@
 
 * :class:`Task`, :func:`cut_into_tasks`: the data of an epoch as ranges of samples
 * :class:`StaticPartition`: deals the tasks to the ranks once for each epoch
-* :class:`DynamicPartition`: deals them out while the epoch goes on, for jobs whose ranks come and go
+* :class:`DynamicPartition`: assigns them while the epoch runs, for jobs whose ranks come and go
 * :class:`BaseDataLoader`, :class:`AsyncDataLoaderMixin`: loaders that prepare batches in a thread beside the training
 
 A partition says *what* a rank reads; reading is up to the script::

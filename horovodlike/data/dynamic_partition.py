@@ -1,4 +1,4 @@
-"""The data of an epoch, dealt out to the ranks while it goes on."""
+"""The data of an epoch, assigned to the ranks while it runs."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ class DynamicPartition:
         return {name: getattr(self, name) for name in _KEPT} | {"state": self.state_dict()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """As by :meth:`load_state_dict`."""
+        """Restore as :meth:`load_state_dict` does."""
         own = state.pop("state")
         vars(self).update(state)
         self._lock = threading.Lock()
@@ -233,7 +233,7 @@ class DynamicPartition:
         self.load_state_dict(own)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DynamicPartition:
-        """As by pickle, but it shares what never changes: states are copied at each commit."""
+        """Copy as pickle does, but share what never changes: states are copied at each commit."""
         state = self.state_dict()
         other = DynamicPartition.__new__(type(self))
         with self._lock:

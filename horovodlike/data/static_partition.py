@@ -1,4 +1,4 @@
-"""The data of an epoch, dealt out to the ranks before it begins."""
+"""The data of an epoch, assigned to the ranks before it begins."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Tail = Literal["join", "drop", "pad"]
 
 
 class StaticPartition:
-    """Deals whole tasks to the ranks in turn, and yields this rank's batches.
+    """A partition that assigns whole tasks to the ranks in turn, and yields this rank's batches.
 
     Every rank works out its own share, without a message. Tasks are read from start to end; what is shuffled is
     their order, anew for each epoch. A batch may end one task and begin the next.
@@ -79,7 +79,7 @@ class StaticPartition:
         return self._epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch; an iteration that has begun goes on with its own.
+        """Choose the epoch; an iteration that has begun continues with its own.
 
         Raises:
             ValueError: It is negative.

@@ -23,7 +23,7 @@ def run(func: Callable[..., Result]) -> Callable[..., Result]:
 
     The wrapped function takes a :class:`State` and whatever else, and returns what ``func`` returns. It brings all
     ranks to the same state and calls ``func``. When a rank is lost, the state goes back to its last commit; when ranks
-    are to come or go, it is kept; then ``func`` is called again, with the ranks that there are.
+    come or go, it is kept; then ``func`` is called again, with the ranks that there are.
 
     Call ``init()`` before it, and collectives only inside. Without a driver (``hvdrun --min-np``) a job has a fixed
     size, and a rank that is lost ends it.

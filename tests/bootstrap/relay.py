@@ -1,4 +1,4 @@
-"""Somebody between a rank and the rendezvous server, who hears everything and changes what he likes."""
+"""An attacker between a rank and the rendezvous server, which reads everything and changes what it likes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Relay:
         with self._listener:
             try:
                 client, _ = self._listener.accept()
-            except OSError:  # nobody came
+            except OSError:  # no connection came
                 return
         with client, socket.create_connection(("127.0.0.1", self._server_port), timeout=30) as server:
             self._sockets += [client, server]

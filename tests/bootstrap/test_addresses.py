@@ -39,7 +39,7 @@ def test_an_address_that_refuses_at_first_beside_one_that_is_silent() -> None:
     with contextlib.ExitStack() as stack:
         silent = stack.enter_context(socket.create_server(("127.0.0.8", 0), backlog=0))
         port = silent.getsockname()[1]
-        for _ in range(4):  # a full backlog answers nobody
+        for _ in range(4):  # a full backlog answers no client
             filler = stack.enter_context(contextlib.closing(socket.socket()))
             filler.setblocking(False)
             filler.connect_ex(("127.0.0.8", port))

@@ -101,7 +101,7 @@ def test_ranks_that_find_each_other_again_and_again(size: int, run_ranks: RunRan
 
 
 def test_a_file_of_a_crashed_job(run_ranks: RunRanks, runtime: dict[str, str], serve: Serve) -> None:
-    """What the file names may be a closed port, or a server of another job: rank 1 looks again."""
+    """The file may name a closed port, or a server of another job: rank 1 looks again."""
     real = bootstrap.Rendezvous
     stranger = serve(2)
     with RendezvousServer(bytes(32), 2) as closed:

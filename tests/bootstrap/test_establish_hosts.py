@@ -284,7 +284,7 @@ def test_a_network_that_a_rank_does_not_have(on_hosts: StartHosts) -> None:
 
 
 class Misled(Builder):
-    """Rank 2 is told that rank 0 listens where nobody does."""
+    """Rank 2 gets an address of rank 0 at which no process listens."""
 
     def __init__(self, rank: int, connection_ids: Any, places: Any, *rest: Any) -> None:  # noqa: ANN401
         with socket.create_server(("127.0.0.1", 0)) as closed:

@@ -28,7 +28,7 @@ def segment_bytes(place: RankInfo) -> int:
 
 @pytest.fixture
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """A port that no process listens on."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port: int = server.getsockname()[1]
     return port

@@ -67,7 +67,7 @@ def no_memfd(*_: object) -> int:
 
 
 def open_files() -> str:
-    """What this process has open, except for what another thread closes in this moment."""
+    """Return what this process has open, except for what another thread closes in this moment."""
     names = []
     for descriptor in os.listdir("/proc/self/fd"):
         with contextlib.suppress(FileNotFoundError):
@@ -208,7 +208,7 @@ def test_a_file_system_that_cannot_allocate_is_written(open_all: OpenAll, monkey
 def test_memory_that_does_not_hold_the_token(
     open_all: OpenAll, directory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A path that leads to somebody else's memory is noticed."""
+    """A path that leads to another process's memory is noticed."""
     monkeypatch.setattr(shared_memory, "_write_token", lambda fd: b"x" * shared_memory.TOKEN_BYTES)
     problems = check_alone(open_all("aa"))
     assert "rank 1:" in problems[0]

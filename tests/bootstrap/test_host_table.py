@@ -1,4 +1,4 @@
-"""Which ranks share a host, from what they say about themselves."""
+"""The table of hosts, from what the ranks report about themselves."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Which address of a host the others are to use."""
+"""The choice of the address of a host that the others use."""
 
 import ipaddress
 

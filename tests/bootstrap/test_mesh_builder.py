@@ -1,4 +1,4 @@
-"""Connections between ranks while strangers come, ranks do not answer, or nobody listens."""
+"""Connections between ranks while strangers connect, ranks do not answer, or none listens."""
 
 import contextlib
 import os
@@ -93,7 +93,7 @@ def is_closed(connection: socket.socket) -> bool:
 
 
 def call(ranks: Ranks, connection_id: ConnectionId, key: JobKey = KEY) -> tuple[socket.socket, bytes, Keys]:
-    """What a rank that connects does, by hand; returns the proof that it expects."""
+    """Connect by hand, as a rank does; return the proof that it expects."""
     connection = ranks.dial(connection_id.low)
     hello, proof, keys = answer_challenge(key, connection_id, read_exactly(connection, CHALLENGE_BYTES))
     connection.sendall(hello)
@@ -183,7 +183,7 @@ def test_a_rank_that_trickles(ranks: Ranks) -> None:
 
 @pytest.mark.parametrize("wrong", ["key", "rank", "number"])
 def test_a_connection_that_is_not_of_the_mesh(wrong: str, ranks: Ranks) -> None:
-    """Without the key, or with it but for a connection that nobody waits for: it is closed, and disturbs nobody."""
+    """Without the key, or with it but for a connection that no rank awaits: it is closed, and disturbs no rank."""
     connection_ids = [ConnectionId(1, 0, 1)]
     bad = {"key": connection_ids[0], "rank": ConnectionId(1, 0, 2), "number": ConnectionId(1, 0, 1, 7)}[wrong]
     with running(ranks.builder(0, connection_ids)):

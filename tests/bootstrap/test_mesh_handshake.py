@@ -1,4 +1,4 @@
-"""What two ranks of the mesh say to each other before they believe each other."""
+"""The handshake by which two ranks of the mesh authenticate each other."""
 
 import pytest
 

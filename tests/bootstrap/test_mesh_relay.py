@@ -1,4 +1,4 @@
-"""Connections of the mesh with somebody on the line: both ends are those that they think they are, or there is none."""
+"""Connections of the mesh with an attacker on the line: both ends are the right ranks, or there is no connection."""
 
 import socket
 import threading

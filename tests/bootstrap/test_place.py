@@ -1,4 +1,4 @@
-"""Where a process stands in its job, from the environments that the real launchers make."""
+"""The place of a process in its job, from the environments that the real launchers make."""
 
 import os
 from typing import Any

@@ -1,4 +1,4 @@
-"""The rendezvous with somebody on the line: ranks get what the server has sent, or an error."""
+"""The rendezvous with an attacker on the line: ranks get what the server has sent, or an error."""
 
 import socket
 from collections.abc import Callable

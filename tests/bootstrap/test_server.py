@@ -64,7 +64,7 @@ def test_generations_on_new_connections_and_on_old_ones(serve: Serve, connect: C
 
 
 def test_a_server_for_one_generation(serve: Serve, connect: Connect, run_ranks: RunRanks) -> None:
-    """When all ranks have come nobody else can, not even a rank that is there already."""
+    """When all ranks have connected no other process can, not even a rank that is there already."""
     server = serve(2, once=True)
 
     def body(rank: int) -> None:

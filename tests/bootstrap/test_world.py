@@ -27,7 +27,7 @@ class Request:
 
 
 class Communicator:
-    """What rank 1 sees of a communicator of two ranks; counts what is begun on it."""
+    """A communicator of two ranks as rank 1 sees it; counts what is begun on it."""
 
     def __init__(self, says: list[Any], complete: bool = True) -> None:
         self._says = says

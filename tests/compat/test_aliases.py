@@ -1,4 +1,4 @@
-"""Which module stands for which."""
+"""The modules that stand for Horovod's."""
 
 from __future__ import annotations
 

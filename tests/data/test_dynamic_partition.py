@@ -99,7 +99,7 @@ class Job:
 
 
 def a_history():
-    """What happens, after how many steps: with the new size, and how many of the old ranks are still there."""
+    """An event after a number of steps: the new size, and how many of the old ranks are still there."""
     event = st.sampled_from(["commit", "lose", "join", "resume", "set_epoch"])
     return st.lists(st.tuples(st.integers(0, 6), event, st.integers(1, 5), st.integers(1, 5)), max_size=12)
 

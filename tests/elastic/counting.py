@@ -10,7 +10,7 @@ def next_total(total: int, total_of_step: int) -> int:
 
 
 def oracle(steps: int) -> tuple[int, list[int]]:
-    """What the state must be after so many steps, whoever did them."""
+    """Return the state after a number of steps, whatever rank made them."""
     total, sums = 0, []
     for step in range(steps):
         sums.append(sum((step + 1) * (sample + 1) for sample in range(SAMPLES)))

@@ -244,7 +244,7 @@ class ElasticJob:
         return Worker(number, process, connection, log)
 
     def _collect(self, worker: Worker) -> None:
-        """What a worker's function says and returns."""
+        """The lines and the result of a worker's function."""
         while True:
             try:
                 kind, value = cloudpickle.loads(worker.results.recv_bytes())
@@ -314,7 +314,7 @@ class ElasticJob:
     def _lose(self, worker: Worker) -> None:
         worker.is_gone, worker.is_ready = True, False
         if worker in self.members and self._server is not None:
-            self._server.close()  # whoever waits for it in init() need not
+            self._server.close()  # ends a wait for it in init()
         self._form()
         self._happened.notify_all()
 

@@ -73,11 +73,11 @@ class HistoryJob:
 
     @property
     def said(self) -> str:
-        """What the job has printed."""
+        """The output of the job."""
         return (self.folder / "out").read_text() + (self.folder / "err").read_text()
 
     def entries(self, event: str | None = None) -> list[Entry]:
-        """What has been written so far, in the order of time."""
+        """Return what has been written so far, in the order of time."""
         found = []
         for path in self.folder.glob("worker.*"):
             for line in path.read_text().splitlines():

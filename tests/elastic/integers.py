@@ -1,7 +1,7 @@
 """A training loop of integers: its model shows, bit for bit, which samples went into which step, and in which order.
 
 Every worker writes what it does to a file of its own, line by line as JSON, so that a test can work out afterwards what
-should have come out, whoever was lost on the way.
+should have come out, whatever rank was lost on the way.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MASK = (1 << 64) - 1
 
 
 def value_of(sample: int) -> int:
-    """What a sample adds to the sum of its step."""
+    """Return what a sample adds to the sum of its step."""
     return (sample + 1) * 0x9E3779B97F4A7C15 & MASK
 
 
@@ -39,7 +39,7 @@ def advanced(model: int, total: int) -> int:
 
 
 class Diary:
-    """What this worker does, for the test."""
+    """Tell the test what this worker does."""
 
     def __init__(self, folder: Path) -> None:
         self._file = (folder / f"worker.{os.environ.get('HOROVODLIKE_WORKER', '0')}").open("a", buffering=1)

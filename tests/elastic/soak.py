@@ -25,7 +25,7 @@ from typing import Any
 
 
 def train_until_told(folder: Path) -> None:
-    """What each worker runs: a regression until there is a file named `stop`."""
+    """Run the worker's function: a regression until there is a file named `stop`."""
     import torch
 
     import horovodlike.torch as hvd

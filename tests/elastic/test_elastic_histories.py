@@ -1,4 +1,4 @@
-"""Elastic jobs from end to end: whoever is lost, added or leaves, the result is the one of an undisturbed history."""
+"""Elastic jobs from end to end: the result is that of an undisturbed job, whatever worker is lost, added or leaves."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_hosts_that_come_and_go(tmp_path: Path, change: str) -> None:
 
 
 def test_fewer_than_the_fewest(tmp_path: Path) -> None:
-    """Nobody trains until there is a replacement."""
+    """No worker trains until there is a replacement."""
     options = ["-np", "2", "--min-np", "2", "--max-np", "2"]
     with HistoryJob(tmp_path, *options, program=PROGRAM, plan=fault(0, 5, "step", "SIGKILL")) as job:
         check(job, failed=1)

@@ -37,7 +37,7 @@ def test_sigterm_is_a_notice_after_which_nothing_is_rolled_back(leaver):
         assert job.sizes == [3, 2]
         for value in stayed:
             assert value["executed"] == list(range(value["step"]))
-            assert value["syncs"] == 1  # at the start: nobody needs the state
+            assert value["syncs"] == 1  # at the start: no rank needs the state
 
 
 def test_two_leave_at_once():
@@ -108,7 +108,7 @@ def test_sigterm_ends_a_worker_at_once_when_the_job_ends(order):
 
 
 def test_many_sigterms_are_one_notice():
-    """Who ends a job often signals all its processes, and hvdrun does so as well."""
+    """Schedulers that end a job often signal all its processes, and so does hvdrun."""
     with ElasticJob(1, _take_notices) as job:
         job.finish()
         assert job.workers[0].is_leaving

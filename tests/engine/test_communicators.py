@@ -1,4 +1,4 @@
-"""What scripts give to `init(comm=...)` and `ProcessSet`: lists of ranks, and communicators of mpi4py."""
+"""The arguments of `init(comm=...)` and `ProcessSet`: lists of ranks, and communicators of mpi4py."""
 
 from __future__ import annotations
 

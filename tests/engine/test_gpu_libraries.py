@@ -1,4 +1,4 @@
-"""Where NCCL is looked for, and what is said about libraries that are not there."""
+"""The search for NCCL, and the messages about libraries that are not there."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""What ranks tell about what they have done: counters, who was late, the last collectives."""
+"""Metrics of ranks: counters, stragglers, the last collectives."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class _NeedsNames:
 
 
 def _restore(data: bytes) -> Any:
-    install(quiet=True)  # the process that sent it has said what there is to say
+    install(quiet=True)  # the process that sent it has printed the note
     return pickle.loads(data)
 
 

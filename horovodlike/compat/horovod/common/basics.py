@@ -13,7 +13,7 @@ class HorovodBasics:
     """The functions of :mod:`horovodlike.basics` as methods; the arguments, a library to load, are ignored."""
 
     def __init__(self, *library: Any) -> None:
-        """Nothing has to be loaded."""
+        """Do nothing: there is nothing to load."""
 
     def __getattr__(self, name: str) -> Any:
         if name in basics.__all__:

@@ -1,12 +1,16 @@
-"""What takes the place of the collectives, and of what tells about the job, in functions that are compiled.
+"""The functions that `torch.compile` traces in place of the collectives, and in place of what tells about the job.
 
-Each function here has the arguments and results of the one that it stands for, and calls an operator of `_library`.
-`torch.compile` traces it in its place; functions that are not compiled never come here.
+Each function here has the arguments and results of the one that it stands for, and calls an operator of `custom_ops`.
+Functions that are not compiled never come here.
+
+A function that is traced in place of another may have neither a closure nor other defaults than that one: the compiler
+installs its guards on the function that was called. So those below have no defaults, and pass on what they are given.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -16,7 +20,7 @@ from horovodlike.basics import Average, Sum
 from horovodlike.errors import NotInitializedError
 from horovodlike.process_set import ProcessSet, global_process_set, registered_id
 from horovodlike.torch import mpi_ops
-from horovodlike.torch._compile.custom_ops import FOUND_OUT, IS_AVAILABLE, define
+from horovodlike.torch._compile.custom_ops import FOUND_OUT, IS_AVAILABLE, Tensors, define
 from horovodlike.torch._compile.disable_compile import trace_as
 from horovodlike.torch._ops.alltoall import Exchanged, Splits
 from horovodlike.torch._ops.handles import rows_of
@@ -71,79 +75,56 @@ def _number(name: str | None, set_id: int) -> torch.Tensor | None:
     return number
 
 
+def _carry_out(
+    operator: Any,
+    operation: str,
+    tensors: Tensors,
+    name: str | None,
+    process_set: ProcessSet,
+    rows: Sequence[int] | None = None,
+    op: int = Sum,
+    root_rank: int = -1,
+    factors: tuple[float, float] = (1.0, 1.0),
+) -> list[torch.Tensor]:
+    set_id = registered_id(process_set)
+    number = _number(name, set_id)
+    results: list[torch.Tensor] = operator(
+        list(tensors), rows, operation, name, number, op, root_rank, *factors, set_id
+    )
+    return results
+
+
+def _copied_back(tensors: Tensors, results: Tensors) -> list[torch.Tensor]:
+    for tensor, result in zip(tensors, results, strict=True):
+        tensor.copy_(result)
+    return list(tensors)
+
+
 def _reduce(
     operation: str,
-    tensors: Sequence[torch.Tensor],
-    average: bool | None,
-    name: str | None,
-    op: int | None,
-    factors: tuple[float, float],
-    process_set: ProcessSet,
+    tensors: Tensors,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
     if average is not None:
         if op is not None:
             raise ValueError("op supersedes average: give only one of them")
         op = Average if average else Sum  # without the warning, which cannot be traced
-    set_id = registered_id(process_set)
-    chosen = Average if op is None else op
-    number = _number(name, set_id)
-    reduced: list[torch.Tensor] = _operators.allreduce(
-        list(tensors), None, operation, name, number, chosen, -1, *factors, set_id
-    )
-    return reduced
-
-
-def allreduce(
-    tensor: torch.Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    compression: type[Compressor] = Compression.none,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> torch.Tensor:
-    compressed, ctx = compression.compress(tensor)
-    factors = float(prescale_factor), float(postscale_factor)
-    (reduced,) = _reduce("allreduce", [compressed], average, name, op, factors, process_set)
-    return compression.decompress(reduced, ctx)
-
-
-def allreduce_(
-    tensor: torch.Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> torch.Tensor:
-    factors = float(prescale_factor), float(postscale_factor)
-    with torch.no_grad():
-        (reduced,) = _reduce("allreduce", [tensor], average, name, op, factors, process_set)
-        tensor.copy_(reduced)
-    return tensor
-
-
-def grouped_allreduce(
-    tensors: Sequence[torch.Tensor],
-    average: bool | None = None,
-    name: str | None = None,
-    compression: type[Compressor] = Compression.none,
-    op: int | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> list[torch.Tensor]:
     pairs = [compression.compress(tensor) for tensor in tensors]
-    factors = float(prescale_factor), float(postscale_factor)
-    compressed = [tensor for tensor, _ in pairs]
-    reduced = _reduce("grouped_allreduce", compressed, average, name, op, factors, process_set)
+    sent, factors = [tensor for tensor, _ in pairs], (float(prescale_factor), float(postscale_factor))
+    op = Average if op is None else op
+    reduced = _carry_out(_operators.allreduce, operation, sent, name, process_set, op=op, factors=factors)
     return [compression.decompress(tensor, ctx) for tensor, (_, ctx) in zip(reduced, pairs, strict=True)]
 
 
-def grouped_allreduce_(
-    tensors: Sequence[torch.Tensor],
+def _reduce_in_place(
+    operation: str,
+    tensors: Tensors,
     average: bool | None = None,
     name: str | None = None,
     op: int | None = None,
@@ -151,103 +132,119 @@ def grouped_allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
-    factors = float(prescale_factor), float(postscale_factor)
+    others = prescale_factor, postscale_factor, process_set
     with torch.no_grad():
-        reduced = _reduce("grouped_allreduce", tensors, average, name, op, factors, process_set)
-        for tensor, result in zip(tensors, reduced, strict=True):
-            tensor.copy_(result)
-    return list(tensors)
+        return _copied_back(tensors, _reduce(operation, tensors, average, name, Compression.none, op, *others))
 
 
 def _gather(
-    operation: str, tensors: Sequence[torch.Tensor], name: str | None, process_set: ProcessSet
+    operation: str, tensors: Tensors, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[torch.Tensor]:
-    set_id = registered_id(process_set)
     rows = [FOUND_OUT for _ in tensors]
-    number = _number(name, set_id)
-    gathered: list[torch.Tensor] = _operators.allgather(
-        list(tensors), rows, operation, name, number, Sum, -1, 1.0, 1.0, set_id
-    )
-    return gathered
-
-
-def allgather(
-    tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> torch.Tensor:
-    return _gather("allgather", [tensor], name, process_set)[0]
-
-
-def grouped_allgather(
-    tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
-) -> tuple[torch.Tensor, ...]:
-    return tuple(_gather("grouped_allgather", tensors, name, process_set))
+    return _carry_out(_operators.allgather, operation, tensors, name, process_set, rows)
 
 
 def _spread(
-    operation: str, tensors: Sequence[torch.Tensor], root_rank: int, name: str | None, process_set: ProcessSet
+    operation: str,
+    tensors: Tensors,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
-    set_id = registered_id(process_set)
-    number = _number(name, set_id)
-    results: list[torch.Tensor] = _operators.broadcast(
-        list(tensors), None, operation, name, number, Sum, root_rank, 1.0, 1.0, set_id
-    )
-    return results
+    return _carry_out(_operators.broadcast, operation, tensors, name, process_set, root_rank=root_rank)
 
 
-def broadcast(
-    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> torch.Tensor:
-    return _spread("broadcast", [tensor], root_rank, name, process_set)[0]
-
-
-def broadcast_(
-    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> torch.Tensor:
-    with torch.no_grad():
-        tensor.copy_(_spread("broadcast", [tensor], root_rank, name, process_set)[0])
-    return tensor
-
-
-def grouped_broadcast(
-    tensors: Sequence[torch.Tensor],
+def _spread_in_place(
+    operation: str,
+    tensors: Tensors,
     root_rank: int,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
-) -> tuple[torch.Tensor, ...]:
-    return tuple(_spread("grouped_broadcast", tensors, root_rank, name, process_set))
-
-
-def grouped_broadcast_(
-    tensors: Sequence[torch.Tensor],
-    root_rank: int,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> tuple[torch.Tensor, ...]:
+) -> list[torch.Tensor]:
     with torch.no_grad():
-        results = _spread("grouped_broadcast", tensors, root_rank, name, process_set)
-        for tensor, result in zip(tensors, results, strict=True):
-            tensor.copy_(result)
-    return tuple(tensors)
+        return _copied_back(tensors, _spread(operation, tensors, root_rank, name, process_set))
 
 
 def _exchange(
     operation: str,
-    tensors: Sequence[torch.Tensor],
-    splits: Sequence[Splits],
-    name: str | None,
-    process_set: ProcessSet,
+    tensors: Tensors,
+    splits: Sequence[Splits] | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
 ) -> list[Exchanged]:
+    of_each = [None] * len(tensors) if splits is None else splits
+    if len(of_each) != len(tensors):
+        raise ValueError(f"splits for {len(of_each)} tensors, but there are {len(tensors)}")
     set_id = registered_id(process_set)
     given = [
-        one if isinstance(one, torch.Tensor) else torch.tensor(one, device="cpu") for one in splits if one is not None
+        one if isinstance(one, torch.Tensor) else torch.tensor(one, device="cpu") for one in of_each if one is not None
     ]
-    have_splits = [one is not None for one in splits]
+    have_splits = [one is not None for one in of_each]
     number = _number(name, set_id)
     results = _operators.alltoall(
         list(tensors), given, have_splits, len(_members(process_set)), operation, name, number, set_id
     )
     pairs = zip(results[::2], results[1::2], have_splits, strict=True)
     return [(rows, received) if has else rows for rows, received, has in pairs]
+
+
+def _reduce_and_scatter(
+    operation: str,
+    tensors: Tensors,
+    name: str | None = None,
+    compression: type[Compressor] = Compression.none,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[torch.Tensor]:
+    pairs = [compression.compress(tensor) for tensor in tensors]
+    sent, factors = [tensor for tensor, _ in pairs], (float(prescale_factor), float(postscale_factor))
+    members = _members(process_set)
+    place = members.index(rank())
+    rows = [rows_of(tensor.shape[0], place, len(members)) for tensor in sent]
+    reduced = _carry_out(_operators.reducescatter, operation, sent, name, process_set, rows, op, factors=factors)
+    return [compression.decompress(tensor, ctx) for tensor, (_, ctx) in zip(reduced, pairs, strict=True)]
+
+
+def allreduce(tensor: torch.Tensor, *others: Any, **named: Any) -> torch.Tensor:
+    return _reduce("allreduce", [tensor], *others, **named)[0]
+
+
+def allreduce_(tensor: torch.Tensor, *others: Any, **named: Any) -> torch.Tensor:
+    return _reduce_in_place("allreduce", [tensor], *others, **named)[0]
+
+
+def grouped_allreduce(tensors: Sequence[torch.Tensor], *others: Any, **named: Any) -> list[torch.Tensor]:
+    return _reduce("grouped_allreduce", tensors, *others, **named)
+
+
+def grouped_allreduce_(tensors: Sequence[torch.Tensor], *others: Any, **named: Any) -> list[torch.Tensor]:
+    return _reduce_in_place("grouped_allreduce", tensors, *others, **named)
+
+
+def allgather(tensor: torch.Tensor, *others: Any, **named: Any) -> torch.Tensor:
+    return _gather("allgather", [tensor], *others, **named)[0]
+
+
+def grouped_allgather(tensors: Sequence[torch.Tensor], *others: Any, **named: Any) -> tuple[torch.Tensor, ...]:
+    return tuple(_gather("grouped_allgather", tensors, *others, **named))
+
+
+def broadcast(tensor: torch.Tensor, *others: Any, **named: Any) -> torch.Tensor:
+    return _spread("broadcast", [tensor], *others, **named)[0]
+
+
+def broadcast_(tensor: torch.Tensor, *others: Any, **named: Any) -> torch.Tensor:
+    return _spread_in_place("broadcast", [tensor], *others, **named)[0]
+
+
+def grouped_broadcast(tensors: Sequence[torch.Tensor], *others: Any, **named: Any) -> tuple[torch.Tensor, ...]:
+    return tuple(_spread("grouped_broadcast", tensors, *others, **named))
+
+
+def grouped_broadcast_(tensors: Sequence[torch.Tensor], *others: Any, **named: Any) -> tuple[torch.Tensor, ...]:
+    return tuple(_spread_in_place("grouped_broadcast", tensors, *others, **named))
 
 
 def alltoall(
@@ -259,66 +256,16 @@ def alltoall(
     return _exchange("alltoall", [tensor], [splits], name, process_set)[0]
 
 
-def grouped_alltoall(
-    tensors: Sequence[torch.Tensor],
-    splits: Sequence[Splits] | None = None,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> tuple[Exchanged, ...]:
-    of_each = [None] * len(tensors) if splits is None else splits
-    if len(of_each) != len(tensors):
-        raise ValueError(f"splits for {len(of_each)} tensors, but there are {len(tensors)}")
-    return tuple(_exchange("grouped_alltoall", tensors, of_each, name, process_set))
+def grouped_alltoall(tensors: Sequence[torch.Tensor], *others: Any, **named: Any) -> tuple[Exchanged, ...]:
+    return tuple(_exchange("grouped_alltoall", tensors, *others, **named))
 
 
-def _reduce_and_scatter(
-    operation: str,
-    tensors: Sequence[torch.Tensor],
-    name: str | None,
-    op: int,
-    factors: tuple[float, float],
-    process_set: ProcessSet,
-) -> list[torch.Tensor]:
-    set_id = registered_id(process_set)
-    members = _members(process_set)
-    place = members.index(rank())
-    rows = [rows_of(tensor.shape[0], place, len(members)) for tensor in tensors]
-    number = _number(name, set_id)
-    results: list[torch.Tensor] = _operators.reducescatter(
-        list(tensors), rows, operation, name, number, op, -1, *factors, set_id
-    )
-    return results
+def reducescatter(tensor: torch.Tensor, *others: Any, **named: Any) -> torch.Tensor:
+    return _reduce_and_scatter("reducescatter", [tensor], *others, **named)[0]
 
 
-def reducescatter(
-    tensor: torch.Tensor,
-    name: str | None = None,
-    compression: type[Compressor] = Compression.none,
-    op: int = Average,
-    process_set: ProcessSet = global_process_set,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> torch.Tensor:
-    compressed, ctx = compression.compress(tensor)
-    factors = float(prescale_factor), float(postscale_factor)
-    (reduced,) = _reduce_and_scatter("reducescatter", [compressed], name, op, factors, process_set)
-    return compression.decompress(reduced, ctx)
-
-
-def grouped_reducescatter(
-    tensors: Sequence[torch.Tensor],
-    name: str | None = None,
-    compression: type[Compressor] = Compression.none,
-    op: int = Average,
-    process_set: ProcessSet = global_process_set,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-) -> list[torch.Tensor]:
-    pairs = [compression.compress(tensor) for tensor in tensors]
-    factors = float(prescale_factor), float(postscale_factor)
-    compressed = [tensor for tensor, _ in pairs]
-    reduced = _reduce_and_scatter("grouped_reducescatter", compressed, name, op, factors, process_set)
-    return [compression.decompress(tensor, ctx) for tensor, (_, ctx) in zip(reduced, pairs, strict=True)]
+def grouped_reducescatter(tensors: Sequence[torch.Tensor], *others: Any, **named: Any) -> list[torch.Tensor]:
+    return _reduce_and_scatter("grouped_reducescatter", tensors, *others, **named)
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:

@@ -52,25 +52,24 @@ def define() -> None:
     for kind in (Kind.ALLREDUCE, Kind.ALLGATHER, Kind.BROADCAST, Kind.REDUCESCATTER):
         name = kind.name.lower()
         _define(f"{name}_backward", _SCHEMA, _backward(kind), _like_results)
-        operator = _define(name, _SCHEMA, _forward(kind), _like_results)
-        operator.register_autograd(_differentiate(kind), setup_context=_save)
+        _define(name, _SCHEMA, _forward(kind), _like_results, _differentiate(kind), _save)
     schema = f"(Tensor[] gradients, Tensor[] received, {_SPLITS}, SymInt[] rows, {_OF_ALLTOALL}) -> Tensor[]"
     _define("alltoall_backward", schema, _alltoall_backward, _like_tensors)
     schema = f"(Tensor[] tensors, {_SPLITS}, int members, {_OF_ALLTOALL}) -> Tensor[]"
-    operator = _define("alltoall", schema, _alltoall, _like_exchanged)
-    operator.register_autograd(_differentiate_alltoall, setup_context=_save_exchanged)
-    _define(
-        "next_number",
-        "(int process_set) -> Tensor",
-        _next_number,
-        lambda _: torch.empty((), dtype=torch.int64, device="cpu"),
-    )
-    # Has a result because Inductor of torch 2.13 puts C++ kernels that use a buffer after a call without one, but frees
-    # the buffer before it.
-    _define("barrier", "(int process_set) -> Tensor", _barrier, lambda _: torch.empty(0, device="cpu"))
+    _define("alltoall", schema, _alltoall, _like_exchanged, _differentiate_alltoall, _save_exchanged)
+    _define("next_number", "(int process_set) -> Tensor", _next_number, _like_number)
+    _define("barrier", "(int process_set) -> Tensor", _barrier, _nothing)
 
 
-def _define(name: str, schema: str, carry_out: Callable[..., Any], like_results: Callable[..., Any]) -> Any:
+def _define(
+    name: str,
+    schema: str,
+    carry_out: Callable[..., Any],
+    like_results: Callable[..., Any],
+    differentiate: Callable[..., Any] | None = None,
+    save: Callable[..., None] | None = None,
+) -> None:
+    """Register an operator, its fake kernel, and how it is differentiated if it can be."""
     from torch._library.effects import EffectType
 
     def trace(*arguments: Any) -> Any:
@@ -81,7 +80,8 @@ def _define(name: str, schema: str, carry_out: Callable[..., Any], like_results:
     operator = torch.library.custom_op(f"horovodlike::{name}", carry_out, mutates_args=(), schema=schema, tags=tags)
     operator.register_fake(trace)
     torch.library._register_effectful_op(f"horovodlike::{name}", EffectType.ORDERED)
-    return operator
+    if differentiate is not None:
+        operator.register_autograd(differentiate, setup_context=save)
 
 
 def _keep_order_in_inductor() -> None:
@@ -273,6 +273,16 @@ def _next_number(process_set: int) -> torch.Tensor:
     return torch.tensor(next_number(process_set), device="cpu")
 
 
+def _like_number(_: int) -> torch.Tensor:
+    return torch.empty((), dtype=torch.int64, device="cpu")
+
+
 def _barrier(process_set: int) -> torch.Tensor:
     ops.carry_out(Request(Kind.BARRIER, "barrier.noname", [], process_set=process_set))
+    return _nothing(process_set)
+
+
+def _nothing(_: int) -> torch.Tensor:
+    # A result all the same, because Inductor of torch 2.13 puts C++ kernels that use a buffer after a call without one,
+    # but frees the buffer before it.
     return torch.empty(0, device="cpu")

@@ -19,33 +19,7 @@ The modules behind this façade:
 
 from typing import Any
 
-from horovodlike.basics import (
-    Adasum,
-    Average,
-    Max,
-    Min,
-    Product,
-    Sum,
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    rocm_built,
-    shutdown,
-    size,
-)
+from horovodlike.basics import *  # the names that all bindings share
 from horovodlike.errors import HorovodInternalError
 from horovodlike.keras import callbacks, elastic
 from horovodlike.keras.functions import (

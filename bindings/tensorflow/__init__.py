@@ -1,41 +1,16 @@
 """horovodlike for TensorFlow 2: ``import horovodlike.tensorflow as hvd``.
 
-hvd.init()
-hvd.broadcast_variables(model.weights, root_rank=0)
-tape = hvd.DistributedGradientTape(tape)
+    hvd.init()
+    hvd.broadcast_variables(model.weights, root_rank=0)
+    tape = hvd.DistributedGradientTape(tape)
+
+`tape.gradient` then returns gradients that are reduced over the ranks.
 """
 
 from typing import Any
 
 from horovodlike._engine.metrics import flight_recorder, metrics
-from horovodlike.basics import (
-    Adasum,
-    Average,
-    Max,
-    Min,
-    Product,
-    Sum,
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    rocm_built,
-    shutdown,
-    size,
-)
+from horovodlike.basics import *  # the names that all bindings share
 from horovodlike.errors import HorovodInternalError
 from horovodlike.process_set import ProcessSet, add_process_set, global_process_set, remove_process_set
 from horovodlike.tensorflow import elastic

@@ -29,7 +29,7 @@ import tensorflow as tf
 
 from horovodlike import basics
 from horovodlike._engine.arguments import called, integer, split_counts
-from horovodlike.basics import *  # noqa: F403  # scripts take them from this module as well
+from horovodlike.basics import *  # scripts take them from this module as well
 from horovodlike.basics import Adasum, Average, Sum, average_counts_joined
 from horovodlike.process_set import ProcessSet, add_process_set, global_process_set, remove_process_set
 from horovodlike.tensorflow._ops import gradients  # noqa: F401  # registers them

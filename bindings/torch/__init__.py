@@ -15,33 +15,7 @@ The modules behind this façade:
 """
 
 from horovodlike._engine.metrics import flight_recorder, metrics
-from horovodlike.basics import (
-    Adasum,
-    Average,
-    Max,
-    Min,
-    Product,
-    Sum,
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    rocm_built,
-    shutdown,
-    size,
-)
+from horovodlike.basics import *  # the names that all bindings share
 from horovodlike.errors import HorovodInternalError
 from horovodlike.process_set import ProcessSet, add_process_set, global_process_set, remove_process_set
 from horovodlike.timeline import start_timeline, stop_timeline
@@ -55,41 +29,7 @@ from horovodlike.torch.functions import (
     broadcast_optimizer_state,
     broadcast_parameters,
 )
-from horovodlike.torch.mpi_ops import (
-    allgather,
-    allgather_async,
-    allreduce,
-    allreduce_,
-    allreduce_async,
-    allreduce_async_,
-    alltoall,
-    alltoall_async,
-    barrier,
-    broadcast,
-    broadcast_,
-    broadcast_async,
-    broadcast_async_,
-    grouped_allgather,
-    grouped_allgather_async,
-    grouped_allreduce,
-    grouped_allreduce_,
-    grouped_allreduce_async,
-    grouped_allreduce_async_,
-    grouped_alltoall,
-    grouped_alltoall_async,
-    grouped_broadcast,
-    grouped_broadcast_,
-    grouped_broadcast_async,
-    grouped_broadcast_async_,
-    grouped_reducescatter,
-    grouped_reducescatter_async,
-    join,
-    poll,
-    reducescatter,
-    reducescatter_async,
-    sparse_allreduce_async,
-    synchronize,
-)
+from horovodlike.torch.mpi_ops import *  # the collectives
 from horovodlike.torch.optimizer import DistributedOptimizer
 from horovodlike.torch.sync_batch_norm import SyncBatchNorm
 

@@ -34,34 +34,8 @@ import torch
 from horovodlike._engine import ops
 from horovodlike._engine.arguments import check_name
 from horovodlike._engine.ops import Kind, Request
-from horovodlike.basics import (
-    Adasum,
-    Average,
-    Max,
-    Min,
-    Product,
-    Sum,
-    ccl_built,
-    cross_rank,
-    cross_size,
-    cuda_built,
-    ddl_built,
-    gloo_built,
-    gloo_enabled,
-    init,
-    is_homogeneous,
-    is_initialized,
-    local_rank,
-    local_size,
-    mpi_built,
-    mpi_enabled,
-    mpi_threads_supported,
-    nccl_built,
-    rank,
-    rocm_built,
-    shutdown,
-    size,
-)
+from horovodlike.basics import *  # scripts take them from this module as well
+from horovodlike.basics import Average, Sum
 from horovodlike.errors import HorovodInternalError
 from horovodlike.process_set import ProcessSet, global_process_set, registered_id
 from horovodlike.timeline import start_timeline, stop_timeline

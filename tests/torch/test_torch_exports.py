@@ -10,6 +10,7 @@ import sys
 import pytest
 
 import horovodlike.torch as hvd
+from horovodlike import basics
 
 COLLECTIVES = {
     "allreduce": "tensor, average, name, compression, op, prescale_factor, postscale_factor, process_set",
@@ -118,7 +119,10 @@ def test_modules_that_scripts_import():
     from horovodlike.torch import compression, elastic, functions, mpi_ops, optimizer, sync_batch_norm
 
     assert mpi_ops.allreduce is hvd.allreduce
-    assert mpi_ops.is_homogeneous
+    for name in basics.__all__:
+        assert getattr(mpi_ops, name) is getattr(basics, name), name
+        assert name in mpi_ops.__all__
+    assert {*basics.__all__} - {*hvd.__all__} == {"is_homogeneous"}
     assert elastic is hvd.elastic
     assert elastic.state.TorchState is elastic.TorchState and elastic.sampler.ElasticSampler is elastic.ElasticSampler
     assert compression.Compression is hvd.Compression

@@ -275,3 +275,21 @@ class UpdateEpochStateCallback(OfSameKeras, keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Count."""
         self.state.epoch += 1
+
+
+class TensorFlowKerasState(KerasState):
+    """The `KerasState` that `horovodlike.tensorflow.elastic` has, for a training by whatever loop.
+
+    Args:
+        model: A model that is built, the same on all ranks.
+        optimizer: That trains it; the one that it was compiled with if None.
+        backend: Not needed; accepted for scripts that pass it.
+        **kwargs: Other values, by the names of the attributes.
+
+    Raises:
+        ValueError: The model is not built, or a name is one of the state's own.
+    """
+
+    def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any) -> None:
+        del backend
+        super().__init__(model, optimizer, **kwargs)

@@ -29,11 +29,11 @@ from horovodlike import elastic
 from horovodlike._net.pickling import dumps
 from horovodlike.elastic import ObjectState
 from horovodlike.elastic._state import check_results
-from horovodlike.tensorflow._ops.failures import translated
+from horovodlike.tensorflow._ops.calls import translated
 from horovodlike.tensorflow.functions import broadcast_variables
 
 if TYPE_CHECKING:
-    from horovodlike.tensorflow._keras_state import TensorFlowKerasState
+    from horovodlike.keras.elastic import TensorFlowKerasState
 
 __all__ = ["TensorFlowKerasState", "TensorFlowState", "run"]
 
@@ -147,7 +147,7 @@ class TensorFlowState(ObjectState):
 def __getattr__(name: str) -> Any:
     if name != "TensorFlowKerasState":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from horovodlike.tensorflow._keras_state import TensorFlowKerasState  # imports Keras
+    from horovodlike.keras.elastic import TensorFlowKerasState  # imports Keras
 
     globals()[name] = TensorFlowKerasState
     return TensorFlowKerasState

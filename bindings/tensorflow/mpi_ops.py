@@ -47,7 +47,7 @@ from horovodlike.tensorflow._ops.calls import (
     run,
     set_id_of,
 )
-from horovodlike.tensorflow._ops.rank_info import (
+from horovodlike.tensorflow._ops.native import (
     local_rank_op,
     local_size_op,
     process_set_included_op,

@@ -39,7 +39,7 @@ from horovodlike.basics import Average, Sum
 from horovodlike.errors import HorovodInternalError
 from horovodlike.process_set import ProcessSet, global_process_set, registered_id
 from horovodlike.timeline import start_timeline, stop_timeline
-from horovodlike.torch._compile.disable_compile import disable_compile
+from horovodlike.torch._compile import disable_compile
 from horovodlike.torch._ops.alltoall import alltoall, alltoall_async, grouped_alltoall, grouped_alltoall_async
 from horovodlike.torch._ops.autograd import run
 from horovodlike.torch._ops.broadcast import (

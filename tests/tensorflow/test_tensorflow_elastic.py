@@ -12,7 +12,7 @@ from support.generations import Generation
 
 import horovodlike.tensorflow as hvd
 from horovodlike.errors import JobBrokenError, ShutDownError
-from horovodlike.tensorflow._ops.failures import translated
+from horovodlike.tensorflow._ops.calls import translated
 
 
 def _saves_and_synchronizes():

@@ -10,8 +10,7 @@ import tensorflow as tf
 from horovodlike.keras._backends.backend import Reduction, with_those_alone
 from horovodlike.process_set import ProcessSet
 from horovodlike.tensorflow import Compression, Max, allreduce, grouped_allreduce, join, size_op
-from horovodlike.tensorflow._ops.calls import outermost
-from horovodlike.tensorflow._ops.failures import translated
+from horovodlike.tensorflow._ops.calls import outermost, translated
 
 __all__ = ["Compression", "densify", "divided_by_size", "is_sparse", "is_tracing", "join", "reduce", "translated"]
 

@@ -303,19 +303,8 @@ def wrapped(optimizer: Any, options: Options, local: Local) -> Any:
 
 
 def _wrapped_of_tensorflow_1(optimizer: Any, options: Options, local: Local) -> Any:
-    result = DistributedOptimizerOfTensorFlow1(
-        optimizer,
-        name=options.name,
-        compression=options.compression or Compression.none,
-        sparse_as_dense=options.sparse_as_dense,
-        backward_passes_per_step=options.backward_passes_per_step,
-        op=options.op,
-        gradient_predivide_factor=options.gradient_predivide_factor,
-        average_aggregated_gradients=options.average_aggregated_gradients,
-        groups=options.groups,
-        process_set=options.process_set,
-        scale_local_gradients=options.scale_local_gradients,
-    )
+    arguments = {**vars(options), "compression": options.compression or Compression.none}  # of the same names
+    result = DistributedOptimizerOfTensorFlow1(optimizer, **arguments)
     for variable in [*local.variables, *(one for layer in local.layers for one in layer.trainable_variables)]:
         result.register_local_var(variable)
     return result

@@ -12,7 +12,7 @@ import torch
 from horovodlike.keras._backends.backend import Reduction, with_those_alone
 from horovodlike.process_set import ProcessSet
 from horovodlike.torch import Compression, Max, join
-from horovodlike.torch._compile.disable_compile import disable_compile
+from horovodlike.torch._compile import disable_compile
 from horovodlike.torch._ops import gpu
 from horovodlike.torch.mpi_ops import allreduce_async_, grouped_allreduce_async_, synchronize
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -18,7 +19,6 @@ from horovodlike._engine import ops as engine_ops
 from horovodlike._engine.arguments import check_compression, check_name, factor, no_adasum, reduce_op
 from horovodlike.basics import Adasum, Average, Sum
 from horovodlike.process_set import ProcessSet, check_registered, global_process_set, members, registered_id
-from horovodlike.tensorflow._ops.failures import NotAMemberError, UnsupportedReductionError
 from horovodlike.tensorflow._ops.native import ops
 from horovodlike.tensorflow.compression import Compression, Compressor
 
@@ -33,6 +33,33 @@ _PREFIX = "tensorflow."  # keeps the names apart from those of another framework
 
 
 Encoded = Any  # a tf.Tensor or a string
+
+
+class NotAMemberError(tf.errors.InvalidArgumentError, ValueError):  # type: ignore[misc]
+    """This rank is not in the process set of a collective: what TensorFlow says of a bad argument, and Python."""
+
+
+class UnsupportedReductionError(tf.errors.AbortedError, ValueError):  # type: ignore[misc]
+    """This operation does not know the reduction that it was asked for. Nothing was sent."""
+
+
+@contextmanager
+def translated() -> Iterator[None]:
+    """Raise the engine's error in place of TensorFlow's, if the job is broken or shut down.
+
+    TensorFlow puts what the engine has said into its own message. Other errors pass as they are: also those of
+    collectives after which the job goes on.
+
+    Raises:
+        HorovodInternalError: The job has ended; the cause is what TensorFlow has raised.
+    """
+    try:
+        yield
+    except tf.errors.OpError as error:
+        ended = engine_ops.has_ended()
+        if ended is None or str(ended) not in error.message:
+            raise
+        raise ended from error
 
 
 class Description(NamedTuple):

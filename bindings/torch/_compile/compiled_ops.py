@@ -20,8 +20,8 @@ from horovodlike.basics import Average, Sum
 from horovodlike.errors import NotInitializedError
 from horovodlike.process_set import ProcessSet, global_process_set, registered_id
 from horovodlike.torch import mpi_ops
+from horovodlike.torch._compile import trace_as
 from horovodlike.torch._compile.custom_ops import FOUND_OUT, IS_AVAILABLE, Tensors, define
-from horovodlike.torch._compile.disable_compile import trace_as
 from horovodlike.torch._ops.alltoall import Exchanged, Splits
 from horovodlike.torch._ops.handles import rows_of
 from horovodlike.torch.compression import Compression, Compressor

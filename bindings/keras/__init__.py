@@ -12,7 +12,7 @@ The modules behind this façade:
 
 * :mod:`horovodlike.keras.optimizer`: `DistributedOptimizer`
 * :mod:`horovodlike.keras.callbacks`: what goes into `fit(callbacks=...)`
-* :mod:`horovodlike.keras.elastic`: training that goes on when ranks come and go
+* :mod:`horovodlike.keras.elastic`: training that continues when ranks come and go
 * :mod:`horovodlike.keras.functions`: collectives on values, and variables brought to the same value on all ranks
 * :mod:`horovodlike.keras.saving`: `load_model`
 """

@@ -1,4 +1,4 @@
-"""What a distributed optimizer does with gradients before the optimizer that it wraps gets them."""
+"""The gradients of a distributed optimizer, on their way to the optimizer that it wraps."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ class Gradients:
             self._passes.assign(0)
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """Return the gradients as they are to be applied: reduced, or scaled where they are local."""
+        """Return the gradients that must be applied: reduced, or scaled where they are local."""
         if not self.communicates:
             return list(gradients)
         of_layers = [variable for layer in self.local.layers for variable in layer.trainable_variables]
@@ -180,7 +180,7 @@ def _digest(variables: Sequence[Any]) -> str:
     """Return what tells the variables of an optimizer from those of others, the same on all ranks.
 
     Not a number that is counted: a rank that is new in a job has counted less. And no shapes: ranks that have different
-    ones are told so only if they use the same names.
+    ones get that error only if they use the same names.
     """
     described = "\n".join(map(_name, variables))
     return f"{zlib.crc32(described.encode()):08x}"

@@ -1,4 +1,4 @@
-"""Callbacks that change the learning rate as training goes on."""
+"""Callbacks that change the learning rate during training."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from horovodlike.keras._options import Local, Options
 
 
 class Gradients(Protocol):
-    """What a distributed optimizer does with gradients before the optimizer that it wraps gets them."""
+    """The gradients of a distributed optimizer, on their way to the optimizer that it wraps."""
 
     options: Options
     local: Local
@@ -89,6 +89,6 @@ class Objects(Protocol):
         """Return an optimizer that does the same, with reduced gradients."""
 
 
-objects: Objects = import_module(  # type: ignore[assignment]
+objects: Objects = import_module(  # type: ignore[assignment]  # a module with these functions
     "horovodlike.keras._backends.tf_keras" if is_tf_keras else "horovodlike.keras._backends.keras_3"
 )

@@ -1,4 +1,4 @@
-"""The arguments of a distributed optimizer, and what copies and pickles of one have of them."""
+"""The arguments of a distributed optimizer, and how copies and pickles of it keep them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Options:
 
 @dataclass(frozen=True)
 class Local:
-    """Whose gradients stay with their rank.
+    """The layers and variables whose gradients stay with their rank.
 
     A copy has the same layers and variables, and their copies where those have been made before in the same go. In a
     pickle layers are those that the pickle holds.

@@ -10,7 +10,7 @@ from horovodlike.keras._options import Local, Options
 
 
 class Wrapped:
-    """What wrapped optimizers have besides the methods of the optimizer."""
+    """The methods that wrapped optimizers have in addition to those of the optimizer."""
 
     _wrap: Callable[[Any], Any]
 
@@ -26,7 +26,7 @@ class Wrapped:
 
     # Keras writes the class of an optimizer into a saved model, and asks for it by this name. It gets that of the
     # optimizer that was wrapped, so the model can be loaded where there is no horovodlike.
-    @property  # type: ignore[misc]  # it is not to be written to
+    @property  # type: ignore[misc]  # it must not be written to
     def __class__(self) -> Any:
         return type(self).__bases__[1]
 
@@ -54,5 +54,5 @@ def subclassed(optimizer: Any, wrapper: type, added: Mapping[str, Any], options:
 
 
 def wrapped_copy(make: Callable[..., Any], arguments: Any, options: Options, local: Local) -> Any:
-    """Return what a copy or a pickle of a distributed optimizer is made into."""
+    """Return the distributed optimizer that a copy or a pickle of one becomes."""
     return _objects.objects.wrapped(make(*arguments), options, local)

@@ -106,11 +106,11 @@ class MetricAverageCallback(OfSameKeras, keras.callbacks.Callback):
 
 
 class JoinCallback(OfSameKeras, keras.callbacks.Callback):
-    """Lets ranks have different numbers of batches: who has no more in an epoch waits until nobody has.
+    """Lets ranks have different numbers of batches: a rank that has no more in an epoch waits until none has.
 
-    The others go on without it. They average gradients over those that are left, or divide by the number of all ranks
-    if `HOROVODLIKE_JOIN_AVERAGE` says so. At the end of the epoch, before validation, a rank that has made all the
-    steps gives its weights and optimizer state to the others, except for the given variables. It has to come before
+    The others continue without it. They average gradients over those that are left, or divide by the number of all
+    ranks if `HOROVODLIKE_JOIN_AVERAGE` says so. At the end of the epoch, before validation, a rank that has made all
+    the steps gives its weights and optimizer state to the others, except for the given variables. It has to come before
     callbacks that communicate at the end of an epoch, such as `MetricAverageCallback`.
 
     Args:

@@ -1,4 +1,4 @@
-"""Elastic training with Keras: ranks come and go, the training goes on.
+"""Elastic training with Keras: ranks come and go, the training continues.
 
     state = hvd.elastic.KerasState(model, batch=0, epoch=0)
 
@@ -63,7 +63,7 @@ def run(func: Callable[..., Result]) -> Callable[..., Result]:
 
 
 class KerasState(ObjectState):
-    """The weights of a model, the state of its optimizer, and other values that change as the training goes on.
+    """The weights of a model, the state of its optimizer, and other values that change during the training.
 
     Variables are saved as copies and restored in place. So are the states of random number generators, such as those
     of dropout, which are no part of what is synchronized: they differ between the ranks. Other values are attributes,
@@ -163,7 +163,7 @@ class KerasState(ObjectState):
             self.model.train_function = self.model.test_function = self.model.predict_function = None
 
     def saved_to_bytes(self) -> bytes:
-        """A pickle of everything as it was saved."""
+        """Return a pickle of everything as it was saved."""
         return dumps((super().saved_to_bytes(), self._saved_values))
 
     def saved_from_bytes(self, saved: bytes) -> None:
@@ -229,7 +229,7 @@ class CommitStateCallback(OfSameKeras, keras.callbacks.Callback):
 class UpdateBatchStateCallback(OfSameKeras, keras.callbacks.Callback):
     """Has `state.batch` say how many batches of the epoch have been trained.
 
-    Where `fit()` goes on in an epoch, this ends the epoch after as many batches as are left of it, at least one. That
+    Where `fit()` continues in an epoch, this ends the epoch after as many batches as are left of it, at least one. That
     takes a `fit()` that knows how many an epoch has. Callbacks that stop the training at the end of an epoch, such as
     `EarlyStopping`, have to come after this one.
 
@@ -262,7 +262,7 @@ class UpdateBatchStateCallback(OfSameKeras, keras.callbacks.Callback):
 
 
 class UpdateEpochStateCallback(OfSameKeras, keras.callbacks.Callback):
-    """Has `state.epoch` say how many epochs are complete, whether or not `fit()` is told by `initial_epoch`.
+    """Has `state.epoch` say how many epochs are complete, whether or not `fit()` gets `initial_epoch`.
 
     Args:
         state: With an attribute `epoch`, 0 at first.

@@ -145,7 +145,7 @@ def variables_of(model: Any, local: Iterable[Any] = ()) -> list[Any]:
 def join() -> int:
     """Say that this rank has no more data, and return when all ranks have said so.
 
-    Until then the others go on without it. `horovodlike.keras.callbacks.JoinCallback` does this in `fit()`.
+    Until then the others continue without it. `horovodlike.keras.callbacks.JoinCallback` does this in `fit()`.
 
     Returns:
         The rank that joined last, the same on all ranks.

@@ -38,8 +38,8 @@ def DistributedOptimizer(
     saved with it can be loaded without horovodlike. With one rank nothing is sent.
 
     A `keras.optimizers.LossScaleOptimizer` may be wrapped, or put around the result, as `compile()` does by itself
-    under the policy "mixed_float16". Gradients are reduced before anybody looks whether they are finite: all ranks
-    take a step or all skip it.
+    under the policy "mixed_float16". Gradients are reduced before they are checked for being finite: all ranks take a
+    step or all skip it.
 
     The step cannot be compiled with XLA: on the TensorFlow backend pass `jit_compile=False` to `compile()` where there
     is a GPU. Without one that is what Keras does.
@@ -110,8 +110,8 @@ def PartialDistributedOptimizer(
 ) -> Any:
     """Do what `DistributedOptimizer` does, but leave the gradients of some layers with their rank.
 
-    `local_layers` is a layer or several, whose variables may then have different values on each rank. They need not be
-    built yet. All other arguments are those of `DistributedOptimizer`.
+    `local_layers` is a layer or several, whose variables may then have different values on each rank. They do not need
+    to be built yet. All other arguments are those of `DistributedOptimizer`.
 
     Raises:
         NotImplementedError: Keras uses a backend other than "tensorflow" and "torch".

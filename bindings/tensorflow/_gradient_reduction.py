@@ -74,7 +74,7 @@ class GradientReduction:
             self._local.append(variable)
 
     def register_local_layers(self, layers: Sequence[Any]) -> None:
-        """Have the gradients of all variables of these layers stay on their rank. They need not be built yet."""
+        """Have the gradients of all variables of these layers stay on their rank. These may not be built yet."""
         self._local_layers.extend(layers)
 
     def __call__(

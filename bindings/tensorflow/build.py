@@ -1,4 +1,4 @@
-"""`python -m horovodlike.tensorflow.build`: compiles the ops beside the package, for whoever uses it from there.
+"""`python -m horovodlike.tensorflow.build`: compile the ops beside the package, for all its users.
 
 For container images: without it every user compiles them on first import, which takes a compiler and some seconds.
 """

@@ -1,4 +1,4 @@
-"""What is sent in place of a gradient: the gradient itself, or fewer bits of it.
+"""Compression of gradients: a tensor is sent as it is, or in fewer bits.
 
 To add one, derive from `Compressor` and pass the class where `compression=` is accepted.
 """

@@ -28,7 +28,7 @@ def shard(
     batches. Or with `by="files"` at the end of the pipeline.
 
     Args:
-        dataset: What is to be divided.
+        dataset: The dataset to divide.
         by: "elements": of each `size()` elements in a row, every rank gets one. Every rank makes all of them, so what
             is costly should come after it. "files": each rank reads other files, whatever is done with them before
             this: TensorFlow looks for the place in the pipeline where files are read. There have to be at least as

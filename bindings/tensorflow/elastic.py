@@ -1,4 +1,4 @@
-"""Elastic training with TensorFlow: ranks come and go, the training goes on.
+"""Elastic training with TensorFlow: ranks come and go, the training continues.
 
     state = hvd.elastic.TensorFlowKerasState(model, optimizer, batch=0)
 
@@ -45,7 +45,7 @@ def run(func: Callable[..., Result]) -> Callable[..., Result]:
     """Do what :func:`horovodlike.elastic.run` does, for functions of TensorFlow.
 
     A broken job shows as an error of TensorFlow's there, in a graph and in `model.fit()`. It becomes a
-    `HorovodInternalError`; other errors of TensorFlow pass as they are.
+    `HorovodInternalError`; other errors of TensorFlow pass unchanged.
     """
 
     @functools.wraps(func)
@@ -57,7 +57,7 @@ def run(func: Callable[..., Result]) -> Callable[..., Result]:
 
 
 class TensorFlowState(ObjectState):
-    """Variables and other values that change as a training goes on.
+    """Variables and other values that change during a training.
 
     Variables are saved as copies, restored and synchronized in place. Other values are attributes, saved as deep
     copies.
@@ -135,7 +135,7 @@ class TensorFlowState(ObjectState):
         super().sync()
 
     def saved_to_bytes(self) -> bytes:
-        """A pickle of everything as it was saved."""
+        """Return a pickle of everything as it was saved."""
         return dumps((super().saved_to_bytes(), self._saved_values))
 
     def saved_from_bytes(self, saved: bytes) -> None:

@@ -15,7 +15,7 @@ from horovodlike.tensorflow.compression import Compression, Compressor
 __all__ = ["DistributedGradientTape", "PartialDistributedGradientTape"]
 
 
-class _Distributed(tf.GradientTape):  # type: ignore[misc]
+class _Distributed(tf.GradientTape):  # type: ignore[misc]  # has no annotations
     """Does everything with the tape that it was made of, and reduces what `gradient` returns."""
 
     def __init__(self, tape: tf.GradientTape, reduction: GradientReduction) -> None:

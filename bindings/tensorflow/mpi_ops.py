@@ -7,13 +7,13 @@ They work eagerly, in `tf.function`, and in graphs of TensorFlow 1. What holds f
 * dtypes are uint8, int8, uint16, int16, int32, int64, float16, bfloat16, float32, float64 and bool. Tensors may be of
   any size, 0 elements included.
 * They run on the CPU or on an NVIDIA GPU: TensorFlow and `tf.device` decide, as for any op, and results are there. On a
-  GPU they return when it has been given all there is to do. All ranks run an operation on the same kind of device.
+  GPU they return when all work has been enqueued on it. All ranks run an operation on the same kind of device.
 * If the ranks disagree about an operation it raises `tf.errors.FailedPreconditionError` on all of them, and the job
-  goes on. `tf.errors.InvalidArgumentError`: the call is wrong on this rank alone, as is a `ValueError`, which is found
-  before the op is made. `tf.errors.UnknownError`: the job is broken or shut down.
+  continues. `tf.errors.InvalidArgumentError`: the call is wrong on this rank alone, as is a `ValueError`, which is
+  found before the op is made. `tf.errors.UnknownError`: the job is broken or shut down.
 * In a graph operations run in any order that their tensors allow, which may differ between the ranks.
 * All but `barrier` and `join` are differentiable, and follow the convention that a loss is averaged over the ranks.
-* Every operation takes a process set. The rest of the ranks need not call it.
+* Every operation takes a process set. The other ranks do not need to call it.
 * Any thread may call them, as long as all ranks do under the same names.
 * `device_dense` and `device_sparse` are accepted for scripts that pass them.
 * XLA cannot compile them: with `jit_compile=True` they raise `tf.errors.InvalidArgumentError` when they are traced.
@@ -425,7 +425,7 @@ def check_num_rank_power_of_2(num_rank: int) -> bool:
 def join(process_set: ProcessSet = global_process_set) -> Any:
     """Say that this rank has no more data, and return when all ranks of the process set have said so.
 
-    Until then the others go on without it: a rank that has joined contributes nothing to what they do.
+    Until then the others continue without it: a rank that has joined contributes nothing to what they do.
 
     Args:
         process_set: The ranks that join.

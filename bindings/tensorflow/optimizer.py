@@ -19,7 +19,7 @@ __all__ = ["DistributedOptimizer"]
 _Legacy: Any = tf.compat.v1.train.Optimizer
 
 
-class _DistributedOptimizer(_Legacy):  # type: ignore[misc]
+class _DistributedOptimizer(_Legacy):  # type: ignore[misc]  # has no annotations
     """An optimizer of TensorFlow 1 around another one."""
 
     def __init__(

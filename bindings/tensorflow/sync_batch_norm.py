@@ -19,7 +19,7 @@ _NUMBER = re.compile(r"_\d+$")
 
 
 @keras.saving.register_keras_serializable("horovodlike")
-class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[misc]
+class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[misc]  # has no annotations
     """Normalizes by mean and variance of the batches of all ranks together, whatever the size of each.
 
     Args:
@@ -94,8 +94,8 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
         if tf.executing_eagerly():
             return None  # it is counted
         # Without the numbers that Keras counts up with each layer that a process has made, in names and name scopes:
-        # rank 0 may have made another model. Layers of one name, and calls of a layer, are told apart by the order in
-        # which they are traced.
+        # rank 0 may have made another model. Layers of one name, and calls of a layer, are distinguished by the order
+        # in which they are traced.
         graph = outermost(tf.compat.v1.get_default_graph())
         with graph.name_scope(None):
             return str(graph.unique_name(f"{_NUMBER.sub('', self.name)}.{part}"))

@@ -6,11 +6,11 @@
 
 The modules behind this façade:
 
-* :mod:`horovodlike.torch.mpi_ops`: the collectives; :mod:`horovodlike.torch.compression`: what is sent for a gradient
+* :mod:`horovodlike.torch.mpi_ops`: the collectives; :mod:`horovodlike.torch.compression`: compression of gradients
 * :mod:`horovodlike.torch.optimizer`: `DistributedOptimizer`
 * :mod:`horovodlike.torch.sync_batch_norm`: batch normalization over the batches of all ranks
 * :mod:`horovodlike.torch.functions`: parameters, optimizer state and objects brought to the same value on all ranks
-* :mod:`horovodlike.torch.elastic`: training that goes on when ranks come and go
+* :mod:`horovodlike.torch.elastic`: training that continues when ranks come and go
 * :mod:`horovodlike.torch.consistency`: a check that all ranks hold the same model
 """
 

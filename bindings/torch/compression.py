@@ -1,7 +1,7 @@
-"""What is sent in place of a gradient: the gradient itself, or fewer bits of it.
+"""Compression of gradients: a tensor is sent as it is, or in fewer bits.
 
-To add one, derive from `Compressor` and pass the class where `compression=` is accepted. A method that cannot be told
-as "one tensor, summed over the ranks" is a `GradientReducer`, of which `DistributedOptimizer` takes an instance.
+To add one, derive from `Compressor` and pass the class where `compression=` is accepted. A method that does not
+reduce to "one tensor, summed over the ranks" is a `GradientReducer`, of which `DistributedOptimizer` takes an instance.
 """
 
 from __future__ import annotations

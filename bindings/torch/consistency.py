@@ -23,7 +23,7 @@ _DIGEST_BYTES = 16
 
 
 class Record(NamedTuple):
-    """What a rank holds under a name."""
+    """The tensor that a rank holds under a name, by its digest."""
 
     name: str
     dtype: str
@@ -50,7 +50,7 @@ def check_consistency(model: Model, process_set: ProcessSet = global_process_set
     Raises:
         MismatchError: (A `HorovodInternalError`.) The ranks differ. The message is the same on all of them: the first
             tensor that differs, in the order of the model, parameters first; whether it is missing or differs in
-            shape, dtype or values; and which ranks hold the same. The job goes on.
+            shape, dtype or values; and which ranks hold the same. The job continues.
         HorovodInternalError: The job is broken or shut down.
         ValueError: On this rank alone: an entry is no dense tensor with values, or a name occurs twice.
     """
@@ -104,7 +104,7 @@ def _record(name: str, tensor: torch.Tensor) -> Record:
 
 
 def _memory(tensor: torch.Tensor) -> Any:
-    """The memory of a contiguous tensor in CPU memory, as what `hashlib` takes; without a copy."""
+    """Return the memory of a contiguous tensor on the CPU in a form that `hashlib` takes, without a copy."""
     size = tensor.numel() * tensor.element_size()
     return (ctypes.c_ubyte * size).from_address(tensor.data_ptr()) if size else b""
 
@@ -150,7 +150,7 @@ def _describe(records: Sequence[Record | None], ranks: Sequence[int]) -> str:
 
 
 def _groups(values: Sequence[Any], ranks: Sequence[int]) -> dict[Any, list[int]]:
-    """The ranks by what they hold; the largest group first, of equal ones that with the lowest rank."""
+    """Return the ranks by what they hold; the largest group first, of equal ones that with the lowest rank."""
     groups: dict[Any, list[int]] = {}
     for rank, value in zip(ranks, values, strict=True):
         groups.setdefault(value, []).append(rank)

@@ -77,8 +77,8 @@ def _replace(node: object, kind: type[T], replacement: Callable[[T], object]) ->
         return replacement(node)
     if isinstance(node, dict):
         return {key: _replace(value, kind, replacement) for key, value in node.items()}
-    if type(node) in (list, tuple):
-        return type(node)(_replace(value, kind, replacement) for value in node)  # type: ignore[call-arg, attr-defined]
+    if isinstance(node, (list, tuple)) and type(node) in (list, tuple):  # a named tuple is left as it is
+        return type(node)(_replace(value, kind, replacement) for value in node)
     return node
 
 
@@ -108,7 +108,7 @@ def broadcast_optimizer_state(
     tensors: list[torch.Tensor] = []
 
     def describe(tensor: torch.Tensor) -> _TensorPlace:
-        tensors.append(tensor.detach().cpu())  # of which other ranks need not know yet on what device they have it
+        tensors.append(tensor.detach().cpu())  # other ranks may not know yet on what device they have it
         return _TensorPlace(len(tensors) - 1, tensor.dtype, tuple(tensor.shape))
 
     def allocate(place: _TensorPlace) -> torch.Tensor:

@@ -13,12 +13,13 @@ whole or not at all (`grouped_*`). What holds for all:
 * On a GPU, an operation is one of the current stream: it begins after what that stream has been given, and
   `synchronize` has the stream that is current then wait for it, and not the host. No operation may be captured into a
   CUDA graph.
-* If the ranks disagree about an operation it raises `HorovodInternalError` on all of them, and the job goes on.
-* The tensors of an asynchronous operation are to be left alone until `synchronize`, to be called once for each handle.
-  What is done to them before is lost: what was handed over is reduced or sent, and the result of an operation in place
-  replaces what the tensor has. If there is no place for it any more, as the tensor was resized, that is a `ValueError`.
+* If the ranks disagree about an operation it raises `HorovodInternalError` on all of them, and the job continues.
+* The tensors of an asynchronous operation must be left alone until `synchronize`, called once for each handle. Changes
+  made before are lost: the tensors as they were handed over are reduced or sent, and the result of an operation in
+  place replaces what the tensor has. If there is no place for it any more, as the tensor was resized, that is a
+  `ValueError`.
 * The synchronous forms that return new tensors are differentiable.
-* Every operation takes a process set. The rest of the ranks need not call it.
+* Every operation takes a process set. The other ranks do not need to call it.
 * Any thread may call them, as long as all ranks do under the same names.
 * In functions that are compiled, the synchronous forms are operators of the graph (see docs/users/compile.md).
 """
@@ -381,10 +382,10 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
 def join(device: int = -1, process_set: ProcessSet = global_process_set) -> int:
     """Say that this rank has no more data, and return when all ranks of the process set have said so.
 
-    Until then the others go on without it, with every operation: a rank that has joined contributes nothing. A sum is
-    over those that go on, an allgather has no rows of it, an alltoall sends it none, a reducescatter leaves its rows
-    out. Average divides by the number of ranks that go on, or by all (`HOROVODLIKE_JOIN_AVERAGE=all`). A broadcast from
-    it, and changes of process sets, fail.
+    Until then the others continue without it, with every operation: a rank that has joined contributes nothing. A sum
+    is over those that continue, an allgather has no rows of it, an alltoall sends it none, a reducescatter leaves its
+    rows out. Average divides by the number of ranks that continue, or by all (`HOROVODLIKE_JOIN_AVERAGE=all`). A
+    broadcast from it, and changes of process sets, fail.
 
     Args:
         device: Not needed; accepted for scripts that pass it.

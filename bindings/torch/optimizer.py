@@ -74,7 +74,7 @@ _SHARED = ("_copied", "_reduction", "_delta", "_names", "_options", "_known_para
 
 
 class _DistributedOptimizer(torch.optim.Optimizer):
-    """What `DistributedOptimizer` puts in front of the class of the optimizer that it wraps."""
+    """The methods that `DistributedOptimizer` puts in front of those of the optimizer that it wraps."""
 
     _inner: torch.optim.Optimizer
     _reduction: Reduction  # without parameters if there is a delta
@@ -121,7 +121,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
     # The wrapped class's step runs the hooks of the optimizer. Without this mark torch would make this one run them
     # as well.
-    step.hooked = True  # type: ignore[attr-defined]
+    step.hooked = True  # type: ignore[attr-defined]  # a mark
 
     def _reducing(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         def reducing_closure() -> Any:
@@ -217,7 +217,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             self._reduction.add(_named(added, index, self._names))
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Do the wrapped optimizer's `load_state_dict`. Gradients that are being reduced go on being reduced."""
+        """Do the wrapped optimizer's `load_state_dict`. Gradients that are being reduced stay in flight."""
         super().load_state_dict(state_dict)
         # Schedulers made before the wrapping hold the optimizer inside, and change its groups.
         self._inner.state, self._inner.param_groups = self.state, self.param_groups
@@ -256,7 +256,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         return copied
 
     def _obstacle(self) -> str | None:
-        """Why a copy cannot reduce, in the job as it is; None if it can."""
+        """Return why a copy cannot reduce, in the job as it is; None if it can."""
         assert self._copied is not None
         if self._copied["obstacle"] is not None:
             return str(self._copied["obstacle"])
@@ -328,7 +328,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def backward_passes_per_step(self) -> int:
-        """How many times `backward` adds to the gradients before they are reduced."""
+        """The number of times that `backward` adds to the gradients before they are reduced."""
         return self._reduction.passes
 
     @backward_passes_per_step.setter
@@ -367,7 +367,7 @@ def reducer_of(optimizer: torch.optim.Optimizer) -> GradientReducer | None:
 
 
 def _blank(base: type[torch.optim.Optimizer]) -> _DistributedOptimizer:
-    """Return what is to become a copy, around an optimizer of this class; both get their state later."""
+    """Return an empty copy, around an optimizer of this class; both get their state later."""
     wrapped: _DistributedOptimizer = object.__new__(_subclass(base))
     wrapped._inner = base.__new__(base)
     return wrapped
@@ -554,7 +554,7 @@ def DistributedOptimizer(
 
 
 def _share_what_is_loaded(inner: torch.optim.Optimizer, wrapped: _DistributedOptimizer) -> None:
-    """Have both go on with the same groups and state when a state is loaded into the one inside."""
+    """Keep the groups and state of both the same when a state is loaded into the one inside."""
     found = weakref.ref(wrapped)
 
     def share(loaded: torch.optim.Optimizer) -> None:

@@ -30,7 +30,7 @@ Gradients = tuple[torch.Tensor | None, ...]
 
 @dataclass(slots=True, eq=False)
 class _Layer:
-    """What a layer's operations are called. The same on all ranks."""
+    """The names of a layer's operations. The same on all ranks."""
 
     name: str
     # Forward passes since the last backward pass. Those before one backward pass get names of their own, so that ranks
@@ -220,7 +220,7 @@ class SyncBatchNorm(_BatchNorm):
             return super().forward(input)
         if input.shape[1] != self.num_features:
             raise ValueError(f"expected input with {self.num_features} channels, got size {list(input.shape)}")
-        y, mean, variance, count = _Normalize.apply(  # type: ignore[no-untyped-call]
+        y, mean, variance, count = _Normalize.apply(  # type: ignore[no-untyped-call]  # torch has no annotations here
             input, self.weight, self.bias, self.eps, _layer_of(self), self.process_set
         )
         if self.track_running_stats:

@@ -73,7 +73,7 @@ class Job:
             environment = environment_of(rank, size, key, self._server.port) | OPTIONS
             environment |= {"LD_PRELOAD": _runtimes(), "PYTHONPATH": str(package)}
             environment |= {"HOROVODLIKE_OVERLAP": os.environ.get("HOROVODLIKE_OVERLAP", "auto")}
-            self.logs.append(tempfile.TemporaryFile())  # noqa: SIM115
+            self.logs.append(tempfile.TemporaryFile())  # noqa: SIM115  # closed with the object
             command = [sys.executable, str(RANK), frameworks, without]
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self.logs[rank]}
             self.ranks.append(subprocess.Popen(command, env=environment, **pipes))

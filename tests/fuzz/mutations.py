@@ -1,4 +1,4 @@
-"""What users do to tensors that are in flight. Much of it is wrong, but may corrupt nothing."""
+"""Changes that users make to tensors in flight. Many are wrong, but none may corrupt anything."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ EXPECTED = (hvd.HorovodInternalError, ValueError, RuntimeError, KeyError)
 
 
 class Interruption(Exception):
-    """What the handler of a signal raises."""
+    """The exception that the handler of a signal raises."""
 
 
 class Over(Exception):
@@ -80,7 +80,7 @@ class Over(Exception):
 
 @dataclass(eq=False)
 class Operation:
-    """What is in flight: its handle, the tensors handed over, and what checks the result unless they were changed."""
+    """An operation in flight: handle, tensors handed over, and a check of the result unless they were changed."""
 
     what: str
     handle: Any  # of a sparse allreduce: a function that waits
@@ -454,7 +454,7 @@ class Sequence:
             handle = hvd.broadcast_async_(tensor, 0 if own else hvd.size() - 1, name=name)
         else:
             handle = hvd.allreduce_async_(tensor, op=hvd.Max if how == "op" and own else hvd.Sum, name=name)
-        if how == "kind":  # another full name, which only this rank knows: nobody waits
+        if how == "kind":  # another full name, which only this rank knows: no rank waits
             self.left.append(handle)
             return
         self.pending.append(Operation(f"mismatch in {how}", handle, [tensor], lambda _: None, changed=True))
@@ -581,7 +581,7 @@ class Sequence:
         self.left.append([torch.rand(self.own.choice(LENGTHS)) for _ in range(3)])
 
     def never(self) -> None:
-        """Forget handles that nobody waits for from now on."""
+        """Forget handles, for which no thread waits from now on."""
         while self.pending and self.own.random() < 0.7:
             self.pending.pop()
 

@@ -131,7 +131,7 @@ def _loops():
         for dense in (False, True):
             table = tf.Variable(tf.zeros((4, 1)))
             optimizer = hvd.DistributedOptimizer(sgd(1.0), sparse_as_dense=dense)
-            loss = lambda: tf.reduce_sum(tf.gather(table, [1, 2 + hvd.rank()]))  # noqa: B023, E731
+            loss = lambda: tf.reduce_sum(tf.gather(table, [1, 2 + hvd.rank()]))  # noqa: B023, E731  # called below
             if "tf_keras" in sgd.__module__:
                 optimizer.minimize(loss, [table])
             else:
@@ -142,7 +142,7 @@ def _loops():
             variables = [tf.Variable(0.0), tf.Variable(0.0)]
             optimizer = hvd.DistributedOptimizer(sgd(1.0), scale_local_gradients=scale, groups=[[variables[1]]])
             optimizer.register_local_var(variables[0])
-            optimizer.minimize(lambda: (variables[0] + variables[1]) * mine, var_list=variables)  # noqa: B023
+            optimizer.minimize(lambda: (variables[0] + variables[1]) * mine, var_list=variables)  # noqa: B023  # called here
             assert [float(variable) for variable in variables] == [-mine * factor, -1.5]
     hvd.remove_process_set(alone)
     with pytest.raises(ValueError, match="`backward_passes_per_step` > 1 and `sparse_as_dense` is False"):

@@ -1,4 +1,4 @@
-"""What the ranks match the reductions of an optimizer by."""
+"""The names by which the ranks match the reductions of an optimizer."""
 
 from __future__ import annotations
 

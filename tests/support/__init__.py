@@ -1,1 +1,1 @@
-"""What several folders of tests use."""
+"""Modules that several folders of tests use."""

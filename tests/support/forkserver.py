@@ -86,7 +86,7 @@ class ForkServer:
         ours, theirs = socket.socketpair()
         self._socket = ours
         self._lock = threading.Lock()
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the object
         self._process = subprocess.Popen(
             [sys.executable, "-u", __file__, str(theirs.fileno()), *modules],
             env={**os.environ, **environ, **SINGLE},

@@ -66,7 +66,7 @@ class Double:
         self._lib.fake_gpu_compute(ctypes.c_void_p(stream), *addresses, num_bytes)
 
     def calls(self) -> list[str]:
-        """What has been called, as `fake_gpu.h` describes it."""
+        """Return the calls that have been made, as `fake_gpu.h` describes them."""
         return self._text(self._lib.fake_gpu_calls, 0).splitlines()
 
     def violations(self) -> str:
@@ -93,7 +93,7 @@ def double() -> Double:
 
 
 class Pretence:
-    """What stands in for `torch.cuda`.
+    """A double of `torch.cuda`.
 
     Attributes:
         double: The double.

@@ -67,7 +67,7 @@ class Launch:
 
     def __init__(self, words: Sequence[str | Path], *, program: Sequence[str] = (), **options: Any) -> None:
         self.mark = secrets.token_hex(8)
-        self._err = tempfile.TemporaryFile()  # noqa: SIM115 - closed by close()
+        self._err = tempfile.TemporaryFile()  # noqa: SIM115  # closed by close()
         self._out = b""
         self._started = time.monotonic()
         environ = {**os.environ, MARK: self.mark, **options.pop("env", {})}

@@ -43,7 +43,7 @@ class RankFailure(AssertionError):
 
 @dataclass
 class Outcome:
-    """What became of a function on one rank."""
+    """The outcome of a function on one rank."""
 
     value: Any = None
     error: str = ""  # the traceback, or how the process ended
@@ -77,7 +77,7 @@ class RankPool:
 
         self.size = size
         self.broken = False
-        self._logs = [tempfile.TemporaryFile() for _ in range(size)]  # noqa: SIM115
+        self._logs = [tempfile.TemporaryFile() for _ in range(size)]  # noqa: SIM115  # closed with the object
         key = secrets.token_bytes(32)
         self._server = RendezvousServer(key, size)
         self._server.start()

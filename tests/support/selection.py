@@ -1,4 +1,4 @@
-"""Which tests `make test` runs: all but those that check more of what others check, or take long for what they find.
+"""The tests that `make test` runs: all but those that repeat what others check, or take long for what they find.
 
 `make test-slow` runs those with the mark `slow`: the rest of what has to pass before a change lands.
 `pytest --thorough` runs every test, and so does one that is named (`FILE::TEST`). Otherwise left out are

@@ -27,9 +27,9 @@ def _reductions():
     for op in (tf.distribute.ReduceOp.SUM, np.int64(hvd.Sum)):
         assert hvd.allreduce(one * hvd.rank(), op=op, name="s").numpy()[0] == total
     for op in (True, 1.0, "sum", 7):
-        _refused("op must be one of", lambda: hvd.allreduce(one, op=op, name="s"))  # noqa: B023
-        _refused("op must be one of", lambda: hvd.grouped_allreduce([one], op=op, name="s"))  # noqa: B023
-        _refused("op must be one of", lambda: hvd.reducescatter(one, op=op, name="s"))  # noqa: B023
+        _refused("op must be one of", lambda: hvd.allreduce(one, op=op, name="s"))
+        _refused("op must be one of", lambda: hvd.grouped_allreduce([one], op=op, name="s"))
+        _refused("op must be one of", lambda: hvd.reducescatter(one, op=op, name="s"))
         with pytest.raises(ValueError, match="op must be one of"):
             hvd.DistributedGradientTape(tf.GradientTape(), op=op)
         with pytest.raises(ValueError, match="op must be one of"):
@@ -59,19 +59,19 @@ def _groups_are_refused_as_a_whole():
 def _names_splits_and_numbers():
     one = tf.ones([hvd.size()])
     for bad, error in ((5, TypeError), ("", ValueError), ("a\0b", ValueError), ("a" * 5000, ValueError)):
-        _refused("name", lambda: hvd.allreduce(one, name=bad), error)  # noqa: B023
-        _refused("name", lambda: hvd.alltoall(one, name=bad), error)  # noqa: B023
-        _refused("name", lambda: hvd.broadcast(one, 0, name=bad), error)  # noqa: B023
+        _refused("name", lambda: hvd.allreduce(one, name=bad), error)
+        _refused("name", lambda: hvd.alltoall(one, name=bad), error)
+        _refused("name", lambda: hvd.broadcast(one, 0, name=bad), error)
         with pytest.raises(error, match="name"):
             horovodlike.keras.allgather(np.ones(2), name=bad)
     for bad in (1.0, True, 2**70, "1"):
-        _refused("splits must be", lambda: hvd.alltoall(one, [bad] * hvd.size(), name="s"))  # noqa: B023
+        _refused("splits must be", lambda: hvd.alltoall(one, [bad] * hvd.size(), name="s"))
     for bad, error in ((float("nan"), ValueError), (float("inf"), ValueError), ("2", TypeError)):
-        _refused("prescale_factor", lambda: hvd.allreduce(one, prescale_factor=bad, name="s"), error)  # noqa: B023
+        _refused("prescale_factor", lambda: hvd.allreduce(one, prescale_factor=bad, name="s"), error)
         with pytest.raises(error, match="postscale_factor"):
             horovodlike.keras.allreduce(np.ones(2), postscale_factor=bad)
     for bad in (True, 0.0, "0", None):
-        _refused("root_rank must be an integer", lambda: hvd.broadcast(one, bad, name="s"), TypeError)  # noqa: B023
+        _refused("root_rank must be an integer", lambda: hvd.broadcast(one, bad, name="s"), TypeError)
         with pytest.raises(TypeError, match="root_rank must be an integer"):
             hvd.broadcast_object(1, bad)
     _refused("compression must be", lambda: hvd.allreduce(one, compression="fp16", name="s"), TypeError)

@@ -122,7 +122,7 @@ def _untouched():
         with pytest.raises(kind), translated():
             _others_pass(None, which)
     assert hvd.allreduce(tf.ones([1]), op=hvd.Sum).numpy() == [2.0]
-    # Whoever fails ends the job for the other.
+    # A rank that fails ends the job for the other.
     with pytest.raises(tf.errors.UnknownError if hvd.rank() == 0 else ShutDownError):
         hvd.elastic.run(_fails_on_rank_0)(hvd.elastic.TensorFlowState([]))
     assert not hvd.is_initialized()

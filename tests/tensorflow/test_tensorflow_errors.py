@@ -31,7 +31,7 @@ def _error(call):
 
 
 def _own_words(error):
-    """What the engine says, without what TensorFlow puts around it: function_node and op."""
+    """Return the message of the engine, without what TensorFlow puts around it: function_node and op."""
     return re.sub(r"^(\{\{.*?\}\} )*|\s*\[(\[\{\{node|Op:).*", "", error.message, flags=re.DOTALL)
 
 
@@ -176,7 +176,7 @@ def _same_name_twice():
         first, second, _ = twice(tf.ones([2]))
         assert first.numpy().tolist() == [1.0, 1.0] and second.numpy().tolist() == [2.0, 2.0]
     except tf.errors.InvalidArgumentError as error:
-        assert "twice" in error.message  # noqa: PT017
+        assert "twice" in error.message  # noqa: PT017  # of several exceptions
 
 
 def test_a_name_twice_in_a_function_on_one_rank(ranks):

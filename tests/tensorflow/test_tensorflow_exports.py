@@ -1,4 +1,4 @@
-"""What `import horovodlike.tensorflow as hvd` gives: Horovod's names, with Horovod's parameters in Horovod's order."""
+"""The names of `import horovodlike.tensorflow as hvd`: Horovod's names, with its parameters in its order."""
 
 from __future__ import annotations
 

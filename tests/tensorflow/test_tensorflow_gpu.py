@@ -96,7 +96,7 @@ NEIGHBOURS.remove(test_tensorflow_ops._place)  # which has no tensors
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("case", NEIGHBOURS, ids=lambda case: f"{case.__module__.rpartition('_')[2]}-{case.__name__}")
 def test_what_works_on_the_cpu(on_gpus, case, size):
-    """Where there is a GPU TensorFlow puts on it whatever it can."""
+    """TensorFlow puts on a GPU whatever it can."""
     pool = on_gpus(size)
     before = pool.run(_count, "cuStreamWaitEvent engine")
     pool.run(case, timeout=180)
@@ -366,7 +366,7 @@ def _breaks_under_way():
             variable.assign(hvd.allreduce(tensorflow_gpus.add_one(variable), op=hvd.Sum))
             tensorflow_gpus.fail_nccl()
             deadline = time.monotonic() + 10
-            while ops.has_ended() is None:  # nobody waits for what could tell him
+            while ops.has_ended() is None:  # no thread waits for an operation that would fail
                 assert time.monotonic() < deadline
                 time.sleep(0.001)
         with pytest.raises(tf.errors.UnknownError, match="GPU 0: a collective of NCCL has failed"):

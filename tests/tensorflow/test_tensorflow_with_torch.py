@@ -47,7 +47,7 @@ def _backward_in_both():
         torch.optim.SGD(model.parameters(), lr=0.1), named_parameters=model.named_parameters()
     )
     weight = tf.Variable(tf.ones([3]))
-    model(torch.ones(4, 3)).sum().backward()  # gradients that torch's binding may hold back until somebody waits
+    model(torch.ones(4, 3)).sum().backward()  # gradients that torch's binding may defer until a thread waits
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(weight * float(hvd.rank()))
     if hvd.rank() == 0:

@@ -46,7 +46,7 @@ def _reductions_of_torch() -> None:
 def _refused(match: str, call: object, error: type[Exception] = ValueError) -> None:
     before = counters()
     with pytest.raises(error, match=match):
-        call()  # type: ignore[operator]
+        call()
     assert counters() == before, f"something was sent before {match!r}"
 
 
@@ -54,17 +54,17 @@ def _reductions_that_are_none() -> None:
     hvd.allreduce_(_ones(), name="op", op=hvd.Sum)  # is equal to True and 1.0
     for op in (True, False, 1.0, "sum", ReduceOp.BAND, 7, -1, [1]):
         for reduce in (hvd.allreduce, hvd.allreduce_, hvd.allreduce_async, hvd.allreduce_async_, hvd.reducescatter):
-            _refused(r"'op': op must be one of hvd\.Average.*, got .*", lambda: reduce(_ones(), name="op", op=op))  # noqa: B023
+            _refused(r"'op': op must be one of hvd\.Average.*, got .*", lambda: reduce(_ones(), name="op", op=op))
         for reduce in (hvd.grouped_allreduce, hvd.grouped_allreduce_, hvd.grouped_reducescatter):
-            _refused(r"op must be one of hvd\.Average", lambda: reduce([_ones()], name="op", op=op))  # noqa: B023
+            _refused(r"op must be one of hvd\.Average", lambda: reduce([_ones()], name="op", op=op))
 
 
 def _reducescatter_knows_no_adasum() -> None:
     for error in (UnsupportedReductionError, HorovodInternalError, ValueError):
         for reduce in (hvd.reducescatter, hvd.reducescatter_async):
-            _refused("got hvd.Adasum", lambda: reduce(_ones(), op=hvd.Adasum), error)  # noqa: B023
+            _refused("got hvd.Adasum", lambda: reduce(_ones(), op=hvd.Adasum), error)
         for reduce in (hvd.grouped_reducescatter, hvd.grouped_reducescatter_async):
-            _refused("got hvd.Adasum", lambda: reduce([_ones()], op=hvd.Adasum), error)  # noqa: B023
+            _refused("got hvd.Adasum", lambda: reduce([_ones()], op=hvd.Adasum), error)
 
 
 def _groups_are_refused_as_a_whole() -> None:
@@ -75,8 +75,8 @@ def _groups_are_refused_as_a_whole() -> None:
             (torch.ones(4, dtype=torch.int32), ValueError, "floating"),
             ([1.0], TypeError, "list"),
         ):
-            _refused(match, lambda: reduce([_ones(), other], name="whole", op=hvd.Adasum), error)  # noqa: B023
-        _refused("list of tensors, got Tensor", lambda: reduce(_ones(), name="whole"), TypeError)  # noqa: B023
+            _refused(match, lambda: reduce([_ones(), other], name="whole", op=hvd.Adasum), error)
+        _refused("list of tensors, got Tensor", lambda: reduce(_ones(), name="whole"), TypeError)
 
 
 _CALLS = {
@@ -98,13 +98,13 @@ def _names() -> None:
         for name in (5, b"bytes", ["list"], 1.5):
             _refused(
                 f"{operation.partition('_async')[0].rstrip('_')}.*: name must be a string",
-                lambda: call(name),  # noqa: B023
+                lambda: call(name),
                 TypeError,
             )
-        _refused("name is empty", lambda: call(""))  # noqa: B023
-        _refused("NUL", lambda: call("a\0b"))  # noqa: B023
-        _refused("limit", lambda: call("a" * 5000))  # noqa: B023
-        _refused("cannot be encoded", lambda: call("\ud800"))  # noqa: B023
+        _refused("name is empty", lambda: call(""))
+        _refused("NUL", lambda: call("a\0b"))
+        _refused("limit", lambda: call("a" * 5000))
+        _refused("cannot be encoded", lambda: call("\ud800"))
     long = "ä" * 2000
     assert hvd.allreduce(_ones(), name=long, op=hvd.Max)[0] == hvd.size()
 
@@ -112,11 +112,11 @@ def _names() -> None:
 def _splits() -> None:
     rest = [0] * (hvd.size() - 1)
     for bad in (1.0, True, "1", 2**63, 2**70, -(2**70), None):
-        _refused("splits must be", lambda: hvd.alltoall(_ones(), [bad, *rest], name="s"))  # noqa: B023
-        _refused("splits must be", lambda: hvd.grouped_alltoall_async([_ones()], [[bad, *rest]], name="s"))  # noqa: B023
+        _refused("splits must be", lambda: hvd.alltoall(_ones(), [bad, *rest], name="s"))
+        _refused("splits must be", lambda: hvd.grouped_alltoall_async([_ones()], [[bad, *rest]], name="s"))
     _refused("splits must be integers", lambda: hvd.alltoall(_ones(), torch.ones(hvd.size())))
-    _refused("splits must be a sequence", lambda: hvd.alltoall(_ones(), 5), TypeError)  # type: ignore[arg-type]
-    _refused("splits must be a list", lambda: hvd.grouped_alltoall([_ones()], 5), TypeError)  # type: ignore[arg-type]
+    _refused("splits must be a sequence", lambda: hvd.alltoall(_ones(), 5), TypeError)
+    _refused("splits must be a list", lambda: hvd.grouped_alltoall([_ones()], 5), TypeError)
     rows, _ = hvd.alltoall(_ones(hvd.size()), np.ones(hvd.size(), np.int32))
     assert rows.tolist() == [rank + 1.0 for rank in range(hvd.size())]
 
@@ -124,8 +124,8 @@ def _splits() -> None:
 def _handles() -> None:
     handle = hvd.allreduce_async(_ones(), name="handle")
     for other in ("x", None, float(handle), True, [handle]):
-        _refused("handle must be an integer", lambda: hvd.synchronize(other), TypeError)  # type: ignore[arg-type]  # noqa: B023
-        _refused("handle must be an integer", lambda: hvd.poll(other), TypeError)  # type: ignore[arg-type]  # noqa: B023
+        _refused("handle must be an integer", lambda: hvd.synchronize(other), TypeError)
+        _refused("handle must be an integer", lambda: hvd.poll(other), TypeError)
     assert hvd.synchronize(np.int64(handle)) is not None
     assert hvd.synchronize(handle) is None
 
@@ -134,12 +134,12 @@ def _numbers() -> None:
     for bad, error in ((float("nan"), ValueError), (float("inf"), ValueError), ("2", TypeError), (None, TypeError)):
         for which in ("prescale_factor", "postscale_factor"):
             for reduce in (hvd.allreduce, hvd.allreduce_, hvd.reducescatter):
-                _refused(which, lambda: reduce(_ones(), name="n", **{which: bad}), error)  # noqa: B023
+                _refused(which, lambda: reduce(_ones(), name="n", **{which: bad}), error)
     assert hvd.allreduce(_ones(), op=hvd.Max, postscale_factor=np.float32(2))[0] == 2 * hvd.size()
     for root in (True, 0.0, "0", None):
-        _refused("root_rank must be an integer", lambda: hvd.broadcast(_ones(), root), TypeError)  # type: ignore[arg-type]  # noqa: B023
+        _refused("root_rank must be an integer", lambda: hvd.broadcast(_ones(), root), TypeError)
     for process_set in (0, 1, None, "x"):
-        _refused("process_set", lambda: hvd.allreduce_(_ones(), name="n", process_set=process_set), TypeError)  # type: ignore[arg-type]  # noqa: B023
+        _refused("process_set", lambda: hvd.allreduce_(_ones(), name="n", process_set=process_set), TypeError)
 
 
 def _no_tensors_and_no_compression() -> None:
@@ -147,15 +147,15 @@ def _no_tensors_and_no_compression() -> None:
         for compression in (hvd.Compression.none, hvd.Compression.fp16):
             _refused(
                 r"allreduce\.t: expected a torch.Tensor",
-                lambda: hvd.allreduce(what, name="t", compression=compression),  # type: ignore[arg-type]  # noqa: B023
+                lambda: hvd.allreduce(what, name="t", compression=compression),
                 TypeError,
             )
-        _refused("expected a torch.Tensor", lambda: hvd.allreduce_(what, name="t"), TypeError)  # type: ignore[arg-type]  # noqa: B023
-        _refused("expected a torch.Tensor", lambda: hvd.broadcast_(what, 0), TypeError)  # type: ignore[arg-type]  # noqa: B023
+        _refused("expected a torch.Tensor", lambda: hvd.allreduce_(what, name="t"), TypeError)
+        _refused("expected a torch.Tensor", lambda: hvd.broadcast_(what, 0), TypeError)
     for no_compression in ("fp16", 16, None, hvd.Compression):
         _refused(
             "compression must be",
-            lambda: hvd.allreduce(_ones(), compression=no_compression),  # type: ignore[arg-type]  # noqa: B023
+            lambda: hvd.allreduce(_ones(), compression=no_compression),
             TypeError,
         )
 
@@ -176,9 +176,9 @@ def _wrappers() -> None:
         ({"process_set": 0}, TypeError),
     ):
         [argument] = options
-        _refused(f"{argument}", lambda: hvd.DistributedOptimizer(sgd, **options), error)  # noqa: B023
+        _refused(f"{argument}", lambda: hvd.DistributedOptimizer(sgd, **options), error)
     _refused("name", lambda: hvd.DistributedOptimizer(sgd, [(5, p) for p in model.parameters()]), TypeError)
-    _refused("torch.optim.Optimizer", lambda: hvd.DistributedOptimizer(model), TypeError)  # type: ignore[arg-type]
+    _refused("torch.optim.Optimizer", lambda: hvd.DistributedOptimizer(model), TypeError)
 
 
 CASES = (

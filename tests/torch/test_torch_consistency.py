@@ -87,7 +87,7 @@ def _changed(name: str, change: Callable[[torch.Tensor], torch.Tensor | None]) -
 
 
 def _verdict(differ: dict[int, Callable[[], object]]) -> str:
-    """What is said if some ranks hold something else; afterwards the job goes on."""
+    """The error says which ranks hold something else; afterwards the job continues."""
     mine = differ.get(hvd.rank(), lambda: _model().state_dict())()
     with pytest.raises(MismatchError) as caught:
         hvd.check_consistency(mine)

@@ -287,7 +287,7 @@ def test_handlers_of_ones_own(ranks):
 
 
 def _sampler(length: int, batch_size: int) -> list[int]:
-    """What this rank gets of an epoch that is interrupted after each batch."""
+    """Return the indices that this rank gets of an epoch that is interrupted after each batch."""
     sampler = ElasticSampler(range(length), seed=3)
     state = TorchState(sampler=sampler)
     seen = []

@@ -1,4 +1,4 @@
-"""What outlives a job: optimizers of all forms, handles and layers go on in the next one, with other ranks."""
+"""Objects that outlive a job: optimizers of all forms, handles and layers work in the next one, with other ranks."""
 
 from __future__ import annotations
 

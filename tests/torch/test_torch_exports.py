@@ -1,4 +1,4 @@
-"""What `horovodlike.torch` offers, and that it costs no more to import than it must."""
+"""The names of `horovodlike.torch`, and that it costs no more to import than it must."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def test_poll_at_one_rank(gpu_ranks):
 
 
 def _another_stream_waits() -> None:
-    """What is not waited for by the stream on which it was started must not be given out again too early."""
+    """Memory must not be given out again too early if another stream waits for it than the one that it was made on."""
     with pretend() as gpu:
         started_on, tensor, other = gpu.stream, torch.ones(COUNT), gpu.double.make_stream()
         strided = torch.ones(4, COUNT)[:, ::2]

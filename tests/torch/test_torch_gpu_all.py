@@ -1,4 +1,4 @@
-"""What holds for tensors on the CPU holds for those on a GPU: the tests of the other modules, with a double of CUDA."""
+"""Tensors on a GPU behave as those on the CPU: the tests of the other modules, with a double of CUDA."""
 
 from __future__ import annotations
 

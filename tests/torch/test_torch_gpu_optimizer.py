@@ -111,7 +111,7 @@ def _one_call_for_a_batch() -> None:
             assert calls.count("cuEventRecord test") == 1
             assert 1 <= calls.count("cuStreamWaitEvent test") <= 4
         else:
-            assert not seen  # there is nobody to reduce with
+            assert not seen  # there is no other rank
         assert not gpu.kept
 
 
@@ -177,7 +177,7 @@ def _moved_after_it_was_wrapped(options: dict[str, object]) -> None:
         for step in range(2):
             with _enqueued() as seen:
                 backward(step)
-                # Nobody has said on which streams the first gradients are made; the caller's has waited for them.
+                # The streams on which the first gradients are made are not known; the caller's has waited for them.
                 assert bool(seen) == (step > 0 and hvd.size() > 1)
                 gpu.stream = main
                 optimizer.step()

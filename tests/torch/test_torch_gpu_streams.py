@@ -1,4 +1,4 @@
-"""What is asked of `torch.cuda`, whose functions are replaced: a torch for the CPU has none that work."""
+"""The calls of `torch.cuda`, whose functions are replaced: a torch for the CPU has none that work."""
 
 from __future__ import annotations
 

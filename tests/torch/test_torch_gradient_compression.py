@@ -35,7 +35,7 @@ class Alone:
 
 
 def _applied_and_kept_is_all(method: str, dtype: torch.dtype = torch.float32) -> None:
-    """What was applied so far and the mean of what the ranks have kept add up to the mean of all gradients."""
+    """The updates so far and the mean of what the ranks have kept add up to the mean of all gradients."""
     reducer, parameters = METHODS[method](), make_parameters(dtype)
     optimizer = make_optimizer(parameters, reducer)
     applied = {name: torch.zeros(p.shape, dtype=torch.float64) for name, p in parameters.items()}

@@ -22,7 +22,7 @@ from horovodlike.torch.compression import Collectives
 
 
 def _missing_gradients() -> None:
-    """What one rank lacks counts as zero, what it has kept is sent all the same; what all lack stays None."""
+    """A gradient that one rank lacks counts as zero, but what it has kept is sent; one that all lack stays None."""
     for make in METHODS.values():
         reducer, parameters = make(), make_parameters()
         optimizer = make_optimizer(parameters, reducer)

@@ -51,7 +51,7 @@ CHANGES: dict[str, tuple[Callable[[torch.Tensor], object], bool]] = {
 
 def _in_place(change: str, numel: int) -> None:
     alter, has_place = CHANGES[change]
-    of_a_group = lambda t, **how: hvd.grouped_allreduce_async_([t, torch.ones(3)], **how)  # noqa: E731
+    of_a_group = lambda t, **how: hvd.grouped_allreduce_async_([t, torch.ones(3)], **how)  # noqa: E731  # used once
     for begin in (hvd.allreduce_async_, hvd.allreduce_async_, of_a_group):  # a name is known the second time
         tensor = torch.full((numel,), hvd.rank() + 1.0)
         handle = begin(tensor, name="in place", op=hvd.Sum)
@@ -71,7 +71,7 @@ def _in_place(change: str, numel: int) -> None:
 
 
 def _to_new(change: str, numel: int) -> None:
-    """What was handed over is what is sent."""
+    """The tensor as it was handed over is sent."""
     alter, _ = CHANGES[change]
     rank, size = hvd.rank(), hvd.size()
     everyone = torch.arange(1.0, size + 1)
@@ -144,7 +144,7 @@ def _small_and_saved() -> None:
 
 
 def _small_over_an_end() -> None:
-    """What is in flight when the job ends is lost, and is said to be."""
+    """An operation in flight when the job ends is lost, and waiting for it says so."""
     for _ in range(2):
         hvd.allreduce_(torch.ones(3), name="ended")
     handle = hvd.allreduce_async_(torch.ones(3), name="ended")
@@ -278,7 +278,7 @@ WIDE = 1 << 14  # gradients of 256 KiB
 
 
 def _gradients(change: str, overlaps: bool, options: dict[str, object]) -> None:
-    """Where the engine overlaps, what is done to gradients on one rank is undone, with a warning; the ranks agree."""
+    """With overlap, changes made to gradients on one rank are undone, with a warning; the ranks agree."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(4, WIDE), torch.nn.Linear(WIDE, 4))
     sgd = torch.optim.SGD(model.parameters(), lr=0.001)

@@ -145,14 +145,14 @@ def _interrupt_everywhere(what: str) -> tuple[int, list[str]]:
     hvd.init()
     call = _calls()[what]
     call()
-    reduction_module.Reduction.communicates = True  # type: ignore[method-assign, assignment]  # though it is alone
+    reduction_module.Reduction.communicates = True  # though it is alone
     basics.overlaps = lambda: True
     call()
     gc.freeze()  # what is there need not be looked through each time
     lib, count, failures, is_over = ops.lib, 0, [], False
     while not is_over:
         engine = _Endless(lib)
-        ops.lib = requests.lib = engine  # type: ignore[assignment]
+        ops.lib = requests.lib = engine
         interrupter = _Interrupter(count)
         try:
             with interrupter:

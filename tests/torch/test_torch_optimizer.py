@@ -21,7 +21,7 @@ from horovodlike.torch.compression import Compressor
 
 
 def _equals_one_rank() -> list[tuple[str, float, bool]]:
-    adam = lambda model: torch.optim.AdamW(model.parameters(), lr=0.01)  # noqa: E731
+    adam = lambda model: torch.optim.AdamW(model.parameters(), lr=0.01)  # noqa: E731  # used once
     variants = {
         "plain": ({}, 1, make_sgd),
         "passes": ({"backward_passes_per_step": 2}, 2, make_sgd),

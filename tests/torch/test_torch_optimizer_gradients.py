@@ -17,7 +17,7 @@ import horovodlike.torch as hvd
 
 
 def _missing_gradients() -> None:
-    """What one rank lacks counts as zero; what all ranks lack stays None and is moved by nothing."""
+    """A gradient that one rank lacks counts as zero; one that all lack stays None, and its parameter does not move."""
     for groups in (None, 1, 2):
         here, there, nowhere, everywhere = (torch.nn.Parameter(torch.ones(3)) for _ in range(4))
         names = zip(("here", "there", "nowhere", "everywhere"), (here, there, nowhere, everywhere), strict=True)

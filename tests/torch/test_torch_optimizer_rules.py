@@ -188,7 +188,7 @@ def _added_later() -> None:
 
 
 def _alone() -> None:
-    """Where only this rank reduces, nothing is sent."""
+    """Nothing is sent if only this rank reduces."""
     sets = [hvd.add_process_set([rank]) for rank in range(hvd.size())] if hvd.size() > 1 else [hvd.global_process_set]
     model = make_model()
     optimizer = hvd.DistributedOptimizer(make_sgd(model), model.named_parameters(), process_set=sets[hvd.rank()])
@@ -249,7 +249,7 @@ def _the_optimizer_inside_is_used() -> None:
 
 
 def _too_many_passes_that_are_caught() -> None:
-    """What has been handed over before is reduced once, and the pass too many is forgotten."""
+    """Gradients handed over before are reduced once, and the pass too many is forgotten."""
     parameters = [torch.nn.Parameter(torch.zeros(3)) for _ in range(3)]
     optimizer = hvd.DistributedOptimizer(torch.optim.SGD(parameters, lr=0.1), op=hvd.Sum)
     sum(parameter.sum() for parameter in parameters).backward()

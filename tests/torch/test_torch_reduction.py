@@ -90,7 +90,7 @@ def _sparse_gradient_of_a_failed_step() -> None:
         gc.collect()
         fresh = [torch.full((rows, 16), 2.0) for _ in range(4)]  # where the memory would be that was let go of
         assert address not in [tensor.data_ptr() for tensor in fresh]
-        assert set(handles._in_flight) == in_flight  # nobody is going to wait for it
+        assert set(handles._in_flight) == in_flight  # no thread is going to wait for it
         hvd.barrier()
         hvd.barrier()  # the gradient has been gathered
         handles.abandon((), ())  # looks through what has been abandoned
@@ -120,7 +120,7 @@ def _rules_in_progress() -> None:
 
 
 def _next_job() -> None:
-    """What was on its way in one job has nothing to do with the next."""
+    """Gradients in flight in one job have no influence on the next."""
     model = _ones()
     optimizer = _optimizer(model)
     _backward(model)

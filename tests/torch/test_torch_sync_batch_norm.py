@@ -76,7 +76,7 @@ def _memory_formats() -> None:
 
 
 def _a_mean_that_is_large() -> None:
-    """Where sums of squares would have lost the variance: its share of them is below float32's resolution."""
+    """Sums of squares would have lost the variance here: its share of them is below float32's resolution."""
     torch.manual_seed(3)
     counts = [64] * hvd.size()
     layer, plain = make_pair((8,), {})

@@ -1,1 +1,1 @@
-"""What differs between the backends and versions of Keras."""
+"""The differences between the backends and versions of Keras."""

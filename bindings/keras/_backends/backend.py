@@ -1,4 +1,4 @@
-"""What differs between Keras's backends: how gradients of the backend's own type are reduced."""
+"""The interface of Keras's backends: how gradients of the backend's own type are reduced."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def current() -> Backend:
             f"horovodlike.keras reduces gradients on the Keras backends {' and '.join(map(repr, MODULES))}, and Keras "
             f"uses {name!r}: set the environment variable KERAS_BACKEND to one of them"
         )
-    return importlib.import_module(MODULES[name])  # type: ignore[return-value]
+    return importlib.import_module(MODULES[name])  # type: ignore[return-value]  # a module with these functions
 
 
 def with_those_alone(groups: Sequence[Sequence[int]], count: int) -> list[Sequence[int]]:

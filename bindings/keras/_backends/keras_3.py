@@ -123,7 +123,7 @@ class _Wrapped(Wrapped):
 
 
 class _Distributed(_Wrapped):
-    """What `DistributedOptimizer` puts in front of the class of the optimizer that it wraps."""
+    """The methods that `DistributedOptimizer` puts in front of those of the optimizer that it wraps."""
 
     _distributed_gradients: Gradients
 
@@ -145,19 +145,19 @@ class _Distributed(_Wrapped):
     def _apply_reduced(self, grads: list[Any], variables: Sequence[Any] | None) -> None:
         passes = self._distributed_gradients.options.backward_passes_per_step
         if passes > 1:
-            self._iterations.assign_add(passes - 1)  # type: ignore[attr-defined]
-        super().apply(grads, variables)  # type: ignore[misc]
+            self._iterations.assign_add(passes - 1)  # type: ignore[attr-defined]  # the optimizer's class comes next
+        super().apply(grads, variables)  # type: ignore[misc]  # the optimizer's class comes next
 
     @property
     def iterations(self) -> Any:
         """How many steps have been made. Learning rate schedules are given how many passes."""
         passes = self._distributed_gradients.options.backward_passes_per_step
-        iterations = super().iterations  # type: ignore[misc]
+        iterations = super().iterations  # type: ignore[misc]  # the optimizer's class comes next
         return iterations if passes == 1 else ops.floor_divide(iterations, passes)
 
 
 class _DistributedLossScale(_Wrapped):
-    """What stands in front of the class of a LossScaleOptimizer, whose inner optimizer is a distributed one."""
+    """Precedes the class of a LossScaleOptimizer whose inner optimizer is a distributed one."""
 
 
 def wrapped(optimizer: keras.Optimizer, options: Options, local: Local) -> keras.Optimizer:

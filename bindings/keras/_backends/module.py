@@ -50,7 +50,7 @@ def check(given: Any, what: str) -> None:
 
 
 class OfSameKeras:
-    """What our callbacks have in front of their class of Keras's."""
+    """Precedes the class of Keras from which a callback derives, and checks that the model is of the same Keras."""
 
     def set_model(self, model: Any) -> None:
         """Take the model that is trained.
@@ -59,4 +59,4 @@ class OfSameKeras:
             TypeError: It is of the other Keras.
         """
         check(model, f"horovodlike.keras's {type(self).__name__}")
-        super().set_model(model)  # type: ignore[misc]
+        super().set_model(model)  # type: ignore[misc]  # Keras's class comes next

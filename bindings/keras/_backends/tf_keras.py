@@ -183,7 +183,7 @@ class Gradients:
         self._aggregation.forget()
 
     def aggregate(self, pairs: Sequence[tuple[Any, Any]]) -> _Pairs:
-        """Return gradients as they are to be applied: reduced, or zeros before the last pass of a step.
+        """Return the gradients that must be applied: reduced, or zeros before the last pass of a step.
 
         All ranks need gradients of the same variables.
         """
@@ -193,7 +193,7 @@ class Gradients:
         if self.options.backward_passes_per_step == 1:
             gradients, variables = zip(*pairs, strict=True)
             return list(zip(self._reduce(gradients, variables), variables, strict=True))
-        # Keras leaves out those without a gradient; the sums are told apart by their places.
+        # Keras leaves out those without a gradient; the sums are distinguished by their positions.
         own = {id(variable): gradient for gradient, variable in pairs}
         known = {id(variable) for variable in self._variables}
         self._variables.extend(variable for _, variable in pairs if id(variable) not in known)
@@ -224,7 +224,7 @@ class _Wrapped(Wrapped):
     def __reduce__(self) -> tuple[Any, ...]:
         gradients = gradients_of(self)
         assert gradients is not None
-        arguments = (self.get_config(),)  # type: ignore[attr-defined]
+        arguments = (self.get_config(),)  # type: ignore[attr-defined]  # the optimizer's class comes next
         return wrapped_copy, (self.__class__.from_config, arguments, gradients.options, gradients.local)
 
     # Those of `copy` alone would be of the wrapped class, since legacy optimizers have one.
@@ -234,7 +234,7 @@ class _Wrapped(Wrapped):
 
 
 class _New(_Wrapped):
-    """What stands in front of the class of an optimizer of `tf_keras.optimizers`."""
+    """Precedes the class of an optimizer of `tf_keras.optimizers`."""
 
     def aggregate_gradients(self, grads_and_vars: Sequence[tuple[Any, Any]]) -> _Pairs:
         """Reduce the gradients over the ranks."""
@@ -251,14 +251,14 @@ class _New(_Wrapped):
         pairs = list(grads_and_vars)
         if not skip_gradients_aggregation and kwargs.get("experimental_aggregate_gradients", True):
             pairs = self.aggregate_gradients(pairs)
-        apply: Any = super().apply_gradients  # type: ignore[misc]
+        apply: Any = super().apply_gradients  # type: ignore[misc]  # the optimizer's class comes next
         return self._distributed_gradients.apply(
             self, pairs, lambda pairs: apply(pairs, name=name, skip_gradients_aggregation=True)
         )
 
 
 class _Legacy(_Wrapped):
-    """What stands in front of the class of an optimizer of `tf_keras.optimizers.legacy`."""
+    """Precedes the class of an optimizer of `tf_keras.optimizers.legacy`."""
 
     def _aggregate_gradients(self, grads_and_vars: Sequence[tuple[Any, Any]]) -> _Pairs:
         return self._distributed_gradients.aggregate(grads_and_vars)
@@ -270,18 +270,18 @@ class _Legacy(_Wrapped):
         experimental_aggregate_gradients: bool = True,
     ) -> Any:
         """Reduce the gradients, if that has not been done, and do what the wrapped optimizer does with them."""
-        apply: Any = super().apply_gradients  # type: ignore[misc]
+        apply: Any = super().apply_gradients  # type: ignore[misc]  # the optimizer's class comes next
         pairs = [pair for pair in grads_and_vars if pair[0] is not None]
         if not pairs:
             return apply(grads_and_vars, name)  # which says so
         if experimental_aggregate_gradients:
-            pairs = self._transform_unaggregated_gradients(pairs)  # type: ignore[attr-defined]
+            pairs = self._transform_unaggregated_gradients(pairs)  # type: ignore[attr-defined]  # the optimizer's class comes next
             pairs = self._aggregate_gradients(pairs)
         return self._distributed_gradients.apply(self, pairs, lambda pairs: apply(pairs, name, False))
 
 
 class _LossScale(_Wrapped):
-    """What stands in front of the class of a LossScaleOptimizer, whose inner optimizer is a distributed one."""
+    """Precedes the class of a LossScaleOptimizer whose inner optimizer is a distributed one."""
 
 
 def gradients_of(optimizer: Any) -> Gradients | None:

@@ -70,7 +70,7 @@ def reduce(
         for position, result, context in zip(group, results, contexts, strict=True):
             reduced[position] = reduction.compression.decompress(result, context)
     if apart is not None:
-        # Last: a rank that has its gradients on the CPU does not take part, and the groups are told so.
+        # Last: a rank that has its gradients on the CPU does not take part, and the groups must know that.
         synchronize(handle_of_apart)
         is_real = apart.tolist()
     return [gradient if real else None for gradient, real in zip(reduced, is_real, strict=True)]

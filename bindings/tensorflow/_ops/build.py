@@ -78,14 +78,14 @@ def _key() -> str:
 
 
 def _flags() -> list[str]:
-    # The folders that the flags name need not be the same where it is built and where it is used.
+    # The folders that the flags name may differ between where it is built and where it is used.
     return [flag for flag in tf.sysconfig.get_compile_flags() if not flag.startswith("-I")]
 
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
     with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # let go of by close()
+        fcntl.flock(file, fcntl.LOCK_EX)  # unlocked by close()
         yield
 
 

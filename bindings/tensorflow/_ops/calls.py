@@ -35,20 +35,20 @@ _PREFIX = "tensorflow."  # keeps the names apart from those of another framework
 Encoded = Any  # a tf.Tensor or a string
 
 
-class NotAMemberError(tf.errors.InvalidArgumentError, ValueError):  # type: ignore[misc]
-    """This rank is not in the process set of a collective: what TensorFlow says of a bad argument, and Python."""
+class NotAMemberError(tf.errors.InvalidArgumentError, ValueError):  # type: ignore[misc]  # has no annotations
+    """This rank is not in the process set of a collective. Both TensorFlow's error for a bad argument and Python's."""
 
 
-class UnsupportedReductionError(tf.errors.AbortedError, ValueError):  # type: ignore[misc]
-    """This operation does not know the reduction that it was asked for. Nothing was sent."""
+class UnsupportedReductionError(tf.errors.AbortedError, ValueError):  # type: ignore[misc]  # has no annotations
+    """This operation does not support the requested reduction. Nothing was sent."""
 
 
 @contextmanager
 def translated() -> Iterator[None]:
     """Raise the engine's error in place of TensorFlow's, if the job is broken or shut down.
 
-    TensorFlow puts what the engine has said into its own message. Other errors pass as they are: also those of
-    collectives after which the job goes on.
+    TensorFlow puts the engine's message into its own. Other errors pass unchanged, including those of collectives after
+    which the job continues.
 
     Raises:
         HorovodInternalError: The job has ended; the cause is what TensorFlow has raised.
@@ -63,10 +63,10 @@ def translated() -> Iterator[None]:
 
 
 class Description(NamedTuple):
-    """What a collective is asked to do, apart from its kind and its tensors."""
+    """The arguments of a collective, apart from its kind and its tensors."""
 
     name: str
-    numbered: bool  # the name is to be completed with a number when the op runs
+    numbered: bool  # the name gets a number when the op runs
     process_set: int  # its id
     op: int = Sum
     prescale: float = 1.0

@@ -5,11 +5,10 @@
 // rank gets to its operations. Eagerly the calling thread has nothing else to do: it waits, and does the engine's
 // work itself meanwhile, without which a small operation would cost two changes of threads.
 //
-// On a GPU both are over when the device has been given all there is to do and TensorFlow's stream has been told to
-// wait for it, which is before the results are there. TensorFlow's own kernels return no later. As with those, the
-// tensors' memory may be given back at once: TensorFlow has one stream for all kernels of a device, so whoever gets
-// that memory next works with it on a stream that waits. Copies to and from the host are on other streams, which
-// TensorFlow has wait for that one.
+// On a GPU both are over when all work has been enqueued on the device and TensorFlow's stream waits for it, which is
+// before the results are there. TensorFlow's own kernels return no later. As with those, the tensors' memory may be
+// given back at once: TensorFlow has one stream for all kernels of a device, so the next user of that memory works with
+// it on a stream that waits. Copies to and from the host are on other streams, which TensorFlow has wait for that one.
 #pragma once
 
 #include <memory>

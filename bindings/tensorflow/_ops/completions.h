@@ -1,5 +1,5 @@
-// Where TensorFlow is told that operations are complete: a thread of its own. What TensorFlow does then (it may free
-// memory and start other kernels) would hold up the engine, and the collectives of all ranks with it.
+// A thread that notifies TensorFlow of complete operations. On the engine's thread, what TensorFlow does then (it may
+// free memory and start other kernels) would delay the engine, and with it the collectives of all ranks.
 #pragma once
 
 #include <pthread.h>

@@ -1,5 +1,5 @@
-// Where TensorFlow makes the tensors of a kernel that runs on a GPU. From TensorFlow's own headers alone: CUDA's are
-// not needed to compile the ops.
+// The stream on which TensorFlow makes the tensors of a GPU kernel. Found with TensorFlow's own headers alone, so that
+// compiling the ops does not need CUDA's.
 #pragma once
 
 #include <cstdint>

@@ -96,7 +96,7 @@ def _of_alltoall(op: Any, gradient: Any, _: Any) -> Gradients:
         return [None, None]
     (given,) = anchored([tf.convert_to_tensor(gradient)])
     returned, _ = call("alltoall", _backward(op).encode(), given, op.outputs[1])
-    # Rows that were sent to nobody have no influence.
+    # Rows that were not sent to any rank have no influence.
     missing = tf.shape(op.inputs[0])[0] - tf.shape(returned)[0]
     padding = tf.concat([[[0, missing]], tf.zeros([tf.rank(returned) - 1, 2], tf.int32)], axis=0)
     return [tf.ensure_shape(tf.pad(returned, padding), op.inputs[0].shape), None]

@@ -1,4 +1,4 @@
-"""The loaded ops, and what they know of the job."""
+"""The loaded ops, and the rank and sizes that they read when they run."""
 
 from __future__ import annotations
 

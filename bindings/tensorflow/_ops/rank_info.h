@@ -1,4 +1,4 @@
-// What the ops know of this process's place in the job. Python says it, after init() and whenever process sets change.
+// This process's rank and size, for the ops. Python sets them after init() and whenever process sets change.
 #pragma once
 
 #include <cstdint>

@@ -26,7 +26,7 @@ constexpr int kMaxDimensions = 8;  // that the engine takes
 constexpr size_t kRequestsKept = 64;
 constexpr size_t kOperationsKept = 1024;
 
-// Where TensorFlow has no memory for a tensor without elements.
+// An address for a tensor without elements, for which TensorFlow has no memory.
 inline char* somewhere() {
   static char byte = 0;
   return &byte;
@@ -66,7 +66,7 @@ inline absl::Status to_status(int32_t status, const char* message) {
   }
 }
 
-// What an operation is asked to do, apart from its tensors.
+// The arguments of an operation, apart from its tensors.
 struct Description {
   int32_t kind = HVL_ALLREDUCE;
   int32_t device = HVL_CPU;  // of the tensors
@@ -76,7 +76,7 @@ struct Description {
   int32_t process_set = 0;
   double prescale = 1.0;
   double postscale = 1.0;
-  bool numbered = false;  // the name is to be completed with a number
+  bool numbered = false;  // the name gets a number
 };
 
 // From how Python writes it (`_calls.Description`): factors as the integers of the same bits, and the name last. False:
@@ -189,8 +189,8 @@ class Operations {
   std::map<std::string, OperationPtr, std::less<>> kept_;
 };
 
-// Unnamed operations that run eagerly are told apart by the lowest number that is not in flight. An operation that is
-// complete on one rank has begun on all, so its number stands for the same operation everywhere. Any thread.
+// Unnamed operations that run eagerly are distinguished by the lowest number that is not in flight. An operation that
+// is complete on one rank has begun on all, so its number stands for the same operation everywhere. Any thread.
 class Numbers {
  public:
   static Numbers& shared() {

@@ -5,7 +5,7 @@
 Keras has to use its TensorFlow backend, as it does if nothing else is said.
 """
 
-from horovodlike.keras import *  # noqa: F403
+from horovodlike.keras import *  # noqa: F403  # all of it, under another name
 from horovodlike.keras import __all__ as __all__
 from horovodlike.keras import __getattr__ as __getattr__
 from horovodlike.keras import callbacks as callbacks

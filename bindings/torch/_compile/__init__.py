@@ -15,8 +15,8 @@ from typing import Any
 def disable_compile(*functions: Callable[..., Any]) -> None:
     """Mark functions (or the like of them: all closures of one definition) as not to be compiled."""
     for function in functions:
-        function._torchdynamo_disable = True  # type: ignore[attr-defined]
-        function._torchdynamo_disable_msg = "a collective"  # type: ignore[attr-defined]
+        function._torchdynamo_disable = True  # type: ignore[attr-defined]  # a mark
+        function._torchdynamo_disable_msg = "a collective"  # type: ignore[attr-defined]  # a mark
         # Not in every release of torch. Without it the call works as well, but parts of it get compiled.
         with contextlib.suppress(ImportError):
             from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy
@@ -25,9 +25,9 @@ def disable_compile(*functions: Callable[..., Any]) -> None:
 
 
 def trace_as(function: Callable[..., Any], traced: Callable[..., Any]) -> None:
-    """Have `torch.compile` trace another function wherever a function is called that it is to leave alone.
+    """Have `torch.compile` trace another function wherever a function is called that it leaves alone.
 
     That is what a mark does by which torch finds the function that a wrapper of its own stands for.
     `torch.compiler.substitute_in_graph` would do as well, but imports the compiler.
     """
-    function._torchdynamo_inline = traced  # type: ignore[attr-defined]
+    function._torchdynamo_inline = traced  # type: ignore[attr-defined]  # a mark

@@ -1,4 +1,4 @@
-"""The functions that `torch.compile` traces in place of the collectives, and in place of what tells about the job.
+"""The functions that `torch.compile` traces in place of the collectives, and in place of `rank`, `size` and the like.
 
 Each function here has the arguments and results of the one that it stands for, and calls an operator of `custom_ops`.
 Functions that are not compiled never come here.

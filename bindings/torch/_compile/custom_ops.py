@@ -29,7 +29,7 @@ from horovodlike.torch._ops.handles import Call, next_number, numbered
 from horovodlike.torch._ops.variable_size import start_alltoall
 
 # Older releases lack ordered effects, or may have faults with them in the backward pass, such as pytorch issue 172248.
-# None of them has been tried.
+# None of them has been tested.
 IS_AVAILABLE = torch.__version__ >= "2.13" and hasattr(torch.library, "_register_effectful_op")
 
 # `rows`: the first dimensions of the results, where they are not those of the tensors; FOUND_OUT if only the operation
@@ -48,7 +48,7 @@ Tensors = Sequence[torch.Tensor]
 
 
 def define() -> None:
-    """Register the operators. To be called once, where `IS_AVAILABLE`."""
+    """Register the operators. Must be called once, where `IS_AVAILABLE`."""
     for kind in (Kind.ALLREDUCE, Kind.ALLGATHER, Kind.BROADCAST, Kind.REDUCESCATTER):
         name = kind.name.lower()
         _define(f"{name}_backward", _SCHEMA, _backward(kind), _like_results)
@@ -106,7 +106,7 @@ def _keep_order_in_inductor() -> None:
             graph.additional_buffer_deps[operation.get_operation_name()].update(before)
         return results
 
-    lower_in_order.keeps_order = True  # type: ignore[attr-defined]
+    lower_in_order.keeps_order = True  # type: ignore[attr-defined]  # a mark
     lowering.lowerings[with_effects] = lower_in_order
 
 

@@ -142,7 +142,7 @@ def _exchange(
     """Carry out a call, and record it for the backward pass if that is needed; return pairs."""
     counts = _counts_of_each(tensors, splits, call)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-        results = _Alltoall.apply(call, counts, *tensors)  # type: ignore[no-untyped-call]
+        results = _Alltoall.apply(call, counts, *tensors)  # type: ignore[no-untyped-call]  # torch has no annotations here
         return list(zip(results[::2], results[1::2], strict=True))
     return result(start_alltoall(call, tensors, counts, single=False, waits=True), tuple)
 
@@ -169,7 +169,7 @@ def send_back(
 
 
 def _of_all_rows(back: torch.Tensor, returned: torch.Tensor, sent: Counts, rows: int) -> torch.Tensor:
-    """Put zeros where rows have not been sent, or have come back from nobody: ranks that have joined send nothing."""
+    """Put zeros where rows have not been sent, or have not come back: ranks that have joined send nothing."""
     if returned.tolist() != sent:
         blocks = zip(torch.split(back, returned.tolist()), sent, strict=True)
         back = torch.cat([block if len(block) else back.new_zeros((n, *back.shape[1:])) for block, n in blocks])
@@ -198,5 +198,5 @@ class _Alltoall(torch.autograd.Function):
         of_rows = gradients[::2]
         passed_on = [is_differentiable(gradient) for gradient in of_rows]
         chosen = [list(compress(values, passed_on)) for values in (of_rows, ctx.received, ctx.sent, ctx.rows)]
-        results = iter(send_back(ctx.call, *chosen))  # type: ignore[arg-type]
+        results = iter(send_back(ctx.call, *chosen))  # type: ignore[arg-type]  # each of its own type
         return (None, None, *(next(results) if passed else None for passed in passed_on))

@@ -2,7 +2,7 @@
 
 The gradients follow the convention that a loss is averaged over the ranks: what all ranks read is averaged on its way
 back. An operation in the backward pass is named after the one in the forward pass, so ranks match them whatever the
-order in which autograd runs them. If a tensor requires a gradient on one rank it has to on all.
+order in which autograd runs them. A tensor that requires a gradient on one rank must require one on all.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Gradients = tuple[torch.Tensor | None, ...]
 def run(call: Call, tensors: Sequence[torch.Tensor]) -> Tensors:
     """Carry out a call that returns new tensors, and record it for the backward pass if that is needed."""
     if torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in tensors):
-        results: Tensors = _Collective.apply(call, *tensors)  # type: ignore[no-untyped-call]
+        results: Tensors = _Collective.apply(call, *tensors)  # type: ignore[no-untyped-call]  # torch has no annotations here
         return results
     return carry_out(call, tensors)
 
@@ -42,7 +42,7 @@ _START = {Kind.ALLGATHER: start_allgather, Kind.REDUCESCATTER: start_reducescatt
 
 
 def rows_in(tensor: torch.Tensor) -> int:
-    """The first dimension; 0 if there is none."""
+    """Return the first dimension; 0 if there is none."""
     return tensor.shape[0] if tensor.dim() else 0
 
 

@@ -1,4 +1,4 @@
-"""Checked arguments of the collectives as calls for `_engine`, which are kept for names that are used again."""
+"""From arguments of the collectives to `Call`s, which are kept for names that are used again."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def reduction_call(
 def new_reduction(
     kind: Kind, operation: str, name: str | None, op: int, prescale: float, postscale: float, set_id: int
 ) -> Call:
-    """As `reduction_call`, of checked arguments; `known_reduction` keeps those that have names."""
+    """Do what `reduction_call` does, with checked arguments; `known_reduction` keeps those that have names."""
     return Call(kind, full_name(operation, name, set_id), op, -1, prescale, postscale, set_id)
 
 
@@ -84,7 +84,7 @@ def group(tensors: Iterable[torch.Tensor], operation: str) -> Sequence[torch.Ten
 def result(handle: int, _: type[T]) -> T:
     """Synchronize a handle that has just been made, whose result is known to be of the given type."""
     try:
-        return synchronize(handle)  # type: ignore[return-value]
+        return synchronize(handle)  # type: ignore[return-value]  # as the caller knows
     except BaseException:
         give_up(handle)  # the caller has no handle to wait for
         raise

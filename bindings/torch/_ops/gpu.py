@@ -4,7 +4,7 @@ A collective is to its caller as any other operation of the stream that is curre
 been given, and what the stream is given after `synchronize` finds the result. The engine does the work on a stream of
 its own in between. Tensors in flight are kept by references. After `synchronize` nothing keeps them, because memory
 that torch gives out again for the same stream is not used before that stream has waited for the result. Only if another
-stream than that of the start has waited does the allocator have to be told: see `keep_for`.
+stream than that of the start has waited must the allocator know: see `keep_for`.
 
 Other modules reach these functions through this one, where tests replace them.
 """
@@ -36,7 +36,7 @@ def current_stream(device: int) -> GpuStream:
 def _of_torch(stream: GpuStream) -> torch.cuda.Stream:
     if stream.pointer == 0:  # which `ExternalStream` would take for none given, and make a new one
         return torch.cuda.default_stream(stream.device)
-    return torch.cuda.ExternalStream(stream.pointer, device=stream.device)  # type: ignore[no-untyped-call]
+    return torch.cuda.ExternalStream(stream.pointer, device=stream.device)  # type: ignore[no-untyped-call]  # not annotated
 
 
 def as_current(stream: GpuStream) -> contextlib.AbstractContextManager[object]:

@@ -2,7 +2,7 @@
 
 An operation in flight borrows the memory of its tensors. Until it is waited for, this module keeps that memory,
 whatever the caller does with the tensors: by their storages where the caller itself waits, by loans (`_loan`) where it
-has got a handle. How tensors on GPUs outlive that is told in `_gpu`.
+has got a handle. How tensors on GPUs outlive that is described in `gpu`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _unnamed: dict[int, Iterator[int]] = {}  # by process set: its members count ali
 
 @dataclass(eq=False)
 class Call:
-    """What an operation is asked to do, apart from its tensors. The same on all ranks."""
+    """The arguments of an operation, apart from its tensors. The same on all ranks."""
 
     kind: Kind
     name: str
@@ -63,7 +63,7 @@ class _InFlight(NamedTuple):
 
 @dataclass(slots=True)  # whose attributes are quicker to get than a named tuple's
 class _Last:
-    """What the allreduce in place of one name was when it was last started."""
+    """The in-place allreduce that was last started under a name."""
 
     op: object
     arguments: tuple[object, ...]
@@ -76,12 +76,12 @@ class _Last:
 
 _InPlace: TypeAlias = tuple[torch.Tensor, torch.UntypedStorage]  # the result, and the memory that the engine uses
 _in_flight: dict[int, _InFlight | _InPlace] = {}  # by handle
-# Tensors that an operation in place overwrites, of which autograd has not been told.
+# Tensors that an operation in place overwrites, not yet marked as changed for autograd.
 _overwritten: list[torch.Tensor] = []
 _last: dict[str | None, _Last] = {}  # by the name that the caller gave
 _STRIDED = torch.strided
 _copied = small_tensors.in_flight
-_lost: frozenset[int] = frozenset()  # handles of the job before, which nobody had synchronized when this one began
+_lost: frozenset[int] = frozenset()  # handles of the previous job, not synchronized when this one began
 _abandoned: dict[tuple[int, ...], list[object]] = {}  # by handles: what holds their memory
 
 
@@ -114,7 +114,7 @@ def forget_numbers(set_id: int) -> None:
 
 
 def _begin_anew(_: object) -> None:
-    """Count from 0, and let go of what was in flight in the job before."""
+    """Count from 0, and release what was in flight in the previous job."""
     global _lost
     reset_names()
     _mark_overwritten()
@@ -264,7 +264,7 @@ def start_again_in_place(
 
 def _start_again_at_once(last: _Last, tensor: torch.Tensor) -> int:
     if (
-        last.dtype is not getattr(tensor, "dtype", None)  # it need not be a tensor
+        last.dtype is not getattr(tensor, "dtype", None)  # it may not be a tensor
         or tensor.layout is not _STRIDED
         or last.shape != tensor.shape
         or not tensor.is_cpu
@@ -409,7 +409,7 @@ def _wait_on_stream(handle: int, operation: _InFlight, started_on: GpuStream) ->
 
 
 def poll(handle: int) -> bool:
-    """Return whether `synchronize` would return at once. On a GPU the result need not be there yet: see there.
+    """Return whether `synchronize` would return at once. On a GPU the result may not be there yet: see there.
 
     Raises:
         TypeError: It is no handle.

@@ -5,7 +5,7 @@ another storage, `resize_` and `share_memory_` give its storage other memory. So
 the tensor (`torch._lazy_clone`), which costs a fraction of a microsecond and copies nothing. If the tensor, or another
 view of its storage, is written to while the engine has its memory, torch moves that storage to a copy of its own, and
 the engine's memory stays with the clone: whatever is done to the tensor, also through `.data`, whose version counter is
-its own, the engine neither sees nor is disturbed by it, and it can be told from the address.
+its own, the engine neither sees nor is disturbed by it, and the address identifies it.
 
 Where torch makes no such clone:
 
@@ -57,6 +57,7 @@ def lend(tensor: torch.Tensor, name: str) -> Loan:
         name: That of the operation, for messages.
     """
     storage = tensor.untyped_storage()
+    # torch has no annotations of `is_shared`.
     if gpu.is_on_gpu(tensor) or (not storage.resizable() and tensor.is_shared()):  # type: ignore[no-untyped-call]
         kept: torch.Tensor | None = tensor.detach()
     else:
@@ -100,7 +101,7 @@ def _make_writable(tensor: torch.Tensor) -> None:
     except RuntimeError:
         if fits_its_storage(tensor):
             with torch.no_grad():
-                tensor.set_(tensor.clone())  # type: ignore[call-overload]
+                tensor.set_(tensor.clone())  # type: ignore[call-overload]  # not annotated in full
 
 
 def _result(loan: Loan) -> torch.Tensor:

@@ -1,1 +1,1 @@
-"""What `DistributedOptimizer` consists of: how gradients are collected and reduced."""
+"""The parts of `DistributedOptimizer`: how gradients are collected and reduced."""

@@ -1,4 +1,4 @@
-"""What compressions with error feedback have in common: what a step leaves out is added to the gradient of the next."""
+"""Error feedback: what a compression leaves out in a step is added to the gradient of the next."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which of an optimizer's gradients there are on any rank."""
+"""The gradient mask: one byte for each gradient of an optimizer, whether any rank has it."""
 
 from __future__ import annotations
 

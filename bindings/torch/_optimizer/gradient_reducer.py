@@ -17,7 +17,7 @@ NamedGradients = Sequence[tuple[str, torch.Tensor]]
 
 
 class Collectives(Protocol):
-    """What a reducer can ask of the ranks. All of them have to ask for the same, in the same order."""
+    """The collectives that a reducer can use. All ranks must call the same ones, in the same order."""
 
     @property
     def size(self) -> int:

@@ -1,4 +1,4 @@
-"""What a reduction of gradients knows of each parameter, and of parameters that are reduced together."""
+"""The state of each parameter in a reduction of gradients, and of parameters that are reduced together."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class GradientState:
         self.work: torch.Tensor | None = None
 
     def gradient(self) -> torch.Tensor | None:
-        """The gradient of this step: what the backward passes made, also if it has been replaced since."""
+        """Return the gradient of this step: what the backward passes made, also if it has been replaced since."""
         return self.param.grad if self.seen is None else self.seen
 
     def has_moved(self) -> bool:

@@ -72,7 +72,7 @@ class Reduction:
         self._groups: list[Group] = []
         self._later: list[tuple[str, torch.nn.Parameter]] = []  # that are new, or do not require a gradient
         self._by_id: dict[int, GradientState] = {}  # by the parameter's id, which hashes quicker than the parameter
-        # The way of a gradient: noted, complete (of so many passes as there are to be), borrowed by the engine.
+        # The states of a gradient: noted, complete (all passes have been made), borrowed by the engine.
         self._noted: list[torch.Tensor] = []  # parameters
         self._complete: list[GradientState] = []
         self._streams: dict[GradientState, GpuStream] = {}  # of those noted that are on a GPU, on which they were made
@@ -127,7 +127,7 @@ class Reduction:
         else:
             hook = self._handing_over_hook(slot.is_last) if slot.hands_over else self._noted.append
         register = slot.param.register_post_accumulate_grad_hook
-        slot.registration = register(hook)  # type: ignore[no-untyped-call]
+        slot.registration = register(hook)  # type: ignore[no-untyped-call]  # torch has no annotations here
 
     def group(self, slots: list[GradientState]) -> None:
         """Reduce the gradients of these parameters by one request."""
@@ -252,12 +252,12 @@ class Reduction:
                 slot.seen = None
 
     def passes_left(self) -> dict[torch.nn.Parameter, int]:
-        """How many backward passes are to come before the gradient of each parameter is complete."""
+        """Return how many more backward passes complete the gradient of each parameter."""
         self.count()
         return {slot.param: 0 if slot.grad is not None else self.passes - slot.passes for slot in self.slots}
 
     def complete(self) -> dict[torch.nn.Parameter, object]:
-        """The parameters whose gradients are complete, and what their compression has to remember."""
+        """Return the parameters whose gradients are complete, and the context of their compression."""
         self.count()
         return {slot.param: slot.ctx for slot in self.slots if slot.grad is not None or slot.passes == self.passes}
 
@@ -268,8 +268,8 @@ class Reduction:
     def hand_over(self, but_small: bool = False) -> None:
         """Hand the gradients that are complete to the engine, but for small ones if so asked. Any thread.
 
-        Where the caller's code goes on, small gradients are left for `finish`, and so are those that share a storage: a
-        write to one of them would move all that are lent.
+        Where the caller's code continues, small gradients are left for `finish`, and so are those that share a storage:
+        a write to one of them would move all that are lent.
         """
         with self._lock:
             try:

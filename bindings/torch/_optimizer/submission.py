@@ -37,7 +37,7 @@ class ReductionOptions:
 
 
 class Submission:
-    """What one optimizer has handed over in this step. Its users see to it that one thread at a time is in here."""
+    """The gradients that one optimizer has submitted in this step. Its users let in one thread at a time."""
 
     def __init__(self, options: ReductionOptions, set_id: int) -> None:
         """Start without gradients; `set_id` is that of the process set, which may be registered again."""

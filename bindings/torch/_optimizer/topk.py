@@ -76,7 +76,8 @@ def _gather_and_check(
 ) -> Sequence[torch.Tensor]:
     """Gather values and indices, and the sizes of the gradients that they are of, which have to be the same.
 
-    From a GPU the sizes are gathered apart and on the CPU, so that the host need not wait for the GPU to look at them.
+    From a GPU the sizes are gathered apart and on the CPU, so that the host does not have to wait for the GPU to read
+    them.
     """
     sizes = torch.tensor([gradient.numel() for _, gradient in gradients], device="cpu")
     if gpu.is_on_gpu(tensors[0]):
@@ -89,7 +90,7 @@ def _gather_and_check(
 
 
 def _check_sizes(sizes: torch.Tensor, gradients: NamedGradients) -> None:
-    """Refuse indices into gradients of other sizes, which need not show otherwise. On all ranks or on none."""
+    """Refuse indices into gradients of other sizes, which may go unnoticed otherwise. On all ranks or on none."""
     for (name, _), by_rank in zip(gradients, sizes.t().tolist(), strict=True):
         if len(set(by_rank)) > 1:
             raise MismatchError(f"{name}: the gradients of ranks 0 to {len(by_rank) - 1} have {by_rank} elements")

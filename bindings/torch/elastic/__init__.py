@@ -1,4 +1,4 @@
-"""Elastic training with PyTorch: ranks come and go, the training goes on.
+"""Elastic training with PyTorch: ranks come and go, the training continues.
 
     state = hvd.elastic.TorchState(model, optimizer, sampler=sampler, epoch=0)
 

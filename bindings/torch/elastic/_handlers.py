@@ -208,7 +208,7 @@ class OptimizerStateHandler(StateHandler):
 
 @runtime_checkable
 class Stateful(Protocol):
-    """What has its state as a dictionary: learning rate schedulers, gradient scalers, partitions of data and others."""
+    """An object with its state as a dictionary: a learning rate scheduler, a gradient scaler, a partition of data."""
 
     def state_dict(self) -> Any:
         """Return the state."""
@@ -275,7 +275,7 @@ def set_handler_registry(registry: Registry) -> None:
 
 
 def handler_of(value: Any) -> StateHandler | None:
-    """Return what saves a value, which it has not done yet; None if it is to be saved as an object."""
+    """Return the handler of a value, with nothing saved yet; None if the value is saved as an object."""
     if isinstance(value, type):  # it has its methods, but no state
         return None
     for kind, make in _registry:

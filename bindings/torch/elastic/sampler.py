@@ -26,8 +26,8 @@ class ElasticSampler(Sampler[int]):
         state.sampler.set_epoch(epoch + 1)
 
     Ranks get the indices in turn, so what n ranks have processed in k batches is the beginning of the order, and an
-    epoch that goes on with other ranks goes on behind it. So that all ranks have as many, some indices may occur twice
-    at the end. Where each sample is to be counted once there is `horovodlike.data.DynamicPartition`.
+    epoch that is resumed with other ranks continues behind it. So that all ranks have as many, some indices may occur
+    twice at the end. Where each sample must count once, use `horovodlike.data.DynamicPartition`.
 
     Not for several threads at a time.
 
@@ -106,7 +106,7 @@ class ElasticSampler(Sampler[int]):
         self.total_size = self.num_samples * self.num_replicas
 
     def __iter__(self) -> Iterator[int]:
-        """This rank's indices, from the beginning of the rest."""
+        """Return this rank's indices, from the beginning of the rest."""
         again_and_again = itertools.cycle(self.remaining_indices)  # it may have fewer than there are ranks
         return itertools.islice(again_and_again, self.rank, self.total_size, self.num_replicas)
 

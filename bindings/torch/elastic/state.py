@@ -35,7 +35,7 @@ __all__ = [
 
 
 class TorchState(ObjectState):
-    """The state of a training with PyTorch: everything that changes as it goes on.
+    """The state of a training with PyTorch: everything that changes during it.
 
     Values of types that the handler registry knows are saved by their handlers: modules, optimizers, `ElasticSampler`,
     and anything with `state_dict` and `load_state_dict`, such as learning rate schedulers, gradient scalers and
@@ -127,7 +127,7 @@ class TorchState(ObjectState):
             handler.reset()
 
     def saved_to_bytes(self) -> bytes:
-        """A pickle of everything as it was saved.
+        """Return a pickle of everything as it was saved.
 
         Raises:
             NotImplementedError: A handler does not say what it has saved.

@@ -197,7 +197,7 @@ void fill_words(const SP_Device*, SP_Stream stream, SP_DeviceMemoryBase* memory,
   });
 }
 
-TF_Bool host_callback(const SP_Device*, SP_Stream, SE_StatusCallbackFn, void*) { return 0; }  // nobody needs it
+TF_Bool host_callback(const SP_Device*, SP_Stream, SE_StatusCallbackFn, void*) { return 0; }  // not needed
 
 void create_timer(const SP_Device*, SP_Timer* timer, TF_Status*) { *timer = nullptr; }
 void destroy_timer(const SP_Device*, SP_Timer) {}

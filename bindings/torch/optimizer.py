@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import copy
-import sys
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -16,10 +15,11 @@ import torch
 
 from horovodlike import basics
 from horovodlike._engine.arguments import check_compression, check_name, passes_per_step, predivide_factor, reduce_op
-from horovodlike.process_set import ProcessSet, check_registered, global_process_set, registered_of
+from horovodlike.process_set import ProcessSet, check_registered, global_process_set
 from horovodlike.torch._compile import disable_compile
 from horovodlike.torch._optimizer.adasum_delta import AdasumDeltaReduction
 from horovodlike.torch._optimizer.compressed_reduction import CompressedReduction
+from horovodlike.torch._optimizer.copies import CopiedOptions, Options
 from horovodlike.torch._optimizer.gradient_state import GradientState
 from horovodlike.torch._optimizer.reduction import Reduction
 from horovodlike.torch._optimizer.submission import ReductionOptions
@@ -41,34 +41,6 @@ _REDUCED_AGAIN = (
 Groups = Sequence[Sequence[torch.nn.Parameter]]
 
 
-@dataclass(frozen=True)
-class _Options:
-    """The arguments of `DistributedOptimizer`, checked."""
-
-    names: dict[torch.nn.Parameter, str]
-    reduction: ReductionOptions
-    passes: int
-    reducer: GradientReducer | None
-    groups: int | list[list[torch.nn.Parameter]] | None
-
-    def for_copies(self, pickled: bool) -> dict[str, Any]:
-        """Return what a copy is made of: these, but for what it cannot have, with the reason if it cannot reduce."""
-        compression, process_set = self.reduction.compression, self.reduction.process_set
-        obstacle = None
-        if self.reducer is not None:
-            obstacle = f"compression={type(self.reducer).__name__} has a state of its own for the parameters"
-        elif pickled and not _can_be_imported(compression):
-            obstacle = f"compression={compression.__name__} cannot be imported, so that the pickle has none"
-            compression = Compression.none
-        return {
-            **vars(self),
-            "reducer": None,
-            "reduction": replace(self.reduction, process_set=global_process_set, compression=compression),
-            "ranks": None if process_set is global_process_set else process_set.ranks,
-            "obstacle": obstacle,
-        }
-
-
 # What a shallow copy has of the optimizer that it was made of.
 _SHARED = ("_copied", "_reduction", "_delta", "_names", "_options", "_known_params", "_explicit_groups")
 
@@ -84,8 +56,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
     _explicit_groups: list[list[torch.nn.Parameter]] | None
     _should_synchronize: bool
     _synchronized: bool
-    _options: _Options
-    _copied: dict[str, Any] | None = None  # of a copy that does not reduce yet: the options as they were pickled
+    _options: Options
+    _copied: CopiedOptions | None = None  # of a copy that does not reduce yet
     _shared_with: Any = None  # of a shallow copy: the optimizer whose reduction it uses
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -232,7 +204,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         return copied
 
     def _state_for_copies(self, pickled: bool) -> dict[str, Any]:
-        options = self._copied or replace(self._options, passes=self._reduction.passes).for_copies(pickled)
+        options = self._copied or CopiedOptions.of(replace(self._options, passes=self._reduction.passes), pickled)
         return {"optimizer": super().__getstate__(), "options": options}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -244,8 +216,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         self.__dict__.update(inner.__dict__)
         self._copied = state["options"]
         # A stand-in without parameters, until this one reduces.
-        self._begin(_Options({}, ReductionOptions(basics.Average, Compression.none, 1.0, 1.0, False), 1, None, None))
-        if basics.is_initialized() and self._obstacle() is None:
+        self._begin(Options({}, ReductionOptions(basics.Average, Compression.none, 1.0, 1.0, False), 1, None, None))
+        if basics.is_initialized() and self._copied.obstacle() is None:
             self._settle()
 
     def __copy__(self) -> _DistributedOptimizer:
@@ -254,17 +226,6 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         copied.__dict__.update(self.__dict__)
         copied._shared_with = self
         return copied
-
-    def _obstacle(self) -> str | None:
-        """Return why a copy cannot reduce, in the job as it is; None if it can."""
-        assert self._copied is not None
-        if self._copied["obstacle"] is not None:
-            return str(self._copied["obstacle"])
-        try:
-            _process_set_of(self._copied["ranks"])
-        except ValueError as error:
-            return str(error)
-        return None
 
     def _settle(self) -> None:
         """Have a copy reduce, if it does not yet and there is a job to reduce in.
@@ -279,7 +240,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
             shared = vars(self._shared_with)
             self.__dict__.update({name: shared[name] for name in _SHARED})
             return
-        reason = self._obstacle()
+        reason = self._copied.obstacle()
         if reason is not None:
             if basics.size() == 1:
                 return
@@ -287,14 +248,11 @@ class _DistributedOptimizer(torch.optim.Optimizer):
                 f"this {type(self).__name__} is a copy of a DistributedOptimizer and reduces no gradients: {reason}. "
                 "Wrap it: hvd.DistributedOptimizer(optimizer, model.named_parameters(), ...)"
             )
-        fields, self._copied = dict(self._copied), None
-        process_set = _process_set_of(fields.pop("ranks"))
-        del fields["obstacle"]
-        fields["reduction"] = replace(fields["reduction"], process_set=process_set)
+        options, self._copied = self._copied.restored(), None
         self._reduction.remove_hooks()
-        self._begin(_Options(**fields))
+        self._begin(options)
 
-    def _begin(self, options: _Options) -> None:
+    def _begin(self, options: Options) -> None:
         """Start reducing the gradients of the parameters."""
         names = options.names
         if options.reducer is None:
@@ -324,7 +282,8 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         self._reduction.forget_passes()
         self._reduction.passes = passes
         if self._copied is not None:
-            self._copied["passes"] = self._reduction.passes
+            options = replace(self._copied.options, passes=self._reduction.passes)
+            self._copied = replace(self._copied, options=options)
 
     @property
     def backward_passes_per_step(self) -> int:
@@ -371,17 +330,6 @@ def _blank(base: type[torch.optim.Optimizer]) -> _DistributedOptimizer:
     wrapped: _DistributedOptimizer = object.__new__(_subclass(base))
     wrapped._inner = base.__new__(base)
     return wrapped
-
-
-def _can_be_imported(cls: type) -> bool:
-    found: Any = sys.modules.get(cls.__module__)
-    for part in cls.__qualname__.split("."):
-        found = getattr(found, part, None)
-    return found is cls
-
-
-def _process_set_of(ranks: list[int] | None) -> ProcessSet:
-    return global_process_set if ranks is None else registered_of(ranks)
 
 
 def _named(
@@ -549,7 +497,7 @@ def DistributedOptimizer(
     options = ReductionOptions(op, compressor, 1.0 / divisor, divisor, sparse_as_dense, process_set)
     wrapped = _subclass_instance(optimizer)
     wrapped._inner = optimizer
-    wrapped._begin(_Options(names, options, passes, reducer, chosen_groups))
+    wrapped._begin(Options(names, options, passes, reducer, chosen_groups))
     return wrapped
 
 

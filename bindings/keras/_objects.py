@@ -30,7 +30,7 @@ class Objects(Protocol):
 
     @staticmethod
     def is_tensor(value: Any) -> bool:
-        """Whether a value is a tensor or a variable."""
+        """Return whether a value is a tensor or a variable."""
 
     @staticmethod
     def to_tensor(value: Any) -> Any:
@@ -50,7 +50,7 @@ class Objects(Protocol):
 
     @staticmethod
     def is_built(optimizer: Any) -> bool:
-        """Whether an optimizer has the variables that it keeps for each of the model's."""
+        """Return whether an optimizer has the variables that it keeps for each of the model's."""
 
     @staticmethod
     def build(optimizer: Any, variables: Sequence[Any]) -> None:

@@ -227,7 +227,7 @@ class CommitStateCallback(OfSameKeras, keras.callbacks.Callback):
 
 
 class UpdateBatchStateCallback(OfSameKeras, keras.callbacks.Callback):
-    """Has `state.batch` say how many batches of the epoch have been trained.
+    """Sets `state.batch` to how many batches of the epoch have been trained.
 
     Where `fit()` continues in an epoch, this ends the epoch after as many batches as are left of it, at least one. That
     takes a `fit()` that knows how many an epoch has. Callbacks that stop the training at the end of an epoch, such as
@@ -262,7 +262,7 @@ class UpdateBatchStateCallback(OfSameKeras, keras.callbacks.Callback):
 
 
 class UpdateEpochStateCallback(OfSameKeras, keras.callbacks.Callback):
-    """Has `state.epoch` say how many epochs are complete, whether or not `fit()` gets `initial_epoch`.
+    """Sets `state.epoch` to how many epochs are complete, whether or not `fit()` gets `initial_epoch`.
 
     Args:
         state: With an attribute `epoch`, 0 at first.
@@ -278,7 +278,7 @@ class UpdateEpochStateCallback(OfSameKeras, keras.callbacks.Callback):
 
 
 class TensorFlowKerasState(KerasState):
-    """The `KerasState` that `horovodlike.tensorflow.elastic` has, for a training by whatever loop.
+    """The `KerasState` of `horovodlike.tensorflow.elastic`, for any training loop.
 
     Args:
         model: A model that is built, the same on all ranks.

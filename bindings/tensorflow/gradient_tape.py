@@ -62,27 +62,27 @@ class _Distributed(tf.GradientTape):  # type: ignore[misc]  # has no annotations
         return tf.nest.pack_sequence_as(sources, reduced)
 
     def watch(self, tensor: Any) -> None:
-        """As `tf.GradientTape.watch`."""
+        """Do what `tf.GradientTape.watch` does."""
         self._inner.watch(tensor)
 
     def watched_variables(self) -> Any:
-        """As `tf.GradientTape.watched_variables`."""
+        """Do what `tf.GradientTape.watched_variables` does."""
         return self._inner.watched_variables()
 
     def stop_recording(self) -> Any:
-        """As `tf.GradientTape.stop_recording`."""
+        """Do what `tf.GradientTape.stop_recording` does."""
         return self._inner.stop_recording()
 
     def reset(self) -> None:
-        """As `tf.GradientTape.reset`."""
+        """Do what `tf.GradientTape.reset` does."""
         self._inner.reset()
 
     def jacobian(self, *arguments: Any, **more: Any) -> Any:
-        """As `tf.GradientTape.jacobian`: that of this rank."""
+        """Do what `tf.GradientTape.jacobian` does, for this rank."""
         return self._inner.jacobian(*arguments, **more)
 
     def batch_jacobian(self, *arguments: Any, **more: Any) -> Any:
-        """As `tf.GradientTape.batch_jacobian`: that of this rank."""
+        """Do what `tf.GradientTape.batch_jacobian` does, for this rank."""
         return self._inner.batch_jacobian(*arguments, **more)
 
 

@@ -418,7 +418,7 @@ def barrier(process_set: ProcessSet = global_process_set, name: str | None = Non
 
 
 def check_num_rank_power_of_2(num_rank: int) -> bool:
-    """Whether a number of ranks is a power of 2. Nothing depends on that here; for scripts that ask."""
+    """Return whether a number of ranks is a power of 2. Nothing depends on that here; for scripts that ask."""
     return num_rank > 0 and num_rank & (num_rank - 1) == 0
 
 

@@ -35,12 +35,12 @@ class _DistributedOptimizer(_Legacy):  # type: ignore[misc]  # has no annotation
         self._reduction.register_local(var)
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
-        """As the optimizer within, but the gradients are reduced over the ranks."""
+        """Do what the wrapped optimizer does, and reduce the gradients over the ranks."""
         gradients, variables = zip(*self._optimizer.compute_gradients(*args, **kwargs), strict=True)
         return list(zip(self._aggregation.compute_gradients(gradients, variables), variables, strict=True))
 
     def apply_gradients(self, *args: Any, **kwargs: Any) -> Any:
-        """As the optimizer within, after `backward_passes_per_step` calls of `compute_gradients`."""
+        """Do what the wrapped optimizer does, after `backward_passes_per_step` calls of `compute_gradients`."""
         return self._aggregation.apply_gradients(
             lambda: self._optimizer.apply_gradients(*args, **kwargs), self, *args, **kwargs
         )
@@ -49,15 +49,15 @@ class _DistributedOptimizer(_Legacy):  # type: ignore[misc]  # has no annotation
         self._optimizer._create_slots(var_list)
 
     def get_slot(self, *args: Any, **kwargs: Any) -> Any:
-        """As the optimizer within."""
+        """Do what the wrapped optimizer does."""
         return self._optimizer.get_slot(*args, **kwargs)
 
     def get_slot_names(self, *args: Any, **kwargs: Any) -> Any:
-        """As the optimizer within."""
+        """Do what the wrapped optimizer does."""
         return self._optimizer.get_slot_names(*args, **kwargs)
 
     def variables(self, *args: Any, **kwargs: Any) -> Any:
-        """As the optimizer within."""
+        """Do what the wrapped optimizer does."""
         return self._optimizer.variables(*args, **kwargs)
 
 

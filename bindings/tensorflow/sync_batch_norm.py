@@ -43,7 +43,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[m
         self.process_set = process_set
 
     def get_config(self) -> dict[str, Any]:
-        """As that of the layer of Keras, with the ranks of the process set; None: all."""
+        """Make the layer as Keras's is made, for the ranks of a process set; None: all."""
         ranks = None if self.process_set is global_process_set else self.process_set.ranks
         return {**super().get_config(), "process_set": ranks}
 

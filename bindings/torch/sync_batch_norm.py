@@ -113,7 +113,7 @@ class _Context(FunctionCtx):
 
 
 class _Normalize(torch.autograd.Function):
-    """The layer in training mode. Also returns the mean, the variance and the count that it has used."""
+    """The layer in training mode. Its results include the mean, the variance and the count that it has used."""
 
     @staticmethod
     def forward(

@@ -63,7 +63,7 @@ class Backend(Protocol):
 
     @staticmethod
     def is_sparse(gradient: Any) -> bool:
-        """Whether a gradient has rows only for some positions."""
+        """Return whether a gradient has rows only for some positions."""
 
     @staticmethod
     def densify(gradient: Any) -> Any:
@@ -75,7 +75,7 @@ class Backend(Protocol):
 
     @staticmethod
     def is_tracing() -> bool:
-        """Whether what is called now becomes part of a graph, which other jobs may run as well."""
+        """Return whether what is called now becomes part of a graph, which other jobs may run as well."""
 
     @staticmethod
     def translated() -> AbstractContextManager[None]:

@@ -20,7 +20,7 @@ __all__ = ["gradients_of", "wrapped"]
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether a value is a tensor or a variable."""
+    """Return whether a value is a tensor or a variable."""
     return keras.ops.is_tensor(value) or isinstance(value, keras.Variable)
 
 
@@ -46,7 +46,7 @@ def write(variables: Sequence[Any], values: Sequence[np.ndarray[Any, Any]]) -> N
 
 
 def is_built(optimizer: keras.Optimizer) -> bool:
-    """Whether an optimizer has the variables that it keeps for each of the model's."""
+    """Return whether an optimizer has the variables that it keeps for each of the model's."""
     return bool(optimizer.built)
 
 
@@ -150,7 +150,7 @@ class _Distributed(_Wrapped):
 
     @property
     def iterations(self) -> Any:
-        """How many steps have been made. Learning rate schedules are given how many passes."""
+        """The number of steps. Learning rate schedules get the number of passes."""
         passes = self._distributed_gradients.options.backward_passes_per_step
         iterations = super().iterations  # type: ignore[misc]  # the optimizer's class comes next
         return iterations if passes == 1 else ops.floor_divide(iterations, passes)

@@ -115,7 +115,7 @@ def _unique_in_graph(names: Sequence[str]) -> list[str]:
 
 
 def is_sparse(gradient: Any) -> bool:
-    """Whether a gradient has rows only for some positions, as that of an embedding."""
+    """Return whether a gradient has rows only for some positions, as that of an embedding."""
     return isinstance(gradient, tf.IndexedSlices)
 
 
@@ -132,5 +132,5 @@ def divided_by_size(gradient: Any, process_set: ProcessSet) -> Any:
 
 
 def is_tracing() -> bool:
-    """Whether a graph is being built."""
+    """Return whether a graph is being built."""
     return not tf.executing_eagerly()

@@ -30,7 +30,7 @@ _Pairs = list[tuple[Any, Any]]  # of a gradient and its variable
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether a value is a tensor or a variable."""
+    """Return whether a value is a tensor or a variable."""
     return tf.is_tensor(value) or isinstance(value, tf.Variable)
 
 
@@ -65,7 +65,7 @@ def _of_tensorflow_1(optimizer: Any) -> Any:
 
 
 def is_built(optimizer: Any) -> bool:
-    """Whether an optimizer has the variables that it keeps for each of the model's."""
+    """Return whether an optimizer has the variables that it keeps for each of the model's."""
     optimizer = innermost(optimizer)
     if _is_legacy(optimizer):
         return bool(optimizer._hypers_created)

@@ -87,7 +87,7 @@ def _own(gradient: torch.Tensor | None, parameter: torch.Tensor) -> torch.Tensor
 
 
 def is_sparse(gradient: torch.Tensor) -> bool:
-    """Whether a gradient has rows only for some positions. Layers of Keras make none of those."""
+    """Return whether a gradient has rows only for some positions. Layers of Keras make none of those."""
     return gradient.layout is not torch.strided
 
 

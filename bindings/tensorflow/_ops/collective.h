@@ -1,7 +1,7 @@
 // The kernel of all collectives.
 //
 // TensorFlow runs it in one of two ways. In a graph the kernel hands the tensors' memory to the engine and returns;
-// `done` is called when the engine is through, so no thread of TensorFlow waits, whatever the order in which each
+// `done` is called when the engine has finished, so no thread of TensorFlow waits, whatever the order in which each
 // rank gets to its operations. Eagerly the calling thread has nothing else to do: it waits, and does the engine's
 // work itself meanwhile, without which a small operation would cost two changes of threads.
 //
@@ -71,7 +71,7 @@ class CollectiveKernel : public tensorflow::AsyncOpKernel {
   }
 
  private:
-  // One execution, from its start until the engine is through with it.
+  // One execution, from its start until the engine has finished with it.
   struct Call {
     Call(CollectiveKernel* kernel_of_call, OpKernelContext* context_of_call)
         : kernel(kernel_of_call), context(context_of_call) {}

@@ -79,7 +79,7 @@ struct Description {
   bool numbered = false;  // the name gets a number
 };
 
-// From how Python writes it (`_calls.Description`): factors as the integers of the same bits, and the name last. False:
+// From how Python writes it (`calls.Description`): factors as the integers of the same bits, and the name last. False:
 // that is not what this is.
 inline bool decode(const std::string& encoded, Description* description) {
   int numbered = 0, begin_of_name = 0;

@@ -123,7 +123,7 @@ def run_backward(call: Call, gradients: Sequence[torch.Tensor], rows: Sequence[i
 
 
 def is_differentiable(gradient: torch.Tensor | None) -> bool:
-    """Whether a gradient is passed on: those of floating point are. The choice is the same on all ranks."""
+    """Return whether a gradient is passed on: those of floating point are. The choice is the same on all ranks."""
     return gradient is not None and gradient.is_floating_point()
 
 

@@ -1,7 +1,7 @@
 """From torch tensors to requests and back: what all operations of `mpi_ops` have in common.
 
 An operation in flight borrows the memory of its tensors. Until it is waited for, this module keeps that memory,
-whatever the caller does with the tensors: by their storages where the caller itself waits, by loans (`_loan`) where it
+whatever the caller does with the tensors: by their storages where the caller itself waits, by loans (`loan`) where it
 has got a handle. How tensors on GPUs outlive that is described in `gpu`.
 """
 
@@ -99,7 +99,7 @@ def next_number(process_set: int) -> int:
 
 
 def numbered(number: int) -> str:
-    """Return what stands for the name of the unnamed operation of this number."""
+    """Return the name of the unnamed operation of this number."""
     return f"noname.{number}"
 
 
@@ -327,7 +327,7 @@ def start_reducescatter(call: Call, tensors: Sequence[torch.Tensor], single: boo
 
 
 def rows_of(rows: int, place: int, parts: int) -> int:
-    """How many of so many rows are one part: the first parts have one more if they cannot be divided evenly."""
+    """Return the number of rows in one part: the first parts have one more if they cannot be divided evenly."""
     return (rows + parts - 1 - place) // parts  # arithmetic only: in a compiled function, `rows` may be a symbol
 
 
@@ -424,7 +424,7 @@ def poll(handle: int) -> bool:
 
 
 def give_up(handle: int) -> None:
-    """Let go of an operation that a signal handler has interrupted, and that will not be synchronized."""
+    """Release an operation that a signal handler has interrupted, and that will not be synchronized."""
     ops.give_up(handle, _in_flight.get(handle))
     _in_flight.pop(handle, None)
 

@@ -79,7 +79,7 @@ def _clone(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def has_moved(loan: Loan) -> bool:
-    """Whether the tensor has other memory than was lent: it has been written to, resized or given another storage."""
+    """Return whether the tensor has other memory than was lent: it was written to, resized or given another storage."""
     return loan[2] not in (_COPIED, _storage_address(loan[0]))
 
 

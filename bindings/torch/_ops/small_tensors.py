@@ -1,7 +1,7 @@
 """Small tensors in flight, of which the engine has copies: nothing that is done to the tensors reaches the engine.
 
-For a tensor of up to `ops.MAX_COPIED_BYTES` a copy takes less time than a loan (`_loan`). The result is written to the
-tensor when the operation is waited for, by the thread that waits. `_copier` does both in C, and needs PyTorch's C
+For a tensor of up to `ops.MAX_COPIED_BYTES` a copy takes less time than a loan (`loan`). The result is written to the
+tensor when the operation is waited for, by the thread that waits. `copier` does both in C, and needs PyTorch's C
 functions for other libraries, which there are from 2.10 on; before that all tensors are lent.
 """
 

@@ -57,7 +57,7 @@ def check(tensor: torch.Tensor, name: str) -> None:
 
 
 def fits_its_storage(tensor: torch.Tensor) -> bool:
-    """Whether a storage is large enough for its tensor: torch lets it be made smaller, and looks no more."""
+    """Return whether a storage is large enough for its tensor: torch lets it be made smaller, and looks no more."""
     if tensor.numel() == 0:
         return True
     last = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
@@ -66,7 +66,7 @@ def fits_its_storage(tensor: torch.Tensor) -> bool:
 
 
 def have_memory(tensors: Sequence[torch.Tensor], num_bytes: Sequence[int]) -> bool:
-    """Whether storages are large enough for so many bytes from where their tensors begin; a quick look at many."""
+    """Return whether storages are large enough for so many bytes from where their tensors begin. Quick for many."""
     sizes = map(torch.UntypedStorage.nbytes, map(torch.Tensor.untyped_storage, tensors))
     offsets = list(map(torch.Tensor.storage_offset, tensors))
     if any(offsets):
@@ -75,18 +75,18 @@ def have_memory(tensors: Sequence[torch.Tensor], num_bytes: Sequence[int]) -> bo
 
 
 def _is_channels_last(tensor: torch.Tensor) -> bool:
-    """Whether the tensor's channels are last in memory, without gaps. Not if that is row by row as well."""
+    """Return whether the tensor's channels are last in memory, without gaps. Not if that is row by row as well."""
     how = CHANNELS_LAST.get(tensor.dim())
     return how is not None and tensor.is_contiguous(memory_format=how) and not tensor.is_contiguous()
 
 
 def _is_readable(tensor: torch.Tensor) -> bool:
-    """Whether the engine gets at the tensor's memory, which is that of the CPU or of a GPU, and finds its values."""
+    """Return whether the engine can read the tensor's values in its memory, on the CPU or on a GPU."""
     return (gpu.is_on_cpu(tensor) or gpu.is_on_gpu(tensor)) and not tensor.is_neg()
 
 
 def is_in_memory(tensor: torch.Tensor) -> bool:
-    """Whether the tensor's elements lie row by row where the engine gets at them."""
+    """Return whether the tensor's elements lie row by row in memory that the engine can read."""
     return _is_readable(tensor) and tensor.is_contiguous()
 
 

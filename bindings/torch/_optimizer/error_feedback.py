@@ -35,7 +35,7 @@ class ErrorFeedbackReducer(GradientReducer):
 
     @abstractmethod
     def _pays(self, gradient: torch.Tensor) -> bool:
-        """Whether compression sends less than the gradient itself. The same on all ranks."""
+        """Return whether compression sends less than the gradient itself. The same on all ranks."""
 
     @abstractmethod
     def _reduce_compressed(self, gradients: NamedGradients, ranks: Collectives) -> State:

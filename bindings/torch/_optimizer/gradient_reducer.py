@@ -43,7 +43,7 @@ class Collectives(Protocol):
 
 
 class GradientReducer(ABC):
-    """A method that reduces all gradients of a step together; an instance is what `compression=` is given.
+    """A method that reduces all gradients of a step together; `compression=` takes an instance.
 
     An instance belongs to one optimizer, since it may remember something of each parameter. It is used by the thread
     that calls `step()` or `synchronize()` of that optimizer, and by no other at the same time.

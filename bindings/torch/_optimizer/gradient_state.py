@@ -23,7 +23,7 @@ class GradientState:
     )  # fmt: skip
 
     def __init__(self, param: torch.nn.Parameter, name: str) -> None:
-        """Nothing is submitted yet."""
+        """Start with nothing submitted."""
         self.param = param
         self.name = name
         self.index = -1  # of its byte in the presence mask
@@ -55,12 +55,12 @@ class GradientState:
         return self.param.grad if self.seen is None else self.seen
 
     def has_moved(self) -> bool:
-        """Whether the gradient is on a GPU and the hook that of a parameter on the CPU, or the other way round."""
+        """Return whether the gradient is on a GPU and the hook is that of a CPU parameter, or the other way round."""
         grad = self.gradient()
         return grad is not None and gpu.is_on_gpu(grad) != self.notes_stream
 
     def is_part_of_a_storage(self) -> bool:
-        """Whether the gradient shares its storage with something else, as in a flat buffer of all gradients."""
+        """Return whether the gradient shares its storage with something else, as in a flat buffer of all gradients."""
         grad = self.gradient()
         return grad is not None and grad.layout is torch.strided and grad.untyped_storage().nbytes() > grad.nbytes
 
@@ -107,7 +107,7 @@ class GradientStateBatch:
         ]
 
     def fits(self, grads: list[torch.Tensor]) -> bool:
-        """Whether the requests can be enqueued with the memory of these gradients."""
+        """Return whether the requests can be enqueued with the memory of these gradients."""
         # One pass for each property takes half the time of one pass with all of them.
         return (
             len(grads) == len(self.slots)

@@ -5,7 +5,7 @@ has a processor to work on while the framework computes, or a GPU, the hooks of 
 noted to the engine, but for small gradients: so many hooks that there is about a mebibyte of gradients between them,
 and that of the first parameter, whose gradient is most often the last. What has not been handed over by then is when
 any thread waits for a result: `step()`, most often. Gradients that the engine has while the caller's code runs are
-lent (`_loan`): what is done to them meanwhile does not reach the engine. On a GPU hooks note the stream, too. If a
+lent (`loan`): what is done to them meanwhile does not reach the engine. On a GPU hooks note the stream, too. If a
 model is moved there after it was wrapped, the gradients of the first step are handed over at its end, and the hooks are
 made anew.
 
@@ -135,7 +135,7 @@ class Reduction:
         self._submission.plain = False
 
     def remove_hooks(self) -> None:
-        """Let the parameters go: their gradients are not reduced any more."""
+        """Release the parameters: their gradients are not reduced any more."""
         global _reductions
         _reductions = tuple(reduction for reduction in _reductions if reduction is not self)
         if self.has_noted():
@@ -182,8 +182,9 @@ class Reduction:
         return hook
 
     def _hook_on_gpu(self, slot: GradientState) -> Callable[[torch.Tensor], None]:
-        # Autograd runs it with the stream on which the gradient has been made, which depends on the forward pass. Who
-        # hands over later may have another one. A GPU reduces beside the backward pass, whatever the processors do.
+        # Autograd runs it with the stream on which the gradient has been made, which depends on the forward pass. The
+        # thread that hands over later may have another one. A GPU reduces beside the backward pass, whatever the
+        # processors do.
         def hook(param: torch.Tensor) -> None:
             if gpu.is_on_gpu(param):
                 self._streams[slot] = gpu.current_stream(gpu.device_of(param))
@@ -202,7 +203,7 @@ class Reduction:
             self._failure = self._failure or error
 
     def _were_replaced(self) -> bool:
-        """Whether a parameter has another gradient than the one that its backward pass ended with."""
+        """Return whether a parameter has another gradient than the one that its backward pass ended with."""
         return any(
             slot.seen is not None and slot.param.grad is not None and slot.param.grad is not slot.seen
             for slot in self.slots
@@ -236,7 +237,7 @@ class Reduction:
             )
 
     def is_in_progress(self) -> bool:
-        """Whether gradients are complete that have not been waited for."""
+        """Return whether gradients are complete that have not been waited for."""
         with self._lock:
             self.count()
             return bool(self._complete or self._submission.borrowed)
@@ -262,7 +263,7 @@ class Reduction:
         return {slot.param: slot.ctx for slot in self.slots if slot.grad is not None or slot.passes == self.passes}
 
     def has_noted(self) -> bool:
-        """Whether there may be something to hand over."""
+        """Return whether there may be something to hand over."""
         return bool(self._noted or self._complete)
 
     def hand_over(self, but_small: bool = False) -> None:
@@ -415,5 +416,5 @@ class Reduction:
 
 
 def _version(grad: torch.Tensor | None) -> int:
-    """How often the gradient has been changed in place, by others than the engine; clipping changes all gradients."""
+    """Return how often the gradient has been changed in place, not by the engine; clipping changes all gradients."""
     return 0 if grad is None or grad.is_inference() else grad._version

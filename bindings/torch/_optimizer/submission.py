@@ -260,7 +260,7 @@ class Submission:
         return finish
 
     def has_been_changed(self) -> bool:
-        """Whether gradients have been written to, by others, since they were handed over."""
+        """Return whether gradients have been written to, by others, since they were handed over."""
         return any(map(has_moved, self._loans))
 
     def wait(self, slots: Sequence[GradientState]) -> None:

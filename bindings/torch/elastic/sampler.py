@@ -111,5 +111,5 @@ class ElasticSampler(Sampler[int]):
         return itertools.islice(again_and_again, self.rank, self.total_size, self.num_replicas)
 
     def __len__(self) -> int:
-        """How many indices this rank gets."""
+        """Return how many indices this rank gets."""
         return self.num_samples

@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
@@ -10,17 +11,20 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from horovodlike import config
+from horovodlike._bootstrap.job_key import FILE_VARIABLE, KEY_VARIABLE, read_key_file, take_key
+from horovodlike._net.secure_channel import JobKey
 from horovodlike.errors import ConfigError, RendezvousError
-from horovodlike.launcher import elastic_options, horovod_options, options
+from horovodlike.launcher import horovod_options, options
 from horovodlike.launcher.errors import HostsError, UsageError, given
-from horovodlike.launcher.horovod_options import HOROVODRUN
-from horovodlike.launcher.planning.command import check_interpreter, resolve_command, with_horovod_names
-from horovodlike.launcher.planning.environment import working_folder
-from horovodlike.launcher.planning.job_spec import MOST_RANKS, Binding, JobSpec, RemoteStart
-from horovodlike.launcher.planning.nodes import find_nodes
-from horovodlike.launcher.planning.written_files import check_files, files_of_all_hosts
-from horovodlike.launcher.schedulers.host_resolution import HostResolution
-from horovodlike.launcher.supervisor.stdio import open_standard_streams
+from horovodlike.launcher.planning.command import (
+    HOROVODRUN,
+    check_interpreter,
+    resolve_command,
+    with_horovod_names,
+    working_folder,
+)
+from horovodlike.launcher.planning.job_spec import MOST_RANKS, Binding, JobSpec, Nodes, RemoteStart
+from horovodlike.launcher.schedulers.allocation import HostResolution
 
 __all__ = ["horovodrun", "main", "parse"]
 
@@ -29,6 +33,9 @@ _SELFTEST = Path(__file__).with_name("tools") / "selftest.py"
 _SELFTEST_RANKS = 2
 _OF_OTHERS = ("--binding-args", "--mpi-args", "--ssh-options")
 """Their values are options of other programs, and begin with a dash."""
+_INDEX = "JOB_COMPLETION_INDEX"
+"""Where Kubernetes puts the number of an Indexed Job's pod."""
+_RENDEZVOUS = re.compile(r"([\w.-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})", re.ASCII)
 
 _DESCRIPTION = "Runs a command once per rank of a distributed training job, and ends all ranks when one fails."
 _EPILOG = """examples:
@@ -73,69 +80,12 @@ def _make_parser(program: str, compat: bool) -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    add = parser.add_argument
-    add("-v", "--version", action=_Version, nargs=0, help="print the version")
-    add("-np", "--num-proc", dest="num_proc", metavar="N", help="the number of ranks; all slots if hosts are named")
-    add("-cb", "--check-build", action=_CheckBuild, nargs=0, help="print what this installation can do")
-    add("--selftest", action="store_true", help="check the hosts: versions, latency and bandwidth; there is no command")
-    add("--verbose", action="store_true", help="explain decisions on standard error")
-    add("--config-file", metavar="FILE", help="YAML file with settings")
-    add("--output-filename", metavar="DIR", help="write each rank's output to DIR/rank.N/stdout and stderr as well")
-    add(
-        "-prefix-timestamp",
-        "--prefix-output-with-timestamp",
-        dest="timestamps",
-        action="store_true",
-        help="begin each line of output with the time",
-    )
-    add(
-        "--bind-to",
-        choices=[binding.value for binding in Binding],
-        default=Binding.NONE.value,
-        help="core: an equal share of the physical cores for each rank; numa: ranks are spread over the NUMA nodes; "
-        "none: the system decides (default)",
-    )
-    add(
-        "--compat",
-        action="store_true",
-        help="run a Python program that imports horovod, with horovodlike in its place; accept horovodrun's options",
-    )
-    _add_host_arguments(parser)
-    _add_mpi_arguments(parser)
-    elastic_options.add_arguments(parser)
+    parser.register("action", "print_version", _Version)
+    parser.register("action", "print_build", _CheckBuild)
     options.add_arguments(parser)
     if compat:
         horovod_options.add_arguments(parser)
     return parser
-
-
-def _add_host_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group(
-        "hosts", "Without any, those of a Slurm, LSF or PBS job, or else this machine."
-    ).add_argument
-    add("-H", "--hosts", metavar="HOST:N,...", help="the hosts, and how many ranks each of them may have")
-    add("-hostfile", "--hostfile", metavar="FILE", help="a file with hosts, in lines such as: worker-0 slots=2")
-    add("--nnodes", type=int, metavar="N", help="no ssh: hvdrun is started by itself on each of N nodes")
-    add("--node-rank", type=int, metavar="N", help="which of them this is (default: JOB_COMPLETION_INDEX)")
-    add("--rendezvous", metavar="HOST:PORT", help="where node 0 is found, and listens")
-    add("--secret-key-file", metavar="FILE", help="a file of mode 0600 with 64 hexadecimal digits, alike on all nodes")
-    add("-p", "--ssh-port", type=int, metavar="PORT", help="the port of ssh's servers")
-    add("-i", "--ssh-identity-file", metavar="FILE", help="the private key for ssh")
-    add("--ssh-options", metavar="WORDS", default="", help="more options for ssh, such as '-l user -o Compression=yes'")
-    add(
-        "--network-interfaces",
-        "--network-interface",
-        dest="network_interfaces",
-        action="append",
-        metavar="NAME,...",
-        help="the network between the hosts: names of interfaces, or networks such as 10.0.0.0/8",
-    )
-
-
-def _add_mpi_arguments(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("MPI").add_argument
-    add("--mpi", action="store_true", help="start the ranks with mpirun, and move their data with MPI, through mpi4py")
-    add("--mpi-args", metavar="WORDS", help="more options for mpirun, such as '--mca btl self,tcp'; needs --mpi")
 
 
 def _mpi_args(arguments: argparse.Namespace) -> tuple[str, ...]:
@@ -150,10 +100,10 @@ def _mpi_args(arguments: argparse.Namespace) -> tuple[str, ...]:
 
 
 def _split(parser: argparse.ArgumentParser, argv: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:
-    """Splits the words into options and the command.
+    """Split the words into options and the command.
 
-    argparse would take the command's own options for ours, if only to complain that an abbreviation is ambiguous; so
-    would it those of other programs, unless an equals sign stands before them.
+    argparse would take the command's own options for ours, if only to report that an abbreviation is ambiguous; and
+    those of other programs as well, unless an equals sign stands before them.
     """
     values = {
         name: 1 if action.nargs is None else int(action.nargs)
@@ -179,7 +129,7 @@ def _split(parser: argparse.ArgumentParser, argv: Sequence[str]) -> tuple[list[s
 
 
 def _values_of(word: str, values: Mapping[str, int]) -> int:
-    """How many words after an option, which may be abbreviated, are its own."""
+    """Return how many words after an option, which may be abbreviated, are its own."""
     name, equals, _ = word.partition("=")
     meant = [name] if name in values else [known for known in values if known.startswith(name)]
     return 0 if equals else max((values[known] for known in meant), default=0)
@@ -200,13 +150,13 @@ def _number_of_ranks(text: str | None) -> int | None:
 
 
 def _read(argv: Sequence[str], program: str) -> tuple[argparse.Namespace, tuple[str, ...]]:
-    """The options, ``compat`` among them, and the command."""
+    """Return the options, ``compat`` among them, and the command."""
     parser = _make_parser(program, compat=True)
     words, command = _split(parser, argv)
     if program != HOROVODRUN and "--compat" not in words:
         known = horovod_options.flags()
         foreign = next((word for word in words if word.partition("=")[0] in known), None)
-        # Horovod's flags would make abbreviations of ours ambiguous: those who do not want them do not get them.
+        # Horovod's flags would make abbreviations of ours ambiguous, so they are added only with --compat.
         parser = _make_parser(program, compat=False)
         if foreign is not None:
             parser.error(f"{foreign} is an option of Horovod's, which only --compat accepts")
@@ -217,7 +167,7 @@ def _read(argv: Sequence[str], program: str) -> tuple[argparse.Namespace, tuple[
 
 
 def _settings(arguments: argparse.Namespace) -> tuple[dict[str, str], list[str]]:
-    """The settings that were asked for, and what of Horovod's was given and has no effect.
+    """Return the settings that were given, and the names of Horovod's that were given and have no effect.
 
     Horovod's configuration file may choose MPI, which then is in ``arguments``.
     """
@@ -227,7 +177,7 @@ def _settings(arguments: argparse.Namespace) -> tuple[dict[str, str], list[str]]
     if path is not None:
         content = options.read_file(path)
         if arguments.compat:
-            if "--gloo" not in horovod_options.given(arguments) and not elastic_options.is_elastic(arguments):
+            if "--gloo" not in horovod_options.given(arguments) and not options.is_elastic(arguments):
                 arguments.mpi |= horovod_options.chooses_mpi(content)
             content, keys = horovod_options.without_effect(content, arguments.mpi)
         settings = options.from_mapping(content, path)
@@ -242,11 +192,11 @@ def _flags_without_effect(arguments: argparse.Namespace) -> list[str]:
     if not arguments.compat:
         return []
     of_mpi = ["--mpi-args"] if arguments.mpi_args is not None and not arguments.mpi else []
-    return [*horovod_options.given(arguments), *elastic_options.without_effect(arguments), *of_mpi]
+    return [*horovod_options.given(arguments), *options.without_effect(arguments), *of_mpi]
 
 
 def _gpus_name(arguments: argparse.Namespace, settings: Mapping[str, str]) -> str:
-    """By what the user has asked for GPUs, if he has."""
+    """Return the name under which the user has asked for GPUs, if at all."""
     if arguments.gpus_per_rank is not None:
         return "--gpus-per-rank"
     variable = config.SETTINGS["gpus_per_rank"].variable
@@ -254,11 +204,11 @@ def _gpus_name(arguments: argparse.Namespace, settings: Mapping[str, str]) -> st
 
 
 def _file_names(arguments: argparse.Namespace, settings: Mapping[str, str]) -> dict[str, str]:
-    """By what the user has asked for files to be written, but for variables."""
-    by_flag = {option.setting: option for option in options.OPTIONS if option.row.variable in settings}
+    """Return by setting the name under which the user has asked for a file, but for variables."""
     return {
-        name: option.flag if getattr(arguments, option.destination) is not None else str(option.key)
-        for name, option in by_flag.items()
+        option.setting: option.flag if getattr(arguments, option.field) is not None else str(option.key)
+        for option in options.OPTIONS
+        if option.setting is not None and option.row.variable in settings
     }
 
 
@@ -273,8 +223,79 @@ def _remote(arguments: argparse.Namespace, slurm: bool, cpus: Mapping[str, int])
     return RemoteStart(arguments.ssh_port, arguments.ssh_identity_file, ssh_options, slurm, cpus)
 
 
+def _find_nodes(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Nodes | None:
+    """Read ``--nnodes`` and the flags that belong to it; return None without it.
+
+    Raises:
+        UsageError: Something is missing or not accepted.
+    """
+    count: int | None = arguments.nnodes
+    if count is None:
+        for flag in ("node_rank", "rendezvous", "secret_key_file"):
+            if getattr(arguments, flag) is not None:
+                raise UsageError(f"--{flag.replace('_', '-')} needs --nnodes, the number of nodes")
+        return None
+    if arguments.hosts is not None or arguments.hostfile is not None:
+        raise UsageError("--nnodes and -H contradict each other: either hvdrun starts what runs on other hosts, or you")
+    if arguments.mpi:
+        raise UsageError("--nnodes and --mpi contradict each other: mpirun starts what runs on other hosts by itself")
+    if count < 1:
+        raise UsageError(f"--nnodes {count}: there must be at least one node")
+    if count > MOST_RANKS:
+        raise UsageError(f"--nnodes {count}: a job can have {MOST_RANKS} nodes at most")
+    number = _node_number(arguments.node_rank, environ)
+    if not 0 <= number < count:
+        raise UsageError(f"--node-rank {number}: of {count} nodes, the first one is 0 and the last one {count - 1}")
+    if arguments.rendezvous is None:
+        raise UsageError("--nnodes needs --rendezvous HOST:PORT, the same on all nodes: where node 0 is found")
+    match = _RENDEZVOUS.fullmatch(arguments.rendezvous)
+    if match is None or not 0 < int(match[2]) < 65536:
+        raise UsageError(f"--rendezvous {arguments.rendezvous} cannot be used; write it like: node-0:29400")
+    return Nodes(count, number, match[1].strip("[]"), int(match[2]), _key_of_nodes(arguments.secret_key_file, environ))
+
+
+def _node_number(node_rank: int | None, environ: Mapping[str, str]) -> int:
+    if node_rank is not None:
+        return node_rank
+    text = environ.get(_INDEX, "")
+    if not (text.isascii() and text.isdigit()):
+        raise UsageError(f"--nnodes needs --node-rank N, which of the nodes this is ({_INDEX} is not set either)")
+    return int(text)
+
+
+def _key_of_nodes(path: str | None, environ: Mapping[str, str]) -> JobKey:
+    try:
+        key = take_key(dict(environ)) if path is None else read_key_file(path, "--secret-key-file")
+    except ConfigError as error:
+        raise UsageError(str(error)) from None
+    if key is None:
+        raise UsageError(
+            f"--nnodes needs a key that all nodes hold and nobody else: --secret-key-file, {FILE_VARIABLE} or "
+            f"{KEY_VARIABLE}, with 64 hexadecimal digits, such as 'openssl rand -hex 32' makes"
+        )
+    return key
+
+
+def _fault_plan(path: str | None) -> Mapping[str, str]:
+    """Return the variable that hands a plan of faults to the ranks; none without a plan.
+
+    Raises:
+        UsageError: The file cannot be read, or is no plan.
+    """
+    if path is None:
+        return {}
+    from horovodlike.testing import FaultPlan
+
+    try:
+        return {"HOROVODLIKE_FAULT_PLAN": FaultPlan.load(path).to_json()}
+    except OSError as error:
+        raise UsageError(f"--chaos {path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:  # it names the file
+        raise UsageError(f"--chaos {error}") from None
+
+
 def parse(argv: Sequence[str], environ: Mapping[str, str], program: str = "hvdrun") -> JobSpec:
-    """Reads the command line.
+    """Read the command line.
 
     Args:
         argv: The words after the program's name.
@@ -302,14 +323,12 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], program: str = "hvdru
             f"{given(gpus_name, values.gpus_per_rank)} cannot be used with --mpi: mpirun starts the ranks. Leave it "
             "out, and choose in the script, for instance with torch.cuda.set_device(hvd.local_rank())"
         )
-    settings |= elastic_options.fault_plan(arguments.chaos)
-    elastic = elastic_options.find_elastic(arguments, values)
-    nodes = find_nodes(arguments, environ)
-    if elastic is not None:
-        settings[config.SETTINGS["network_timeout"].variable] = f"{values.heartbeat_timeout:g}"
+    settings |= _fault_plan(arguments.chaos)
+    elastic = options.find_elastic(arguments, values)
+    nodes = _find_nodes(arguments, environ)
     where = HostResolution(number)
     if nodes is None:
-        where = elastic_options.choose_hosts(elastic, arguments.hosts, arguments.hostfile, number, environ)
+        where = options.choose_hosts(elastic, arguments.hosts, arguments.hostfile, number, environ)
     if arguments.selftest:
         if command:
             raise UsageError(f"--selftest runs a program of its own: leave out {command[0]}")
@@ -317,23 +336,17 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], program: str = "hvdru
         where = replace(where, num_proc=where.num_proc or _SELFTEST_RANKS)
     if where.num_proc is None:
         raise UsageError(f"how many ranks? Give -np N, for instance: {program} -np 2 python train.py")
-    if elastic is None or elastic.discovery_script is None:
-        has_rank_0 = nodes.number == 0 if nodes else not where.hosts or where.hosts[0].host == where.here
-        check_files(values, _file_names(arguments, settings), where.here, has_rank_0, {**environ, **settings})
-    return JobSpec(
-        num_proc=where.num_proc,
+    return options.make_spec(
+        values,
+        where,
+        elastic,
+        settings,
+        environ,
+        files=_file_names(arguments, settings) if elastic is None or elastic.discovery_script is None else None,
         command=command,
-        settings=settings,
-        hosts=where.hosts,
-        here=where.here,
         remote=_remote(arguments, where.slurm, where.cpus),
         nodes=nodes,
-        elastic=elastic,
-        start_timeout=values.start_timeout,
-        network_timeout=values.network_timeout,
-        network_interface=values.network_interface,
         bind_to=Binding(arguments.bind_to),
-        gpus_per_rank=values.gpus_per_rank,
         output_directory=arguments.output_filename,
         timestamps=arguments.timestamps,
         verbose=arguments.verbose,
@@ -343,13 +356,29 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], program: str = "hvdru
         ignored=tuple(ignored),
         names={"--gpus-per-rank": gpus_name},
         reasons=(where.reason,),
-        files=files_of_all_hosts(values),
     )
 
 
+def _open_standard_streams() -> None:
+    """Open ``/dev/null`` in place of those that are closed: what is opened next would get their numbers and output.
+
+    To be called while there is one thread, before anything is opened.
+    """
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            opened = os.open(os.devnull, os.O_RDWR)  # has the lowest number that is free, which is this one
+            os.set_inheritable(opened, True)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # print() would take standard output for standard error
+            null = os.open(os.devnull, os.O_WRONLY)
+            setattr(sys, name, open(null, "w", closefd=False))  # noqa: SIM115 - stays open
+
+
 def main(argv: Sequence[str] | None = None, program: str = "hvdrun") -> int:
-    """Runs ``hvdrun``; returns its exit code."""
-    open_standard_streams()
+    """Run ``hvdrun``; returns its exit code."""
+    _open_standard_streams()
     try:
         spec = parse(sys.argv[1:] if argv is None else argv, os.environ, program)
         command, reason = resolve_command(spec.command, os.environ, program)
@@ -362,22 +391,9 @@ def main(argv: Sequence[str] | None = None, program: str = "hvdrun") -> int:
         if spec.ignored:
             print(f"{program}: without effect here: {', '.join(spec.ignored)}", file=sys.stderr)
 
-        if spec.nodes is not None:
-            from horovodlike.launcher.supervisor.node_job import run_nodes
+        from horovodlike.launcher.launch import launch  # after the errors that need no more than this
 
-            return run_nodes(spec, spec.nodes, command, os.environ, reasons).exit_code
-
-        if spec.elastic is not None:
-            from horovodlike.launcher.elastic.elastic_job import run_elastic
-
-            return run_elastic(spec, spec.elastic, command, os.environ, take_signals=True, reasons=reasons).exit_code
-        if spec.mpi:
-            from horovodlike.launcher.schedulers.mpirun import run_mpirun
-
-            return run_mpirun(spec, command, os.environ, reasons)
-        from horovodlike.launcher.supervisor.static_job import run_job  # after the errors that need no more than this
-
-        return run_job(spec, command, os.environ, take_signals=True, reasons=reasons).exit_code
+        return launch(spec, command, os.environ, take_signals=True, reasons=reasons).exit_code
     except UsageError as error:
         print(f"{program}: {error}", file=sys.stderr)
         return USAGE_ERROR
@@ -389,7 +405,7 @@ def main(argv: Sequence[str] | None = None, program: str = "hvdrun") -> int:
 
 
 def horovodrun() -> int:
-    """Runs ``hvdrun --compat`` under Horovod's name for it; returns its exit code."""
+    """Run ``hvdrun --compat`` under Horovod's name for it; returns its exit code."""
     return main(program=HOROVODRUN)
 
 

@@ -1,4 +1,4 @@
-"""What the launcher raises, and how its messages speak of numbers and of what the user has given."""
+"""The launcher's exceptions, and the wording of its messages for numbers and given values."""
 
 from collections.abc import Sequence
 
@@ -20,33 +20,33 @@ class RankFailedError(RuntimeError):
     """
 
     def __init__(self, message: str, rank: int, exit_code: int) -> None:
-        """Keeps the facts beside the message."""
+        """Keep the facts beside the message."""
         super().__init__(message)
         self.rank = rank
         self.exit_code = exit_code
 
     def __reduce__(self) -> tuple[type, tuple[object, ...]]:
-        """Pickles by constructor arguments; the default would pass the message alone."""
+        """Pickle by constructor arguments; the default would pass the message alone."""
         return type(self), (self.args[0], self.rank, self.exit_code)
 
 
 def counted(number: int, noun: str) -> str:
-    """``1 rank``, ``2 ranks``."""
+    """Write ``1 rank``, ``2 ranks``."""
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def listed(noun: str, numbers: Sequence[int]) -> str:
-    """``rank 1``, ``ranks 1, 2``."""
+    """Write ``rank 1``, ``ranks 1, 2``."""
     return f"{noun}{'s' * (len(numbers) != 1)} {', '.join(map(str, numbers))}"
 
 
 def given(name: str, value: object) -> str:
-    """What messages are to call a value: ``-np 2`` or, if it is not a flag's, ``np=2``."""
+    """Name a value in messages: ``-np 2`` or, if it is not a flag's, ``np=2``."""
     return f"{name} {value}" if name.startswith("-") else f"{name}={value}"
 
 
 def shown(value: object) -> str:
-    """A value as Python writes it; it does not write out numbers of thousands of digits."""
+    """Write a value as Python does, which does not write out numbers of thousands of digits."""
     try:
         return repr(value)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What ``horovodrun`` accepts and ``hvdrun`` has no use for: known by name, so that job scripts keep working."""
+"""The options of ``horovodrun`` without effect here: known by name, so that job scripts keep working."""
 
 import argparse
 from collections.abc import Mapping
@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any
 
 __all__ = [
-    "HOROVODRUN",
     "HOROVOD_OPTIONS",
     "HorovodOption",
     "add_arguments",
@@ -15,9 +14,6 @@ __all__ = [
     "given",
     "without_effect",
 ]
-
-HOROVODRUN = "horovodrun"
-"""The other name of ``hvdrun --compat``."""
 
 
 @dataclass(frozen=True)
@@ -37,50 +33,33 @@ class HorovodOption:
     keys: tuple[str, ...] = ()
 
 
+# fmt: off
 HOROVOD_OPTIONS = (
-    HorovodOption(
-        "ranks communicate through shared memory, and over TCP between hosts",
+    HorovodOption("ranks communicate through shared memory, and over TCP between hosts",
         switches=("--gloo", "--jsrun", "--tcp"),
         flags=("--num-nccl-streams", "--gloo-timeout-seconds"),
-        keys=("controller", "library_options.num_nccl_streams", "library_options.gloo_timeout_seconds"),
-    ),
-    HorovodOption(
-        "hosts are checked whenever a job starts",
-        switches=("--disable-cache",),
-    ),
-    HorovodOption(
-        "the hierarchy follows from the hosts",
-        switches=(
-            *("--hierarchical-allreduce", "--no-hierarchical-allreduce"),
-            *("--hierarchical-allgather", "--no-hierarchical-allgather"),
-            *("--torus-allreduce", "--no-torus-allreduce"),
-        ),
-        keys=("params.hierarchical_allreduce", "params.hierarchical_allgather", "params.torus_allreduce"),
-    ),
-    HorovodOption(
-        "there is no Bayesian search",
+        keys=("controller", "library_options.num_nccl_streams", "library_options.gloo_timeout_seconds")),
+    HorovodOption("hosts are checked whenever a job starts", switches=("--disable-cache",)),
+    HorovodOption("the hierarchy follows from the hosts",
+        switches=("--hierarchical-allreduce", "--no-hierarchical-allreduce", "--hierarchical-allgather",
+                  "--no-hierarchical-allgather", "--torus-allreduce", "--no-torus-allreduce"),
+        keys=("params.hierarchical_allreduce", "params.hierarchical_allgather", "params.torus_allreduce")),
+    HorovodOption("there is no Bayesian search",
         flags=("--autotune-bayes-opt-max-samples", "--autotune-gaussian-process-noise"),
-        keys=("autotune.bayes_opt_max_samples", "autotune.gaussian_process_noise"),
-    ),
-    HorovodOption(
-        "use --bind-to to bind ranks",
-        flags=("--thread-affinity", "--binding-args"),
-        keys=("library_options.thread_affinity",),
-    ),
-    HorovodOption(
-        "messages of the engine have no time",
-        switches=(
-            *("--log-with-timestamp", "--log-without-timestamp"),
-            *("--log-hide-timestamp", "--no-log-hide-timestamp"),
-        ),
-        keys=("logging.with_timestamp",),
-    ),
+        keys=("autotune.bayes_opt_max_samples", "autotune.gaussian_process_noise")),
+    HorovodOption("use --bind-to to bind ranks",
+        flags=("--thread-affinity", "--binding-args"), keys=("library_options.thread_affinity",)),
+    HorovodOption("messages of the engine have no time",
+        switches=("--log-with-timestamp", "--log-without-timestamp", "--log-hide-timestamp",
+                  "--no-log-hide-timestamp"),
+        keys=("logging.with_timestamp",)),
 )
-"""Whatever has an effect is in ``cli`` and ``options``."""
+# fmt: on
+"""Options that have an effect are in ``options``."""
 
 
 def flags() -> dict[str, HorovodOption]:
-    """The row of each flag."""
+    """Return the row of each flag."""
     return {flag: row for row in HOROVOD_OPTIONS for flag in (*row.switches, *row.flags)}
 
 
@@ -94,7 +73,7 @@ class _Note(argparse.Action):
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds every flag; they are not shown by ``--help``."""
+    """Add every flag; they are not shown by ``--help``."""
     for row in HOROVOD_OPTIONS:
         for flag in (*row.switches, *row.flags):
             values: int | None = 0 if flag in row.switches else None
@@ -103,7 +82,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def given(arguments: argparse.Namespace) -> list[str]:
-    """The flags that were given and have no effect."""
+    """List the flags that were given and have no effect."""
     names: list[str] = arguments.horovod_flags
     return names
 
@@ -114,7 +93,7 @@ def chooses_mpi(content: Any) -> bool:
 
 
 def without_effect(content: Any, mpi: bool = False) -> tuple[Any, list[str]]:
-    """Takes the keys that have no effect out of what a configuration file holds, and the choice of MPI.
+    """Take the keys that have no effect out of what a configuration file holds, and the choice of MPI.
 
     Args:
         content: What the file holds, of any shape.

@@ -1,112 +1,262 @@
-"""The flags and configuration-file keys that stand for settings; the rest about a setting is in its own table."""
+"""The options of ``hvdrun``: one table, which the command line, the configuration file and ``horovodlike.run`` read."""
 
 import argparse
-from collections.abc import Mapping
-from dataclasses import dataclass
+import operator
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-from horovodlike.config import LOG_LEVELS, SETTINGS, Setting, parse
+from horovodlike import config
+from horovodlike.config import LOG_LEVELS, SETTINGS, Config, Setting, parse
 from horovodlike.errors import ConfigError
+from horovodlike.launcher.agent.host_probe import why_unwritable
+from horovodlike.launcher.elastic.discovery import HostDiscovery
 from horovodlike.launcher.errors import UsageError, shown
+from horovodlike.launcher.planning.job_spec import MOST_RANKS, Binding, ElasticSpec, JobSpec, Nodes
+from horovodlike.launcher.schedulers.allocation import HostResolution, find_hosts
 
-__all__ = ["OPTIONS", "Option", "add_arguments", "from_arguments", "from_mapping", "read_file"]
+__all__ = [
+    "ELASTIC_ARGUMENTS",
+    "OPTIONS",
+    "Option",
+    "add_arguments",
+    "check_arguments",
+    "choose_hosts",
+    "find_elastic",
+    "from_arguments",
+    "from_mapping",
+    "is_elastic",
+    "make_spec",
+    "read_file",
+    "setting_variables",
+    "take_elastic",
+    "take_integer",
+    "take_number_of_ranks",
+    "without_effect",
+]
 
 _MIB = 1024 * 1024
+_MOST_DIGITS = 20
+_LONGEST_S = 1e6
+_GENERAL, _HOSTS, _MPI, _ELASTIC, _SETTINGS = "", "hosts", "MPI", "elastic jobs", "settings of the ranks"
+_GROUPS = {
+    _HOSTS: "Without any, those of a Slurm, LSF or PBS job, or else this machine.",
+    _MPI: None,
+    _ELASTIC: "Workers may come and go if one of the first three is given. The job starts with as many as there are "
+    "slots, up to --max-np; with fewer than -np only after --elastic-timeout, and if they are --min-np.",
+    _SETTINGS: "Only those that are given are passed on.",
+}
+_Kind = tuple[type | tuple[type, ...], str]
+_FILE: _Kind = ((str, os.PathLike), "the name of a file")
+_RANKS = (1, MOST_RANKS)
 
 
 @dataclass(frozen=True)
 class Option:
-    """A setting on the command line and in the configuration file.
+    """A row of the table.
 
     Attributes:
-        setting: Its row of ``horovodlike.config.SETTINGS``.
-        flag: The flag, or of a pair the one that means yes.
-        key: ``section.key`` of the configuration file, or None if it has none.
+        field: The attribute of the parsed arguments.
+        flags: The names on the command line, Horovod's spellings among them; of a pair, the one that means yes. None
+            for what only ``horovodlike.run`` takes.
+        help: The text in ``--help``; that of the setting if it stands for one.
+        group: The group in ``--help``.
+        metavar: The placeholder for the value in ``--help``.
+        action: argparse's action; None keeps the value.
+        more: Further arguments of ``add_argument``.
+        arguments: The names among the arguments of ``horovodlike.run``.
+        kind: The type that ``horovodlike.run`` takes, and how messages describe it.
+        bounds: The least and the greatest integer that is accepted.
+        elastic: ``decides``: the job is elastic if it is given; ``serves``: it is for elastic jobs.
+        setting: Its row of ``horovodlike.config.SETTINGS``, if it stands for one.
+        key: ``section.key`` of the configuration file, or None.
         opposite: The flag that means no; only of settings that are yes or no.
         scale: How many of the setting's units one unit of the flag is.
         inverted: The flag means the opposite of the setting.
-        metavar: What stands for the value in ``--help``.
-        note: A sentence for ``--help`` besides the setting's own.
     """
 
-    setting: str
-    flag: str
+    field: str
+    flags: tuple[str, ...] = ()
+    help: str = ""
+    group: str = _GENERAL
+    metavar: str | tuple[str, ...] | None = None
+    action: str | None = None
+    more: Mapping[str, Any] | None = None
+    arguments: tuple[str, ...] = ()
+    kind: _Kind | None = None
+    bounds: tuple[int, int] | None = None
+    elastic: str = ""
+    setting: str | None = None
     key: str | None = None
     opposite: str | None = None
     scale: int = 1
     inverted: bool = False
-    metavar: str = "N"
-    note: str = ""
+
+    @property
+    def flag(self) -> str:
+        """The first flag."""
+        return self.flags[0]
 
     @property
     def row(self) -> Setting:
         """The setting."""
-        return SETTINGS[self.setting]
+        return SETTINGS[str(self.setting)]
 
     @property
     def shown(self) -> str:
         """The flag in ``--help``: of a pair, the one that changes something."""
         return self.flag if self.opposite is None or self.row.default == self.inverted else self.opposite
 
-    @property
-    def destination(self) -> str:
-        """The attribute of the parsed arguments."""
-        return self.flag.lstrip("-").replace("-", "_")
+
+def _setting(setting: str, flag: str, key: str | None = None, metavar: str = "N", **more: Any) -> Option:
+    field = flag.lstrip("-").replace("-", "_")
+    return Option(field, (flag,), more.pop("note", ""), _SETTINGS, metavar, setting=setting, key=key, **more)
 
 
+def _duration(setting: str) -> Option:
+    return _setting(setting, "--" + setting.replace("_", "-"), metavar="S", arguments=(setting,), elastic="serves")
+
+
+_SWITCH = "store_true"
+# fmt: off
 OPTIONS: tuple[Option, ...] = (
-    Option("start_timeout", "--start-timeout", metavar="S"),
-    Option("elastic_timeout", "--elastic-timeout", metavar="S"),
-    Option("discovery_timeout", "--discovery-timeout", metavar="S"),
-    Option("heartbeat_timeout", "--heartbeat-timeout", metavar="S"),
-    Option("grace_period", "--grace-period", metavar="S"),
-    Option("gpus_per_rank", "--gpus-per-rank", "library_options.gpus_per_rank"),
-    Option("fusion_threshold", "--fusion-threshold-mb", "params.fusion_threshold_mb", scale=_MIB, note="In MiB."),
-    Option("cycle_time", "--cycle-time-ms", "params.cycle_time_ms", metavar="X"),
-    Option("cache_capacity", "--cache-capacity", "params.cache_capacity"),
-    Option("autotune", "--autotune", "autotune.enabled", opposite="--no-autotune"),
-    Option("autotune_log", "--autotune-log-file", "autotune.log_file", metavar="FILE"),
-    Option("autotune_warmup_samples", "--autotune-warmup-samples", "autotune.warmup_samples"),
-    Option("autotune_steps_per_sample", "--autotune-steps-per-sample", "autotune.steps_per_sample"),
-    Option(
-        "stall_check_disable",
-        "--stall-check",
-        "stall_check.enabled",
-        opposite="--no-stall-check",
-        inverted=True,
-    ),
-    Option("stall_check_time_seconds", "--stall-check-warning-time-seconds", "stall_check.warning_time_seconds"),
-    Option("stall_shutdown_time_seconds", "--stall-check-shutdown-time-seconds", "stall_check.shutdown_time_seconds"),
-    Option("timeline", "--timeline-filename", "timeline.filename", metavar="FILE"),
-    Option(
-        "timeline_mark_cycles",
-        "--timeline-mark-cycles",
-        "timeline.mark_cycles",
-        opposite="--no-timeline-mark-cycles",
-    ),
-    Option(
-        "mpi_threads_disable",
-        "--mpi-threads-disable",
-        "library_options.mpi_threads_disable",
-        opposite="--no-mpi-threads-disable",
-    ),
-    Option("log_level", "--log-level", "logging.level", metavar="{" + ",".join(LOG_LEVELS).upper() + "}"),
+    Option("version", ("-v", "--version"), "print the version", action="print_version", more={"nargs": 0}),
+    Option("num_proc", ("-np", "--num-proc"), "the number of ranks; all slots if hosts are named", metavar="N",
+           arguments=("num_proc", "np"), bounds=_RANKS),
+    Option("check_build", ("-cb", "--check-build"), "print what this installation can do", action="print_build",
+           more={"nargs": 0}),
+    Option("selftest", ("--selftest",), "check the hosts: versions, latency and bandwidth; there is no command",
+           action=_SWITCH),
+    Option("verbose", ("--verbose",), "explain decisions on standard error", action=_SWITCH),
+    Option("config_file", ("--config-file",), "YAML file with settings", metavar="FILE"),
+    Option("output_filename", ("--output-filename",),
+           "write each rank's output to DIR/rank.N/stdout and stderr as well", metavar="DIR",
+           arguments=("output_filename",), kind=(_FILE[0], "the name of a folder")),
+    Option("timestamps", ("-prefix-timestamp", "--prefix-output-with-timestamp"),
+           "begin each line of output with the time", action=_SWITCH),
+    Option("bind_to", ("--bind-to",),
+           "core: an equal share of the physical cores for each rank; numa: ranks are spread over the NUMA nodes; "
+           "none: the system decides (default)",
+           more={"choices": [binding.value for binding in Binding], "default": Binding.NONE.value}),
+    Option("compat", ("--compat",),
+           "run a Python program that imports horovod, with horovodlike in its place; accept horovodrun's options",
+           action=_SWITCH),
+    Option("hosts", ("-H", "--hosts"), "the hosts, and how many ranks each of them may have", _HOSTS, "HOST:N,...",
+           arguments=("hosts",), kind=(str, "a text such as 'node-1:4,node-2:4'")),
+    Option("hostfile", ("-hostfile", "--hostfile"), "a file with hosts, in lines such as: worker-0 slots=2", _HOSTS,
+           "FILE", arguments=("hostfile",), kind=_FILE),
+    Option("nnodes", ("--nnodes",), "no ssh: hvdrun is started by itself on each of N nodes", _HOSTS, "N",
+           more={"type": int}),
+    Option("node_rank", ("--node-rank",), "which of them this is (default: JOB_COMPLETION_INDEX)", _HOSTS, "N",
+           more={"type": int}),
+    Option("rendezvous", ("--rendezvous",), "where node 0 is found, and listens", _HOSTS, "HOST:PORT"),
+    Option("secret_key_file", ("--secret-key-file",),
+           "a file of mode 0600 with 64 hexadecimal digits, alike on all nodes", _HOSTS, "FILE"),
+    Option("ssh_port", ("-p", "--ssh-port"), "the port of ssh's servers", _HOSTS, "PORT", more={"type": int},
+           arguments=("ssh_port",), bounds=(1, 65535)),
+    Option("ssh_identity_file", ("-i", "--ssh-identity-file"), "the private key for ssh", _HOSTS, "FILE",
+           arguments=("ssh_identity_file",), kind=_FILE),
+    Option("ssh_options", ("--ssh-options",), "more options for ssh, such as '-l user -o Compression=yes'", _HOSTS,
+           "WORDS", more={"default": ""}),
+    Option("network_interfaces", ("--network-interfaces", "--network-interface"),
+           "the network between the hosts: names of interfaces, or networks such as 10.0.0.0/8", _HOSTS, "NAME,...",
+           action="append", arguments=("network_interfaces",), kind=(Iterable, "a text, or a sequence of texts")),
+    Option("mpi", ("--mpi",), "start the ranks with mpirun, and move their data with MPI, through mpi4py", _MPI,
+           action=_SWITCH),
+    Option("mpi_args", ("--mpi-args",), "more options for mpirun, such as '--mca btl self,tcp'; needs --mpi", _MPI,
+           "WORDS"),
+    Option("min_np", ("--min-np", "--min-num-proc"), "with fewer workers it waits (default: -np)", _ELASTIC, "N",
+           arguments=("min_np", "min_num_proc"), bounds=_RANKS, elastic="decides"),
+    Option("max_np", ("--max-np", "--max-num-proc"), "it never has more (default: all slots)", _ELASTIC, "N",
+           arguments=("max_np", "max_num_proc"), bounds=_RANKS, elastic="decides"),
+    Option("host_discovery_script", ("--host-discovery-script",),
+           "a program that prints a line for each host: HOST or HOST:N", _ELASTIC, "FILE",
+           arguments=("host_discovery_script",), kind=(str, "the name of a program"), elastic="decides"),
+    Option("slots", ("--slots", "--slots-per-host"), "slots of a host without a number (default: 1)", _ELASTIC, "N",
+           arguments=("slots",), bounds=_RANKS, elastic="serves"),
+    Option("reset_limit", ("--reset-limit",),
+           "end the job when workers have come or gone more often (default: no limit)", _ELASTIC, "N",
+           arguments=("reset_limit",), bounds=(0, 2**63 - 1), elastic="serves"),
+    Option("cooldown_range", ("--blacklist-cooldown-range",),
+           "leave a host alone after each failure of a worker there: LOW seconds the first time, then twice as long "
+           "each time, HIGH at most (default: 1 to 60 seconds after many failures in a row)", _ELASTIC,
+           ("LOW", "HIGH"), more={"nargs": 2}, arguments=("cooldown_range",), elastic="serves"),
+    Option("chaos", ("--chaos",), "YAML file with faults to be made: horovodlike.testing.FaultPlan", metavar="FILE"),
+    _setting("start_timeout", "--start-timeout", metavar="S"),
+    *map(_duration, ("elastic_timeout", "discovery_timeout", "heartbeat_timeout", "grace_period")),
+    _setting("gpus_per_rank", "--gpus-per-rank", "library_options.gpus_per_rank"),
+    _setting("fusion_threshold", "--fusion-threshold-mb", "params.fusion_threshold_mb", scale=_MIB, note="In MiB."),
+    _setting("cycle_time", "--cycle-time-ms", "params.cycle_time_ms", "X"),
+    _setting("cache_capacity", "--cache-capacity", "params.cache_capacity"),
+    _setting("autotune", "--autotune", "autotune.enabled", opposite="--no-autotune"),
+    _setting("autotune_log", "--autotune-log-file", "autotune.log_file", "FILE"),
+    _setting("autotune_warmup_samples", "--autotune-warmup-samples", "autotune.warmup_samples"),
+    _setting("autotune_steps_per_sample", "--autotune-steps-per-sample", "autotune.steps_per_sample"),
+    _setting("stall_check_disable", "--stall-check", "stall_check.enabled", opposite="--no-stall-check", inverted=True),
+    _setting("stall_check_time_seconds", "--stall-check-warning-time-seconds", "stall_check.warning_time_seconds"),
+    _setting("stall_shutdown_time_seconds", "--stall-check-shutdown-time-seconds",
+             "stall_check.shutdown_time_seconds"),
+    _setting("timeline", "--timeline-filename", "timeline.filename", "FILE"),
+    _setting("timeline_mark_cycles", "--timeline-mark-cycles", "timeline.mark_cycles",
+             opposite="--no-timeline-mark-cycles"),
+    _setting("mpi_threads_disable", "--mpi-threads-disable", "library_options.mpi_threads_disable",
+             opposite="--no-mpi-threads-disable"),
+    _setting("log_level", "--log-level", "logging.level", "{" + ",".join(LOG_LEVELS).upper() + "}"),
+    Option("args", arguments=("args",), kind=(Iterable, "a sequence, such as (1, 2)")),
+    Option("kwargs", arguments=("kwargs",), kind=(Mapping, "a mapping, such as {'first': 1}")),
+    Option("env", arguments=("env",), kind=(Mapping, "a mapping of texts to texts")),
+    Option("executable", arguments=("executable",), kind=(_FILE[0], "the name of a program")),
+    Option("host_discovery", arguments=("host_discovery",),
+           kind=(HostDiscovery, "a horovodlike.launcher.elastic.HostDiscovery")),
 )
+# fmt: on
+_BY_FIELD = {option.field: option for option in OPTIONS}
+_OF_SETTINGS = [option for option in OPTIONS if option.setting is not None]
+_BY_ARGUMENT = {name: option for option in OPTIONS for name in option.arguments}
+ELASTIC_ARGUMENTS = frozenset(name for name, option in _BY_ARGUMENT.items() if option.elastic)
+"""The arguments of ``horovodlike.run`` that :func:`take_elastic` reads."""
+
+
+# The command line.
+
+
+class _Store(argparse.Action):
+    """Keeps the value, and by which of its names the flag was given."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        setattr(namespace, self.dest, values)
+        namespace.given = {**namespace.given, self.dest: option}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds a flag (or a pair) for each option."""
-    group = parser.add_argument_group("settings of the ranks", "Only those that are given are passed on.")
+    """Add the flags of each option; the parser must know the actions of this program."""
+    parser.set_defaults(given={})
+    groups: dict[str, Any] = {_GENERAL: parser}
+    groups |= {name: parser.add_argument_group(name, text) for name, text in _GROUPS.items()}
     for option in OPTIONS:
-        text = f"{option.row.help} {option.note}".strip().replace("%", "%%")
-        if option.opposite is None:
-            text = f"{text} (default: {_default(option)})"
-            group.add_argument(option.flag, dest=option.destination, metavar=option.metavar, help=text)
-            continue
-        pair = group.add_mutually_exclusive_group()
-        for flag, value in ((option.flag, "1"), (option.opposite, "0")):
-            shown = text if flag == option.shown else argparse.SUPPRESS
-            pair.add_argument(flag, dest=option.destination, action="store_const", const=value, help=shown)
+        if option.setting is not None:
+            _add_setting(groups[option.group], option)
+        elif option.flags:
+            more: dict[str, Any] = dict(option.more or {})
+            if option.metavar is not None:
+                more["metavar"] = option.metavar
+            action = option.action or _Store
+            groups[option.group].add_argument(*option.flags, dest=option.field, action=action, help=option.help, **more)
+
+
+def _add_setting(group: Any, option: Option) -> None:
+    text = f"{option.row.help} {option.help}".strip().replace("%", "%%")
+    if option.opposite is None:
+        text = f"{text} (default: {_default(option)})"
+        group.add_argument(option.flag, dest=option.field, metavar=option.metavar, help=text)
+        return
+    pair = group.add_mutually_exclusive_group()
+    for flag, value in ((option.flag, "1"), (option.opposite, "0")):
+        shown = text if flag == option.shown else argparse.SUPPRESS
+        pair.add_argument(flag, dest=option.field, action="store_const", const=value, help=shown)
 
 
 def _default(option: Option) -> str:
@@ -114,8 +264,18 @@ def _default(option: Option) -> str:
     return f"{default / option.scale:g}" if isinstance(default, int | float) else default
 
 
+def from_arguments(arguments: argparse.Namespace) -> dict[str, str]:
+    """Return the environment variables of the settings that were given on the command line.
+
+    Raises:
+        UsageError: A value is not accepted.
+    """
+    given = ((option, getattr(arguments, option.field)) for option in _OF_SETTINGS)
+    return {option.row.variable: _variable(option, text, option.flag) for option, text in given if text is not None}
+
+
 def _variable(option: Option, text: str, source: str) -> str:
-    """The text of the environment variable for a value that was given; checks it."""
+    """Return the text of the environment variable for a value that was given; check it."""
     if option.inverted:
         text = {"1": "0", "0": "1"}[text]
     if option.scale != 1:
@@ -137,23 +297,16 @@ def _scaled(option: Option, text: str, source: str) -> str:
     return str(int(number * option.scale))
 
 
-def from_arguments(arguments: argparse.Namespace) -> dict[str, str]:
-    """The environment variables of the options that were given on the command line.
-
-    Raises:
-        UsageError: A value is not accepted.
-    """
-    given = ((option, getattr(arguments, option.destination)) for option in OPTIONS)
-    return {option.row.variable: _variable(option, text, option.flag) for option, text in given if text is not None}
+# The configuration file.
 
 
 def read_file(path: str) -> Any:
-    """What a configuration file holds.
+    """Return the content of a configuration file.
 
     Raises:
         UsageError: The file is missing, is no YAML or has a key twice; the message names it.
     """
-    import yaml  # only those who have a file pay for it
+    import yaml  # imported only where there is a file
 
     try:
         with open(path, encoding="utf-8") as file:
@@ -173,7 +326,7 @@ def read_file(path: str) -> Any:
 
 
 def _refuse_repetitions(mapping: Any, path: str, prefix: str = "") -> None:
-    """Refuses a key that comes again, whose first value YAML drops."""
+    """Reject a key that comes again, whose first value YAML drops."""
     lines: dict[str, int] = {}
     for key, _ in mapping.value:
         name, line = f"{prefix}{key.value}", key.start_mark.line + 1
@@ -185,7 +338,7 @@ def _refuse_repetitions(mapping: Any, path: str, prefix: str = "") -> None:
 
 
 def from_mapping(content: Any, path: str) -> dict[str, str]:
-    """The environment variables of the options in what a configuration file holds.
+    """Return the environment variables of the settings in the content of a configuration file.
 
     Args:
         content: Sections by name, each with its keys and values.
@@ -228,3 +381,286 @@ def _text(option: Option, value: Any, source: str) -> str:
         return str(int(value)) if isinstance(value, bool) else str(value)
     except ValueError:  # Python does not write out thousands of digits
         raise UsageError(f"{source} cannot be used: the number is too large; it must be {option.row.accepts}") from None
+
+
+# The arguments of horovodlike.run.
+
+
+def check_arguments(given: Mapping[str, Any]) -> None:
+    """Check that arguments of ``horovodlike.run`` have a type that can be used; all but the function may be None.
+
+    Raises:
+        UsageError: One has not.
+    """
+    if not callable(given["func"]):
+        raise UsageError(f"run(): func={shown(given['func'])} cannot be used: it must be a function")
+    for name, value in given.items():
+        option = _BY_ARGUMENT.get(name)
+        if value is None or option is None or option.kind is None:
+            continue
+        kind, wanted = option.kind
+        if not isinstance(value, kind) or (name == "args" and isinstance(value, str)):
+            raise UsageError(f"run(): {name}={shown(value)} cannot be used: it must be {wanted}")
+        if isinstance(value, str | os.PathLike) and "\0" in os.fsdecode(value):
+            raise UsageError(f"run(): {name}={os.fsdecode(value)!r} cannot be used: it must not hold a NUL character")
+    interfaces = given.get("network_interfaces")
+    if interfaces is not None and not all(isinstance(each, str) for each in interfaces):
+        raise UsageError(f"run(): network_interfaces={shown(interfaces)} cannot be used: each of them must be a text")
+    for name, value in (given.get("env") or {}).items():
+        if not (isinstance(name, str) and isinstance(value, str)):
+            raise UsageError(f"run(): env has {shown(name)}: {shown(value)}; names and values must be texts")
+        if not name or "=" in name or "\0" in name + value:
+            raise UsageError(
+                f"run(): env has {shown(name)}: {shown(value)}; a name has no '=', and neither holds a NUL character"
+            )
+
+
+def take_integer(name: str, value: Any) -> int | None:
+    """Return the integer that an argument of ``horovodlike.run`` is, or None if it is not given.
+
+    Raises:
+        UsageError: It is none, or is out of bounds.
+    """
+    if value is None:
+        return None
+    try:
+        number = None if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        number = None
+    return _check_bounds(_BY_ARGUMENT[name], number, f"run(): {name}={shown(value)}")
+
+
+def _check_bounds(option: Option, number: int | None, source: str) -> int:
+    assert option.bounds is not None
+    least, most = option.bounds
+    if number is None or not least <= number <= most:
+        raise UsageError(f"{source} cannot be used: it must be an integer >= {least}, and at most {most}")
+    return number
+
+
+def take_number_of_ranks(num_proc: Any, np: Any) -> int | None:
+    """Return the number of ranks, for which there are two names.
+
+    Raises:
+        UsageError: It is none, or the two differ.
+    """
+    first, second = take_integer("num_proc", num_proc), take_integer("np", np)
+    if first is not None and second is not None and first != second:
+        raise UsageError(f"run(): num_proc={first} and np={second} contradict each other; give one of them")
+    return second if first is None else first
+
+
+def setting_variables(given: Mapping[str, Any]) -> dict[str, str]:
+    """Return the environment variables of the arguments that stand for settings of the same name; None is skipped.
+
+    Raises:
+        UsageError: A value is not accepted.
+    """
+    variables = {}
+    for name, value in given.items():
+        if value is None:
+            continue
+        setting = SETTINGS[name]
+        try:
+            parse(setting, f"{value}")
+        except (ConfigError, ValueError):  # Python does not write out thousands of digits
+            raise UsageError(f"run(): {name}={shown(value)} cannot be used: it must be {setting.accepts}") from None
+        variables[setting.variable] = f"{value}"
+    return variables
+
+
+# Elastic jobs.
+
+
+def is_elastic(arguments: argparse.Namespace) -> bool:
+    """Whether the command line asks for an elastic job."""
+    return any(_BY_FIELD[name].elastic == "decides" for name in arguments.given)
+
+
+def without_effect(arguments: argparse.Namespace) -> list[str]:
+    """List the flags that were given and have an effect in an elastic job only, if the job is not elastic."""
+    if is_elastic(arguments):
+        return []
+    given: dict[str, str] = arguments.given
+    serving = (option.field for option in OPTIONS if option.elastic == "serves")
+    return [given[name] for name in serving if name in given]
+
+
+def find_elastic(arguments: argparse.Namespace, values: Config) -> ElasticSpec | None:
+    """Read the flags of elastic jobs; return None if the job is not elastic.
+
+    Args:
+        arguments: The parsed command line.
+        values: The settings.
+
+    Raises:
+        UsageError: A value is not accepted, or does not go with other flags; with ``compat``, those of elastic jobs are
+            without effect in others.
+    """
+    if not is_elastic(arguments):
+        idle = without_effect(arguments)
+        if idle and not arguments.compat:
+            raise UsageError(
+                f"{idle[0]} is for elastic jobs; add --min-np, --max-np or --host-discovery-script, or leave it out"
+            )
+        return None
+    for flag, given in (("--mpi", arguments.mpi), ("--nnodes", arguments.nnodes), ("--selftest", arguments.selftest)):
+        if given:
+            raise UsageError(f"{flag} cannot be used for an elastic job; leave it out, or the flags of elastic jobs")
+    found: dict[str, Any] = {}
+    for field, flag in arguments.given.items():
+        option, value = _BY_FIELD[field], getattr(arguments, field)
+        if option.elastic and option.bounds is not None:
+            digits = value.isascii() and value.isdigit() and len(value) <= _MOST_DIGITS
+            value = _check_bounds(option, int(value) if digits else None, f"{flag} {value}")
+        elif field == "cooldown_range":
+            value = _range(value, f"{flag} {' '.join(value)}")
+        found[field] = value
+    return _elastic_spec(found, values)
+
+
+def take_elastic(given: Mapping[str, Any], always: bool, values: Config) -> ElasticSpec | None:
+    """Read the arguments of ``horovodlike.run`` for elastic jobs; return None if the job is not elastic.
+
+    Args:
+        given: Arguments; only those of :data:`ELASTIC_ARGUMENTS` that are not None count.
+        always: The job is elastic in any case.
+        values: The settings.
+
+    Raises:
+        UsageError: A value is not accepted.
+    """
+    found: dict[str, Any] = {}
+    elastic = always
+    for name in sorted(name for name, value in given.items() if name in ELASTIC_ARGUMENTS and value is not None):
+        option, value = _BY_ARGUMENT[name], given[name]
+        elastic |= option.elastic == "decides"
+        if option.bounds is not None:
+            value = take_integer(name, value)
+        elif option.field == "cooldown_range":
+            value = _range(value, f"run(): {name}={shown(value)}")
+        found[option.field] = value
+    if not elastic and found:
+        raise UsageError(f"run(): {min(found)} is for elastic jobs; give min_np, max_np or host_discovery_script")
+    return _elastic_spec(found, values) if elastic else None
+
+
+def _elastic_spec(found: Mapping[str, Any], values: Config) -> ElasticSpec:
+    return ElasticSpec(
+        min_np=found.get("min_np"),
+        max_np=found.get("max_np"),
+        discovery_script=found.get("host_discovery_script"),
+        slots=found.get("slots"),
+        reset_limit=found.get("reset_limit"),
+        cooldown_range=found.get("cooldown_range"),
+        discovery_timeout=values.discovery_timeout,
+        elastic_timeout=values.elastic_timeout,
+        heartbeat_timeout=values.heartbeat_timeout,
+        grace_period=values.grace_period,
+    )
+
+
+def _range(found: Any, source: str) -> tuple[float, float]:
+    try:
+        low, high = (float(each) for each in found)
+    except (TypeError, ValueError, OverflowError):
+        low = high = 0.0
+    if not 0 < low <= high <= _LONGEST_S:
+        raise UsageError(
+            f"{source} cannot be used: it must be two numbers of seconds, such as 10 100, up to {_LONGEST_S:g}"
+        )
+    return low, high
+
+
+def choose_hosts(
+    elastic: ElasticSpec | None,
+    hosts: str | None,
+    hostfile: str | None,
+    number: int | None,
+    environ: Mapping[str, str],
+    discovery: HostDiscovery | None = None,
+) -> HostResolution:
+    """Decide on which hosts the job runs, and with how many workers it starts if it is elastic.
+
+    Args:
+        elastic: The elastic part of the job, if it is elastic.
+        hosts: The value of ``-H``, or None.
+        hostfile: The name of a file with hosts, or None.
+        number: The number of ranks, or None if it was not given.
+        environ: The environment, which a scheduler may have made.
+        discovery: Finds the hosts, instead of all these.
+
+    Raises:
+        UsageError: The hosts cannot be used, or there are too few slots.
+    """
+    if elastic is None:
+        return find_hosts(hosts, hostfile, number, environ)
+    number = elastic.min_np if number is None else number
+    if elastic.discovery_script is not None or discovery is not None:
+        if hosts or hostfile or (elastic.discovery_script is not None and discovery is not None):
+            raise UsageError(
+                "the hosts are given in two ways; give a discovery of hosts, a list or a file, and no other"
+            )
+        return HostResolution(number, reason="the hosts are found out again and again")
+    where = find_hosts(hosts, hostfile, number, environ)
+    if number is None and where.num_proc is not None and elastic.max_np is not None:
+        where = replace(where, num_proc=min(where.num_proc, elastic.max_np))
+    return where
+
+
+# The job.
+
+
+def make_spec(
+    values: Config,
+    where: HostResolution,
+    elastic: ElasticSpec | None,
+    settings: Mapping[str, str],
+    environ: Mapping[str, str],
+    *,
+    files: Mapping[str, str] | None,
+    **rest: Any,
+) -> JobSpec:
+    """Put a job together, and check the files that ranks of this machine will write.
+
+    Args:
+        values: All settings.
+        where: The hosts of the job.
+        elastic: The elastic part of the job, or None.
+        settings: The settings that were asked for.
+        environ: The environment, from which the other settings come.
+        files: By setting, the option that asks for a file; others were asked for by variables. None for hosts that are
+            not known yet, so that nothing is checked.
+        **rest: Further fields of the job.
+
+    Raises:
+        UsageError: A file cannot be written.
+    """
+    names = files or {}
+    nodes: Nodes | None = rest.get("nodes")
+    has_rank_0 = nodes.number == 0 if nodes else not where.hosts or where.hosts[0].host == where.here
+    written = () if values.timeline.upper() in ("", "DYNAMIC") else (values.timeline,)
+    found = [("timeline", path) for path in written]
+    if values.autotune_log and has_rank_0 and (values.autotune or "autotune_log" in names):
+        found.append(("autotune_log", values.autotune_log))
+    for setting, path in found if files is not None and where.here is not None else ():
+        trouble = why_unwritable(path)
+        if trouble:
+            called = names.get(setting) or str(config.variable_of(setting, {**environ, **settings}))
+            shown = f"{called} {path}" if called.startswith("-") else f"{called}={path}"
+            raise UsageError(f"{shown} cannot be written: {trouble}; name a file in a folder that exists")
+    if elastic is not None:
+        settings = {**settings, SETTINGS["network_timeout"].variable: f"{values.heartbeat_timeout:g}"}
+    return JobSpec(
+        num_proc=where.num_proc or 1,
+        settings=settings,
+        hosts=where.hosts,
+        here=where.here,
+        elastic=elastic,
+        start_timeout=values.start_timeout,
+        network_timeout=values.network_timeout,
+        network_interface=values.network_interface,
+        gpus_per_rank=values.gpus_per_rank,
+        files=written,
+        **rest,
+    )

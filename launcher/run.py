@@ -13,15 +13,22 @@ from horovodlike import config
 from horovodlike.errors import ConfigError
 from horovodlike.launcher.agent.run_task import LENGTH, unpack_answer
 from horovodlike.launcher.elastic.discovery import HostDiscovery
-from horovodlike.launcher.elastic_options import ELASTIC_ARGUMENTS, choose_hosts, take_elastic
 from horovodlike.launcher.errors import RankFailedError, UsageError
-from horovodlike.launcher.planning.environment import working_folder
-from horovodlike.launcher.planning.job_spec import JobSpec, RemoteStart
-from horovodlike.launcher.planning.written_files import check_files, files_of_all_hosts
-from horovodlike.launcher.run_arguments import check_kinds, setting_variables, take_integer, take_number_of_ranks
+from horovodlike.launcher.launch import launch
+from horovodlike.launcher.options import (
+    ELASTIC_ARGUMENTS,
+    check_arguments,
+    choose_hosts,
+    make_spec,
+    setting_variables,
+    take_elastic,
+    take_integer,
+    take_number_of_ranks,
+)
+from horovodlike.launcher.planning.command import working_folder
+from horovodlike.launcher.planning.job_spec import RemoteStart
 from horovodlike.launcher.supervisor import failure_attribution
 from horovodlike.launcher.supervisor.job import Outcome
-from horovodlike.launcher.supervisor.static_job import run_job
 
 __all__ = ["RemoteTraceback", "run"]
 
@@ -38,7 +45,7 @@ class RemoteTraceback(Exception):
     """The cause of an exception that comes from a rank: its message is the traceback there."""
 
     def __init__(self, rank: int, text: str) -> None:
-        """Keeps the rank and the text."""
+        """Keep the rank and the text."""
         super().__init__(rank, text)
         self.rank = rank
         self.text = text
@@ -68,7 +75,7 @@ def run(
     host_discovery: HostDiscovery | None = None,
     **horovod: Any,
 ) -> list[T]:
-    """Runs a function in several new processes, which form a job, on this machine or on several.
+    """Run a function in several new processes, which form a job, on this machine or on several.
 
     The function is pickled by value where it must be (a notebook's cell, a lambda), and so is what it returns. Output
     of the ranks goes to this process's, with a prefix. Blocks until nothing is left of the job. May be called from any
@@ -108,7 +115,7 @@ def run(
         UsageError: An argument cannot be used; it is a ValueError.
         Exception: What the function has raised in the rank that failed first; its cause is a :class:`RemoteTraceback`.
     """
-    check_kinds(
+    check_arguments(
         {
             **{"func": func, "args": args, "kwargs": kwargs, "env": env, "hosts": hosts, "hostfile": hostfile},
             **{"ssh_identity_file": ssh_identity_file, "network_interfaces": network_interfaces},
@@ -117,7 +124,7 @@ def run(
         }
     )
     working_folder()
-    port = take_integer("ssh_port", ssh_port, 1, 65535)
+    port = take_integer("ssh_port", ssh_port)
     wanted = {name: horovod.pop(name) for name in ELASTIC_ARGUMENTS & horovod.keys()}
     interfaces = _check_horovod_arguments(horovod, network_interfaces)
     if hosts is not None and hostfile is not None:
@@ -132,40 +139,28 @@ def run(
         raise UsageError(str(error)) from None
     elastic = take_elastic(wanted, host_discovery is not None, values)
     where = choose_hosts(elastic, hosts, hostfile, take_number_of_ranks(num_proc, np), environ, host_discovery)
-    if elastic is not None:
-        settings[config.SETTINGS["network_timeout"].variable] = f"{values.heartbeat_timeout:g}"
-    number = where.num_proc or 1
-    if host_discovery is None and (elastic is None or elastic.discovery_script is None):
-        has_rank_0 = not where.hosts or where.hosts[0].host == where.here
-        check_files(values, {}, where.here, has_rank_0, {**environ, **settings})
-    spec = JobSpec(
-        num_proc=number,
+    spec = make_spec(
+        values,
+        where,
+        elastic,
+        settings,
+        environ,
+        files={} if host_discovery is None and (elastic is None or elastic.discovery_script is None) else None,
         command=(executable or sys.executable, str(_RUN_TASK)),
-        settings=settings,
-        hosts=where.hosts,
-        here=where.here,
         remote=RemoteStart(port, ssh_identity_file, slurm=where.slurm, cpus=where.cpus),
-        elastic=elastic,
-        start_timeout=values.start_timeout,
-        network_timeout=values.network_timeout,
-        network_interface=values.network_interface,
-        gpus_per_rank=values.gpus_per_rank,
         output_directory=output_filename,
         verbose=bool(verbose),
         names=_names(num_proc, gpus_per_rank),
-        files=files_of_all_hosts(values),
     )
     task = _pack(func, tuple(args), dict(kwargs or {}))
+    outcome = launch(spec, spec.command, environ, discovery=host_discovery, task=task)
     if elastic is not None:
-        from horovodlike.launcher.elastic.elastic_job import run_elastic
-
-        outcome = run_elastic(spec, elastic, spec.command, environ, discovery=host_discovery, task=task)
         return _results(outcome, [worker for worker in outcome.members if outcome.results.get(worker)] or [0])
-    return _results(run_job(spec, spec.command, environ, task=task), range(number))
+    return _results(outcome, range(spec.num_proc))
 
 
 def _names(num_proc: int | None, gpus_per_rank: int | None) -> dict[str, str]:
-    """What messages are to call the flags of hvdrun."""
+    """Return the names in messages for the flags of hvdrun."""
     names = {"--min-np": "min_np", "--max-np": "max_np", "--output-filename": "output_filename"}
     names["-np"] = "np" if num_proc is None else "num_proc"
     names["--gpus-per-rank"] = config.SETTINGS["gpus_per_rank"].variable if gpus_per_rank is None else "gpus_per_rank"
@@ -173,7 +168,7 @@ def _names(num_proc: int | None, gpus_per_rank: int | None) -> dict[str, str]:
 
 
 def _check_horovod_arguments(given: dict[str, Any], network_interfaces: str | Sequence[str] | None) -> str | None:
-    """Looks at Horovod's other arguments. Returns the network to use, for which it has two names."""
+    """Look at Horovod's other arguments. Returns the network to use, for which it has two names."""
     old_name = given.pop("network_interface", None)
     interfaces = network_interfaces if old_name is None else old_name
     unknown = sorted(given.keys() - _NO_EFFECT)

@@ -61,7 +61,7 @@ class Agent:
     """One connection to the launcher and the ranks that were started through it."""
 
     def __init__(self, receive: int, send: int, launcher: int) -> None:
-        """Takes over the connection and this process's signals.
+        """Take over the connection and this process's signals.
 
         Args:
             receive: The descriptor on which the launcher's frames arrive.
@@ -97,7 +97,7 @@ class Agent:
             self._on_readable(os.pidfd_open(launcher), self._lose)
 
     def run(self) -> int:
-        """Serves until the job is over and nothing is left of it; returns the exit code."""
+        """Serve until the job is over and nothing is left of it; return the exit code."""
         while True:
             alive = self._reap()
             over = not alive and (self._lost or (self._started and (self._ending or not self._elastic)))
@@ -138,7 +138,7 @@ class Agent:
     def _watch_signals(self) -> None:
         read, write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-        # SIGTERM comes from the kernel when the guard dies, or from somebody who wants an end; both get the same.
+        # SIGTERM comes from the kernel when the guard dies, or from a user or tool; both have the same effect.
         for signum in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(signum, lambda signum, frame: None)
 
@@ -165,7 +165,7 @@ class Agent:
                 self._lose()
 
     def _lose(self) -> None:
-        """The launcher has gone: nobody waits for this job any more."""
+        """Lose the launcher: the job has no purpose any more."""
         self._lost = True
         self._outgoing.clear()
         for descriptor in [fd for fd in self._handlers if self._handlers[fd] == self._lose]:
@@ -198,9 +198,7 @@ class Agent:
             self._lost_at = time.monotonic() + decode_seconds(frame.payload)
             self._send(Kind.ALIVE, 0, frame.payload)
         elif frame.kind is Kind.DESCRIBE:
-            from horovodlike.launcher.planning.host_probe import (
-                describe,  # what an agent of the launcher's own host spares
-            )
+            from horovodlike.launcher.agent.host_probe import describe  # an agent of the launcher's own host saves this
 
             self._outgoing += MAGIC
             self._send(Kind.DESCRIPTION, 0, encode_text(describe(decode_text(frame.payload))))
@@ -239,7 +237,7 @@ class Agent:
                 self._follow(start.rank, pid, readers)
 
     def _start_rank(self, start: Start) -> tuple[int, dict[int, tuple[int, Kind]]]:
-        """Starts one.
+        """Start one.
 
         Returns:
             The process, and what it writes to: whose, and which stream, by the descriptor to read from.
@@ -280,7 +278,7 @@ class Agent:
     # What the ranks write.
 
     def _forward(self, descriptor: int) -> bool:
-        """Sends on what can be read at once; returns False if there was nothing."""
+        """Send on what can be read at once; returns False if there was nothing."""
         rank, stream = self._streams[descriptor]
         try:
             data = os.read(descriptor, _READ)
@@ -295,7 +293,7 @@ class Agent:
         return True
 
     def _drain(self, descriptor: int) -> None:
-        """Sends on what a rank has left in a pipe; no more, since a descendant may go on writing for ever."""
+        """Send on what a rank has left in a pipe; no more, since a descendant may go on writing for ever."""
         for _ in range(1 + fcntl.fcntl(descriptor, fcntl.F_GETPIPE_SZ) // _READ):
             if not self._forward(descriptor):
                 return
@@ -347,7 +345,7 @@ class Agent:
                 self._drain(descriptor)
             self._send(Kind.EXITED, rank, encode_exit(pid, status))
             if self._elastic:
-                send_signal(-pid, signal.SIGTERM)  # its helpers, which whoever takes its place has for itself
+                send_signal(-pid, signal.SIGTERM)  # its helpers, which its replacement has for itself
             self._left[pid] = rank, status
         self._tell_gone()
         if self._elastic:
@@ -396,7 +394,7 @@ class Agent:
         self._kill_at = at if self._kill_at is None else min(at, self._kill_at)
 
     def _advance(self, alive: bool) -> bool:
-        """Kills what has had its time; returns False once that is hopeless."""
+        """Kill what has had its time; returns False once that is hopeless."""
         now = time.monotonic()
         if self._kill_at is None or now < self._kill_at or not alive:
             return True
@@ -413,7 +411,7 @@ class Agent:
 
 
 def _guard(agent: int) -> int:
-    """Waits for the agent and ends what it has left; returns the exit code."""
+    """Wait for the agent, end what it has left, and return the exit code."""
     # Who ends a job may signal all its processes; the agent gives the ranks their time.
     signal.signal(signal.SIGTERM, lambda *_: send_signal(agent, signal.SIGTERM))
     _, status = os.waitpid(agent, 0)
@@ -427,7 +425,7 @@ def _guard(agent: int) -> int:
 
 
 def main() -> int:
-    """Runs guard and agent on standard input and output; returns the exit code."""
+    """Run guard and agent on standard input and output; returns the exit code."""
     become_subreaper()
     launcher, guard = os.getppid(), os.getpid()
     agent = os.fork()

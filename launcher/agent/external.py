@@ -28,7 +28,7 @@ _NOT_WANTED = "its answer is not wanted any more"
 
 @dataclass(frozen=True)
 class Answer:
-    """What a program has said.
+    """The answer of a program.
 
     Attributes:
         status: Its exit code, or minus the signal that killed it.
@@ -55,13 +55,13 @@ def ask(
     cancelled: Callable[[], bool] = lambda: False,
     on_start: Callable[[int], object] = lambda pid: None,
 ) -> Answer:
-    """Runs a program, in a session of its own and without input, and ends it with all its children.
+    """Run a program, in a session of its own and without input, and end it with all its children.
 
     Args:
         words: The program and its arguments.
         seconds: How long it may take.
         environ: Its environment; this process's if None.
-        cancelled: Asked now and then whether nobody wants the answer any more.
+        cancelled: Asked now and then whether the answer is not wanted any more.
         on_start: Called with its process id.
 
     Raises:
@@ -93,7 +93,7 @@ def ask(
 def _listen(
     process: "subprocess.Popen[bytes]", said: dict[int, bytearray], seconds: float, cancelled: Callable[[], bool]
 ) -> str:
-    """Takes what a program says until it has exited; returns why it is not waited for any longer."""
+    """Take what a program says until it has exited; returns why it is not waited for any longer."""
     deadline = time.monotonic() + seconds
     with selectors.DefaultSelector() as selector:
         for pipe in filter(None, (process.stdout, process.stderr)):
@@ -129,7 +129,7 @@ def _listen(
 
 
 def _end(process: "subprocess.Popen[bytes]", gently: bool) -> None:
-    """Ends what is left of a program: all below it, and all of its session."""
+    """End what is left of a program: all below it, and all of its session."""
     if not gently:
         send_signal(-process.pid, signal.SIGKILL)
         return

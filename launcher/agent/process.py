@@ -28,12 +28,12 @@ def _prctl(option: int, value: int) -> None:
 
 
 def become_subreaper() -> None:
-    """Makes this process the parent of every descendant whose own parent dies, daemons included."""
+    """Make this process the parent of every descendant whose own parent dies, daemons included."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def die_with_parent(parent: int, signum: int) -> None:
-    """Asks the kernel for a signal when the parent dies.
+    """Ask the kernel for a signal when the parent dies.
 
     Args:
         parent: The process id that the parent must have; it may have died before this call.
@@ -45,12 +45,12 @@ def die_with_parent(parent: int, signum: int) -> None:
 
 
 def descendants(root: int) -> list[int]:
-    """The process ids of all processes below ``root``, parents before children."""
+    """List the process ids of all processes below ``root``, parents before children."""
     return _below([root], _processes())[1:]
 
 
 def tree_of(leader: int) -> list[int]:
-    """The process ids of all processes of a session, named by its leader, and of all below them."""
+    """List the process ids of all processes of a session, named by its leader, and of all below them."""
     found = _processes()
     return _below([pid for pid, (_, session) in found.items() if session == leader], found)
 
@@ -73,7 +73,7 @@ def _processes() -> dict[int, tuple[int, int]]:
 
 
 def _below(roots: list[int], processes: Mapping[int, tuple[int, int]]) -> list[int]:
-    """The roots and everything below them, each process once."""
+    """List the roots and everything below them, each process once."""
     children: dict[int, list[int]] = {}
     for pid, (parent, _) in processes.items():
         children.setdefault(parent, []).append(pid)
@@ -87,13 +87,13 @@ def _below(roots: list[int], processes: Mapping[int, tuple[int, int]]) -> list[i
 
 
 def send_signal(pid: int, signum: int) -> None:
-    """Sends a signal to a process that may have gone, or to a group if ``pid`` is negative."""
+    """Send a signal to a process that may have gone, or to a group if ``pid`` is negative."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signum)
 
 
 def signal_descendants(signum: int) -> None:
-    """Sends a signal to every process below this one; stopped ones are continued, so that they notice."""
+    """Send a signal to every process below this one; stopped ones are continued, so that they notice."""
     for pid in descendants(os.getpid()):
         send_signal(pid, signum)
         if signum != signal.SIGKILL:
@@ -117,7 +117,7 @@ class ExitQueue:
         return self._epoll.fileno()
 
     def watch(self, pid: int) -> None:
-        """Reports this child when it exits."""
+        """Report this child when it exits."""
         self._watched.add(pid)
         with contextlib.suppress(OSError):
             pidfd = os.pidfd_open(pid)
@@ -125,7 +125,7 @@ class ExitQueue:
             self._epoll.register(pidfd, select.EPOLLIN)
 
     def reap(self) -> tuple[list[tuple[int, int]], bool]:
-        """Reaps every child that has exited.
+        """Reap every child that has exited.
 
         Returns:
             Process id and status (exit code, or minus the signal) of the watched ones, first exit first; and whether
@@ -160,7 +160,7 @@ class ExitQueue:
 
 
 def stops() -> list[tuple[int, bool]]:
-    """Which children have been stopped (True) or continued (False) since the last call."""
+    """List the children that have been stopped (True) or continued (False) since the last call."""
     found: list[tuple[int, bool]] = []
     while True:
         try:
@@ -185,14 +185,14 @@ class Start:
     """File descriptors that the rank gets under their own numbers."""
 
     def with_task(self, task: int, result: int) -> "Start":
-        """The same, given the file that holds its task and the pipe that takes its result."""
+        """Return a copy with the file that holds its task and the pipe that takes its result."""
         given = {b"HOROVODLIKE_TASK_FD": task, b"HOROVODLIKE_RESULT_FD": result}
         environ = {**self.environ, **{name: b"%d" % number for name, number in given.items()}}
         return replace(self, environ=environ, inherit=(task, result))
 
 
 def spawn(start: Start, stdout: int, stderr: int) -> int:
-    """Starts a rank as the leader of its own process group, killed by the kernel should this process die.
+    """Start a rank as the leader of its own process group, killed by the kernel should this process die.
 
     Args:
         start: What to start.
@@ -211,7 +211,7 @@ def spawn(start: Start, stdout: int, stderr: int) -> int:
         if os.getpid() == parent:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     if pid != 0:
-        with contextlib.suppress(OSError):  # both sides do it: whoever comes first, the group is there
+        with contextlib.suppress(OSError):  # both sides do it: after the first of them, the group exists
             os.setpgid(pid, pid)
         return pid
     code = 127

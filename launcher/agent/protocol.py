@@ -1,4 +1,4 @@
-"""What the launcher and the agent of a host say to each other.
+"""The protocol between the launcher and the agent of a host.
 
 A frame is a header (kind, length of the payload, a number) and a payload. The connection is a pair of pipes that only
 the two ends hold, or an ssh session: it is authenticated by what it is. Text travels as JSON in which each character
@@ -64,7 +64,7 @@ class Kind(enum.IntEnum):
     """After MAGIC: what the host has and what it lacks, as :func:`encode_text` of a dictionary."""
     STOPPED = 29
     CONTINUED = 30
-    """A rank of a job that is elastic was stopped by a signal, or goes on."""
+    """A rank of a job that is elastic was stopped by a signal, or continues."""
     # From the launcher of a node to that of the first one, besides what its agent says.
     JOIN = 24
     """The node takes part; the payload is an :func:`encode_text` of how."""
@@ -86,11 +86,11 @@ class Frame(NamedTuple):
 
 
 class FrameError(ValueError):
-    """What arrived is no frame: the two ends do not speak the same language."""
+    """The bytes that arrived are no frame: the two ends do not speak the same protocol."""
 
 
 def encode(kind: Kind, number: int = 0, payload: bytes = b"") -> bytes:
-    """The bytes of one frame."""
+    """Encode one frame."""
     if len(payload) > MAX_PAYLOAD:
         raise FrameError(f"a frame of {len(payload)} bytes is over the limit of {MAX_PAYLOAD}")
     return HEADER.pack(kind, len(payload), number) + payload
@@ -100,12 +100,12 @@ class FrameReader:
     """Cuts a stream of bytes into frames."""
 
     def __init__(self, magic: bytes = b"") -> None:
-        """Starts at once, or after the first ``magic`` in the stream: what comes before it does not count."""
+        """Start at once, or after the first ``magic`` in the stream: what comes before it does not count."""
         self._magic = magic
         self._pending = bytearray()
 
     def feed(self, data: bytes) -> list[Frame]:
-        """Takes what has arrived and returns the frames that are complete."""
+        """Take what has arrived, and return the frames that are complete."""
         self._pending += data
         if self._magic:
             before, found, after = self._pending.partition(self._magic)
@@ -137,27 +137,27 @@ def encode_text(value: Any) -> bytes:
 
 
 def decode_text(payload: bytes) -> Any:
-    """The inverse of :func:`encode_text`."""
+    """Decode what :func:`encode_text` has returned."""
     return json.loads(payload)
 
 
 def from_native(text: bytes) -> str:
-    """Bytes of the operating system (a path, a variable) as a string for :func:`encode_text`."""
+    """Decode bytes of the operating system (a path, a variable) to a string for :func:`encode_text`."""
     return text.decode("latin-1")
 
 
 def to_native(text: str) -> bytes:
-    """The inverse of :func:`from_native`."""
+    """Decode what :func:`from_native` has returned."""
     return text.encode("latin-1")
 
 
 def encode_seconds(seconds: float) -> bytes:
-    """The payload of SIGNAL, END and ALIVE."""
+    """Encode the payload of SIGNAL, END and ALIVE."""
     return _SECONDS.pack(seconds)
 
 
 def decode_seconds(payload: bytes) -> float:
-    """The inverse of :func:`encode_seconds`.
+    """Decode what :func:`encode_seconds` has returned.
 
     Raises:
         FrameError: That is no duration.
@@ -169,12 +169,12 @@ def decode_seconds(payload: bytes) -> float:
 
 
 def encode_exit(pid: int, status: int) -> bytes:
-    """The payload of EXITED: process id, and the exit code or minus the signal."""
+    """Encode the payload of EXITED: process id, and the exit code or minus the signal."""
     return _EXIT.pack(pid, status)
 
 
 def decode_exit(payload: bytes) -> tuple[int, int]:
-    """The inverse of :func:`encode_exit`.
+    """Decode what :func:`encode_exit` has returned.
 
     Raises:
         FrameError: It has another length.

@@ -1,4 +1,4 @@
-"""What a rank of ``horovodlike.run`` executes: ``python run_task.py``.
+"""The program that a rank of ``horovodlike.run`` executes: ``python run_task.py``.
 
 The function arrives in a file of this job's memory and its result leaves through a pipe. Both are inherited
 descriptors, which no other user and no network can reach; that is why they may carry pickles.
@@ -20,13 +20,13 @@ LENGTH = struct.Struct(">I")
 
 
 def pack_answer(raised: str, content: bytes) -> bytes:
-    """What a rank answers: the name of the class of what the function has raised, or an empty text; and a pickle."""
+    """Encode a rank's answer: the class name of the exception that the function has raised, or ""; and a pickle."""
     name = raised.encode()
     return LENGTH.pack(len(name)) + name + content
 
 
 def unpack_answer(answer: bytes | bytearray) -> tuple[str, bytes]:
-    """The two parts of an answer; of one that is cut short, empty ones."""
+    """Return the two parts of an answer; of one that is cut short, empty ones."""
     if len(answer) < LENGTH.size:
         return "", b""
     (length,) = LENGTH.unpack_from(answer)
@@ -34,7 +34,7 @@ def unpack_answer(answer: bytes | bytearray) -> tuple[str, bytes]:
 
 
 def _read_task(descriptor: int) -> bytes:
-    """Reads the whole file, from the start: all ranks share one description and its offset."""
+    """Read the whole file, from the start: all ranks share one description and its offset."""
     size = os.fstat(descriptor).st_size
     data = bytearray()
     while len(data) < size:
@@ -59,7 +59,7 @@ def _dumps_result(result: Any) -> bytes:
 
 
 def _describe(error: BaseException) -> bytes:
-    """An exception as a pickle: itself if that can be sent, and its traceback."""
+    """Pickle an exception: itself if that can be sent, and its traceback."""
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     sent: bytes | None
     try:
@@ -80,7 +80,7 @@ def _execute(task: bytes) -> tuple[bytes, int]:
 
 
 def main() -> None:
-    """Runs the function and exits."""
+    """Run the function and exits."""
     task_fd, result_fd = int(os.environ.pop("HOROVODLIKE_TASK_FD")), int(os.environ.pop("HOROVODLIKE_RESULT_FD"))
     for descriptor in (task_fd, result_fd):
         os.set_inheritable(descriptor, False)

@@ -1,15 +1,15 @@
-"""Elastic jobs: the driver, which starts workers, replaces those that fail, and says who is a member.
+"""Elastic jobs: the driver, which starts workers, replaces those that fail, and decides which are members.
 
-==================== ===================================================================================================
-``run_elastic``      puts the parts of an elastic job together
-``membership``       pure: all decisions; ``events`` are what goes in and comes out, ``state`` what it knows, and
-                     ``cooldown`` when a host may have workers again
-``driver``           carries the decisions out, and tells the membership what happens
-``fleet``            the agents of the hosts, and how workers are started through them
-``worker_server``    the driver's end of the connections to its workers
-``places``           pure: the ranks of a generation, as its members are told
-``discovery``        which hosts there are
-==================== ===================================================================================================
+=================== ====================================================================================================
+``elastic_job``     the steps of an elastic job
+``membership``      pure: all decisions; ``events`` are its input and output, ``state`` its data, and ``host_health``
+                    decides when a host may have workers again
+``driver``          carries the decisions out, and tells the membership what happens
+``agents``          the agents of the hosts, and how workers are started through them
+``worker_server``   the driver's end of the connections to its workers
+``rank_assignment`` pure: the ranks of a generation, as its members are told
+``discovery``       finds the hosts
+=================== ====================================================================================================
 
 To find hosts in a way of your own, derive from :class:`HostDiscovery` and give it to ``horovodlike.run``.
 """

@@ -6,16 +6,21 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
+from horovodlike.launcher.agent.host_probe import Description, Host
 from horovodlike.launcher.agent.protocol import Kind, encode_seconds
 from horovodlike.launcher.elastic.rank_assignment import OF_A_PLACE
 from horovodlike.launcher.errors import HostsError, UsageError
-from horovodlike.launcher.planning.addresses import reachable_addresses
-from horovodlike.launcher.planning.environment import working_folder
-from horovodlike.launcher.planning.gpus import gpu_variables
-from horovodlike.launcher.planning.host_probe import Description
+from horovodlike.launcher.planning.addresses import LOOPBACK, reachable_addresses
+from horovodlike.launcher.planning.command import working_folder
 from horovodlike.launcher.planning.job_spec import JobSpec
-from horovodlike.launcher.planning.plan import JobIdentity, RankPlan, bind, common_variables, tuning_variables
-from horovodlike.launcher.planning.topology import Host
+from horovodlike.launcher.planning.plan import (
+    JobIdentity,
+    RankPlan,
+    bind,
+    common_variables,
+    gpu_variables,
+    tuning_variables,
+)
 from horovodlike.launcher.supervisor.agent_startup import (
     ask_for_description,
     describe_this_host,
@@ -23,14 +28,12 @@ from horovodlike.launcher.supervisor.agent_startup import (
     read_description,
     receive_answer,
     start_agent,
+    start_message,
 )
 from horovodlike.launcher.supervisor.connection import AgentConnection, Connection
 from horovodlike.launcher.supervisor.job import GRACE_S
-from horovodlike.launcher.supervisor.static_job import start_message
 
 __all__ = ["AgentPool"]
-
-_LOOPBACK = "127.0.0.1"
 
 
 @dataclass
@@ -65,7 +68,7 @@ class AgentPool:
         on_lost: Callable[[str, str], None],
         say: Callable[[str], None],
     ) -> None:
-        """Prepares it; there is no agent yet.
+        """Prepare it; there is no agent yet.
 
         Args:
             spec: The job.
@@ -94,11 +97,11 @@ class AgentPool:
         self._port = 0
 
     def hosts(self) -> list[str]:
-        """The hosts that have an agent, or are about to have one."""
+        """List the hosts that have an agent, or are about to have one."""
         return list(self._stations)
 
     def start(self, worker: int, host: str, slot: int, slots: int) -> None:
-        """Starts a worker as soon as the agent of its host can do it.
+        """Start a worker as soon as the agent of its host can do it.
 
         Args:
             worker: The worker's number.
@@ -118,7 +121,7 @@ class AgentPool:
             self._launch(station, station.host, worker, slot)
 
     def signal(self, worker: int, host: str, signum: int) -> bool:
-        """Sends a worker a signal.
+        """Send a worker a signal.
 
         Returns:
             False if it has not been started, because its agent has not answered yet; now it will not be.
@@ -132,25 +135,25 @@ class AgentPool:
         return False
 
     def addresses(self, hosts: Iterator[str]) -> str:
-        """Where something that these hosts are to reach has to listen, as a list separated by commas."""
+        """Return the addresses to listen on so that these hosts can connect, separated by commas."""
         found = dict.fromkeys(address for host in hosts for address in self._stations[host].addresses)
-        return ",".join(found) or _LOOPBACK
+        return ",".join(found) or LOOPBACK
 
     def release(self, host: str) -> None:
-        """Ends the agent of a host, if there is one; its end is awaited."""
+        """End the agent of a host, if there is one; its end is awaited."""
         station = self._stations.get(host)
         if station is not None and not station.leaving:
             station.leaving = True
             station.link.send(Kind.END, 0, encode_seconds(GRACE_S))
 
     def blame(self, link: Connection, trouble: str) -> None:
-        """Notes what is wrong with a host whose connection is about to end."""
+        """Note what is wrong with a host whose connection is about to end."""
         station = self._find(link)
         if station is not None:
             station.trouble = station.trouble or trouble
 
     def end(self, link: Connection, status: int) -> None:
-        """The connection to an agent has ended; says that the host is lost unless that was wanted."""
+        """Close the connection to an agent, which has ended; report the host as lost unless that was wanted."""
         station = self._find(link)
         if station is None:
             return
@@ -162,7 +165,7 @@ class AgentPool:
             self.start(worker, station.name, slot, station.slots)
 
     def cut(self) -> None:
-        """Gives up the hosts whose agents have not answered."""
+        """Give up the hosts whose agents have not answered."""
         for station in list(self._stations.values()):
             if station.host is None:
                 del self._stations[station.name]
@@ -170,7 +173,7 @@ class AgentPool:
                 station.link.close()
 
     def close(self) -> None:
-        """Ends all agents, and waits for that."""
+        """End all agents, and wait for that."""
         for station in self._stations.values():
             station.link.cut()
         for station in self._stations.values():
@@ -179,17 +182,17 @@ class AgentPool:
     # Agents that have not answered yet.
 
     def watch(self, selector: selectors.BaseSelector) -> None:
-        """Brings what a selector waits for up to date."""
+        """Bring what a selector waits for up to date."""
         for station in self._stations.values():
             if station.host is None:
                 station.link.watch(selector, True, functools.partial(setattr, station, "answered", True))
 
     def next_deadline(self) -> float | None:
-        """When :meth:`attend` will have something to do, though no host answers."""
+        """Return when :meth:`attend` will have something to do even if no host answers."""
         return min((each.deadline for each in self._stations.values() if each.host is None), default=None)
 
     def attend(self, selector: selectors.BaseSelector) -> None:
-        """Takes the answers that have come, and gives up hosts that have had their time."""
+        """Take the answers that have come, and gives up hosts that have had their time."""
         now = time.monotonic()
         for station in [each for each in self._stations.values() if each.host is None]:
             if station.answered:
@@ -276,7 +279,7 @@ class AgentPool:
             "HOROVODLIKE_ELASTIC": "1",
             "HOROVOD_ELASTIC": "1",
             "HOROVODLIKE_WORKER": str(worker),
-            "HOROVODLIKE_DRIVER_ADDR": ",".join(station.addresses) or _LOOPBACK,
+            "HOROVODLIKE_DRIVER_ADDR": ",".join(station.addresses) or LOOPBACK,
             "HOROVODLIKE_DRIVER_PORT": str(self._port),
             "HOROVOD_HOSTNAME": station.name,
         }

@@ -1,4 +1,4 @@
-"""Which hosts there are for an elastic job, and how many slots each of them has."""
+"""The hosts of an elastic job, and the number of slots of each."""
 
 import os
 import shutil
@@ -10,10 +10,9 @@ from collections.abc import Callable, Mapping
 from horovodlike.launcher.agent.external import ask
 from horovodlike.launcher.agent.process import send_signal
 from horovodlike.launcher.errors import UsageError
-from horovodlike.launcher.planning.addresses import find_this_machine
+from horovodlike.launcher.planning.addresses import find_this_machine, local_names
 from horovodlike.launcher.planning.command import interpreter_trouble
 from horovodlike.launcher.planning.hosts import HostSlots, merge_hosts, parse_host_line
-from horovodlike.launcher.planning.topology import local_names
 
 __all__ = ["DiscoveryError", "FixedHosts", "HostDiscovery", "HostDiscoveryScript", "DiscoveryThread"]
 
@@ -30,21 +29,21 @@ class HostDiscovery(ABC):
 
     @abstractmethod
     def find(self) -> dict[str, int]:
-        """The hosts that can be used now, each with its number of slots, in the order in which they are to be filled.
+        """Return the hosts that can be used now, each with its number of slots, in the order in which they are filled.
 
         It is called about once a second, by one thread, which is not the one that made the object. If it raises an
         Exception for the first time it is asked, the job ends with it; later the hosts stay as they were.
         """
 
     def close(self) -> None:  # noqa: B027 - most have nothing to close
-        """The job is over; may be called while another thread is in :meth:`find`, which is to return soon."""
+        """End the discovery; may be called while another thread is in :meth:`find`, which must return soon."""
 
 
 class FixedHosts(HostDiscovery):
     """Always the same hosts."""
 
     def __init__(self, hosts: Mapping[str, int]) -> None:
-        """Takes the hosts and their slots."""
+        """Take the hosts and their slots."""
         self._hosts = dict(hosts)
 
     def find(self) -> dict[str, int]:
@@ -56,7 +55,7 @@ class HostDiscoveryScript(HostDiscovery):
     """A program that prints one host per line: ``host``, or ``host:slots``."""
 
     def __init__(self, script: str, slots: int | None = None, seconds: float = 30.0) -> None:
-        """Looks for the program.
+        """Look for the program.
 
         Args:
             script: Its path, or its name on PATH.
@@ -83,7 +82,7 @@ class HostDiscoveryScript(HostDiscovery):
         self._path = path
 
     def find(self) -> dict[str, int]:
-        """Runs the program.
+        """Run the program.
 
         Raises:
             DiscoveryError: It failed, took too long, or printed something else.
@@ -131,7 +130,7 @@ class DiscoveryThread:
     """Asks for the hosts again and again, in a thread, and knows which of them this machine is."""
 
     def __init__(self, discovery: HostDiscovery, environ: Mapping[str, str], here: str | None = None) -> None:
-        """Prepares it.
+        """Prepare it.
 
         Args:
             discovery: Finds the hosts.
@@ -146,7 +145,7 @@ class DiscoveryThread:
         self._thread: threading.Thread | None = None
 
     def look(self) -> dict[str, int]:
-        """The hosts as they are now; those names that stand for this machine are made one, :attr:`here`.
+        """Return the hosts as they are now; the names of this machine are merged into one, :attr:`here`.
 
         Raises:
             Exception: What the discovery raises.
@@ -163,7 +162,7 @@ class DiscoveryThread:
         return {each.host: each.slots for each in merge_hosts(HostSlots(self._renamed[e.host], e.slots) for e in found)}
 
     def start(self, last: Mapping[str, int], tell: Callable[[dict[str, int] | str], None]) -> None:
-        """Looks every second, in a thread.
+        """Look every second, in a thread.
 
         Args:
             last: What :meth:`look` has returned.
@@ -190,7 +189,7 @@ class DiscoveryThread:
                 tell(dict(found))
 
     def close(self) -> None:
-        """Ends the thread; one that is within a plug-in which does not return is left behind."""
+        """End the thread; one that is within a plug-in which does not return is left behind."""
         self._stop.set()
         self._discovery.close()
         thread, self._thread = self._thread, None

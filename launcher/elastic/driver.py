@@ -38,12 +38,11 @@ from horovodlike.launcher.errors import UsageError, counted
 from horovodlike.launcher.planning.job_spec import JobSpec
 from horovodlike.launcher.planning.plan import JobIdentity
 from horovodlike.launcher.supervisor import failure_attribution
-from horovodlike.launcher.supervisor.connection import Connection
-from horovodlike.launcher.supervisor.connections import AgentConnections
+from horovodlike.launcher.supervisor.connection import AgentConnections, Connection, watch_descriptor
 from horovodlike.launcher.supervisor.failure_attribution import Failure
 from horovodlike.launcher.supervisor.job import AGENT_FAILED, GRACE_S, Outcome
 from horovodlike.launcher.supervisor.output import RankOutput
-from horovodlike.launcher.supervisor.signals import Wakeup
+from horovodlike.launcher.supervisor.signals import Supervisor, Wakeup
 
 __all__ = ["Driver"]
 
@@ -56,8 +55,8 @@ class _Process:
     pid: int = 0
 
 
-class Driver:
-    """One elastic job from start to end. Everything but :meth:`interrupt` and :meth:`tell` belongs to one thread."""
+class Driver(Supervisor):
+    """One elastic job from start to end. :meth:`tell` as well may be called from any thread."""
 
     def __init__(
         self,
@@ -73,7 +72,7 @@ class Driver:
         task: bytes | None = None,
         look_every: float | None = None,
     ) -> None:
-        """Prepares the job; :meth:`run` starts it.
+        """Prepare the job; :meth:`run` starts it.
 
         Args:
             spec: The job.
@@ -88,19 +87,17 @@ class Driver:
             look_every: After how many seconds :meth:`run` at least returns to Python code, where a signal can raise.
 
         Raises:
-            RendezvousError: Nobody can be listened to.
+            RendezvousError: It cannot listen.
         """
+        super().__init__(output, wakeup)
         self._spec = spec
         self._identity = identity
         self._key = JobKey(bytes.fromhex(identity.key))
-        self._output = output
-        self._wakeup = wakeup
         self._grace_period = grace_period
         self._look_every = look_every
         self._membership = Membership(policy, time.monotonic())
         self._events: deque[Event] = deque()
         self._news: deque[dict[str, int] | str] = deque()  # from other threads
-        self._signals: deque[int] = deque()
         self._processes: dict[int, _Process] = {}
         self._failures: dict[int, Failure] = {}  # of workers that have exited badly
         self._places: list[int] = []  # the members of the current generation, by rank
@@ -124,52 +121,42 @@ class Driver:
         self._ending_at: float | None = None  # when workers that have not ended by themselves are ended
         self._stop_reason = ""
         self._ended = False
-        self._abandoned = False
-
-    @property
-    def abandoned(self) -> bool:
-        """Whether the user has insisted on an end at once, or wants one after the job's own end."""
-        return self._abandoned or bool(self._signals)
 
     @property
     def members(self) -> tuple[int, ...]:
         """The workers of the last generation, by rank."""
         return tuple(self._places)
 
-    def interrupt(self, signum: int) -> None:
-        """Passes a signal on to the workers; a second one kills them. Callable from a signal handler."""
-        self._signals.append(signum)
-        self._wakeup.set()
-
     def tell(self, news: dict[str, int] | str) -> None:
-        """Takes the hosts that there are now, or something to say to the user. Callable from any thread."""
+        """Take the hosts that there are now, or something to say to the user. Callable from any thread."""
         self._news.append(news)
         self._wakeup.set()
 
     def run(self) -> Outcome:
-        """Returns when nothing is left of the workers."""
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._wakeup, selectors.EVENT_READ, self._wakeup.clear)
-            selector.register(self._workers, selectors.EVENT_READ, lambda: None)
-            while True:
-                self._think()
-                if self._ended and not self._links:
-                    break
-                self._links.watch(selector)
-                self._fleet.watch(selector)
-                for key, _ in selector.select(self._timeout()):
-                    key.data()
-                self._workers.attend()
-                self._links.conclude(selector)
-                self._fleet.attend(selector)
-                self._handle_signals()
-                self._advance()
+        """Return when nothing is left of the workers."""
+        self._loop()
         self._output.drain(lambda: self.abandoned)
         self._check_output()
         return self.outcome
 
+    def _watch(self, selector: selectors.BaseSelector) -> bool:
+        self._think()
+        if self._ended and not self._links:
+            return False
+        watch_descriptor(selector, self._workers.fileno(), selectors.EVENT_READ, lambda: None)
+        self._links.watch(selector)
+        self._fleet.watch(selector)
+        return True
+
+    def _react(self, selector: selectors.BaseSelector) -> None:
+        self._workers.attend()
+        self._links.conclude(selector)
+        self._fleet.attend(selector)
+        self._handle_signals()
+        self._advance()
+
     def close(self) -> None:
-        """Ends whatever is left."""
+        """End whatever is left."""
         self._fleet.close()
         self._workers.close()
         self._close_server()
@@ -186,7 +173,7 @@ class Driver:
     # What happens.
 
     def on_frame(self, frame: Frame, link: Connection) -> None:
-        """See :class:`horovodlike.launcher.supervisor.connections.FrameHandler`."""
+        """See :class:`horovodlike.launcher.supervisor.connection.FrameHandler`."""
         worker = frame.number
         if frame.kind in (Kind.STDOUT, Kind.STDERR):
             self._output.add(worker, frame.kind, frame.payload)
@@ -222,15 +209,15 @@ class Driver:
         self._events.append(Exited(worker, status, started=pid != 0))
 
     def on_silence(self, link: Connection, seconds: float) -> None:
-        """See :class:`horovodlike.launcher.supervisor.connections.FrameHandler`."""
+        """See :class:`horovodlike.launcher.supervisor.connection.FrameHandler`."""
         self._fleet.blame(link, f"it has been silent for {seconds:.0f} s; is it up, and reachable?")
 
     def on_nonsense(self, link: Connection, error: Exception) -> None:
-        """See :class:`horovodlike.launcher.supervisor.connections.FrameHandler`."""
+        """See :class:`horovodlike.launcher.supervisor.connection.FrameHandler`."""
         self._fleet.blame(link, f"{link.who} cannot be understood: {error}")
 
     def on_end(self, link: Connection, status: int) -> None:
-        """See :class:`horovodlike.launcher.supervisor.connections.FrameHandler`."""
+        """See :class:`horovodlike.launcher.supervisor.connection.FrameHandler`."""
         self._fleet.end(link, status)
 
     def _take_agent(self, link: Connection, addresses: tuple[str, ...]) -> int:
@@ -249,7 +236,7 @@ class Driver:
     # What follows from it.
 
     def _think(self) -> None:
-        """Has the membership decide until there is nothing left to decide."""
+        """Let the membership decide until there is nothing left to decide."""
         while self._news:
             news = self._news.popleft()
             if isinstance(news, str):
@@ -287,7 +274,7 @@ class Driver:
             self._form(decision)
         elif isinstance(decision, Abandon):
             if decision.generation == self._generation:
-                self._close_server()  # whoever still waits there learns of it
+                self._close_server()  # a worker that still waits there gets an error
         elif isinstance(decision, Announce):
             change = {"number": decision.number, "added": decision.added, "removed": decision.removed}
             for worker in decision.members:
@@ -347,7 +334,7 @@ class Driver:
             self._output.say(*failure_attribution.describe(failure, "worker"))
 
     def _release_hosts(self) -> None:
-        """Ends the agents of hosts that are not offered any more and have no worker."""
+        """End the agents of hosts that are not offered any more and have no worker."""
         used = {process.host for process in self._processes.values()}
         for host in self._fleet.hosts():
             if host not in used and host not in self._membership.slots:
@@ -373,7 +360,7 @@ class Driver:
             self.outcome.exit_code = exit_code
 
     def _advance(self) -> None:
-        """Ends what is left once the job is over."""
+        """End what is left once the job is over."""
         if self._ending_at is None or self._ended:
             return
         if not any(process.pid for process in self._processes.values()) or time.monotonic() >= self._ending_at:

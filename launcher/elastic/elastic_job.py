@@ -1,10 +1,6 @@
-"""Puts the parts of an elastic job together: discovery, driver, output."""
+"""The steps of an elastic job: discovery, driver, output."""
 
-import secrets
-import sys
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from horovodlike.launcher.elastic.discovery import (
     DiscoveryError,
@@ -17,112 +13,84 @@ from horovodlike.launcher.elastic.driver import Driver
 from horovodlike.launcher.elastic.host_health import Backoff
 from horovodlike.launcher.elastic.state import Policy
 from horovodlike.launcher.errors import HostsError, UsageError, counted, given
-from horovodlike.launcher.planning.gpus import gpu_variables
 from horovodlike.launcher.planning.job_spec import THIS_MACHINE, ElasticSpec, JobSpec
-from horovodlike.launcher.planning.plan import JobIdentity, bind
+from horovodlike.launcher.planning.plan import bind, gpu_variables
 from horovodlike.launcher.supervisor.agent_startup import describe_this_host
 from horovodlike.launcher.supervisor.job import Outcome
-from horovodlike.launcher.supervisor.output import OutputFiles, RankOutput, Screen
-from horovodlike.launcher.supervisor.signals import SignalHandler, Wakeup
-from horovodlike.launcher.supervisor.writer import Writer
+from horovodlike.launcher.supervisor.signals import SignalHandler
+from horovodlike.launcher.supervisor.static_job import Launch
 
-__all__ = ["ElasticOutcome", "run_elastic"]
-
-_LOOK_S = 0.5
-_LOOPBACK = "127.0.0.1"
+__all__ = ["ElasticLaunch"]
 
 
-@dataclass
-class ElasticOutcome(Outcome):
-    """How an elastic job has ended; ``results`` are by number of worker.
+class ElasticLaunch(Launch):
+    """A job whose workers come and go. The driver plans and starts them when their hosts answer."""
 
-    Attributes:
-        members: The workers of the last generation, by rank.
-    """
-
-    members: tuple[int, ...] = ()
-
-
-def run_elastic(
-    spec: JobSpec,
-    elastic: ElasticSpec,
-    command: tuple[str, ...],
-    environ: Mapping[str, str],
-    *,
-    discovery: HostDiscovery | None = None,
-    task: bytes | None = None,
-    take_signals: bool = False,
-    reasons: Sequence[str] = (),
-) -> ElasticOutcome:
-    """Runs an elastic job and returns when nothing is left of it.
-
-    Args:
-        spec: The job.
-        elastic: What of it is elastic.
-        command: What each worker executes.
-        environ: The environment that the workers inherit.
-        discovery: Finds the hosts; None for what the job says about them. It is closed in the end.
-        task: The file that every worker can read.
-        take_signals: Passes this process's signals on to the workers; only in the main thread.
-        reasons: What ``verbose`` has to say besides.
-
-    Raises:
-        UsageError: The job does not fit its hosts; nothing has been started.
-        HostsError: The hosts could not be found out; nothing has been started.
-        BaseException: Whatever interrupted it (KeyboardInterrupt); the workers have been ended.
-    """
-    policy = make_policy(spec, elastic)
-    discovery = _choose_discovery(spec, elastic, policy) if discovery is None else discovery
-    with ExitStack() as stack:
-        lookout = DiscoveryThread(discovery, environ, spec.here)
-        stack.callback(lookout.close)
+    def resolve(self) -> None:
+        """Find the hosts that can be used now."""
+        assert self._spec.elastic is not None
+        self._elastic = self._spec.elastic
+        self._policy = make_policy(self._spec, self._elastic)
+        if self._discovery is None:
+            self._discovery = _choose_discovery(self._spec, self._elastic, self._policy)
+        self._lookout = DiscoveryThread(self._discovery, self._environ, self._spec.here)
+        self._stack.callback(self._lookout.close)
         try:
-            found = lookout.look()
+            self._found = self._lookout.look()
         except DiscoveryError as error:
             raise HostsError(f"the hosts cannot be found out: {error}") from error
-        spec = replace(spec, here=lookout.here, network_timeout=elastic.heartbeat_timeout)
-        if spec.here in found:  # what does not fit is to be said before anything starts
-            most = found[spec.here]
-            host = describe_this_host(spec, environ)
-            bind(spec.bind_to, host, most if policy.max_np is None else min(most, policy.max_np))
+        here, timeout = self._lookout.here, self._elastic.heartbeat_timeout
+        self._spec = replace(self._spec, here=here, network_timeout=timeout)
+
+    def probe(self) -> None:
+        """Check that the workers of this host fit before anything starts; the other hosts are asked as they come."""
+        spec = self._spec
+        if spec.here in self._found:
+            most, limit = self._found[spec.here], self._policy.max_np
+            host = describe_this_host(spec, self._environ)
+            bind(spec.bind_to, host, most if limit is None else min(most, limit))
             gpu_variables(spec.gpus_per_rank, host.gpus, most, spec.called("--gpus-per-rank"))
-        files = None
-        if spec.output_directory is not None:
-            files = OutputFiles(spec.output_directory, 1, (), called=spec.called("--output-filename"))
-            stack.callback(files.close)
-        wakeup = Wakeup()
-        stack.callback(wakeup.close)
-        writer = Writer(wakeup.set)
-        output = RankOutput(Screen.pair(sys.stdout, sys.stderr, environ), writer, files, spec.timestamps)
-        driver = Driver(
-            spec,
-            policy,
-            command,
-            environ,
-            JobIdentity(secrets.token_hex(8), secrets.token_hex(32), _LOOPBACK, 0),
-            output,
-            wakeup,
-            grace_period=elastic.grace_period,
-            task=task,
-            look_every=None if take_signals else _LOOK_S,
+        self._open_files(1, ())
+
+    def serve(self) -> None:
+        """Listen for the workers."""
+        self._open_output()
+        self._driver = Driver(
+            self._spec,
+            self._policy,
+            self._command,
+            self._environ,
+            self._identity,
+            self._output,
+            self._wakeup,
+            grace_period=self._elastic.grace_period,
+            task=self._task,
+            look_every=self._look_every,
         )
-        stack.callback(writer.close, lambda: driver.abandoned)
-        stack.callback(driver.close)
-        stack.callback(lookout.close)  # nothing is told to a driver that has been closed
-        if take_signals:
-            stack.enter_context(SignalHandler(driver.interrupt, wakeup))
-        output.say(*(f"hvdrun: {line}" for line in (reasons if spec.verbose else ())))
-        driver.tell(found)
-        if not isinstance(discovery, FixedHosts):
-            lookout.start(found, driver.tell)
-        outcome = driver.run()
-        return ElasticOutcome(
-            outcome.exit_code, outcome.failure, outcome.trouble, outcome.results, members=driver.members
-        )
+        self._stack.callback(self._writer.close, lambda: self._driver.abandoned)
+        self._stack.callback(self._driver.close)
+        self._stack.callback(self._lookout.close)  # nothing is told to a driver that has been closed
+
+    def start(self) -> None:
+        """Tell the driver the hosts, now and whenever they change."""
+        if self._take_signals:
+            self._stack.enter_context(SignalHandler(self._driver.interrupt, self._wakeup))
+        self._say()
+        self._driver.tell(self._found)
+        if not isinstance(self._discovery, FixedHosts):
+            self._lookout.start(self._found, self._driver.tell)
+
+    def supervise(self) -> None:
+        """See :meth:`Launch.supervise`."""
+        self._driver.run()
+
+    def attribute(self) -> Outcome:
+        """See :meth:`Launch.attribute`."""
+        return replace(self._driver.outcome, members=self._driver.members)
 
 
 def make_policy(spec: JobSpec, elastic: ElasticSpec) -> Policy:
-    """What the user has asked for, as far as membership goes.
+    """Return the numbers that the user has asked for, as far as membership goes.
 
     Raises:
         UsageError: The numbers contradict each other.

@@ -1,4 +1,4 @@
-"""What happens in an elastic job, and what the driver decides about it. Workers are named by their numbers."""
+"""The events of an elastic job, and the driver's decisions. Workers are named by their numbers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -134,7 +134,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Abandon:
-    """The generation cannot work any more: whoever still waits for the others in it waits in vain."""
+    """The generation cannot work any more: a member that still waits for the others in it waits in vain."""
 
     generation: int
     reason: str

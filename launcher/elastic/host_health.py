@@ -26,7 +26,7 @@ class Backoff:
 
 @dataclass
 class HostHealth:
-    """What has gone wrong on one host.
+    """The failures of one host.
 
     Failures fill a bucket that drains with the time in which the host has workers, one in two seconds: what fails now
     and then is replaced at once, and what fails again and again has to wait, for longer and longer until the bucket is
@@ -42,7 +42,7 @@ class HostHealth:
     _in_a_row: int = 0
 
     def fail(self, now: float, slots: int) -> str:
-        """A worker has failed there. Returns what follows from it, in words."""
+        """Count the failure of a worker there. Return the consequence, in words."""
         self._drain(now)
         tolerated = max(_TOLERATED, 2 * slots)
         self._level = min(self._level, tolerated) + 1
@@ -53,17 +53,17 @@ class HostHealth:
         return "it is replaced at once"
 
     def lose(self, now: float) -> str:
-        """Its agent could not be started, or has gone. Returns what follows from it, in words."""
+        """Count a failure of its agent, which could not be started or has gone. Return the consequence, in words."""
         self.losses += 1
         self._drain(now)
         return self._cool(now, min(max(self.rule.low, _LOST_LOW_S), self.rule.high))
 
     def hold(self, now: float) -> None:
-        """A worker was told to leave; whatever told it so may want the slot."""
+        """Note that a worker was told to leave; the scheduler that told it so may want the slot."""
         self.held.append(now + self.rule.high)
 
     def held_slots(self, now: float) -> int:
-        """How many slots stay empty."""
+        """Return how many slots stay empty."""
         self.held = [until for until in self.held if until > now]
         return len(self.held)
 

@@ -1,4 +1,4 @@
-"""Who is a member of an elastic job: all decisions of the driver. Pure: no clock, no thread, no I/O.
+"""The membership of an elastic job: all decisions of the driver. Pure: no clock, no thread, no I/O.
 
 Events go in by :meth:`Membership.observe`, decisions come out of :meth:`Membership.decide`, each with its reason, and
 count as carried out. Times are the caller's, in seconds, and never go back.
@@ -57,7 +57,7 @@ class Membership(Roster):
     """The state of an elastic job."""
 
     def __init__(self, policy: Policy, now: float) -> None:
-        """Starts without hosts and workers.
+        """Start without hosts and workers.
 
         Args:
             policy: What the user has asked for.
@@ -81,7 +81,7 @@ class Membership(Roster):
 
     @property
     def _finishing(self) -> str:
-        """Why nobody is to join now, if so: a worker has come to the end of its training, and may begin another one."""
+        """Why no worker may join now, if so: one has come to the end of its training, and may begin another one."""
         finished = (each for each in self.workers.values() if each.status is Status.FINISHED)
         return self._completed or next((f"worker {each.number} has finished" for each in finished), "")
 
@@ -91,13 +91,13 @@ class Membership(Roster):
         return self._end is not None
 
     def look_again(self) -> float | None:
-        """When :meth:`decide` may have something new though nothing has happened; as of its last call."""
+        """Return when :meth:`decide` may have something new even if nothing happens; as of its last call."""
         return min(self._deadlines, default=None)
 
     # What happens.
 
     def observe(self, event: Event, now: float) -> None:
-        """Takes note of something that has happened. What concerns a worker that has gone is ignored."""
+        """Take note of something that has happened. What concerns a worker that has gone is ignored."""
         if isinstance(event, HostsFound):
             self._find(event, now)
         elif isinstance(event, HostLost):
@@ -148,7 +148,7 @@ class Membership(Roster):
             self._set(worker, Status.READY, now)
 
     def _train_again(self, worker: Worker, now: float) -> None:
-        """The others may have gone on without it: then it will ask for a place."""
+        """Note a worker that trains again; if the others have continued without it, it will ask for a place."""
         self._set(worker, Status.MEMBER if self.is_member(worker) else Status.STARTING, now)
 
     def _exit(self, worker: Worker, event: Exited, now: float) -> None:
@@ -232,7 +232,7 @@ class Membership(Roster):
     # What follows from it.
 
     def decide(self, now: float) -> list[Decision]:
-        """What is to be done now. Each decision is returned once; the end of the job is the last one."""
+        """Decide what must be done now. Each decision is returned once; the end of the job is the last one."""
         decisions, self._pending, self._deadlines = self._pending, [], []
         if self._told_end:
             return []
@@ -281,7 +281,7 @@ class Membership(Roster):
                 if self._completed and worker.status is Status.STARTING:
                     self._set(worker, Status.REMOVED, now)
                 if worker.status is Status.MEMBER and self._blocked_since is not None:
-                    self._blocked_since = now  # whoever takes its place gets the same time
+                    self._blocked_since = now  # its replacement gets the same time
                 yield Kill(worker.number, f"worker {worker.number} is killed: {reason}")
 
     def _reason_to_kill(self, worker: Worker, now: float) -> str:
@@ -356,7 +356,7 @@ class Membership(Roster):
         enough = policy.min_np if self.generation.number else policy.num_proc  # to start over, or for the first time
         if len(chosen) < enough:
             return False
-        # Nobody is held up if a start waits for a moment for those that are about to come.
+        # No member is delayed if a start waits for a moment for those that are about to come.
         complete = not self.starting() or len(chosen) == policy.max_np
         enough_since = sorted(worker.since for worker in newcomers)[enough - 1]
         return complete or self._over(enough_since, SETTLE_S, now)
@@ -389,7 +389,7 @@ class Membership(Roster):
         yield Form(before.number + 1, members, reason)
 
     def _is_barren(self, generation: Generation, now: float) -> bool:
-        """Whether a generation is one too many in which a member has failed by itself and nobody got any further."""
+        """Whether too many generations have failed in a row by a member's own fault, without any progress."""
         if self._most_commits > generation.commits or now - generation.formed_at > self.policy.elastic_timeout:
             self._barren = 0
         elif any(status > 0 for _, status in generation.statuses):

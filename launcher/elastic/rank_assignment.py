@@ -12,11 +12,11 @@ OF_A_PLACE = frozenset(place_variables(**dict.fromkeys(_NAMES, 0))) | {
     "HOROVODLIKE_RENDEZVOUS_ADDR",
     "HOROVODLIKE_RENDEZVOUS_PORT",
 }
-"""The variables that a worker gets with its place, and must not inherit from anybody else."""
+"""The variables that a worker gets with its place, and must not inherit."""
 
 
 def place_members(generation: int, hosts: Sequence[str], address: str, port: int) -> list[dict[str, str]]:
-    """What each member sets in its environment.
+    """Return the variables that each member sets in its environment.
 
     Args:
         generation: The generation's number.

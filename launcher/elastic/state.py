@@ -1,4 +1,4 @@
-"""What the driver knows about an elastic job: workers, slots, and the current generation. Pure."""
+"""The driver's state of an elastic job: workers, slots, and the current generation. Pure."""
 
 import enum
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ __all__ = ["Generation", "Policy", "Roster", "Status", "Worker"]
 
 @dataclass(frozen=True)
 class Policy:
-    """What the user has asked for.
+    """The limits and timeouts that the user has asked for.
 
     Attributes:
         num_proc: How many workers the job starts with.
@@ -32,7 +32,7 @@ class Policy:
 
 
 class Status(enum.Enum):
-    """What a worker does."""
+    """The state of a worker."""
 
     STARTING = "starting"
     READY = "waiting for a place"
@@ -79,12 +79,12 @@ class Generation:
     failed_before: int = 0  # in how many generations in a row before, of the same members
     abandoned: bool = False
     returning: bool = False  # its members come back without being told
-    told: frozenset[int] = frozenset()  # whom the latest announcement was about
+    told: frozenset[int] = frozenset()  # the workers of the latest announcement
     statuses: list[tuple[int, int]] = field(default_factory=list)  # number and status of members that failed
 
 
 class Roster:
-    """The workers that live, and who is who among them.
+    """The workers that live, and the role of each.
 
     Attributes:
         policy: What the user has asked for.
@@ -94,7 +94,7 @@ class Roster:
     """
 
     def __init__(self, policy: Policy) -> None:
-        """Starts without hosts and workers."""
+        """Start without hosts and workers."""
         self.policy = policy
         self.workers: dict[int, Worker] = {}
         self.slots: dict[str, int] = {}
@@ -105,12 +105,12 @@ class Roster:
         return worker.number in self.generation.members
 
     def members(self) -> list[Worker]:
-        """The members that live, in the order of their ranks; not those that have left or finished."""
+        """List the members that live, in the order of their ranks; not those that have left or finished."""
         living = (self.workers[number] for number in self.generation.members if number in self.workers)
         return [worker for worker in living if worker.active]
 
     def unwanted(self) -> set[int]:
-        """The workers for which there is no slot any more, or that are too many: members stay, and older ones."""
+        """Return the workers without a slot, or that are too many: members stay, and older workers."""
         found: set[int] = set()
         room = dict(self.slots)
         left = len(self.workers) if self.policy.max_np is None else self.policy.max_np
@@ -123,7 +123,7 @@ class Roster:
         return found
 
     def staying(self) -> list[Worker]:
-        """The members that will have a place in the next generation.
+        """List the members that will have a place in the next generation.
 
         If the hosts of all of them have gone, some stay all the same until newcomers have got the state from them.
         """
@@ -135,13 +135,13 @@ class Roster:
         return members[: max(1, room - len(self.newcomers()))]
 
     def newcomers(self) -> list[Worker]:
-        """Those that are ready and have not been members of this generation."""
+        """List the workers that are ready and have not been members of this generation."""
         unwanted = self.unwanted()
         found = [worker for worker in self.workers.values() if worker.active and worker.status is Status.READY]
         return [each for each in found if not self.is_member(each) and each.number not in unwanted]
 
     def starting(self) -> list[Worker]:
-        """Those that have not asked for a place yet."""
+        """List the workers that have not asked for a place yet."""
         unwanted = self.unwanted()
         found = [worker for worker in self.workers.values() if worker.active and worker.status is Status.STARTING]
         return [worker for worker in found if worker.number not in unwanted]

@@ -48,7 +48,7 @@ class WorkerServer:
     def __init__(
         self, key: JobKey, job_id: str, expected: Callable[[], Collection[int]], tell: Callable[[Event], None]
     ) -> None:
-        """Listens on the loopback address.
+        """Listen on the loopback address.
 
         Args:
             key: The job's key.
@@ -74,15 +74,15 @@ class WorkerServer:
         return self._door.fileno()
 
     def next_deadline(self) -> float | None:
-        """When :meth:`attend` will have something to do, though nobody says anything."""
+        """Return when :meth:`attend` will have something to do even if no message arrives."""
         return self._door.next_deadline()
 
     def attend(self) -> None:
-        """Does what there is to do, without waiting."""
+        """Do what there is to do, without waiting."""
         self._door.attend()
 
     def listen_on(self, addresses: Collection[str]) -> None:
-        """Listens on further addresses, at the same port.
+        """Listen on further addresses, at the same port.
 
         Raises:
             RendezvousError: That is not possible.
@@ -93,18 +93,18 @@ class WorkerServer:
             self._addresses.update(new)
 
     def say(self, worker: int, message: dict[str, Any]) -> None:
-        """Tells a worker something; does nothing if it has no connection."""
+        """Tell a worker something; does nothing if it has no connection."""
         connection = self._connections.get(worker)
         if connection is not None:
             self._door.send(connection, message)
 
     def say_to_all(self, message: dict[str, Any]) -> None:
-        """Tells all workers something."""
+        """Tell all workers something."""
         for worker in list(self._connections):
             self.say(worker, message)
 
     def close(self) -> None:
-        """Closes all connections, after what was said last has been sent."""
+        """Close all connections, after what was said last has been sent."""
         deadline = time.monotonic() + _FLUSH_S
         for connection in self._connections.values():
             self._door.flush(connection, deadline)

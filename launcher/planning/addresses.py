@@ -1,4 +1,4 @@
-"""By which addresses hosts reach each other, as the routes of this host have it."""
+"""The names and addresses of this host, and those by which hosts reach each other."""
 
 import ipaddress
 import socket
@@ -7,18 +7,26 @@ from concurrent.futures import ThreadPoolExecutor
 
 from horovodlike._net.interfaces import choose_address, local_addresses
 from horovodlike.errors import ConfigError
+from horovodlike.launcher.agent.host_probe import Description
 from horovodlike.launcher.errors import HostsError, UsageError
-from horovodlike.launcher.planning.host_probe import Description
 from horovodlike.launcher.planning.hosts import HostSlots, merge_hosts
 
-__all__ = ["addresses_towards", "bindable_addresses", "find_this_machine", "reachable_addresses"]
+__all__ = [
+    "LOOPBACK",
+    "addresses_towards",
+    "bindable_addresses",
+    "find_this_machine",
+    "local_names",
+    "reachable_addresses",
+]
 
+LOOPBACK = "127.0.0.1"
 _DISCARD = 9
 _RESOLVERS = 32
 
 
 def _resolve(host: str) -> list[str]:
-    """The addresses of a name; none if it has none, as a name that only ssh's configuration knows."""
+    """Return the addresses of a name; none if it has none, as a name that only ssh's configuration knows."""
     try:
         found = socket.getaddrinfo(host, _DISCARD, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError):
@@ -27,7 +35,7 @@ def _resolve(host: str) -> list[str]:
 
 
 def _route(address: str) -> str | None:
-    """This host's address on the way to another one. Nothing is sent."""
+    """Return this host's address on the way to another one. Nothing is sent."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -38,13 +46,13 @@ def _route(address: str) -> str | None:
 
 
 def _own(addresses: Iterable[str]) -> list[str]:
-    """Those of the addresses that this host has."""
+    """Return those of the addresses that this host has."""
     known = {str(each.address) for each in local_addresses()}
     return [text for text in addresses if text in known or ipaddress.ip_address(text.partition("%")[0]).is_loopback]
 
 
 def addresses_towards(host: str, seen_from: tuple[str, str] | None) -> list[str]:
-    """This host's addresses at which another one can reach it, the likeliest first.
+    """Return this host's addresses at which another one can reach it, the likeliest first.
 
     Args:
         host: The other host.
@@ -67,7 +75,7 @@ def _chosen(network_interface: str) -> list[str]:
 
 
 def reachable_addresses(described: Mapping[str, Description], network_interface: str = "") -> list[str]:
-    """This host's addresses at which the other hosts can reach it; not each of them need lead there for all hosts.
+    """Return this host's addresses at which the other hosts can reach it; one need not be reachable from all hosts.
 
     Args:
         described: The other hosts.
@@ -92,7 +100,7 @@ def reachable_addresses(described: Mapping[str, Description], network_interface:
 
 
 def bindable_addresses(host: str, network_interface: str) -> list[str]:
-    """This host's addresses among those of a name, or in the network that the setting names.
+    """Return this host's addresses among those of a name, or in the network that the setting names.
 
     Raises:
         UsageError: This host is not in that network.
@@ -101,7 +109,7 @@ def bindable_addresses(host: str, network_interface: str) -> list[str]:
 
 
 def find_this_machine(hosts: Sequence[HostSlots], names: Iterable[str]) -> tuple[tuple[HostSlots, ...], str | None]:
-    """Finds out which of the hosts this machine is, by its names and addresses.
+    """Find out which of the hosts this machine is, by its names and addresses.
 
     Args:
         hosts: The hosts.
@@ -120,3 +128,9 @@ def find_this_machine(hosts: Sequence[HostSlots], names: Iterable[str]) -> tuple
     here = next((entry.host for entry in hosts if entry.host in own), None)
     renamed = (HostSlots(here, entry.slots) if here and entry.host in own else entry for entry in hosts)
     return merge_hosts(renamed), here
+
+
+def local_names() -> frozenset[str]:
+    """Return the names by which a user may call this host, whatever they resolve to."""
+    name = socket.gethostname()
+    return frozenset({"localhost", "127.0.0.1", "::1", name, name.partition(".")[0]})

@@ -1,17 +1,71 @@
-"""From what a user typed after the options to what is executed, with the errors that can be known beforehand."""
+"""Turn the words after the options into the command to execute; report the errors that can be known beforehand."""
 
 import os
 import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from horovodlike.launcher.errors import UsageError
-from horovodlike.launcher.horovod_options import HOROVODRUN
-from horovodlike.launcher.planning.interpreter import PythonCommand, is_python, split_python
 
-__all__ = ["check_interpreter", "interpreter_trouble", "resolve_command", "with_horovod_names"]
+__all__ = [
+    "check_interpreter",
+    "interpreter_trouble",
+    "resolve_command",
+    "with_horovod_names",
+    "PythonCommand",
+    "is_python",
+    "split_python",
+    "working_folder",
+    "HOROVODRUN",
+]
+
+HOROVODRUN = "horovodrun"
+"""The other name of ``hvdrun --compat``."""
+_PYTHON = re.compile(r"(python|pypy)[0-9.]*")
+
+
+@dataclass(frozen=True)
+class PythonCommand:
+    """The words after the interpreter's name, taken apart.
+
+    Attributes:
+        options: The interpreter's own.
+        how: ``script``, ``-m``, ``-c``, ``-`` for standard input, or an empty string if nothing is to be run.
+        rest: The script, module or text, and its arguments.
+    """
+
+    options: tuple[str, ...] = ()
+    how: str = ""
+    rest: tuple[str, ...] = ()
+
+
+def is_python(program: str) -> bool:
+    """Whether a program is a Python interpreter, by its name."""
+    return _PYTHON.fullmatch(os.path.basename(program)) is not None
+
+
+def split_python(words: Sequence[str]) -> PythonCommand:
+    """Take the words after the interpreter's name apart."""
+    index = 0
+    while index < len(words):
+        word, rest = words[index], tuple(words[index + 1 :])
+        if word == "-":
+            return PythonCommand(tuple(words[:index]), "-", rest)
+        if not word.startswith("-"):
+            return PythonCommand(tuple(words[:index]), "script", (word, *rest))
+        # One word may hold several letters (-uB); -m and -c end the options, and -W and -X have a value.
+        letter = re.match(r"-[^-mcWX]*([mcWX])", word)
+        if letter is not None and letter[1] in "mc":
+            before = (word[: letter.end() - 1],) if letter.end() > 2 else ()
+            value = (word[letter.end() :],) if letter.end() < len(word) else ()
+            return PythonCommand((*words[:index], *before), f"-{letter[1]}", (*value, *rest))
+        value_follows = letter is not None and letter.end() == len(word)
+        index += 2 if value_follows or word == "--check-hash-based-pycs" else 1
+    return PythonCommand(tuple(words))
+
 
 # By its path: with -m Python would look for it in the current folder first, where a checkout has the source.
 _COMPAT = str(Path(__file__).resolve().parents[2] / "compat" / "__main__.py")
@@ -23,7 +77,7 @@ _NEEDS_NO_SCRIPT = frozenset({"-h", "-?", "--help", "-V", "--version"})
 def resolve_command(
     command: Sequence[str], environ: Mapping[str, str], program: str = "hvdrun"
 ) -> tuple[tuple[str, ...], str]:
-    """Decides what each rank executes.
+    """Decide what each rank executes.
 
     Args:
         command: The words that were typed.
@@ -84,7 +138,7 @@ def _check_executable(name: str) -> None:
 
 
 def interpreter_trouble(path: str) -> str:
-    """What is wrong with the interpreter of an executable file, which exec would say of the file itself.
+    """Find out what is wrong with the interpreter of an executable file; exec would blame the file itself.
 
     Returns:
         The trouble, or an empty string if there is none, such as with a program that needs no interpreter.
@@ -104,7 +158,7 @@ def interpreter_trouble(path: str) -> str:
 
 
 def check_interpreter(path: str) -> None:
-    """Looks for the interpreter of what each rank executes.
+    """Look for the interpreter of what each rank executes.
 
     Raises:
         UsageError: It is missing.
@@ -115,7 +169,7 @@ def check_interpreter(path: str) -> None:
 
 
 def _check_interpreted(command: Sequence[str]) -> None:
-    """Looks at ``python ... script``: that the script is missing should be said once, before anything starts."""
+    """Look at ``python ... script``: that the script is missing should be said once, before anything starts."""
     if not is_python(command[0]) or _NEEDS_NO_SCRIPT.intersection(command[1:2]):
         return
     asked = split_python(command[1:])
@@ -133,7 +187,7 @@ def _check_interpreted(command: Sequence[str]) -> None:
 
 
 def with_horovod_names(command: tuple[str, ...], program: str = "hvdrun") -> tuple[tuple[str, ...], str]:
-    """Changes what each rank executes so that it can import ``horovod``.
+    """Change what each rank executes so that it can import ``horovod``.
 
     Args:
         command: What :func:`resolve_command` has decided.
@@ -158,3 +212,18 @@ def with_horovod_names(command: tuple[str, ...], program: str = "hvdrun") -> tup
         )
     how = () if asked.how == "script" else (asked.how,)
     return (command[0], *asked.options, _COMPAT, *how, *asked.rest), "horovodlike.compat stands in for Horovod"
+
+
+def working_folder() -> str:
+    """Return the folder in which the launcher was started, where ranks start too.
+
+    Raises:
+        UsageError: There is none any more.
+    """
+    try:
+        return os.getcwd()
+    except OSError as error:
+        raise UsageError(
+            f"the current folder, in which the ranks would start, cannot be used ({error.strerror}): it has been "
+            "deleted or replaced; change to a folder that exists (cd), and start again"
+        ) from None

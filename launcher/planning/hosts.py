@@ -25,7 +25,7 @@ class HostSlots:
 
 @dataclass(frozen=True)
 class Placement:
-    """Which ranks a host has.
+    """The ranks of a host.
 
     Attributes:
         names: The hosts that have ranks, each name once; hosts with lower numbers have lower ranks.
@@ -63,13 +63,13 @@ class Placement:
         return sum(self.counts)
 
     def cross(self, local_rank: int) -> tuple[int, int]:
-        """The number of this host among those that have a rank of this local rank, and how many these are."""
+        """Return the number of this host among those that have a rank of this local rank, and how many these are."""
         having = [number for number, count in enumerate(self.counts) if count > local_rank]
         return having.index(self.number), len(having)
 
 
 def parse_hosts(text: str) -> tuple[HostSlots, ...]:
-    """Reads ``host:slots,host:slots``; an IPv6 address stands in brackets.
+    """Read ``host:slots,host:slots``; an IPv6 address stands in brackets.
 
     Raises:
         UsageError: It is something else.
@@ -84,7 +84,7 @@ def parse_hosts(text: str) -> tuple[HostSlots, ...]:
 
 
 def parse_hostfile(text: str, path: str) -> tuple[HostSlots, ...]:
-    """Reads lines of ``host slots=4``, ``host:4`` or ``host``, which has one slot.
+    """Read lines of ``host slots=4``, ``host:4`` or ``host``, which has one slot.
 
     Empty lines, and what follows a ``#``, do not count. A host that comes again gets more slots.
 
@@ -112,7 +112,7 @@ def parse_hostfile(text: str, path: str) -> tuple[HostSlots, ...]:
 
 
 def parse_host_line(line: str, slots: int) -> HostSlots:
-    """Reads ``host slots=4``, ``host:4`` or ``host``, which has the given number of slots.
+    """Read ``host slots=4``, ``host:4`` or ``host``, which has the given number of slots.
 
     Raises:
         ValueError: It is something else.
@@ -128,7 +128,7 @@ def _bare(host: str) -> str:
 
 
 def merge_hosts(entries: Iterable[HostSlots]) -> tuple[HostSlots, ...]:
-    """Adds up the slots of entries of the same name, at the place of the first one."""
+    """Add up the slots of entries of the same name, at the place of the first one."""
     slots: dict[str, int] = {}
     for entry in entries:
         slots[entry.host] = slots.get(entry.host, 0) + entry.slots
@@ -136,7 +136,7 @@ def merge_hosts(entries: Iterable[HostSlots]) -> tuple[HostSlots, ...]:
 
 
 def place_ranks(hosts: Sequence[HostSlots], num_proc: int | None) -> tuple[Placement, ...]:
-    """Fills the hosts in their order.
+    """Fill the hosts in their order.
 
     Args:
         hosts: The hosts and their slots.

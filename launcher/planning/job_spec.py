@@ -1,4 +1,4 @@
-"""What a user asks for."""
+"""The request of a user: a job, and how it is started."""
 
 import enum
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ MOST_RANKS = 65536
 
 
 class Binding(enum.Enum):
-    """What each rank is bound to."""
+    """The kind of processors that each rank is bound to."""
 
     NONE = "none"
     CORE = "core"
@@ -43,7 +43,7 @@ class RemoteStart:
 
 @dataclass(frozen=True)
 class Nodes:
-    """The nodes of a job on each of which somebody starts a launcher.
+    """The nodes of a job on each of which a launcher is started by hand or by a scheduler.
 
     Attributes:
         count: How many there are.
@@ -62,7 +62,7 @@ class Nodes:
 
 @dataclass(frozen=True)
 class ElasticSpec:
-    """What belongs to an elastic job alone.
+    """The part of a job that only elastic jobs have.
 
     Attributes:
         min_np: With fewer workers the job waits; None for as many as it starts with.
@@ -145,12 +145,12 @@ class JobSpec:
     files: tuple[str, ...] = ()
 
     def called(self, flag: str) -> str:
-        """What messages are to call a flag."""
+        """Return the name of a flag in messages."""
         return self.names.get(flag, flag)
 
     @property
     def placements(self) -> tuple[Placement, ...]:
-        """Which ranks each host has.
+        """The ranks of each host.
 
         Raises:
             UsageError: The hosts have too few slots.

@@ -1,13 +1,12 @@
-"""From a job and its hosts to one plan per rank. Pure: each decision comes with its reason."""
+"""Plan each rank of a job on its hosts. Pure: each decision comes with its reason."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from horovodlike.launcher.errors import UsageError, counted
-from horovodlike.launcher.planning.gpus import gpu_variables
+from horovodlike.launcher.agent.host_probe import VISIBLE, Gpus, Host
+from horovodlike.launcher.errors import UsageError, counted, given
 from horovodlike.launcher.planning.hosts import Placement
 from horovodlike.launcher.planning.job_spec import Binding, JobSpec
-from horovodlike.launcher.planning.topology import Host
 
 __all__ = [
     "MALLOC_TUNABLES",
@@ -19,6 +18,11 @@ __all__ = [
     "place_variables",
     "plan_ranks",
     "tuning_variables",
+    "gpu_variables",
+    "OWN_NAMES",
+    "OWN_PREFIXES",
+    "forwarded",
+    "inherited",
 ]
 
 _Cpus = tuple[int, ...]
@@ -27,16 +31,16 @@ _Cpus = tuple[int, ...]
 _TENSORFLOW_THREADS = ("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
 
 # glibc's malloc gives the memory of gradients back to the kernel when they are freed, and the next step gets it again
-# page by page, each filled with zeros: a quarter of the time of a training step. So it is to keep up to 4 GiB of what
-# is free, to have no mappings of their own for what is less than 32 MiB, its maximum, and to ask for huge pages.
+# page by page, each filled with zeros: a quarter of the time of a training step. So it is told to keep up to 4 GiB of
+# free memory, to make no mapping of its own for less than 32 MiB, its maximum, and to ask for huge pages.
 MALLOC_TUNABLES = "glibc.malloc.trim_threshold=4294967296:glibc.malloc.mmap_threshold=33554432:glibc.malloc.hugetlb=1"
-# Who has one of these, even if it is empty, has decided on his own.
+# A user who has set one of these, even to nothing, has decided about malloc.
 _MALLOC_VARIABLES = ("GLIBC_TUNABLES", "MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TOP_PAD_")
 
 
 @dataclass(frozen=True)
 class JobIdentity:
-    """What the ranks of one job have in common.
+    """The common data of the ranks of one job.
 
     Attributes:
         job_id: Names the job in logs.
@@ -71,7 +75,7 @@ class RankPlan:
 
 
 def choose_omp_threads(environ: Mapping[str, str], cpus: int, ranks: int) -> tuple[int | None, str]:
-    """Decides ``OMP_NUM_THREADS``: without it every rank would start as many threads as there are processors.
+    """Decide ``OMP_NUM_THREADS``: without it every rank would start as many threads as there are processors.
 
     Returns:
         The number, or None to leave it alone; and what to say about it.
@@ -85,7 +89,7 @@ def choose_omp_threads(environ: Mapping[str, str], cpus: int, ranks: int) -> tup
 
 
 def bind(how: Binding, host: Host, ranks: int) -> tuple[list[_Cpus | None], str]:
-    """Decides which logical processors each local rank is bound to.
+    """Decide which logical processors each local rank is bound to.
 
     ``core`` deals out the physical cores, an equal share to each rank and none to two; ``numa`` spreads the ranks over
     the NUMA nodes in blocks.
@@ -122,7 +126,7 @@ def plan_ranks(
     identity: JobIdentity,
     environ: Mapping[str, str],
 ) -> tuple[list[RankPlan], list[str]]:
-    """Plans every rank of a job on one host.
+    """Plan every rank of a job on one host.
 
     Args:
         spec: The job.
@@ -160,7 +164,7 @@ def plan_ranks(
 
 
 def common_variables(spec: JobSpec, node: str, identity: JobIdentity) -> dict[str, str]:
-    """What the ranks of a host have in common, but for where they meet if they are told that later."""
+    """Return the common variables of a host's ranks, but for the rendezvous if they get it later."""
     address = {
         "HOROVODLIKE_RENDEZVOUS_ADDR": identity.address,
         "HOROVODLIKE_RENDEZVOUS_PORT": str(identity.port),
@@ -177,7 +181,7 @@ def common_variables(spec: JobSpec, node: str, identity: JobIdentity) -> dict[st
 
 
 def tuning_variables(environ: Mapping[str, str], cpus: int, ranks: int) -> tuple[dict[str, str], list[str]]:
-    """How many threads each rank of a host is to use, and how its memory is allocated.
+    """Decide how many threads each rank of a host uses, and how its memory is allocated.
 
     Returns:
         The variables that say so, but for those that are set, and what the user has to be told.
@@ -193,7 +197,7 @@ def tuning_variables(environ: Mapping[str, str], cpus: int, ranks: int) -> tuple
 
 
 def place_variables(**place: int) -> dict[str, str]:
-    """A rank's place in the job, also under the names that scripts written for Horovod read."""
+    """Return a rank's place in the job, also under the names that scripts written for Horovod read."""
     return {
         f"{owner}_{name.upper()}": str(value) for owner in ("HOROVODLIKE", "HOROVOD") for name, value in place.items()
     }
@@ -210,3 +214,64 @@ def _place(placement: Placement, local_rank: int) -> dict[str, str]:
         cross_size=cross_size,
     )
     return variables | {"HOROVOD_HOSTNAME": placement.name}
+
+
+def gpu_variables(
+    per_rank: int, gpus: Gpus | None, ranks: int, called: str = "--gpus-per-rank"
+) -> list[dict[str, str]]:
+    """Give each local rank the next GPUs. Pure.
+
+    Args:
+        per_rank: How many each rank gets; with 0 nothing is set.
+        gpus: Those of the host.
+        ranks: How many ranks the host has.
+        called: By what the user has asked for them.
+
+    Returns:
+        By local rank, the variables that say so.
+
+    Raises:
+        UsageError: There are too few.
+    """
+    if per_rank == 0:
+        return [{} for _ in range(ranks)]
+    assert gpus is not None
+    have = len(gpus.names)
+    if per_rank * ranks > have:
+        few = have // per_rank
+        fewer = f"use at most {counted(few, 'rank')} on this host, or " if few else ""
+        raise UsageError(
+            f"{given(called, per_rank)}: {counted(ranks, 'rank')} need{'s' * (ranks == 1)} "
+            f"{counted(per_rank * ranks, 'GPU')}, but this host has {have or 'none'} ({gpus.source}); {fewer}leave "
+            f"{called} out: then all ranks see all GPUs"
+        )
+    shares = (gpus.names[rank * per_rank : (rank + 1) * per_rank] for rank in range(ranks))
+    return [{VISIBLE: ",".join(share)} for share in shares]
+
+
+OWN_NAMES = (
+    *("HOME", "HOST", "HOSTNAME", "LOGNAME", "MAIL", "OLDPWD", "SHELL", "USER"),
+    *("TEMP", "TMP", "TMPDIR"),
+    *("DBUS_SESSION_BUS_ADDRESS", "DISPLAY", "XAUTHORITY"),
+    "CUDA_VISIBLE_DEVICES",
+)
+"""Variables that each host has for itself: its own values count there, and the launcher's do not."""
+OWN_PREFIXES = ("SSH_", "XDG_")
+_OF_A_WORKER = frozenset(
+    {
+        *("HOROVODLIKE_ELASTIC", "HOROVOD_ELASTIC", "HOROVODLIKE_WORKER", "HOROVODLIKE_GENERATION"),
+        *("HOROVODLIKE_DRIVER_ADDR", "HOROVODLIKE_DRIVER_PORT"),
+    }
+)
+
+
+def inherited(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return all variables but those of the worker of an elastic job that the launcher may have been started by."""
+    return {name: value for name, value in environ.items() if name not in _OF_A_WORKER}
+
+
+def forwarded(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that are sent to other hosts: all but those that each host has for itself."""
+    return {
+        name: value for name, value in environ.items() if name not in OWN_NAMES and not name.startswith(OWN_PREFIXES)
+    }

@@ -1,17 +1,20 @@
-"""The hosts that a batch scheduler has given to this job, from the environment that it makes.
+"""The hosts of a job: those that the user names, those that a batch scheduler has allocated, or this machine.
 
 A scheduler is a row of :data:`SCHEDULERS`: a name, and a function from the environment to hosts.
 """
 
+import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from horovodlike._bootstrap.hostlist import expand_counts, expand_hosts
 from horovodlike.launcher.errors import UsageError, counted
-from horovodlike.launcher.planning.hosts import HostSlots, merge_hosts, parse_hostfile
+from horovodlike.launcher.planning.addresses import find_this_machine, local_names
+from horovodlike.launcher.planning.hosts import HostSlots, merge_hosts, parse_hostfile, parse_hosts, place_ranks
+from horovodlike.launcher.planning.job_spec import THIS_MACHINE
 
-__all__ = ["Allocation", "find_allocation"]
+__all__ = ["HostResolution", "find_hosts", "Allocation", "find_allocation"]
 
 _FIRST_PSEUDO_STEP = 0xFFFFFFF0
 """From here on Slurm numbers what is no step of tasks: the batch script, an interactive shell."""
@@ -19,7 +22,7 @@ _FIRST_PSEUDO_STEP = 0xFFFFFFF0
 
 @dataclass(frozen=True)
 class Allocation:
-    """What a scheduler has given to this job.
+    """The hosts that a scheduler has given to this job.
 
     Attributes:
         scheduler: Its name.
@@ -33,7 +36,7 @@ class Allocation:
 
 
 def find_allocation(environ: Mapping[str, str]) -> Allocation | None:
-    """Reads the environment of a batch job.
+    """Read the environment of a batch job.
 
     Returns:
         The allocation, or None outside of any and inside a step of tasks, where the scheduler itself starts ranks.
@@ -103,3 +106,73 @@ SCHEDULERS: tuple[tuple[str, Callable[[Mapping[str, str]], _Found | None]], ...]
     ("LSF", _lsf),
     ("PBS", _pbs),
 )
+
+
+@dataclass(frozen=True)
+class HostResolution:
+    """The hosts on which a job runs.
+
+    Attributes:
+        num_proc: The number of ranks, or None if it was not given.
+        hosts: The hosts; none stands for this machine.
+        here: The name of this machine among the hosts, or None.
+        slurm: Slurm starts what runs on other hosts.
+        cpus: How many processors of each host a scheduler has given.
+        reason: Why it is so.
+    """
+
+    num_proc: int | None
+    hosts: tuple[HostSlots, ...] = ()
+    here: str | None = THIS_MACHINE
+    slurm: bool = False
+    cpus: Mapping[str, int] = field(default_factory=dict)
+    reason: str = "no host is named: the ranks run on this machine"
+
+
+def find_hosts(
+    hosts: str | None, hostfile: str | None, num_proc: int | None, environ: Mapping[str, str]
+) -> HostResolution:
+    """Decide where a job runs.
+
+    Args:
+        hosts: What ``-H`` says, or None.
+        hostfile: The name of a file with hosts, or None.
+        num_proc: The number of ranks, or None for all slots.
+        environ: The environment, which a scheduler may have made.
+
+    Raises:
+        UsageError: What is said about hosts makes no sense, or there are too few slots.
+    """
+    if hosts is not None and hostfile is not None:
+        raise UsageError("-H and --hostfile contradict each other; give one of them")
+    allocation = find_allocation(environ)
+    named: tuple[HostSlots, ...]
+    if hosts is not None:
+        named, reason = parse_hosts(hosts), "the hosts are those of -H"
+    elif hostfile is not None:
+        named, reason = parse_hostfile(_read(hostfile), hostfile), f"the hosts are those of {hostfile}"
+    elif allocation is not None:
+        named, reason = allocation.hosts, f"the hosts are those that {allocation.scheduler} has given"
+    else:
+        return HostResolution(num_proc)
+    names = local_names() | {name for name in (environ.get("SLURMD_NODENAME"),) if name}
+    found, here = find_this_machine(named, names)
+    if hosts is None and hostfile is None and num_proc is not None and [entry.host for entry in found] == [here]:
+        return HostResolution(num_proc, reason=f"{reason}, and this machine is the only one")
+    size = place_ranks(found, num_proc)[0].size
+    slurm = (
+        allocation is not None
+        and allocation.scheduler == "Slurm"
+        and {entry.host for entry in found if entry.host != here} <= {entry.host for entry in allocation.hosts}
+        and shutil.which("srun", path=environ.get("PATH")) is not None
+    )
+    return HostResolution(size, found, here, slurm, allocation.cpus if slurm and allocation is not None else {}, reason)
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError as error:
+        raise UsageError(f"--hostfile {path}: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise UsageError(f"--hostfile {path} is no text: {error}") from None

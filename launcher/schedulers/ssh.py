@@ -1,12 +1,12 @@
-"""How the agent of another host is started, and what it means when that fails. Pure."""
+"""The command that starts the agent of another host, and the explanation if it fails. Pure."""
 
 import math
 import shlex
 import sys
 from collections.abc import Sequence
 
+from horovodlike.launcher.agent import START_AGENT
 from horovodlike.launcher.planning.job_spec import RemoteStart
-from horovodlike.launcher.supervisor.connection import START_AGENT
 
 __all__ = ["explain_failure", "remote_command", "ssh_words"]
 
@@ -21,12 +21,12 @@ _REMEDIES = (
 )
 
 
-_AGENT = (sys.executable, "-I", "-S", "-X", "utf8", str(START_AGENT))
+_AGENT = (sys.executable, "-I", "-S", "-X", "utf8", START_AGENT)
 """What is executed on another host, where everything has the same paths as here."""
 
 
 def remote_command(host: str, remote: RemoteStart, timeout: float) -> list[str]:
-    """What is executed here in order to start the agent of another host.
+    """Return the command that starts the agent of another host.
 
     Args:
         host: The host.
@@ -55,7 +55,7 @@ def remote_command(host: str, remote: RemoteStart, timeout: float) -> list[str]:
 
 
 def ssh_words(remote: RemoteStart) -> list[str]:
-    """The options that the user has for ssh."""
+    """Return the options that the user has for ssh."""
     words = [*remote.ssh_options]
     if remote.ssh_port is not None:
         words += ["-p", str(remote.ssh_port)]
@@ -65,7 +65,7 @@ def ssh_words(remote: RemoteStart) -> list[str]:
 
 
 def explain_failure(remote: RemoteStart, status: int, words: Sequence[str]) -> str:
-    """Why an agent has not answered.
+    """Explain why an agent has not answered.
 
     Args:
         remote: How it was started.

@@ -1,20 +1,37 @@
 """Starts the agents of all hosts at the same time, and finds out which of them cannot take part, and why."""
 
 import functools
+import os
 import selectors
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from horovodlike.launcher.agent.protocol import Frame, FrameError, Kind, decode_text, encode_seconds, encode_text
+from horovodlike.launcher.agent.host_probe import (
+    Description,
+    Host,
+    decode_description,
+    detect_host,
+    encode_needs,
+    find_gpus,
+    installed_version,
+)
+from horovodlike.launcher.agent.protocol import (
+    Frame,
+    FrameError,
+    Kind,
+    decode_text,
+    encode_seconds,
+    encode_text,
+    from_native,
+)
 from horovodlike.launcher.errors import HostsError, counted
-from horovodlike.launcher.planning.environment import working_folder
-from horovodlike.launcher.planning.gpus import find_gpus
-from horovodlike.launcher.planning.host_probe import Description, decode_description, encode_needs, installed_version
+from horovodlike.launcher.planning.command import working_folder
 from horovodlike.launcher.planning.hosts import Placement
 from horovodlike.launcher.planning.job_spec import JobSpec
-from horovodlike.launcher.planning.topology import Host, detect_host
+from horovodlike.launcher.planning.plan import OWN_NAMES, OWN_PREFIXES, RankPlan, forwarded, inherited
 from horovodlike.launcher.schedulers.ssh import explain_failure, remote_command
 from horovodlike.launcher.supervisor.connection import AgentConnection, start_local_agent, start_remote_agent
+from horovodlike.launcher.supervisor.job import GRACE_S
 
 __all__ = [
     "ask_for_description",
@@ -25,13 +42,14 @@ __all__ = [
     "receive_answer",
     "start_agent",
     "start_agents",
+    "start_message",
 ]
 
 
 def start_agents(
     spec: JobSpec, placements: Sequence[Placement], on_exit: Callable[[Callable[[], object]], object]
 ) -> list[AgentConnection]:
-    """Starts an agent on each host; does not wait for any.
+    """Start an agent on each host; does not wait for any.
 
     Args:
         spec: The job.
@@ -49,7 +67,7 @@ def start_agents(
 
 
 def start_agent(spec: JobSpec, host: str, here: bool) -> AgentConnection:
-    """Starts the agent of one host; does not wait for it.
+    """Start the agent of one host; does not wait for it.
 
     Args:
         spec: The job.
@@ -76,7 +94,7 @@ def _close(links: Sequence[AgentConnection]) -> None:
 
 
 def describe_this_host(spec: JobSpec, environ: Mapping[str, str]) -> Host:
-    """What there is on this host, as far as the job needs it.
+    """Describe this host, as far as the job needs it.
 
     Args:
         spec: The job.
@@ -86,7 +104,7 @@ def describe_this_host(spec: JobSpec, environ: Mapping[str, str]) -> Host:
 
 
 def describe_hosts(spec: JobSpec, links: Sequence[AgentConnection], program: str) -> dict[str, Description]:
-    """Asks the agents of other hosts what there is, all at the same time.
+    """Ask the agents of other hosts what there is, all at the same time.
 
     Args:
         spec: The job.
@@ -133,19 +151,19 @@ def describe_hosts(spec: JobSpec, links: Sequence[AgentConnection], program: str
 
 
 def ask_for_description(link: AgentConnection, spec: JobSpec, program: str, folder: str) -> None:
-    """Asks the agent of another host what there is; it ends by itself if it hears no more."""
+    """Ask the agent of another host what there is; it ends by itself if it hears no more."""
     link.send(Kind.DESCRIBE, 0, encode_text(encode_needs(folder, program, spec.gpus_per_rank > 0, spec.files)))
     link.send(Kind.ALIVE, 0, encode_seconds(spec.start_timeout + spec.network_timeout))
 
 
 def explain_delay(link: AgentConnection, spec: JobSpec) -> str:
-    """What is wrong with a host that has not answered."""
+    """Explain what is wrong with a host that has not answered."""
     said = f" ({'; '.join(link.last_words)})" if link.last_words else ""
     return f"it has not answered within {spec.start_timeout:g} s{said}; raise --start-timeout if need be"
 
 
 def receive_answer(link: AgentConnection) -> list[Frame] | Exception | None:
-    """What a host has answered, no frames if it has hung up, an exception if it is not understood, None if not yet."""
+    """Return a host's answer: no frames if it has hung up, an exception if it is no answer, None if none has come."""
     try:
         frames = link.receive()
     except (FrameError, OSError) as error:
@@ -154,11 +172,11 @@ def receive_answer(link: AgentConnection) -> list[Frame] | Exception | None:
 
 
 def read_description(answer: list[Frame] | Exception, link: AgentConnection, spec: JobSpec) -> Description:
-    """What a host has said about itself.
+    """Read the description that a host has sent.
 
     Args:
         answer: What :func:`receive_answer` has returned.
-        link: The connection, which nobody watches any more.
+        link: The connection, which no selector watches any more.
         spec: The job.
 
     Raises:
@@ -179,3 +197,51 @@ def read_description(answer: list[Frame] | Exception, link: AgentConnection, spe
     if description.problems:
         raise HostsError("; ".join(description.problems))
     return description
+
+
+def start_message(
+    plans: Sequence[RankPlan],
+    environ: Mapping[str, str],
+    folder: str,
+    *,
+    elsewhere: bool = False,
+    elastic: bool = False,
+    grace_period: float = GRACE_S,
+) -> bytes:
+    """Encode the payload of START.
+
+    Args:
+        plans: The ranks of the host.
+        environ: The environment of this process.
+        folder: Where the ranks start.
+        elsewhere: It is another host, which has some variables for itself.
+        elastic: More ranks may follow.
+        grace_period: How long the ranks may take to end once the agent has got a signal, in seconds.
+    """
+    environ = inherited(environ)
+
+    def text(value: str) -> str:
+        return from_native(os.fsencode(value))
+
+    def texts(values: Mapping[str, str]) -> dict[str, str]:
+        return {text(name): text(value) for name, value in values.items()}
+
+    ranks = [
+        {
+            "rank": plan.rank,
+            "environ": texts(plan.environ),
+            "command": [text(word) for word in plan.command],
+            "cpus": plan.cpus,
+        }
+        for plan in plans
+    ]
+    message = {
+        "cwd": text(folder),
+        "environ": texts(forwarded(environ) if elsewhere else environ),
+        "own_names": OWN_NAMES if elsewhere else (),
+        "own_prefixes": OWN_PREFIXES if elsewhere else (),
+        "ranks": ranks,
+        "elastic": elastic,
+        "grace_period": grace_period,
+    }
+    return encode_text(message)

@@ -1,34 +1,36 @@
-"""The launcher's end of the connection to an agent."""
+"""The launcher's ends of the connections to the agents of a job."""
 
 import contextlib
+import functools
 import math
 import os
 import selectors
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import IO
+from collections.abc import Callable, Iterable, Sequence
+from typing import IO, Protocol
 
-from horovodlike.launcher.agent.protocol import MAGIC, PIECE, Frame, FrameReader, Kind, encode
+from horovodlike.launcher.agent import START_AGENT
+from horovodlike.launcher.agent.protocol import MAGIC, PIECE, Frame, FrameReader, Kind, encode, encode_seconds
 from horovodlike.launcher.supervisor.failure_attribution import signal_name
+from horovodlike.launcher.supervisor.output import RankOutput
 
 __all__ = [
-    "START_AGENT",
     "AgentConnection",
     "Connection",
     "start_local_agent",
     "start_remote_agent",
     "watch_descriptor",
+    "FrameHandler",
+    "AgentConnections",
 ]
 
-START_AGENT = Path(__file__).parents[1] / "agent" / "start_agent.py"
 _WORDS_BYTES = 8 * 1024
 _CLOSE_S = 20.0
 """How long a host may take to end everything once its connection is cut, before it is given up."""
 _LEAVE_S = 5.0
-"""How long ssh may stay when the agent has ended: nobody else is attended to meanwhile."""
+"""How long ssh may stay when the agent has ended: no other connection is served meanwhile."""
 
 
 class Connection:
@@ -41,7 +43,7 @@ class Connection:
     """
 
     def __init__(self, host: str | None, magic: bytes = b"") -> None:
-        """Starts with empty buffers.
+        """Start with empty buffers.
 
         Args:
             host: The name of the host at the other end.
@@ -54,7 +56,7 @@ class Connection:
         self._unsent = bytearray()
 
     def send(self, kind: Kind, number: int = 0, payload: bytes = b"") -> None:
-        """Sends one frame, or what of it can be sent now; the rest goes by :meth:`flush`.
+        """Send one frame, or what of it can be sent now; the rest goes by :meth:`flush`.
 
         An agent that has gone shows itself by the end of what it sends, not here.
         """
@@ -62,12 +64,12 @@ class Connection:
         self.flush()
 
     def send_task(self, task: bytes) -> None:
-        """Sends the file that every rank can read."""
+        """Send the file that every rank can read."""
         for start in range(0, len(task), PIECE):
             self.send(Kind.TASK, 0, task[start : start + PIECE])
 
     def flush(self) -> None:
-        """Sends what can be sent without waiting."""
+        """Send what can be sent without waiting."""
         try:
             while self._unsent:
                 del self._unsent[: self._write(self._unsent)]
@@ -77,7 +79,7 @@ class Connection:
             self._unsent.clear()
 
     def receive(self) -> list[Frame] | None:
-        """What has arrived, which may be nothing, or None at the end: the host is clean then, or lost.
+        """Return what has arrived, which may be nothing, or None at the end: the host is clean then, or lost.
 
         Raises:
             FrameError: What arrived makes no sense.
@@ -91,7 +93,7 @@ class Connection:
         return None if data is None else self._reader.feed(data)
 
     def watch(self, selector: selectors.BaseSelector, listening: bool, on_readable: Callable[[], object]) -> None:
-        """Brings what a selector waits for up to date.
+        """Bring what a selector waits for up to date.
 
         Args:
             selector: Each key's ``data`` is a function to call when the key is ready.
@@ -101,15 +103,15 @@ class Connection:
         raise NotImplementedError
 
     def unwatch(self, selector: selectors.BaseSelector) -> None:
-        """Takes the connection out of a selector; before :meth:`close`."""
+        """Take the connection out of a selector; before :meth:`close`."""
         raise NotImplementedError
 
     def kill(self) -> None:
-        """Breaks the connection off."""
+        """Break the connection off."""
         raise NotImplementedError
 
     def close(self) -> int:
-        """Cuts the connection and waits for the end of what it has started at the other end.
+        """Cut the connection and waits for the end of what it has started at the other end.
 
         Returns:
             An exit code, or minus a signal; not 0 if the other end did not end in order.
@@ -118,15 +120,15 @@ class Connection:
 
     @property
     def who(self) -> str:
-        """What the other end is called in messages."""
+        """The name of the other end in messages."""
         raise NotImplementedError
 
     def explain_end(self, status: int) -> str:
-        """How the other end has ended, for messages; the status is that of :meth:`close`."""
+        """Describe how the other end has ended, for messages; the status is that of :meth:`close`."""
         raise NotImplementedError
 
     def _read(self) -> bytes | None:
-        """What has arrived, or None at the end."""
+        """Return what has arrived, or None at the end."""
         raise NotImplementedError
 
     def _write(self, data: bytearray) -> int:
@@ -137,7 +139,7 @@ class AgentConnection(Connection):
     """An agent at the other end of a process's standard input and output: the agent itself, or a client of ssh."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", host: str | None = None) -> None:
-        """Takes a process over whose pipes are unbuffered."""
+        """Take a process over whose pipes are unbuffered."""
         super().__init__(host, b"" if host is None else MAGIC)
         assert process.stdin is not None
         assert process.stdout is not None
@@ -188,7 +190,7 @@ class AgentConnection(Connection):
             watch_descriptor(selector, pipe.fileno(), 0, self.flush)
 
     def _hear_words(self) -> bool:
-        """Takes what is there of standard error; returns False at its end."""
+        """Take what is there of standard error; return False at its end."""
         assert self._stderr is not None
         with contextlib.suppress(BlockingIOError):
             data = os.read(self._stderr.fileno(), _WORDS_BYTES)
@@ -197,11 +199,11 @@ class AgentConnection(Connection):
         return self._speaking
 
     def kill(self) -> None:
-        """Kills the process: the agent's own, or the client of ssh."""
+        """Kill the process: the agent's own, or the client of ssh."""
         self._process.kill()
 
     def cut(self) -> None:
-        """Cuts the connection, whereupon the agent ends everything; does not wait for that.
+        """Cut the connection, whereupon the agent ends everything; does not wait for that.
 
         The time that the agent has for it begins now, so that of several that are cut first, none adds to another's.
         """
@@ -229,7 +231,7 @@ class AgentConnection(Connection):
             return self._process.wait()
 
     def _wait_readable(self, pipe: IO[bytes], give_up: float | None, take: Callable[[], bool]) -> None:
-        """Takes what comes until ``take`` returns False; kills the process when the time is over."""
+        """Take what comes until ``take`` returns False; kills the process when the time is over."""
         with selectors.DefaultSelector() as selector:
             selector.register(pipe, selectors.EVENT_READ)
             while selector.select(None if give_up is None else max(0.0, give_up - time.monotonic())):
@@ -254,7 +256,7 @@ class AgentConnection(Connection):
 def watch_descriptor(
     selector: selectors.BaseSelector, descriptor: int, events: int, function: Callable[[], object]
 ) -> None:
-    """Registers a descriptor with a selector for some events, or for none."""
+    """Register a descriptor with a selector for some events, or for none."""
     known = selector.get_map().get(descriptor)
     if known is None and events:
         selector.register(descriptor, events, function)
@@ -265,10 +267,10 @@ def watch_descriptor(
 
 
 def start_local_agent() -> AgentConnection:
-    """Starts the agent of this host, in a session of its own: a Ctrl-C on the terminal does not reach it."""
+    """Start the agent of this host, in a session of its own: a Ctrl-C on the terminal does not reach it."""
     process = subprocess.Popen(
         # -X utf8 has no say in what ranks get: names and variables travel as bytes.
-        [sys.executable, "-I", "-S", "-X", "utf8", str(START_AGENT)],
+        [sys.executable, "-I", "-S", "-X", "utf8", START_AGENT],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         bufsize=0,
@@ -278,7 +280,7 @@ def start_local_agent() -> AgentConnection:
 
 
 def start_remote_agent(command: Sequence[str], host: str) -> AgentConnection:
-    """Starts the agent of another host.
+    """Start the agent of another host.
 
     Args:
         command: A client of ssh, or the like, and what it is to execute there.
@@ -293,3 +295,116 @@ def start_remote_agent(command: Sequence[str], host: str) -> AgentConnection:
         start_new_session=True,
     )
     return AgentConnection(process, host)
+
+
+_PATIENCE = 2 / 3
+"""Of the time that a host may be silent: the launcher should know what is wrong before the ranks do."""
+
+
+class FrameHandler(Protocol):
+    """The receiver of the agents' frames."""
+
+    def on_frame(self, frame: Frame, link: Connection) -> None:
+        """Handle a frame of an agent. Raise ValueError if it makes no sense."""
+
+    def on_nonsense(self, link: Connection, error: Exception) -> None:
+        """Handle bytes of an agent that are no frame; its connection is about to be closed."""
+
+    def on_silence(self, link: Connection, seconds: float) -> None:
+        """Handle a host that has been silent for too long; its connection is about to be cut."""
+
+    def on_end(self, link: Connection, status: int) -> None:
+        """Handle the end of the connection to a host; the status is that of :meth:`Connection.close`."""
+
+
+class AgentConnections:
+    """The connections of a job. Belongs to one thread."""
+
+    def __init__(
+        self, links: Iterable[Connection], audience: FrameHandler, output: RankOutput, network_timeout: float
+    ) -> None:
+        """Take connections over which agents can be spoken with.
+
+        Args:
+            links: The connections.
+            audience: Acts upon what the agents say.
+            output: Nothing is read from the agents while it is full.
+            network_timeout: How long another host may be silent, in seconds.
+        """
+        self._links = list(links)
+        self._audience = audience
+        self._output = output
+        self._network_timeout = network_timeout
+        self._finished: list[Connection] = []  # whose ends have come
+        self._listening = True
+        self._greet_at = time.monotonic()
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        return len(self._links)
+
+    def add(self, link: Connection) -> None:
+        """Take another connection over."""
+        link.heard_at = time.monotonic()
+        self._links.append(link)
+        self._greet_at = min(self._greet_at, link.heard_at)
+
+    def send(self, kind: Kind, number: int = 0, payload: bytes = b"") -> None:
+        """Send a frame to all."""
+        for link in self._links:
+            link.send(kind, number, payload)
+
+    def forgive_silence(self) -> None:
+        """Count the silence of all hosts from now on: until now no heartbeat was sent, or none was read."""
+        for link in self._links:
+            link.heard_at = time.monotonic()
+
+    def watch(self, selector: selectors.BaseSelector) -> None:
+        """Greet those whose time it is, and brings what the selector waits for up to date.
+
+        Takes nothing more from the agents while the screen is behind.
+        """
+        self._greet()
+        listening = not self._output.full
+        if listening and not self._listening:
+            self.forgive_silence()
+        self._listening = listening
+        for link in self._links:
+            link.watch(selector, listening, functools.partial(self._receive, link))
+
+    def next_deadline(self) -> float | None:
+        """Return when :meth:`watch` has to be called at the latest."""
+        return self._greet_at if any(link.host is not None for link in self._links) else None
+
+    def conclude(self, selector: selectors.BaseSelector) -> None:
+        """Close the connections that have ended."""
+        finished, self._finished = self._finished, []
+        for link in finished:
+            link.unwatch(selector)
+            self._links.remove(link)
+            self._audience.on_end(link, link.close())
+
+    def _greet(self) -> None:
+        """Let other hosts know that the launcher lives, and breaks off with those that do not answer."""
+        now = time.monotonic()
+        if now < self._greet_at:
+            return
+        patience = _PATIENCE * self._network_timeout
+        self._greet_at = now + patience / 5
+        for link in self._links:
+            if link.host is not None and self._listening and now - link.heard_at > patience:
+                self._audience.on_silence(link, now - link.heard_at)
+                link.kill()
+            elif link.host is not None:
+                link.send(Kind.ALIVE, 0, encode_seconds(self._network_timeout))
+
+    def _receive(self, link: Connection) -> None:
+        try:
+            frames = link.receive()
+            for frame in frames or ():
+                self._audience.on_frame(frame, link)
+        except (ValueError, OSError) as error:
+            self._audience.on_nonsense(link, error)
+            frames = None
+        if frames is None or link.over:
+            self._finished.append(link)

@@ -1,4 +1,4 @@
-"""Which rank is to blame, and what becomes of the job. Pure: each decision comes with its reason."""
+"""The rank that caused the end of a job, and the exit code. Pure: each decision comes with its reason."""
 
 import re
 import signal
@@ -40,7 +40,7 @@ class Failure:
 
 
 def exit_code(status: int) -> int:
-    """The exit code that a shell would show for a status: a signal counts as 128 plus its number."""
+    """Return the exit code that a shell would show for a status: a signal counts as 128 plus its number."""
     return status if status >= 0 else 128 - status
 
 
@@ -67,7 +67,7 @@ def is_consequence(failure: Failure) -> bool:
 
 
 def choose(failures: Sequence[Failure], waiting_over: bool) -> tuple[Failure | None, str]:
-    """Decides which failure ends the job.
+    """Decide which failure ends the job.
 
     It is the first one. But a rank that raises takes a moment to leave (its interpreter shuts down), and others that
     notice may be faster: a failure that says itself that a peer was lost has to wait for a better one.
@@ -88,7 +88,7 @@ def choose(failures: Sequence[Failure], waiting_over: bool) -> tuple[Failure | N
 
 
 def describe(failure: Failure, noun: str = "rank") -> list[bytes]:
-    """What is said about a failure, line by line; in an elastic job the number is a worker's."""
+    """Describe a failure, line by line; in an elastic job the number is a worker's."""
     what = f"hvdrun: {how_it_ended(failure.rank, failure.pid, failure.status, failure.host, noun)}"
     if not failure.last_lines:
         return [f"{what}; it wrote nothing to stderr".encode()]
@@ -98,7 +98,7 @@ def describe(failure: Failure, noun: str = "rank") -> list[bytes]:
 
 
 def how_it_ended(rank: int, pid: int, status: int, host: str | None = None, noun: str = "rank") -> str:
-    """How a rank has ended, in words: ``rank 1 (pid 123 on node-2) exited with code 0``."""
+    """Describe how a rank has ended: ``rank 1 (pid 123 on node-2) exited with code 0``."""
     where = "" if host is None else f" on {host}"
     if status >= 0:
         how = f"exited with code {status}"

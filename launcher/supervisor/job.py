@@ -3,7 +3,6 @@
 import selectors
 import signal
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -11,11 +10,10 @@ from horovodlike.launcher.agent.protocol import Frame, FrameError, Kind, decode_
 from horovodlike.launcher.agent.run_task import unpack_answer
 from horovodlike.launcher.errors import counted, listed
 from horovodlike.launcher.supervisor import failure_attribution
-from horovodlike.launcher.supervisor.connection import Connection
-from horovodlike.launcher.supervisor.connections import AgentConnections
+from horovodlike.launcher.supervisor.connection import AgentConnections, Connection
 from horovodlike.launcher.supervisor.failure_attribution import Failure
 from horovodlike.launcher.supervisor.output import RankOutput
-from horovodlike.launcher.supervisor.signals import Wakeup
+from horovodlike.launcher.supervisor.signals import Supervisor, Wakeup
 
 __all__ = ["AGENT_FAILED", "GRACE_S", "Job", "Outcome"]
 
@@ -34,17 +32,19 @@ class Outcome:
         exit_code: The exit code of the launcher.
         failure: The rank that ended the job, or None.
         trouble: What went wrong in the launcher itself, or None.
-        results: What each rank has written to its result descriptor.
+        results: What each rank has written to its result descriptor; in an elastic job, each worker.
+        members: The workers of the last generation of an elastic job, by rank.
     """
 
     exit_code: int = 0
     failure: Failure | None = None
     trouble: str | None = None
     results: dict[int, bytearray] = field(default_factory=dict)
+    members: tuple[int, ...] = ()
 
 
-class Job:
-    """One job from its start to its end. Everything but :meth:`interrupt` belongs to one thread."""
+class Job(Supervisor):
+    """One job from its start to its end."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Job:
         look_every: float | None = None,
         on_gone: Callable[[int, str], None] | None = None,
     ) -> None:
-        """Takes the parts; :meth:`run` puts them to work.
+        """Take the parts; :meth:`run` puts them to work.
 
         Args:
             links: The connections to the hosts, and the ranks of each, which are about to start.
@@ -68,10 +68,9 @@ class Job:
             look_every: After how many seconds :meth:`run` at least returns to Python code, where a signal can raise.
             on_gone: Called with a rank of which nothing is left, and how it has ended; its failure is known by then.
         """
+        super().__init__(output, wakeup)
         self._links = AgentConnections(links, self, output, network_timeout)
         self._link_of = {rank: link for link, ranks in links.items() for rank in ranks}
-        self._output = output
-        self._wakeup = wakeup
         self._verbose = verbose
         self._network_timeout = network_timeout
         self._look_every = look_every
@@ -82,38 +81,28 @@ class Job:
         self._failed_at: float | None = None
         self._ended = False
         self._decided = False
-        self._signals: deque[int] = deque()
-        self._abandoned = False
-
-    @property
-    def abandoned(self) -> bool:
-        """Whether the user has insisted on an end at once, or wants one after the job's own end."""
-        return self._abandoned or bool(self._signals)
-
-    def interrupt(self, signum: int) -> None:
-        """Passes a signal on to the ranks; a second one kills them. Callable from a signal handler."""
-        self._signals.append(signum)
-        self._wakeup.set()
 
     def run(self) -> Outcome:
-        """Returns when nothing is left of the ranks."""
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._wakeup, selectors.EVENT_READ, self._wakeup.clear)
-            self._links.forgive_silence()
-            while self._links:
-                self._links.watch(selector)
-                for key, _ in selector.select(self._timeout()):
-                    key.data()
-                self._links.conclude(selector)
-                self._handle_signals()
-                self._advance()
+        """Return when nothing is left of the ranks."""
+        self._links.forgive_silence()
+        self._loop()
         return self._outcome
 
     def drain(self) -> Outcome:
-        """Waits until everything is on the screen; returns the outcome, another one if that could not be done."""
+        """Wait until everything is on the screen; returns the outcome, another one if that could not be done."""
         self._output.drain(lambda: self.abandoned)
         self._check_output()
         return self._outcome
+
+    def _watch(self, selector: selectors.BaseSelector) -> bool:
+        if self._links:
+            self._links.watch(selector)
+        return bool(self._links)
+
+    def _react(self, selector: selectors.BaseSelector) -> None:
+        self._links.conclude(selector)
+        self._handle_signals()
+        self._advance()
 
     def _timeout(self) -> float | None:
         deadlines = [] if self._look_every is None else [time.monotonic() + self._look_every]
@@ -126,17 +115,17 @@ class Job:
     # What the agents say.
 
     def on_silence(self, link: Connection, seconds: float) -> None:
-        """See :class:`horovodlike.launcher.supervisor.connections.FrameHandler`."""
+        """See :class:`horovodlike.launcher.supervisor.connection.FrameHandler`."""
         # The ranks of other hosts notice it later, each by itself.
         self._failed_at = self._failed_at or link.heard_at + self._network_timeout
         self._blame(f"{link.host} has been silent for {seconds:.0f} s; is it up, and reachable?")
 
     def on_nonsense(self, link: Connection, error: Exception) -> None:
-        """See :class:`horovodlike.launcher.supervisor.connections.FrameHandler`."""
+        """See :class:`horovodlike.launcher.supervisor.connection.FrameHandler`."""
         self._blame(f"{link.who} cannot be understood: {error}")
 
     def on_frame(self, frame: Frame, link: Connection) -> None:
-        """See :class:`horovodlike.launcher.supervisor.connections.FrameHandler`."""
+        """See :class:`horovodlike.launcher.supervisor.connection.FrameHandler`."""
         if frame.kind in _OF_A_RANK and self._link_of.get(frame.number) is not link:
             raise FrameError(f"it speaks of rank {frame.number}, which it does not have")
         if frame.kind in (Kind.STDOUT, Kind.STDERR):
@@ -172,7 +161,7 @@ class Job:
             self._failed_at = self._failed_at or time.monotonic()
 
     def on_end(self, link: Connection, status: int) -> None:
-        """See :class:`horovodlike.launcher.supervisor.connections.FrameHandler`."""
+        """See :class:`horovodlike.launcher.supervisor.connection.FrameHandler`."""
         self._advance()
         lost = sorted(rank for rank in self._running if self._link_of[rank] is link)
         for rank in lost:
@@ -183,7 +172,7 @@ class Job:
             self._blame(link.explain_end(status) + ranks)
 
     def _blame(self, trouble: str) -> None:
-        """Ends the job for a reason that is no rank's failure."""
+        """End the job for a reason that is no rank's failure."""
         self._failed_at = self._failed_at or time.monotonic()
         if not self._decided:
             self._decided = True

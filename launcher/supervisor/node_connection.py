@@ -62,7 +62,7 @@ class NodeConnection(Connection):
     """
 
     def __init__(self, connected: socket.socket, sealer: Sealer, opener: Opener, node: int, host: str = "") -> None:
-        """Takes an authenticated connection over.
+        """Take an authenticated connection over.
 
         Args:
             connected: The socket.
@@ -87,11 +87,11 @@ class NodeConnection(Connection):
         return f"hvdrun on {self.host}"
 
     def fileno(self) -> int:
-        """The socket's descriptor."""
+        """Return the socket's descriptor."""
         return self._socket.fileno()
 
     def flush(self) -> None:
-        """Sends what can be sent without waiting."""
+        """Send what can be sent without waiting."""
         try:
             while True:
                 while self._sealed:
@@ -130,7 +130,7 @@ class NodeConnection(Connection):
         return frames
 
     def await_frame(self, deadline: float, *kinds: Kind) -> list[Frame]:
-        """Waits for a frame of some kinds; returns it and what came after it, but nothing before.
+        """Wait for a frame of some kinds; returns it and what came after it, but nothing before.
 
         Raises:
             FrameError: What arrived makes no sense.
@@ -150,12 +150,12 @@ class NodeConnection(Connection):
         raise TimeoutError("timed out")
 
     def kill(self) -> None:
-        """Makes the connection end, so that :meth:`receive` returns its end."""
+        """Make the connection end, so that :meth:`receive` returns its end."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> int:
-        """The connection stays open for :meth:`dismiss`; returns the status that the other launcher has told."""
+        """Leave the connection open for :meth:`dismiss`; return the status that the other launcher has sent."""
         return self.status
 
     def explain_end(self, status: int) -> str:
@@ -163,12 +163,12 @@ class NodeConnection(Connection):
         return f"the agent on {self.host} ended with status {status}" if self.over else f"{self.who} has gone"
 
     def dismiss(self, exit_code: int, why: bytes) -> None:
-        """Tells the other launcher how the job has ended, and hangs up."""
+        """Tell the other launcher how the job has ended, and hangs up."""
         self.send(Kind.OUTCOME, exit_code, why)
         self.hang_up()
 
     def hang_up(self) -> None:
-        """Sends what is left to be sent, for a few seconds at most, and closes the connection."""
+        """Send what is left to be sent, for a few seconds at most, and close the connection."""
         with contextlib.suppress(OSError):
             self._socket.settimeout(_FLUSH_S)
             self.flush()
@@ -195,10 +195,10 @@ class _PendingConnection:
 
 
 class NodeListener:
-    """Where the launchers of the other nodes come to. Used as a context manager."""
+    """The listener to which the launchers of the other nodes connect. Used as a context manager."""
 
     def __init__(self, key: JobKey, nnodes: int, addresses: Sequence[str], port: int) -> None:
-        """Listens.
+        """Listen.
 
         Args:
             key: The key that all nodes hold.
@@ -228,22 +228,22 @@ class NodeListener:
             self._selector.register(listener, selectors.EVENT_READ, listener)
 
     def __enter__(self) -> "NodeListener":
-        """It listens from the start."""
+        """Start listening."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Listens no more."""
+        """Listen no more."""
         self.close()
 
     def close(self) -> None:
-        """Listens no more; closes what has not authenticated itself."""
+        """Listen no more; closes what has not authenticated itself."""
         for each in (*self._listeners, *(stranger.socket for stranger in self._strangers)):
             each.close()
         self._strangers.clear()
         self._selector.close()
 
     def accept(self, deadline: float) -> tuple[NodeConnection, int, Frame] | None:
-        """Waits for the next launcher that holds the key and says what it needs. Nobody waits for another one.
+        """Wait for the next launcher that holds the key and says what it needs. None of them delays another one.
 
         Args:
             deadline: When to give up, as ``time.monotonic()``.
@@ -280,7 +280,7 @@ class NodeListener:
             accepted.send(make_challenge(stranger.nonce))
 
     def _make_room(self) -> bool:
-        """Drops who has been here longest without the key, if there is one."""
+        """Drop who has been here longest without the key, if there is one."""
         oldest = next((each for each in self._strangers if each.link is None), None)
         if oldest is not None:
             self._drop(oldest)
@@ -327,7 +327,7 @@ class NodeListener:
 
 
 def connect_node(key: JobKey, node: int, nnodes: int, host: str, port: int, deadline: float) -> NodeConnection:
-    """Connects to the launcher of node 0; tries again until it is there.
+    """Connect to the launcher of node 0; tries again until it is there.
 
     Args:
         key: The key that all nodes hold.
@@ -363,7 +363,7 @@ def connect_node(key: JobKey, node: int, nnodes: int, host: str, port: int, dead
 
 
 def _introduce(connected: socket.socket, key: JobKey, identity: Identity, deadline: float) -> NodeConnection:
-    """Returns when both ends have shown that they hold the key; node 0 says nothing more before JOIN."""
+    """Return when both ends have shown that they hold the key; node 0 says nothing more before JOIN."""
     until = min(deadline, time.monotonic() + HANDSHAKE_TIMEOUT)
     try:
         challenge = b""

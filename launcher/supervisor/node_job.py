@@ -4,106 +4,172 @@ Each node has its own command line, environment and screen. What ends a job is d
 with the same exit code and say the same.
 """
 
-import secrets
 import socket
-import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
-from horovodlike._bootstrap.bootstrap import RendezvousServer
 from horovodlike._net.secure_channel import JobKey
+from horovodlike.launcher.agent.host_probe import installed_version
 from horovodlike.launcher.agent.protocol import Frame, FrameError, Kind, decode_text, encode_text
 from horovodlike.launcher.errors import HostsError, UsageError
 from horovodlike.launcher.planning.addresses import bindable_addresses
-from horovodlike.launcher.planning.environment import working_folder
-from horovodlike.launcher.planning.host_probe import installed_version
+from horovodlike.launcher.planning.command import working_folder
 from horovodlike.launcher.planning.hosts import Placement
 from horovodlike.launcher.planning.job_spec import JobSpec, Nodes
 from horovodlike.launcher.planning.plan import JobIdentity, plan_ranks
 from horovodlike.launcher.supervisor import failure_attribution
-from horovodlike.launcher.supervisor.agent_startup import describe_this_host
+from horovodlike.launcher.supervisor.agent_startup import describe_this_host, start_message
 from horovodlike.launcher.supervisor.connection import Connection, start_local_agent
 from horovodlike.launcher.supervisor.job import Job, Outcome
 from horovodlike.launcher.supervisor.node_connection import NodeConnection, NodeListener, connect_node
 from horovodlike.launcher.supervisor.node_relay import Relay
-from horovodlike.launcher.supervisor.output import OutputFiles, RankOutput, Screen
-from horovodlike.launcher.supervisor.signals import SignalHandler, Wakeup
-from horovodlike.launcher.supervisor.static_job import start_message
-from horovodlike.launcher.supervisor.writer import Writer
+from horovodlike.launcher.supervisor.signals import Supervisor
+from horovodlike.launcher.supervisor.static_job import StaticLaunch
 
-__all__ = ["run_nodes"]
+__all__ = ["FollowerLaunch", "LeaderLaunch"]
 
 
-def run_nodes(
-    spec: JobSpec, nodes: Nodes, command: tuple[str, ...], environ: Mapping[str, str], reasons: Sequence[str] = ()
-) -> Outcome:
-    """Runs this node's part of a job and returns when the whole job is over. Only in the main thread.
+class _NodeLaunch(StaticLaunch):
+    """The steps that all nodes have in common: each starts its own ranks, and has its own output.
 
-    Args:
-        spec: This node's part; ``num_proc`` is the number of its ranks.
-        nodes: The nodes.
-        command: What each rank of this node executes.
-        environ: The environment that the ranks of this node inherit.
-        reasons: What ``verbose`` has to say besides.
-
-    Raises:
-        HostsError: The nodes have not found each other; the message says why.
-        UsageError: This node's ranks do not fit; the other nodes are told.
+    Only in the main thread.
     """
-    with ExitStack() as stack:
-        if nodes.number == 0:
-            links = _gather(spec, nodes, stack)
-            return _lead(spec, nodes, links, _Node(spec, command, environ, reasons, stack))
-        deadline = time.monotonic() + spec.start_timeout
-        uplink = connect_node(nodes.key, nodes.number, nodes.count, nodes.host, nodes.port, deadline)
-        stack.callback(uplink.hang_up)
-        return _follow(spec, nodes, uplink, _Node(spec, command, environ, reasons, stack))
 
+    _placement: Placement
 
-class _Node:
-    """What leading and following have in common: this node's ranks, and their output."""
+    @property
+    def _nodes(self) -> Nodes:
+        assert self._spec.nodes is not None
+        return self._spec.nodes
 
-    def __init__(
-        self,
-        spec: JobSpec,
-        command: tuple[str, ...],
-        environ: Mapping[str, str],
-        reasons: Sequence[str],
-        stack: ExitStack,
-    ) -> None:
-        self._spec, self._command, self._environ, self._stack = spec, command, environ, stack
-        self._folder = working_folder()
-        self._reasons = reasons if spec.verbose else ()
-        self.wakeup = Wakeup()
-        stack.callback(self.wakeup.close)
+    def probe(self) -> None:
+        """Describe this host."""
+        self._hosts = {self._placement.name: describe_this_host(self._spec, self._environ)}
 
-    def start(self, placement: Placement, identity: JobIdentity) -> tuple[Connection, RankOutput, Writer]:
-        """Starts the ranks of this node."""
-        spec, environ = self._spec, self._environ
-        plans, said = plan_ranks(spec, self._command, placement, describe_this_host(spec, environ), identity, environ)
-        files = None
-        if spec.output_directory is not None:
-            files = OutputFiles(spec.output_directory, placement.size, placement.ranks)
-            self._stack.callback(files.close)
+    def plan(self) -> None:
+        """Plan the ranks of this node."""
+        plans, self._said = plan_ranks(
+            self._spec, self._command, self._placement, self._hosts[self._placement.name], self._identity, self._environ
+        )
+        self._plans = [plans]
+        self._open_files(self._placement.size, self._placement.ranks)
+
+    def start(self) -> None:
+        """Start the ranks of this node."""
+        self._open_output()
         agent = start_local_agent()
         self._stack.callback(agent.close)
-        writer = Writer(self.wakeup.set)
-        output = RankOutput(Screen.pair(sys.stdout, sys.stderr, environ), writer, files, spec.timestamps)
-        output.say(*(f"hvdrun: {line}" for line in (*said, *self._reasons)))
-        agent.send(Kind.START, 0, start_message(plans, environ, self._folder))
-        return agent, output, writer
+        self._say(*self._said)
+        agent.send(Kind.START, 0, self._messages[0])
+        self._attach(self._begin(agent))
 
-    def take_signals(self, taker: Job | Relay, writer: Writer) -> None:
-        """Lets signals go to the job from now on."""
-        self._stack.enter_context(SignalHandler(taker.interrupt, self.wakeup))
-        self._stack.callback(writer.close, lambda: taker.abandoned)
+    def prepare_environment(self) -> None:
+        """See :meth:`Launch.prepare_environment`."""
+        self._messages = [start_message(self._plans[0], self._environ, self._folder)]
+
+    def _begin(self, agent: Connection) -> Supervisor:
+        """Make the supervisor of this node's agent, whose ranks are starting."""
+        raise NotImplementedError
+
+
+class LeaderLaunch(_NodeLaunch):
+    """The part of node 0, which decides what ends the job."""
+
+    def resolve(self) -> None:
+        """Wait for the launchers of the other nodes."""
+        self._folder = working_folder()
+        self._others = _gather(self._spec, self._nodes, self._stack)
+        self._verdict = 1, b"hvdrun: node 0 could not start its ranks"
+        self._stack.callback(self._dismiss)
+        names = _unique([socket.gethostname(), *(str(link.host) for link in self._others)])
+        counts = (self._spec.num_proc, *(link.num_proc for link in self._others))
+        self._placements = tuple(Placement(names, counts, number) for number in range(self._nodes.count))
+        self._placement = self._placements[0]
+
+    def serve(self) -> None:
+        """Start the rendezvous server at the address that all nodes know."""
+        address = ",".join(bindable_addresses(self._nodes.host, self._spec.network_interface))
+        key = _key_of_ranks(self._nodes, self._identity.job_id)
+        self._serve_ranks(key, self._placement.size, address)
+
+    def _begin(self, agent: Connection) -> Supervisor:
+        """Tell the other nodes which ranks they have."""
+        self._stack.callback(self._dismiss)  # before this node's agent is ended
+        for link, placement in zip(self._others, self._placements[1:], strict=True):
+            link.host = placement.name
+            link.send(Kind.PLACE, 0, _encode_place(placement, self._identity))
+        self._job = Job(
+            dict(zip((agent, *self._others), (placement.ranks for placement in self._placements), strict=True)),
+            self._output,
+            self._wakeup,
+            verbose=self._spec.verbose,
+            network_timeout=self._spec.network_timeout,
+            on_gone=self._server.exited,
+        )
+        return self._job
+
+    def supervise(self) -> None:
+        """Run until the job is over, and tell the other nodes, which do not wait for this node's screen."""
+        outcome = self._job.run()
+        self._verdict = outcome.exit_code, _why(outcome, self._placement.name)
+        self._dismiss()
+
+    def _dismiss(self) -> None:
+        while self._others:
+            self._others.pop(0).dismiss(*self._verdict)
+
+
+class FollowerLaunch(_NodeLaunch):
+    """The part of a node other than the first one."""
+
+    def resolve(self) -> None:
+        """Ask node 0 which ranks this node has."""
+        spec, nodes = self._spec, self._nodes
+        self._folder = working_folder()
+        deadline = time.monotonic() + spec.start_timeout
+        self._uplink = connect_node(nodes.key, nodes.number, nodes.count, nodes.host, nodes.port, deadline)
+        self._stack.callback(self._uplink.hang_up)
+        join = {"version": installed_version(), "host": socket.gethostname(), "num_proc": spec.num_proc}
+        self._uplink.send(Kind.JOIN, 0, encode_text(join))
+        # Node 0 waits for the others no longer than its own --start-timeout, and then says so.
+        deadline = time.monotonic() + 2 * spec.start_timeout
+        try:
+            frame, *self._early = self._uplink.await_frame(deadline, Kind.PLACE, Kind.OUTCOME)
+        except (OSError, FrameError) as error:
+            raise HostsError(f"node 0 has gone, or is stuck ({error}); see what it prints") from None
+        if frame.kind is Kind.OUTCOME:
+            raise HostsError(f"node 0 says: {frame.payload.decode(errors='replace')}")
+        self._placement, self._identity = _decode_place(frame, nodes)
+
+    def serve(self) -> None:
+        """Leave that to node 0."""
+
+    def plan(self) -> None:
+        """Plan the ranks of this node; tell node 0 if they do not fit."""
+        try:
+            super().plan()
+        except UsageError as error:
+            self._uplink.send(Kind.FAILED, 0, str(error).encode())
+            raise
+
+    def _begin(self, agent: Connection) -> Supervisor:
+        self._relay = Relay(agent, self._uplink, self._output, self._wakeup, self._spec.network_timeout)
+        return self._relay
+
+    def supervise(self) -> None:
+        """Run until node 0 has ended the job."""
+        self._exit_code = self._relay.run(self._early)
+
+    def attribute(self) -> Outcome:
+        """Return what node 0 has decided."""
+        return Outcome(exit_code=self._exit_code)
 
 
 def _gather(spec: JobSpec, nodes: Nodes, stack: ExitStack) -> list[NodeConnection]:
-    """Waits for the launchers of all other nodes; returns their connections by node."""
+    """Wait for the launchers of all other nodes; return their connections by node."""
     deadline = time.monotonic() + spec.start_timeout
     found: dict[int, NodeConnection] = {}
     try:
@@ -128,7 +194,7 @@ def _gather(spec: JobSpec, nodes: Nodes, stack: ExitStack) -> list[NodeConnectio
 
 
 def _addresses(spec: JobSpec, nodes: Nodes, deadline: float) -> list[str]:
-    """Where node 0 listens; its name may become known only a while after it has started."""
+    """Return the addresses on which node 0 listens; its name may be resolved only a while after it has started."""
     while not (found := bindable_addresses(nodes.host, spec.network_interface)):
         if time.monotonic() >= deadline:
             raise HostsError(
@@ -183,66 +249,14 @@ def _read_join(link: NodeConnection, join: Frame) -> None:
         )
 
 
-def _lead(spec: JobSpec, nodes: Nodes, links: Sequence[NodeConnection], node: _Node) -> Outcome:
-    names = _unique([socket.gethostname(), *(str(link.host) for link in links)])
-    counts = (spec.num_proc, *(link.num_proc for link in links))
-    placements = [Placement(names, counts, number) for number in range(nodes.count)]
-    address = ",".join(bindable_addresses(nodes.host, spec.network_interface))
-    job_id = secrets.token_hex(8)
-    exit_code, why = 1, b"hvdrun: node 0 could not start its ranks"
-    try:
-        with RendezvousServer(_key_of_ranks(nodes, job_id), sum(counts), address, job_id) as server:
-            identity = JobIdentity(job_id, _key_of_ranks(nodes, job_id).hex(), address, server.port)
-            agent, output, writer = node.start(placements[0], identity)
-            for link, placement in zip(links, placements[1:], strict=True):
-                link.host = placement.name
-                link.send(Kind.PLACE, 0, _encode_place(placement, identity))
-            job = Job(
-                dict(zip((agent, *links), (placement.ranks for placement in placements), strict=True)),
-                output,
-                node.wakeup,
-                verbose=spec.verbose,
-                network_timeout=spec.network_timeout,
-                on_gone=server.exited,
-            )
-            node.take_signals(job, writer)
-            outcome = job.run()
-            exit_code, why = outcome.exit_code, _why(outcome, names[0])
-    finally:
-        for link in links:
-            link.dismiss(exit_code, why)
-    return job.drain()  # the others do not wait for this node's screen
-
-
-def _follow(spec: JobSpec, nodes: Nodes, uplink: NodeConnection, node: _Node) -> Outcome:
-    version, name = installed_version(), socket.gethostname()
-    uplink.send(Kind.JOIN, 0, encode_text({"version": version, "host": name, "num_proc": spec.num_proc}))
-    # Node 0 waits for the others no longer than its own --start-timeout, and then says so.
-    try:
-        frame, *more = uplink.await_frame(time.monotonic() + 2 * spec.start_timeout, Kind.PLACE, Kind.OUTCOME)
-    except (OSError, FrameError) as error:
-        raise HostsError(f"node 0 has gone, or is stuck ({error}); see what it prints") from None
-    if frame.kind is Kind.OUTCOME:
-        raise HostsError(f"node 0 says: {frame.payload.decode(errors='replace')}")
-    placement, identity = _decode_place(frame, nodes)
-    try:
-        agent, output, writer = node.start(placement, identity)
-    except UsageError as error:
-        uplink.send(Kind.FAILED, 0, str(error).encode())
-        raise
-    relay = Relay(agent, uplink, output, node.wakeup, spec.network_timeout)
-    node.take_signals(relay, writer)
-    return Outcome(exit_code=relay.run(more))
-
-
 def _unique(names: Sequence[str]) -> tuple[str, ...]:
-    """The names of the nodes, with their numbers where two have the same name."""
+    """Return the names of the nodes, with their numbers where two have the same name."""
     count = Counter(names)
     return tuple(name if count[name] == 1 else f"{name}#{number}" for number, name in enumerate(names))
 
 
 def _key_of_ranks(nodes: Nodes, job_id: str) -> JobKey:
-    """Another key for each job, so that nothing of one is of use in the next."""
+    """Derive another key for each job, so that nothing of one is of use in the next."""
     return nodes.key.derive(b"horovodlike ranks", job_id.encode())
 
 
@@ -262,7 +276,7 @@ def _decode_place(frame: Frame, nodes: Nodes) -> tuple[Placement, JobIdentity]:
 
 
 def _why(outcome: Outcome, here: str) -> bytes:
-    """What the other nodes say when the job has ended badly; ``here`` is the name of this one."""
+    """Return what the other nodes print when the job has ended badly; ``here`` is the name of this one."""
     if outcome.failure is not None:
         return b"\n".join(failure_attribution.describe(replace(outcome.failure, host=outcome.failure.host or here)))
     if outcome.trouble is not None:

@@ -3,7 +3,6 @@
 import functools
 import selectors
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 
 from horovodlike.launcher.agent.protocol import Frame, FrameError, Kind, decode_exit, decode_seconds, encode_seconds
@@ -11,20 +10,20 @@ from horovodlike.launcher.supervisor.connection import Connection
 from horovodlike.launcher.supervisor.job import AGENT_FAILED, GRACE_S
 from horovodlike.launcher.supervisor.node_connection import NodeConnection
 from horovodlike.launcher.supervisor.output import RankOutput
-from horovodlike.launcher.supervisor.signals import Wakeup
+from horovodlike.launcher.supervisor.signals import Supervisor, Wakeup
 
 __all__ = ["Relay"]
 
 _LONGEST_WAIT = 3600.0
 
 
-class Relay:
-    """A node's part of a job. Everything but :meth:`interrupt` belongs to one thread."""
+class Relay(Supervisor):
+    """A node's part of a job."""
 
     def __init__(
         self, agent: Connection, uplink: NodeConnection, output: RankOutput, wakeup: Wakeup, patience: float
     ) -> None:
-        """Takes the parts; :meth:`run` puts them to work.
+        """Take the parts; :meth:`run` puts them to work.
 
         Args:
             agent: The agent of this node, which has been told to start the ranks.
@@ -33,11 +32,9 @@ class Relay:
             wakeup: Makes :meth:`run` look at what other threads and signals have changed.
             patience: How long node 0 may be silent until it says itself how long, in seconds.
         """
+        super().__init__(output, wakeup)
         self._agent = agent
         self._uplink = uplink
-        self._output = output
-        self._wakeup = wakeup
-        self._signals: deque[int] = deque()
         self._signalled = 0
         self._open: dict[Connection, Callable[[Frame], object]] = {agent: self._on_agent, uplink: self._on_uplink}
         self._finished: set[Connection] = set()
@@ -50,39 +47,37 @@ class Relay:
         """Whether the user has insisted on an end at once."""
         return self._signalled + len(self._signals) > 1
 
-    def interrupt(self, signum: int) -> None:
-        """Has a signal passed on to the ranks of all nodes; a second one kills them. Callable from a signal handler."""
-        self._signals.append(signum)
-        self._wakeup.set()
-
     def run(self, early: Iterable[Frame]) -> int:
-        """Returns the exit code when the job is over and nothing is left of this node's ranks.
+        """Return the exit code when the job is over and nothing is left of this node's ranks.
 
         Args:
             early: What node 0 has said already.
         """
         for frame in early:
             self._on_uplink(frame)
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._wakeup, selectors.EVENT_READ, self._wakeup.clear)
-            while self._close_finished(selector):
-                for link in self._open:
-                    listening = link is self._uplink or not self._output.full
-                    link.watch(selector, listening, functools.partial(self._receive, link))
-                for key, _ in selector.select(self._timeout()):
-                    key.data()
-                self._handle_signals()
-                self._check_output()
-                if self._uplink in self._open and time.monotonic() >= self._lost_at:
-                    self._lose("node 0 has been silent for too long; is it up, and reachable?")
+        self._loop()
         self._output.drain(lambda: self.abandoned)
         if self._output.trouble is not None and self._exit_code == 0:
             self._output.say(f"hvdrun: {self._output.trouble}")
             self._exit_code = AGENT_FAILED
         return self._exit_code
 
+    def _watch(self, selector: selectors.BaseSelector) -> bool:
+        if not self._close_finished(selector):
+            return False
+        for link in self._open:
+            listening = link is self._uplink or not self._output.full
+            link.watch(selector, listening, functools.partial(self._receive, link))
+        return True
+
+    def _react(self, selector: selectors.BaseSelector) -> None:
+        self._handle_signals()
+        self._check_output()
+        if self._uplink in self._open and time.monotonic() >= self._lost_at:
+            self._lose("node 0 has been silent for too long; is it up, and reachable?")
+
     def _close_finished(self, selector: selectors.BaseSelector) -> bool:
-        """Takes leave of those whose end has come; returns whether anybody is left."""
+        """Close the connections that have ended; return whether any is left."""
         for link in self._finished & self._open.keys():
             link.unwatch(selector)
             del self._open[link]

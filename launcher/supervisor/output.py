@@ -1,9 +1,15 @@
-"""What ranks write: to the screen with a prefix, to files as it is; and the last lines of each."""
+"""The output of the ranks: to the screen with a prefix, to files as it is; and the last lines of each.
+
+A :class:`Printer` keeps apart what many ranks write on one screen; it is pure: bytes in, bytes out. No line is ever
+made of the bytes of two ranks. A carriage return ends a line as far as prefixes are concerned. On a terminal, what
+follows or precedes it (a progress bar) is *transient*: it stays on the lowest line, is overwritten by its successor,
+makes room for other lines, and is drawn again below them.
+"""
 
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +17,118 @@ from typing import BinaryIO, TextIO
 
 from horovodlike.launcher.agent.protocol import Kind
 from horovodlike.launcher.errors import UsageError, given
-from horovodlike.launcher.supervisor.printer import Printer
 from horovodlike.launcher.supervisor.writer import Write, Writer, byte_writer
 
-__all__ = ["LAST_LINES", "OutputFiles", "RankOutput", "Screen", "last_lines"]
+__all__ = ["LAST_LINES", "OutputFiles", "RankOutput", "Screen", "last_lines", "LONGEST_PARTIAL", "Printer"]
+
+LONGEST_PARTIAL = 64 * 1024
+"""More bytes than this without an end of line are not held back any longer."""
+_LINE = re.compile(rb"[^\r\n]*(?:\r\n|\n|\r)|[^\r\n]+\Z")
+_ESCAPE = re.compile(rb"\x1b\[[0-9;?]*[A-Za-z]")
+_ERASE = b"\r\x1b[K"
+
+
+class Printer:
+    """The state of one screen or file: unfinished lines, and how the last thing written ended.
+
+    A *key* names a source, that is one stream of one rank.
+    """
+
+    def __init__(self, *, terminal: bool = False, columns: Callable[[], int] = lambda: 80) -> None:
+        """Make a printer for a fresh line.
+
+        Args:
+            terminal: The output understands cursor movements.
+            columns: The width of the terminal; asked for each transient line.
+        """
+        self._terminal = terminal
+        self._columns = columns
+        self._held: dict[Hashable, bytes] = {}
+        self._open: Hashable = None  # whose bytes came last, if they did not end with a newline
+        self._open_is_long = False  # ... since the line is too long to be held
+        self._overwritten: dict[Hashable, bytes] = {}  # the last text before a carriage return, until the next newline
+        self._shown: tuple[Hashable, bytes] | None = None  # the transient line on the terminal
+
+    def add(self, key: Hashable, prefix: bytes, data: bytes) -> bytes:
+        """Take what a source has written, and return what must be written out."""
+        text = self._held.pop(key, b"") + data
+        # A carriage return at the very end may be the first half of a line end.
+        cut = max(text.rfind(b"\n"), text.rfind(b"\r", 0, len(text) - 1)) + 1
+        if len(text) - cut > LONGEST_PARTIAL:
+            cut = len(text)
+            if self._terminal:
+                text, cut = text + b"\n", cut + 1
+        if cut < len(text):
+            self._held[key] = text[cut:]
+        if self._terminal:
+            return self._on_terminal(key, prefix, text[:cut])
+        return self._in_file(key, prefix, text[:cut])
+
+    def finish(self, key: Hashable, prefix: bytes) -> bytes:
+        """End a source: what it left unfinished becomes a line."""
+        rest = self._held.pop(key, b"").rstrip(b"\r") or (self._overwritten.get(key, b"") if self._terminal else b"")
+        if rest:
+            return self.add(key, prefix, rest + b"\n")
+        if self._open == key and self._open is not None:
+            self._open = None
+            return b"\n"
+        return b""
+
+    def _in_file(self, key: Hashable, prefix: bytes, whole: bytes) -> bytes:
+        if b"\r" in whole:
+            body = b"".join(prefix + line for line in _LINE.findall(whole) if line != b"\r")
+        elif whole:
+            body = prefix + whole[:-1].replace(b"\n", b"\n" + prefix) + whole[-1:]
+        else:
+            body = b""
+        if not body:
+            return b""
+        if self._open is not None and self._open != key:
+            body = b"\n" + body
+        elif self._open is not None and self._open_is_long:
+            body = body[len(prefix) :]
+        self._open = None if body.endswith(b"\n") else key
+        self._open_is_long = not body.endswith((b"\n", b"\r"))
+        return body
+
+    def _on_terminal(self, key: Hashable, prefix: bytes, whole: bytes) -> bytes:
+        kept = []
+        if b"\r" in whole:
+            for line in _LINE.findall(whole):
+                text = line.rstrip(b"\r\n")
+                if line.endswith(b"\n"):
+                    kept.append(prefix + (text or self._overwritten.pop(key, b"")) + b"\n")
+                    self._overwritten.pop(key, None)
+                else:
+                    self._overwritten[key] = text or self._overwritten.get(key, b"")
+        elif whole:
+            kept.append(prefix + whole[:-1].replace(b"\n", b"\n" + prefix) + b"\n")
+            self._overwritten.pop(key, None)
+        return self._show(key, prefix, b"".join(kept))
+
+    def _show(self, key: Hashable, prefix: bytes, lines: bytes) -> bytes:
+        """Write lines above the transient one, which is brought up to date."""
+        before = self._shown
+        held = self._held.get(key, b"")
+        if key in self._overwritten or held.endswith(b"\r"):
+            text = held.rstrip(b"\r") or self._overwritten.get(key, b"")
+            self._shown = (key, prefix + self._fit(text, prefix)) if text else self._shown
+        elif before is not None and before[0] == key:
+            self._shown = None
+        if not lines and self._shown == before:
+            return b""
+        after = self._shown[1] if self._shown is not None else b""
+        return (_ERASE if before is not None else b"") + lines + after
+
+    def _fit(self, text: bytes, prefix: bytes) -> bytes:
+        """Cut a transient line so that it can be erased; one with escape sequences is left as it is."""
+        if b"\x1b" in text:
+            return text
+        room = self._columns() - len(_ESCAPE.sub(b"", prefix)) - 1
+        if len(text) <= room:
+            return text
+        return text.decode(errors="replace")[: max(0, room)].encode()
+
 
 LAST_LINES = 20
 _TAIL_BYTES = 32 * 1024
@@ -24,14 +138,14 @@ _COLOURS = (36, 33, 35, 32, 34, 31, 96, 93, 95, 92, 94, 91)
 
 
 def last_lines(tail: bytes, count: int = LAST_LINES) -> tuple[bytes, ...]:
-    """The last lines of a stream; of what was overwritten by carriage returns only what remained visible."""
+    """Return the last lines of a stream; of what carriage returns have overwritten only what remained visible."""
     lines = [re.split(rb"\r+", line.rstrip(b"\r"))[-1] for line in tail.rstrip(b"\r\n").split(b"\n")]
     return tuple(lines[-count:]) if any(lines) else ()
 
 
 @dataclass
 class Screen:
-    """Where one of the launcher's own streams leads.
+    """The target of one of the launcher's own streams.
 
     Attributes:
         write: Writes to it.
@@ -45,7 +159,7 @@ class Screen:
 
     @classmethod
     def pair(cls, stdout: TextIO | None, stderr: TextIO | None, environ: Mapping[str, str]) -> "dict[Kind, Screen]":
-        """The screens for standard output and error of ranks."""
+        """Return the screens for standard output and error of ranks."""
         screens = {Kind.STDOUT: cls.of(stdout, environ), Kind.STDERR: cls.of(stderr, environ)}
         if _same_place(stdout, stderr):
             screens[Kind.STDERR].printer = screens[Kind.STDOUT].printer
@@ -53,7 +167,7 @@ class Screen:
 
     @classmethod
     def of(cls, stream: TextIO | None, environ: Mapping[str, str]) -> "Screen":
-        """The screen that a stream is; None stands for one that was closed when this process was started."""
+        """Return the screen of a stream; None stands for one that was closed when this process was started."""
         if stream is None:
             return cls(_discard, Printer(terminal=False), coloured=False)
         terminal = stream.isatty() and environ.get("TERM", "dumb") != "dumb"
@@ -87,7 +201,7 @@ class OutputFiles:
     def __init__(
         self, directory: str, size: int, ranks: Iterable[int] | None = None, *, called: str = "--output-filename"
     ) -> None:
-        """Makes the files anew.
+        """Make the files anew.
 
         Args:
             directory: The folder.
@@ -112,7 +226,7 @@ class OutputFiles:
             undo.pop_all()
 
     def add(self, rank: int) -> None:
-        """Makes the files of one more rank.
+        """Make the files of one more rank.
 
         Raises:
             UsageError: That is not possible. The rank can go on all the same, without those that are missing.
@@ -128,7 +242,7 @@ class OutputFiles:
             raise UsageError(f"{given(self._called, self._directory)}: {error.filename}: {error.strerror}") from None
 
     def write(self, rank: int, stream: Kind, data: bytes) -> str | None:
-        """Appends bytes as they are.
+        """Append bytes as they are.
 
         Returns:
             What is wrong if the file cannot be written; it gets nothing more then. None if all is well.
@@ -146,7 +260,7 @@ class OutputFiles:
         return None
 
     def close(self) -> None:
-        """Closes all files."""
+        """Close all files."""
         self._stack.close()
 
 
@@ -156,7 +270,7 @@ class RankOutput:
     def __init__(
         self, screens: "dict[Kind, Screen]", writer: Writer, files: OutputFiles | None = None, timestamps: bool = False
     ) -> None:
-        """Takes the places where output goes.
+        """Take the places where output goes.
 
         Args:
             screens: The screens for standard output and error.
@@ -177,12 +291,12 @@ class RankOutput:
 
     @property
     def broken(self) -> bool:
-        """Whether nobody reads standard output any more."""
+        """Whether the reader of standard output has closed it."""
         return isinstance(self._error, BrokenPipeError)
 
     @property
     def trouble(self) -> str | None:
-        """Why standard output cannot be written although somebody may want to read it: the disk is full."""
+        """Why standard output cannot be written although its reader has not closed it: the disk is full."""
         error = self._error
         if error is None or self.broken:
             return None
@@ -193,11 +307,11 @@ class RankOutput:
         return self._writer.error_of(self._screens[Kind.STDOUT].write)
 
     def drain(self, give_up: Callable[[], bool]) -> None:
-        """Waits until everything so far is on the screen; see :meth:`Writer.drain`."""
+        """Wait until everything so far is on the screen; see :meth:`Writer.drain`."""
         self._writer.drain(give_up)
 
     def expect(self, rank: int) -> None:
-        """Prepares for one more rank than there were at the start.
+        """Prepare for one more rank than there were at the start.
 
         Raises:
             UsageError: Its files cannot be made; it can go on without them.
@@ -206,7 +320,7 @@ class RankOutput:
             self._files.add(rank)
 
     def add(self, rank: int, stream: Kind, data: bytes) -> None:
-        """Takes bytes that a rank has written."""
+        """Take bytes that a rank has written."""
         if self._files is not None and (trouble := self._files.write(rank, stream, data)) is not None:
             self.say(f"hvdrun: {trouble}; the job goes on without that file")
         if stream is Kind.STDERR:
@@ -215,20 +329,20 @@ class RankOutput:
         self._writer.put(screen.write, screen.printer.add((rank, stream), self._prefix(rank, stream), data))
 
     def finish(self, rank: int) -> None:
-        """Writes out the unfinished lines of a rank that has ended."""
+        """Write out the unfinished lines of a rank that has ended."""
         for stream, screen in self._screens.items():
             self._writer.put(screen.write, screen.printer.finish((rank, stream), self._prefix(rank, stream)))
 
     def keep_last_lines(self, rank: int, data: bytes) -> None:
-        """Takes what a rank has written last to standard error where that goes to another screen."""
+        """Take what a rank has written last to standard error where that goes to another screen."""
         self._tails[rank] = data[-_TAIL_BYTES:]
 
     def last_lines(self, rank: int) -> tuple[bytes, ...]:
-        """The last lines of a rank's standard error."""
+        """Return the last lines of a rank's standard error."""
         return last_lines(self._tails.get(rank, b""))
 
     def say(self, *lines: str | bytes) -> None:
-        """Writes lines of the launcher itself to standard error."""
+        """Write lines of the launcher itself to standard error."""
         data = b"".join((line.encode(errors="replace") if isinstance(line, str) else line) + b"\n" for line in lines)
         screen = self._screens[Kind.STDERR]
         self._writer.put(screen.write, screen.printer.add("hvdrun", b"", data))

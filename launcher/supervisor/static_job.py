@@ -1,199 +1,209 @@
-"""Puts the parts of a job together: agents, rendezvous server, plans, output."""
+"""The steps of a job that this launcher starts through one agent per host; other ways derive from them."""
 
-import os
 import secrets
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from horovodlike.launcher.agent.protocol import Kind, encode_text, from_native
+from horovodlike._net.secure_channel import JobKey
+from horovodlike.launcher.agent.protocol import Kind
 from horovodlike.launcher.errors import UsageError
-from horovodlike.launcher.planning.addresses import reachable_addresses
-from horovodlike.launcher.planning.environment import OWN_NAMES, OWN_PREFIXES, forwarded, inherited, working_folder
+from horovodlike.launcher.planning.addresses import LOOPBACK, reachable_addresses
+from horovodlike.launcher.planning.command import working_folder
 from horovodlike.launcher.planning.hosts import Placement
 from horovodlike.launcher.planning.job_spec import JobSpec
 from horovodlike.launcher.planning.plan import JobIdentity, RankPlan, plan_ranks
-from horovodlike.launcher.planning.topology import Host
-from horovodlike.launcher.supervisor.agent_startup import describe_hosts, describe_this_host, start_agents
-from horovodlike.launcher.supervisor.connection import AgentConnection
-from horovodlike.launcher.supervisor.job import GRACE_S, Job, Outcome
+from horovodlike.launcher.supervisor.agent_startup import (
+    describe_hosts,
+    describe_this_host,
+    start_agents,
+    start_message,
+)
+from horovodlike.launcher.supervisor.job import Job, Outcome
 from horovodlike.launcher.supervisor.output import OutputFiles, RankOutput, Screen
-from horovodlike.launcher.supervisor.signals import SignalHandler, Wakeup
+from horovodlike.launcher.supervisor.signals import SignalHandler, Supervisor, Wakeup
 from horovodlike.launcher.supervisor.writer import Writer
 
-if TYPE_CHECKING:
-    from horovodlike._bootstrap.bootstrap import RendezvousServer
-
-__all__ = ["run_job", "start_message"]
+__all__ = ["Launch", "StaticLaunch"]
 
 _LOOK_S = 0.5
-_LOOPBACK = "127.0.0.1"
 
 
-def run_job(
-    spec: JobSpec,
-    command: tuple[str, ...],
-    environ: Mapping[str, str],
-    *,
-    task: bytes | None = None,
-    take_signals: bool = False,
-    reasons: Sequence[str] = (),
-) -> Outcome:
-    """Runs a job and returns when nothing is left of it.
+class Launch:
+    """A job from the request to the exit code, in eight steps; a step does nothing where a job does not need it."""
 
-    Args:
-        spec: The job.
-        command: What each rank executes.
-        environ: The environment that the ranks inherit.
-        task: The file that every rank can read.
-        take_signals: Passes this process's signals on to the ranks; only in the main thread.
-        reasons: What ``verbose`` has to say besides.
+    def __init__(
+        self,
+        spec: JobSpec,
+        command: tuple[str, ...],
+        environ: Mapping[str, str],
+        stack: ExitStack,
+        *,
+        discovery: Any = None,
+        task: bytes | None = None,
+        take_signals: bool = False,
+        reasons: Sequence[str] = (),
+    ) -> None:
+        """Take the parts; nothing is started.
 
-    Raises:
-        UsageError: The job does not fit its hosts; nothing has been started.
-        HostsError: Some hosts cannot take part; nothing is left of what was started.
-        BaseException: Whatever interrupted it (KeyboardInterrupt); the ranks have been ended.
-    """
-    with ExitStack() as stack:
-        placements = spec.placements
-        folder = working_folder()
-        identity = JobIdentity(secrets.token_hex(8), secrets.token_hex(32), _LOOPBACK, 0)
-        planner = _Planner(spec, command, environ)
-        hosts = {
-            placement.name: describe_this_host(spec, environ) for placement in placements if placement.name == spec.here
+        Args:
+            spec: The job.
+            command: The words that each rank executes.
+            environ: The environment that the ranks inherit.
+            stack: Ends what the steps have started.
+            discovery: The ``HostDiscovery`` of an elastic job; None for those of the job. It is closed in the end.
+            task: The file that every rank can read.
+            take_signals: Pass this process's signals on to the ranks; only in the main thread.
+            reasons: Further lines for ``verbose``.
+        """
+        self._spec, self._command, self._environ, self._stack = spec, command, environ, stack
+        self._discovery, self._task, self._take_signals = discovery, task, take_signals
+        self._reasons = tuple(reasons) if spec.verbose else ()
+        self._look_every = None if take_signals else _LOOK_S
+        self._identity = JobIdentity(secrets.token_hex(8), secrets.token_hex(32), LOOPBACK, 0)
+        self._files: OutputFiles | None = None
+
+    def resolve(self) -> None:
+        """Find the hosts of the job, and the ranks of each."""
+
+    def probe(self) -> None:
+        """Find out what the hosts have, and whether the job can run there."""
+
+    def serve(self) -> None:
+        """Listen where the ranks meet."""
+
+    def plan(self) -> None:
+        """Plan each rank."""
+
+    def prepare_environment(self) -> None:
+        """Write the messages that tell the agents what to start, in which environment."""
+
+    def start(self) -> None:
+        """Start the ranks."""
+
+    def supervise(self) -> None:
+        """Run until nothing is left of the ranks."""
+
+    def attribute(self) -> Outcome:
+        """Return how the job has ended, and which rank is to blame."""
+        raise NotImplementedError
+
+    def _open_files(self, size: int, ranks: Sequence[int] | None = None) -> None:
+        """Make the files that ``--output-filename`` asks for."""
+        if self._spec.output_directory is not None:
+            called = self._spec.called("--output-filename")
+            self._files = OutputFiles(self._spec.output_directory, size, ranks, called=called)
+            self._stack.callback(self._files.close)
+
+    def _open_output(self) -> None:
+        """Start the thread that writes the output of the ranks."""
+        self._wakeup = Wakeup()
+        self._stack.callback(self._wakeup.close)
+        self._writer = Writer(self._wakeup.set)
+        screens = Screen.pair(sys.stdout, sys.stderr, self._environ)
+        self._output = RankOutput(screens, self._writer, self._files, self._spec.timestamps)
+
+    def _attach(self, supervisor: Supervisor) -> None:
+        """Pass signals to the supervisor from now on; in the end wait for the writer, unless the job is abandoned."""
+        if self._take_signals:
+            self._stack.enter_context(SignalHandler(supervisor.interrupt, self._wakeup))
+        self._stack.callback(self._writer.close, lambda: supervisor.abandoned)
+
+    def _say(self, *said: str) -> None:
+        self._output.say(*(f"hvdrun: {line}" for line in (*said, *self._reasons)))
+
+    def _serve_ranks(self, key: JobKey, size: int, address: str) -> None:
+        """Start the rendezvous server, and note its port."""
+        from horovodlike._bootstrap.bootstrap import RendezvousServer
+
+        self._server = RendezvousServer(key, size, address, self._identity.job_id)
+        self._server.start()
+        self._stack.callback(self._server.close)
+        self._identity = replace(self._identity, key=key.hex(), address=address, port=self._server.port)
+
+
+class StaticLaunch(Launch):
+    """A job whose ranks are the same from start to end."""
+
+    def resolve(self) -> None:
+        """See :meth:`Launch.resolve`."""
+        self._placements = self._spec.placements
+        self._folder = working_folder()
+
+    def probe(self) -> None:
+        """Describe this host, and check that its ranks fit before anything starts; then start and ask the agents."""
+        self._hosts = {
+            each.name: describe_this_host(self._spec, self._environ)
+            for each in self._placements
+            if each.name == self._spec.here
         }
-        for placement in placements:
-            if placement.name in hosts:  # what does not fit is to be said before anything starts
-                planner.plan(placement, hosts[placement.name], identity)
-        files = None
-        if spec.output_directory is not None:
-            called = spec.called("--output-filename")
-            files = OutputFiles(spec.output_directory, spec.num_proc, called=called)
-            stack.callback(files.close)
-        links = start_agents(spec, placements, stack.callback)  # takes 30 ms here, in which the server is loaded
-        server, identity, described = _meet(spec, links, command[0], identity, stack.callback)
-        plans = [planner.plan(place, (hosts | described)[place.name], identity) for place in placements]
+        for placement in self._placements:
+            if placement.name in self._hosts:
+                self._plan_host(placement)
+        self._open_files(self._spec.num_proc)
+        # Takes 30 ms here, in which the server is loaded.
+        self._links = start_agents(self._spec, self._placements, self._stack.callback)
+        from horovodlike._bootstrap import bootstrap  # noqa: F401
 
-        wakeup = Wakeup()
-        stack.callback(wakeup.close)
-        writer = Writer(wakeup.set)
-        output = RankOutput(Screen.pair(sys.stdout, sys.stderr, environ), writer, files, spec.timestamps)
-        job = Job(
-            {link: placement.ranks for link, placement in zip(links, placements, strict=True)},
-            output,
-            wakeup,
-            verbose=spec.verbose,
-            network_timeout=spec.network_timeout,
-            look_every=None if take_signals else _LOOK_S,
-            on_gone=server.exited,
-        )
-        if take_signals:
-            stack.enter_context(SignalHandler(job.interrupt, wakeup))
-        stack.callback(writer.close, lambda: job.abandoned)
-        output.say(*(f"hvdrun: {line}" for line in (*planner.said(), *(reasons if spec.verbose else ()))))
-        for link, ranks in zip(links, plans, strict=True):
-            if task is not None:
-                link.send_task(task)
-            link.send(Kind.START, 0, start_message(ranks, environ, folder, elsewhere=link.host is not None))
-        job.run()
-        return job.drain()
+        self._described = describe_hosts(self._spec, self._links, self._command[0])
+        self._hosts |= {host: description.host for host, description in self._described.items()}
 
+    def serve(self) -> None:
+        """Start the rendezvous server where the other hosts reach it."""
+        found = reachable_addresses(self._described, self._spec.network_interface) if self._described else [LOOPBACK]
+        self._serve_ranks(JobKey(bytes.fromhex(self._identity.key)), self._spec.num_proc, ",".join(found))
 
-class _Planner:
-    """Plans the ranks of one host after the other, and remembers what the user has to be told."""
-
-    def __init__(self, spec: JobSpec, command: tuple[str, ...], environ: Mapping[str, str]) -> None:
-        self._spec = spec
-        self._command = command
-        self._environ = environ
-        self._said: dict[str, list[str]] = {}
-
-    def plan(self, placement: Placement, host: Host, identity: JobIdentity) -> list[RankPlan]:
-        alone = placement.name == self._spec.here and placement.local_size == placement.size
-        try:
-            plans, said = plan_ranks(self._spec, self._command, placement, host, identity, self._environ)
-        except UsageError as error:
-            raise error if alone else UsageError(f"{placement.name}: {error}") from None
-        self._said[placement.name] = said
-        return plans
-
-    def said(self) -> list[str]:
-        """What there is to say about the hosts, once if it is the same for all of them."""
-        said = list(self._said.values())
+    def plan(self) -> None:
+        """See :meth:`Launch.plan`."""
+        planned = {placement.name: self._plan_host(placement) for placement in self._placements}
+        self._plans = [plans for plans, _ in planned.values()]
+        said = [lines for _, lines in planned.values()]
         if all(lines == said[0] for lines in said):
-            return said[0]
-        return [f"{host}: {line}" for host, lines in self._said.items() for line in lines]
+            self._said = said[0]
+        else:
+            self._said = [f"{host}: {line}" for host, (_, lines) in planned.items() for line in lines]
 
+    def _plan_host(self, placement: Placement) -> tuple[list[RankPlan], list[str]]:
+        """Plan the ranks of one host; return the plans, and the lines for the user."""
+        spec, host = self._spec, self._hosts[placement.name]
+        try:
+            return plan_ranks(spec, self._command, placement, host, self._identity, self._environ)
+        except UsageError as error:
+            alone = placement.name == spec.here and placement.local_size == placement.size
+            raise error if alone else UsageError(f"{placement.name}: {error}") from None
 
-def _meet(
-    spec: JobSpec,
-    links: Sequence[AgentConnection],
-    program: str,
-    identity: JobIdentity,
-    on_exit: Callable[[Callable[[], None]], Any],
-) -> "tuple[RendezvousServer, JobIdentity, dict[str, Host]]":
-    """Waits for the agents of other hosts, and starts the rendezvous server where they reach it.
+    def prepare_environment(self) -> None:
+        """See :meth:`Launch.prepare_environment`."""
+        self._messages = [
+            start_message(ranks, self._environ, self._folder, elsewhere=link.host is not None)
+            for link, ranks in zip(self._links, self._plans, strict=True)
+        ]
 
-    Returns:
-        The server, the identity with its addresses, and the other hosts.
-    """
-    from horovodlike._bootstrap.bootstrap import RendezvousServer
+    def start(self) -> None:
+        """See :meth:`Launch.start`."""
+        self._open_output()
+        self._job = Job(
+            {link: placement.ranks for link, placement in zip(self._links, self._placements, strict=True)},
+            self._output,
+            self._wakeup,
+            verbose=self._spec.verbose,
+            network_timeout=self._spec.network_timeout,
+            look_every=self._look_every,
+            on_gone=self._server.exited,
+        )
+        self._attach(self._job)
+        self._say(*self._said)
+        for link, message in zip(self._links, self._messages, strict=True):
+            if self._task is not None:
+                link.send_task(self._task)
+            link.send(Kind.START, 0, message)
 
-    described = describe_hosts(spec, links, program)
-    if described:
-        identity = replace(identity, address=",".join(reachable_addresses(described, spec.network_interface)))
-    server = RendezvousServer(bytes.fromhex(identity.key), spec.num_proc, identity.address, identity.job_id)
-    server.start()
-    on_exit(server.close)
-    hosts = {host: description.host for host, description in described.items()}
-    return server, replace(identity, port=server.port), hosts
+    def supervise(self) -> None:
+        """See :meth:`Launch.supervise`."""
+        self._job.run()
 
-
-def start_message(
-    plans: Sequence[RankPlan],
-    environ: Mapping[str, str],
-    folder: str,
-    *,
-    elsewhere: bool = False,
-    elastic: bool = False,
-    grace_period: float = GRACE_S,
-) -> bytes:
-    """The payload of START.
-
-    Args:
-        plans: The ranks of the host.
-        environ: The environment of this process.
-        folder: Where the ranks start.
-        elsewhere: It is another host, which has some variables for itself.
-        elastic: More ranks may follow.
-        grace_period: How long the ranks may take to end once the agent has got a signal, in seconds.
-    """
-    environ = inherited(environ)
-
-    def text(value: str) -> str:
-        return from_native(os.fsencode(value))
-
-    def texts(values: Mapping[str, str]) -> dict[str, str]:
-        return {text(name): text(value) for name, value in values.items()}
-
-    ranks = [
-        {
-            "rank": plan.rank,
-            "environ": texts(plan.environ),
-            "command": [text(word) for word in plan.command],
-            "cpus": plan.cpus,
-        }
-        for plan in plans
-    ]
-    message = {
-        "cwd": text(folder),
-        "environ": texts(forwarded(environ) if elsewhere else environ),
-        "own_names": OWN_NAMES if elsewhere else (),
-        "own_prefixes": OWN_PREFIXES if elsewhere else (),
-        "ranks": ranks,
-        "elastic": elastic,
-        "grace_period": grace_period,
-    }
-    return encode_text(message)
+    def attribute(self) -> Outcome:
+        """See :meth:`Launch.attribute`."""
+        return self._job.drain()

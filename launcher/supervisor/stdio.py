@@ -7,7 +7,7 @@ __all__ = ["open_standard_streams"]
 
 
 def open_standard_streams() -> None:
-    """Has those that are closed lead to ``/dev/null``: what is opened next would get their numbers, and their output.
+    """Have those that are closed lead to ``/dev/null``: what is opened next would get their numbers, and their output.
 
     To be called while there is one thread, before anything is opened.
     """

@@ -17,7 +17,7 @@ Write = Callable[[bytes], None]
 
 
 def byte_writer(stream: TextIO) -> Write:
-    """How to write bytes to a text stream: past its buffer where it has a descriptor, else as text.
+    """Return a function that writes bytes to a text stream: past its buffer where it has a descriptor, else as text.
 
     A notebook replaces ``sys.stdout`` by an object that either has no descriptor or one that leads elsewhere.
     """
@@ -47,7 +47,7 @@ class Writer:
     """
 
     def __init__(self, on_change: Callable[[], None]) -> None:
-        """Starts the thread.
+        """Start the thread.
 
         Args:
             on_change: Called in the writer's thread when there is room again, or when a target has broken.
@@ -69,12 +69,12 @@ class Writer:
             return self._bytes >= _LIMIT
 
     def error_of(self, write: Write) -> Exception | None:
-        """Why a target has refused what was written to it; what it gets from then on is dropped."""
+        """Return why a target has failed to take what was written to it; what it gets from then on is dropped."""
         with self._changed:
             return self._errors.get(write)
 
     def put(self, write: Write, data: bytes) -> None:
-        """Has data written in the order of the calls. Does not wait."""
+        """Queue data, which is written in the order of the calls. Does not wait."""
         if data:
             with self._changed:
                 self._queue.append((write, data))
@@ -82,7 +82,7 @@ class Writer:
                 self._changed.notify()
 
     def drain(self, give_up: Callable[[], bool]) -> None:
-        """Waits until everything so far is written, after which :meth:`error_of` says the last word.
+        """Wait until everything so far is written, after which :meth:`error_of` says the last word.
 
         Args:
             give_up: Asked now and then; True leaves the rest to be written later, if the target is not stuck for ever.
@@ -92,7 +92,7 @@ class Writer:
                 self._changed.wait(0.1)
 
     def close(self, give_up: Callable[[], bool] = lambda: False) -> None:
-        """Waits until everything is written.
+        """Wait until everything is written.
 
         Args:
             give_up: Asked now and then; True abandons what is left, since the target is stuck.
@@ -128,6 +128,6 @@ class Writer:
     def _attempt(write: Write, data: bytes) -> Exception | None:
         try:
             write(data)
-        except Exception as error:  # nobody reads it any more, the disk is full, the stream is closed
+        except Exception as error:  # its reader has gone, the disk is full, the stream is closed
             return error
         return None

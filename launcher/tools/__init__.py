@@ -1,1 +1,1 @@
-"""What `hvdrun` does besides running jobs: `--check-build` and `--selftest`."""
+"""The tasks of `hvdrun` besides running jobs: `--check-build` and `--selftest`."""

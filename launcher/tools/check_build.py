@@ -23,7 +23,7 @@ Row = tuple[bool, str, str]
 
 
 def package_version() -> str:
-    """The version of horovodlike."""
+    """Return the version of horovodlike."""
     return _version("horovodlike") or str(getattr(sys.modules.get("horovodlike"), "__version__", "(version unknown)"))
 
 
@@ -42,7 +42,7 @@ def _exists(module: str) -> bool:
 
 
 def framework_build(module: str) -> str:
-    """What a framework's own files say about CUDA, or an empty string; imports nothing."""
+    """Return what a framework's own files say about CUDA, or an empty string; import nothing."""
     if module not in _BUILD_FILES or not _exists(module):
         return ""
     name, pattern = _BUILD_FILES[module]
@@ -93,7 +93,7 @@ def _nccl(found: GpuLibraries) -> Row:
 
 
 def _package_of_nccl(file: str) -> str | None:
-    """The package to which a file belongs, if it is one of NVIDIA's for NCCL."""
+    """Return the package to which a file belongs, if it is one of NVIDIA's for NCCL."""
     for name in ("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11"):
         version = _version(name)
         if version is not None:
@@ -128,7 +128,7 @@ def _sections() -> list[tuple[str, list[Row]]]:
 
 
 def check_build(sections: Callable[[], list[tuple[str, list[Row]]]] = _sections) -> str:
-    """The block that ``--check-build`` prints."""
+    """Return the block that ``--check-build`` prints."""
     lines = [f"horovodlike v{package_version()}:"]
     for title, rows in sections():
         lines += ["", f"{title}:"]

@@ -1,4 +1,4 @@
-"""What the ranks of ``hvdrun --selftest`` execute: ``python selftest.py``.
+"""The program that the ranks of ``hvdrun --selftest`` execute: ``python selftest.py``.
 
 That every two ranks reach each other is what ``init()`` finds out. Here the links between hosts are measured, many at
 the same time, but each host is busy with one only; and the memory that the ranks of a host share. What is measured are
@@ -42,7 +42,7 @@ _SMALL_TIMES, _LARGE_TIMES = 200, 8
 
 
 def main() -> int:
-    """Runs on each rank; returns the exit code."""
+    """Run on each rank; return the exit code."""
     basics.init()
     facts: list[dict[str, str]] = allgather_object(_facts(), "selftest.facts")
     between, inside = _rounds(facts)
@@ -69,7 +69,7 @@ def _facts() -> dict[str, str]:
 
 
 def _rounds(facts: Sequence[dict[str, str]]) -> tuple[list[_Pairs], _Pairs]:
-    """By the name of each link, the two ranks that measure it: between hosts, round by round, and inside of hosts."""
+    """Return by the name of each link the two ranks that measure it: between hosts, by round, and inside of hosts."""
     leaders = [rank for rank, fact in enumerate(facts) if fact["local_rank"] == "0"]
     hosts = [facts[rank]["host"] for rank in leaders]
     rounds = [
@@ -85,7 +85,7 @@ def _rounds(facts: Sequence[dict[str, str]]) -> tuple[list[_Pairs], _Pairs]:
 
 
 def _measure_round(pairs: _Pairs) -> list[Link]:
-    """Measures several pairs at the same time; every rank learns all results."""
+    """Measure several pairs at the same time; every rank gets all results."""
     if basics.size() == 2:  # a set of all ranks is there already
         process_sets = [global_process_set]
     else:
@@ -107,7 +107,7 @@ def _measure_round(pairs: _Pairs) -> list[Link]:
 
 
 def _measure(process_set: ProcessSet, elements: int, times: int) -> list[float]:
-    """How long each of some allreduces takes, in seconds; checks what comes out of them."""
+    """Measure how long each of some allreduces takes, in seconds; check their results."""
     data = array.array("f", bytes(4 * elements))
     address, _ = data.buffer_info()
     request = Request(

@@ -1,4 +1,4 @@
-"""What ``hvdrun --selftest`` measures, and what it says about it. Pure."""
+"""The pairs that ``hvdrun --selftest`` measures, and its report. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ _MUST_BE_EQUAL = ("horovodlike", "python", "torch", "tensorflow", "keras", "nump
 
 @dataclass(frozen=True)
 class Link:
-    """What was measured between two ranks.
+    """The measurement between two ranks.
 
     Attributes:
         name: The hosts, or the one host that both are on.
@@ -43,7 +43,7 @@ class Coverage:
 
 def pair_up(number: int) -> list[list[Pair]]:
     """All pairs of so many, in rounds in which each takes part at most once: a tournament by the circle method."""
-    players = list(range(number + number % 2))  # the last one is nobody if the number is odd
+    players = list(range(number + number % 2))  # the last one is a dummy if the number is odd
     rounds = []
     for _ in range(len(players) - 1):
         half = len(players) // 2
@@ -54,7 +54,7 @@ def pair_up(number: int) -> list[list[Pair]]:
 
 
 def differences(facts: Sequence[Mapping[str, str]]) -> list[str]:
-    """Which versions differ between ranks, as ``torch is 2.1 on node-1 and 2.2 on node-2``."""
+    """List the versions that differ between ranks, as ``torch is 2.1 on node-1 and 2.2 on node-2``."""
     found = []
     for package in _MUST_BE_EQUAL:
         hosts: dict[str, dict[str, None]] = {}
@@ -68,7 +68,7 @@ def differences(facts: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 def render(facts: Sequence[Mapping[str, str]], links: Sequence[Link], coverage: Coverage) -> str:
-    """The report.
+    """Write the report.
 
     Args:
         facts: What each rank says about itself: ``host``, ``processors``, ``kernel`` and versions of packages.

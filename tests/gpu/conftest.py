@@ -10,7 +10,7 @@ import pytest
 
 @functools.cache
 def _missing() -> str:
-    from horovodlike.launcher.planning.gpus import find_gpus
+    from horovodlike.launcher.agent.host_probe import find_gpus
     from horovodlike.launcher.tools.check_build import framework_build
 
     gpus = find_gpus(os.environ)

@@ -9,7 +9,7 @@ import pytest
 from gpu_checks import CHECKS
 from support.ranks import RankPool
 
-from horovodlike.launcher.planning.gpus import find_gpus
+from horovodlike.launcher.agent.host_probe import find_gpus
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What the tests put on PATH as `ssh`: it executes the command on this machine, for host names that mean something.
+"""The `ssh` that the tests put on PATH: it executes the command on this machine, for host names that mean something.
 
 It appends its arguments to `ssh.log` in its own folder, and writes its process id into a file with the host's name.
 """

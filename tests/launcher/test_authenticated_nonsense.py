@@ -1,4 +1,4 @@
-"""What launchers do when another one, which holds the key, says what makes no sense."""
+"""Launchers that get nonsense from another one, which holds the key."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def test_every_option_is_exported_and_no_other() -> None:
 
 
 def test_options_name_settings_that_exist() -> None:
-    assert {option.setting for option in OPTIONS} <= SETTINGS.keys()
+    assert {option.setting for option in OPTIONS} - {None} <= SETTINGS.keys()
 
 
 def test_launcher_options() -> None:
@@ -276,6 +276,8 @@ def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
     assert caught.value.code == 0
     text = capsys.readouterr().out
     for option in OPTIONS:
+        if not option.flags:
+            continue
         assert re.search(rf"^  {option.shown}\b", text, re.MULTILINE)
     assert [option.shown for option in OPTIONS if option.opposite] == [
         *("--autotune", "--no-stall-check", "--timeline-mark-cycles", "--mpi-threads-disable")
@@ -301,7 +303,7 @@ def test_each_of_horovodruns_options_is_known(row: horovod_options.HorovodOption
 
 def test_horovodruns_options_are_in_one_table_only() -> None:
     assert len(horovod_options.flags()) == len(FLAGS)
-    ours = {flag for option in OPTIONS for flag in (option.flag, option.opposite)}
+    ours = {flag for option in OPTIONS for flag in (*option.flags, option.opposite)}
     assert not ours & horovod_options.flags().keys()
 
 

@@ -48,5 +48,5 @@ def test_run(tmp_path: Path, closed: str, more: str) -> None:
     words = [*without(closed), sys.executable, "-c", code]
     done = subprocess.run(words, capture_output=True, timeout=60, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "result").read_text() == ("[None]" if more else "[None, None]")  # nobody has called init()
+    assert (tmp_path / "result").read_text() == ("[None]" if more else "[None, None]")  # no rank has called init()
     assert done.stdout.count(b"hi") == (2 if closed == "2>&-" else 0)

@@ -8,8 +8,14 @@ import pytest
 
 from horovodlike.launcher.cli import main
 from horovodlike.launcher.errors import UsageError
-from horovodlike.launcher.planning.command import check_interpreter, resolve_command, with_horovod_names
-from horovodlike.launcher.planning.interpreter import PythonCommand, is_python, split_python
+from horovodlike.launcher.planning.command import (
+    PythonCommand,
+    check_interpreter,
+    is_python,
+    resolve_command,
+    split_python,
+    with_horovod_names,
+)
 
 PATH = {"PATH": os.defpath}
 

@@ -14,12 +14,12 @@ import pytest
 from support.hvdrun_process import Launch
 
 import horovodlike
+from horovodlike.launcher.agent import host_probe as gpus
+from horovodlike.launcher.agent.host_probe import VISIBLE, Gpus, decode_description, describe, encode_needs, find_gpus
 from horovodlike.launcher.cli import main, parse
 from horovodlike.launcher.errors import UsageError
-from horovodlike.launcher.planning import gpus
-from horovodlike.launcher.planning.gpus import VISIBLE, Gpus, find_gpus, gpu_variables
-from horovodlike.launcher.planning.host_probe import decode_description, describe, encode_needs
-from horovodlike.launcher.supervisor.static_job import run_job
+from horovodlike.launcher.launch import launch
+from horovodlike.launcher.planning.plan import gpu_variables
 
 UUIDS = [f"GPU-{number:08x}-d33d-2b2c-524d-9e3d8d2b8a77" for number in range(4)]
 PARTS = [f"MIG-{number:08x}-42e4-5de3-91c7-45d71c87eb3f" for number in range(3)]
@@ -192,7 +192,7 @@ def test_errors_name_what_was_given(
         parse(["--mpi", "-np", "2", *words, "true"], environ)
     monkeypatch.setenv(VISIBLE, "")
     with pytest.raises(UsageError, match=f"^{name}: 2 ranks need 2 GPUs"):
-        run_job(parse(["-np", "2", *words, "true"], environ), ("true",), os.environ)
+        launch(parse(["-np", "2", *words, "true"], environ), ("true",), os.environ)
 
 
 def shown(job: Any, ranks: int) -> list[str]:

@@ -131,7 +131,7 @@ def test_a_program_that_cannot_be_executed(hvdrun: Callable[..., object], tmp_pa
 
 
 def test_standard_input_is_empty(hvdrun: Callable[..., object]) -> None:
-    read, write = os.pipe()  # as a terminal on which nobody types
+    read, write = os.pipe()  # as a terminal without input
     try:
         assert hvdrun("-np", 2, "cat", stdin=read).code == 0
     finally:
@@ -202,7 +202,7 @@ def test_names_that_are_no_text_arrive(hvdrun: Callable[..., object]) -> None:
 
 
 def test_fast_output_is_complete_and_needs_little_memory(launch: Callable[..., object], tmp_path: Path) -> None:
-    # 25 MiB a rank, and a reader that does nothing until the ranks have noticed that nobody reads.
+    # 25 MiB a rank, and a reader that does nothing until the ranks have noticed that it does not read.
     size = 25 * 1024 * 1024
     line = b"x" * 99 + b"\n"
     program = f"""
@@ -244,7 +244,7 @@ def test_sixteen_ranks(hvdrun: Callable[..., object]) -> None:
 
 
 def on_terminal(words: list[str], environ: dict[str, str], cwd: Path) -> bytes:
-    """What hvdrun writes to a terminal."""
+    """The output of hvdrun to a terminal."""
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [PYTHON, "-m", "horovodlike.launcher", *words],

@@ -176,7 +176,9 @@ def test_a_silent_host_is_given_up(launch: Callable[..., object], script: Callab
     try:
         assert job.process.wait(3 + SETTLE_S + GRACE_S + SLACK_S) == 1
     finally:
-        with contextlib.suppress(psutil.NoSuchProcess):  # the kernel may have continued it, since nobody else could
+        with contextlib.suppress(
+            psutil.NoSuchProcess
+        ):  # the kernel may have continued it, since no other process could
             agent.resume()
     job.wait_gone(GRACE_S + SLACK_S)
     assert re.search(r"^hvdrun: node2 has been silent for \d+ s; is it up, and reachable\?$", job.finish().err, re.M)

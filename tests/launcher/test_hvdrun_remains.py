@@ -1,4 +1,4 @@
-"""What `hvdrun` must not leave: stubborn ranks, daemons, ports; also when it is killed itself, or its agent."""
+"""Remains that `hvdrun` must not leave: stubborn ranks, daemons, ports; also when it is killed itself, or its agent."""
 
 from __future__ import annotations
 

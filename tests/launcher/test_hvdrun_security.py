@@ -28,7 +28,7 @@ TRAIN = """
 
 @pytest.fixture
 def environ() -> dict[str, str]:
-    """What ranks that train need to find the tests' collectives."""
+    """The variables by which ranks that train find the tests' collectives."""
     return {"PYTHONPATH": str(TESTS)}
 
 

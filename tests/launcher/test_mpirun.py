@@ -1,15 +1,15 @@
-"""What `hvdrun --mpi` executes, and with which variables."""
+"""The command and the variables of `hvdrun --mpi`."""
 
 from __future__ import annotations
 
 import pytest
 
+from horovodlike.launcher.agent.host_probe import Host
 from horovodlike.launcher.cli import parse
 from horovodlike.launcher.errors import UsageError
 from horovodlike.launcher.planning.hosts import HostSlots
 from horovodlike.launcher.planning.job_spec import Binding, JobSpec, RemoteStart
 from horovodlike.launcher.planning.plan import JobIdentity
-from horovodlike.launcher.planning.topology import Host
 from horovodlike.launcher.schedulers.mpirun import (
     Flavor,
     Mpirun,

@@ -64,7 +64,7 @@ def where() -> str:
 
 @pytest.fixture
 def silent(where: str) -> Iterator[int]:
-    """A port where nobody answers, not even to refuse."""
+    """A port without an answer, not even a refusal."""
     with contextlib.ExitStack() as stack:
         port: int = stack.enter_context(socket.create_server((where, 0), backlog=0)).getsockname()[1]
         for _ in range(4):  # a full backlog
@@ -122,7 +122,7 @@ class Lobby:
         return node
 
     def attend(self, node: Node) -> None:
-        """Has node 0 attend to what has come until there is something for a node to read; nobody joins meanwhile."""
+        """Has node 0 attend to what has come until there is something for a node to read; no node joins meanwhile."""
         deadline = time.monotonic() + SLACK_S
         while not select.select([node.socket], [], [], 0)[0]:
             assert self.accept(0.01) is None

@@ -17,12 +17,13 @@ import yaml
 import horovodlike
 from horovodlike import config
 from horovodlike.launcher import cli, run
+from horovodlike.launcher.agent.host_probe import why_unwritable
 from horovodlike.launcher.elastic import elastic_job
-from horovodlike.launcher.elastic_options import ELASTIC_ARGUMENTS
-from horovodlike.launcher.options import OPTIONS
-from horovodlike.launcher.planning.written_files import why_unwritable
+from horovodlike.launcher.launch import launch
+from horovodlike.launcher.options import ELASTIC_ARGUMENTS, OPTIONS
+from horovodlike.launcher.planning.job_spec import JobSpec
 from horovodlike.launcher.schedulers import mpirun
-from horovodlike.launcher.supervisor import node_job, static_job
+from horovodlike.launcher.supervisor import mpirun_job, node_job, static_job
 
 PYTHON = sys.executable  # before a test changes it
 HUGE = "99999999999999999999"
@@ -119,9 +120,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(node_job, "_gather", start)
     monkeypatch.setattr(node_job, "connect_node", start)
     monkeypatch.setattr(elastic_job, "Driver", start)
-    monkeypatch.setattr(mpirun, "_run", start)
+    monkeypatch.setattr(mpirun_job, "_run", start)
     flavor = mpirun.Mpirun("mpirun", mpirun.Flavor.OPEN_MPI)
-    monkeypatch.setattr(mpirun, "find_mpirun", lambda environ: flavor)
+    monkeypatch.setattr(mpirun_job, "find_mpirun", lambda environ: flavor)
     return tmp_path
 
 
@@ -164,7 +165,9 @@ def words_of(action: argparse.Action, value: str) -> list[str]:
 def test_every_option_has_values_here() -> None:
     names = {name_of(action) for action in options()}
     assert names == VALUES.keys() | IGNORED, "give a new option a good and a bad value in VALUES"
-    assert {option.flag for option in OPTIONS if option.opposite is None} <= VALUES.keys()
+    assert {
+        option.flag for option in OPTIONS if option.setting is not None and option.opposite is None
+    } <= VALUES.keys()
 
 
 @pytest.mark.parametrize("action", list(options()), ids=name_of)
@@ -265,10 +268,12 @@ MORE_WRONG = (float("inf"), 1e308, [], {}, [1], {"A=B": "1"}, {"A": "\0"}, {1: 2
 
 @pytest.mark.parametrize("name", sorted(ARGUMENTS))
 def test_an_argument_of_run(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any, **__: Any) -> None:
-        raise Started
+    def refuse(spec: JobSpec, *what: Any, **how: Any) -> Any:
+        if spec.elastic is None:
+            raise Started
+        return launch(spec, *what, **how)
 
-    monkeypatch.setattr(run, "run_job", refuse)
+    monkeypatch.setattr(run, "launch", refuse)
     for value in (*WRONG, *MORE_WRONG):
         more: dict[str, Any] = {} if name in ("num_proc", "np", "hosts", "hostfile") else {"np": 2}
         if name in ELASTIC_ARGUMENTS - {"min_np", "min_num_proc"}:

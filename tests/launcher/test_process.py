@@ -1,4 +1,4 @@
-"""What is known about processes that end: in which order, and each of them once."""
+"""Processes that end: the order in which they are reported, and each of them once."""
 
 from __future__ import annotations
 

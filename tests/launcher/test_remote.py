@@ -7,19 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from horovodlike.launcher.errors import HostsError, UsageError
-from horovodlike.launcher.planning.addresses import addresses_towards, find_this_machine, reachable_addresses
-from horovodlike.launcher.planning.environment import forwarded
-from horovodlike.launcher.planning.host_probe import (
+from horovodlike.launcher.agent.host_probe import (
     Description,
+    Host,
     decode_description,
     describe,
+    detect_host,
     encode_needs,
     installed_version,
 )
+from horovodlike.launcher.errors import HostsError, UsageError
+from horovodlike.launcher.planning.addresses import addresses_towards, find_this_machine, reachable_addresses
 from horovodlike.launcher.planning.hosts import HostSlots
 from horovodlike.launcher.planning.job_spec import RemoteStart
-from horovodlike.launcher.planning.topology import Host, detect_host
+from horovodlike.launcher.planning.plan import forwarded
 from horovodlike.launcher.schedulers.ssh import explain_failure, remote_command
 
 HOST = Host((0,), ((0,),), ((0,),))

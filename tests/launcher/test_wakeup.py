@@ -13,7 +13,7 @@ from horovodlike.launcher.supervisor.signals import SignalHandler, Wakeup
 
 @pytest.fixture
 def heard() -> Iterator[list[int]]:
-    """What has been heard of the signals to this process, until the test's end."""
+    """The signals to this process that were handled, until the test's end."""
     signals: list[int] = []
     waker = Wakeup()
     with SignalHandler(signals.append, waker):

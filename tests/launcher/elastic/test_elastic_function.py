@@ -144,7 +144,7 @@ JOB = "import os\nfrom horovodlike import basics\nbasics.init()\nos.write(1, f'o
 
 
 def test_a_worker_starts_a_job_of_its_own(hvdrun: Callable[..., Ended], tmp_path: Path) -> None:
-    """Which has a fixed number of ranks, and knows nothing of the elastic job around it."""
+    """The inner job has a fixed number of ranks, and no connection to the elastic job around it."""
     program = tmp_path / "inner.py"
     program.write_text(JOB)
     inner = [PYTHON, "-m", "horovodlike.launcher", "-np", 2, PYTHON, program]

@@ -1,4 +1,4 @@
-"""What is accepted on the command line of an elastic job, and what it comes to."""
+"""The command line of an elastic job: what is accepted, and the job that results."""
 
 from __future__ import annotations
 

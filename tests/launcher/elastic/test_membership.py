@@ -196,7 +196,7 @@ def test_a_worker_leaves() -> None:
     play = Play(cooldown=Backoff(1, 60)).start()
     assert play.happen(Leaving(0)) == []
     play.ready(1, 2, why="changed")
-    assert play.of(Form, play.ready(3, why="changed"))[0].members == (1, 2, 3)  # nobody waits for its end
+    assert play.of(Form, play.ready(3, why="changed"))[0].members == (1, 2, 3)  # its end is not awaited
     assert play.happen(Exited(0, 0)) == []
     assert play.wait(59) == []
     assert kinds(play.wait(1)) == [Spawn]

@@ -1,4 +1,4 @@
-"""What holds in every elastic job, whatever happens to it: random events against workers that keep to the protocol."""
+"""Invariants of every elastic job, whatever happens to it: random events against workers that keep to the protocol."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SETTLED_S = 3000.0
 
 
 class World:
-    """Workers that do what they are told, as long as nobody does anything to them."""
+    """Workers that do what they are told, as long as no event disturbs them."""
 
     def __init__(self, play: Play) -> None:
         self.play = play
@@ -134,7 +134,7 @@ class World:
             self.tell(Stopped(worker))
 
     def settle(self) -> None:
-        """Nothing happens any more: everybody does what there is to do until nothing is left but time."""
+        """Nothing happens any more: all workers do what there is to do until only time can pass."""
         end = self.play.now + SETTLED_S
         while not self.ended and self.play.now < end:
             before = dict(self.doing)

@@ -90,7 +90,7 @@ def nothing(worker: int, generation: int, step: int) -> None:
 
 
 def work(before_init: Hook = nothing, at_step: Hook = nothing) -> None:
-    """What a worker does from its start to its end; the hooks get its number, the generation, and the step."""
+    """Run a worker from its start to its end; the hooks get its number, the generation, and the step."""
     notice: list[int] = []
     signal.signal(signal.SIGTERM, lambda signum, frame: notice.append(signum))
     driver = Driver()
@@ -105,7 +105,7 @@ def work(before_init: Hook = nothing, at_step: Hook = nothing) -> None:
             continue
         print(f"at {generation}: rank {peers.rank} of {peers.size}", flush=True)
         try:
-            # Nobody has listened since it got its place: whatever was announced before that has been acted upon.
+            # No message was read since it got its place: whatever was announced before that has been acted upon.
             done = max(peers.exchange("changes", driver.change))
             while True:
                 step += 1

@@ -1,0 +1,92 @@
+"""The steps of a job whose ranks MPI's mpirun starts."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+
+from horovodlike._net.secure_channel import JobKey
+from horovodlike.launcher.agent.host_probe import detect_host
+from horovodlike.launcher.agent.process import die_with_parent
+from horovodlike.launcher.schedulers.mpirun import (
+    addresses,
+    find_mpirun,
+    make_command,
+    make_environ,
+    make_ssh_variables,
+    others,
+    passed_on,
+)
+from horovodlike.launcher.supervisor.job import Outcome
+from horovodlike.launcher.supervisor.static_job import Launch
+
+__all__ = ["MpirunLaunch"]
+
+
+class MpirunLaunch(Launch):
+    """A job whose ranks mpirun starts, watches and ends; signals are passed on to it. Only in the main thread."""
+
+    def resolve(self) -> None:
+        """Find mpirun."""
+        self._mpirun = find_mpirun(self._environ)
+
+    def serve(self) -> None:
+        """Start the rendezvous server where all hosts reach it."""
+        key = JobKey(bytes.fromhex(self._identity.key))
+        self._serve_ranks(key, self._spec.num_proc, addresses(self._spec))
+
+    def plan(self) -> None:
+        """Decide the variables of the ranks, but for their places, which mpirun gives them."""
+        self._variables, self._said = make_environ(
+            self._spec, self._command, detect_host(), self._identity, self._environ
+        )
+
+    def prepare_environment(self) -> None:
+        """Decide what is executed, and with which variables."""
+        spec, mpirun = self._spec, self._mpirun
+        names = sorted(passed_on(self._variables)) if others(spec) else []
+        for_ssh = make_ssh_variables(mpirun, spec.remote)
+        self._words = make_command(mpirun, spec, self._command, names, is_root=os.geteuid() == 0)
+        self._variables |= for_ssh
+        if spec.verbose:
+            self._said += [*self._reasons, f"{mpirun.path} is {mpirun.flavor.value}'s", " ".join(self._words)]
+            self._said += [f"{name}={value}" for name, value in for_ssh.items()]
+
+    def supervise(self) -> None:
+        """Run mpirun."""
+        for line in self._said:
+            print(f"hvdrun: {line}", file=sys.stderr)
+        self._exit_code = _run(self._words, self._variables)
+
+    def attribute(self) -> Outcome:
+        """Return mpirun's exit code, which is that of a rank that failed; or 128 and the number of a signal."""
+        return Outcome(self._exit_code)
+
+
+def _run(words: Sequence[str], environ: Mapping[str, str]) -> int:
+    parent = os.getpid()
+
+    def prepare() -> None:
+        os.setpgid(0, 0)  # a terminal's signals come from hvdrun alone
+        die_with_parent(parent, signal.SIGTERM)  # on which mpirun ends its ranks
+
+    process = subprocess.Popen(words, env=dict(environ), stdin=subprocess.DEVNULL, preexec_fn=prepare)
+    came: list[int] = []
+
+    def pass_on(number: int, _: object) -> None:
+        came.append(number)
+        process.send_signal(number)
+
+    before = {}
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(signum) is not signal.SIG_IGN:
+            before[signum] = signal.signal(signum, pass_on)
+    try:
+        code = process.wait()
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+    if came:
+        return 128 + came[0]
+    return code if code >= 0 else 128 - code

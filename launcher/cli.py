@@ -195,16 +195,8 @@ def _flags_without_effect(arguments: argparse.Namespace) -> list[str]:
     return [*horovod_options.given(arguments), *options.without_effect(arguments), *of_mpi]
 
 
-def _gpus_name(arguments: argparse.Namespace, settings: Mapping[str, str]) -> str:
-    """Return the name under which the user has asked for GPUs, if at all."""
-    if arguments.gpus_per_rank is not None:
-        return "--gpus-per-rank"
-    variable = config.SETTINGS["gpus_per_rank"].variable
-    return "library_options.gpus_per_rank" if variable in settings else variable
-
-
-def _file_names(arguments: argparse.Namespace, settings: Mapping[str, str]) -> dict[str, str]:
-    """Return by setting the name under which the user has asked for a file, but for variables."""
+def _names(arguments: argparse.Namespace, settings: Mapping[str, str]) -> dict[str, str]:
+    """Return by setting the flag or key under which the user has asked for it; others were asked for by variables."""
     return {
         option.setting: option.flag if getattr(arguments, option.field) is not None else str(option.key)
         for option in options.OPTIONS
@@ -317,7 +309,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], program: str = "hvdru
         values = config.load({**environ, **settings})
     except ConfigError as error:
         raise UsageError(str(error)) from None
-    gpus_name = _gpus_name(arguments, settings)
+    names = _names(arguments, settings)
+    gpus_name = names.get("gpus_per_rank", config.SETTINGS["gpus_per_rank"].variable)
     if arguments.mpi and values.gpus_per_rank:
         raise UsageError(
             f"{given(gpus_name, values.gpus_per_rank)} cannot be used with --mpi: mpirun starts the ranks. Leave it "
@@ -342,7 +335,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], program: str = "hvdru
         elastic,
         settings,
         environ,
-        files=_file_names(arguments, settings) if elastic is None or elastic.discovery_script is None else None,
+        files=names if elastic is None or elastic.discovery_script is None else None,
         command=command,
         remote=_remote(arguments, where.slurm, where.cpus),
         nodes=nodes,

@@ -96,7 +96,7 @@ def without_effect(content: Any, mpi: bool = False) -> tuple[Any, list[str]]:
     """Take the keys that have no effect out of what a configuration file holds, and the choice of MPI.
 
     Args:
-        content: What the file holds, of any shape.
+        content: The content of the file, of any shape.
         mpi: The job runs with MPI, so that its choice has an effect.
 
     Returns:

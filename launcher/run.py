@@ -82,7 +82,7 @@ def run(
     thread; an interrupt (KeyboardInterrupt) ends the job.
 
     Args:
-        func: What each rank calls; it calls ``init()`` if it wants to communicate.
+        func: The function that each rank calls; it calls ``init()`` if it wants to communicate.
         args: Its positional arguments.
         kwargs: Its keyword arguments.
         num_proc: The number of ranks. If neither it nor ``np`` is given: all slots of the hosts that are named, or 1.
@@ -113,7 +113,7 @@ def run(
         RankFailedError: A rank ended without a result, such as by a signal.
         HostsError: Some hosts cannot take part; the message says why. It is a RuntimeError.
         UsageError: An argument cannot be used; it is a ValueError.
-        Exception: What the function has raised in the rank that failed first; its cause is a :class:`RemoteTraceback`.
+        Exception: The function has raised it in the rank that failed first; its cause is a :class:`RemoteTraceback`.
     """
     check_arguments(
         {

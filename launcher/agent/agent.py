@@ -1,4 +1,4 @@
-"""The agent of one host: starts its ranks, forwards what they write, and ends them when it is told or cut off.
+"""The agent of one host: starts its ranks, forwards their output, and ends them on request or when it is cut off.
 
 It speaks :mod:`horovodlike.launcher.agent.protocol` on standard input and output, so that a pipe and an ssh session do
 alike. A connection over a network can be cut without either end noticing: there the launcher says now and then that it
@@ -48,9 +48,9 @@ from horovodlike.launcher.agent.protocol import (
 )
 
 GRACE_S = 5.0
-"""From SIGTERM to SIGKILL where nobody says otherwise."""
+"""From SIGTERM to SIGKILL unless the launcher sends another time."""
 _GIVE_UP_S = 10.0
-"""What is left so long after SIGKILL sleeps in the kernel and cannot be helped."""
+"""A process that is left so long after SIGKILL sleeps in the kernel and cannot be ended."""
 _KILL_AGAIN_S = 0.02
 _OUTGOING_LIMIT = 1024 * 1024
 """With more than this on its way to the launcher, the ranks' pipes are left to fill: the ranks wait in write()."""
@@ -228,7 +228,7 @@ class Agent:
             )
             try:
                 pid, readers = self._start_rank(start)
-            except OSError as error:  # too many processes or open files: in an elastic job the others go on
+            except OSError as error:  # too many processes or open files: in an elastic job the others continue
                 if not self._elastic:
                     raise
                 self._send(Kind.STDERR, start.rank, f"hvdrun: cannot start another process: {error}\n".encode())
@@ -293,7 +293,7 @@ class Agent:
         return True
 
     def _drain(self, descriptor: int) -> None:
-        """Send on what a rank has left in a pipe; no more, since a descendant may go on writing for ever."""
+        """Send on what a rank has left in a pipe; no more, since a descendant may write for ever."""
         for _ in range(1 + fcntl.fcntl(descriptor, fcntl.F_GETPIPE_SZ) // _READ):
             if not self._forward(descriptor):
                 return
@@ -434,7 +434,7 @@ def main() -> int:
         return _guard(agent)
     code = 1
     try:
-        os.setpgid(0, 0)  # who kills the guard's group should not get both
+        os.setpgid(0, 0)  # a signal to the guard's group must not reach both
         become_subreaper()
         serving = Agent(0, 1, launcher)
         die_with_parent(guard, signal.SIGTERM)

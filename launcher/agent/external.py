@@ -19,7 +19,7 @@ _TRAILING_S = 1.0
 _GRACE_S = 0.5
 """From SIGTERM to SIGKILL."""
 _GIVE_UP_S = 1.0
-"""What is left so long after SIGKILL sleeps in the kernel and cannot be helped."""
+"""A process that is left so long after SIGKILL sleeps in the kernel and cannot be ended."""
 _MOST_BYTES = 4 * 1024 * 1024
 _PIECE = 64 * 1024
 _TOO_LONG = "it has not ended within"
@@ -32,8 +32,8 @@ class Answer:
 
     Attributes:
         status: Its exit code, or minus the signal that killed it.
-        out: What it has written to standard output.
-        err: What it has written to standard error.
+        out: The bytes that it has written to standard output.
+        err: The bytes that it has written to standard error.
         trouble: Why it was ended before its time, or an empty string.
     """
 
@@ -117,7 +117,7 @@ def _listen(
                     return f"it has written more than {_MOST_BYTES >> 20} MiB"
             if trailing is None and process.poll() is not None:
                 trailing = time.monotonic() + _TRAILING_S
-    while process.poll() is None:  # it has closed its pipes and goes on
+    while process.poll() is None:  # it has closed its pipes and continues
         now = time.monotonic()
         if now >= deadline:
             return f"{_TOO_LONG} {seconds:g} s"

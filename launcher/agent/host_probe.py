@@ -51,7 +51,7 @@ class Gpus:
 
     Attributes:
         names: As ``CUDA_VISIBLE_DEVICES`` names them: numbers, or UUIDs of GPUs or of parts of them (MIG).
-        source: Who says so; where there are none, why.
+        source: The source of this list; if there are none, the reason.
     """
 
     names: tuple[str, ...]
@@ -161,7 +161,7 @@ def detect_host(root: Path = Path("/"), gpus: Gpus | None = None) -> Host:
     """Read the affinity mask, the kernel's description of the processors, and the control group.
 
     Args:
-        root: Where ``proc`` and ``sys`` are.
+        root: The folder of ``proc`` and ``sys``.
         gpus: The GPUs, if they have been looked for.
     """
     cpus = tuple(sorted(os.sched_getaffinity(0)))

@@ -1,4 +1,4 @@
-"""Processes, as an agent needs them: starting a rank, its whole tree, and who exited first.
+"""Processes, as an agent needs them: starting a rank, its whole tree, and the order of exits.
 
 The process that uses this has one thread: it forks without exec in between.
 """
@@ -195,7 +195,7 @@ def spawn(start: Start, stdout: int, stderr: int) -> int:
     """Start a rank as the leader of its own process group, killed by the kernel should this process die.
 
     Args:
-        start: What to start.
+        start: The rank to start.
         stdout: The descriptor that becomes its standard output.
         stderr: The descriptor that becomes its standard error.
 

@@ -16,7 +16,7 @@ MAX_PAYLOAD = 64 * 1024 * 1024
 PIECE = 1024 * 1024
 """Larger things are sent in pieces of this size."""
 MAGIC = b"\0horovodlike agent\0"
-"""What the agent of another host sends before its first frame: a login shell may have written something before."""
+"""The bytes that the agent of another host sends before its first frame: a login shell may have written some too."""
 
 _SECONDS = struct.Struct(">d")
 _EXIT = struct.Struct(">qi")
@@ -43,7 +43,7 @@ class Kind(enum.IntEnum):
     """Send one rank a signal; the payload is the signal's number."""
     # From the launcher of the first node to that of another one.
     PLACE = 8
-    """Which ranks the node has and where they meet, as :func:`encode_text` of a dictionary."""
+    """The ranks of the node and their rendezvous, as :func:`encode_text` of a dictionary."""
     OUTCOME = 9
     """The job is over with this exit code (the number); the payload says why."""
     # From the agent to the launcher.

@@ -37,7 +37,7 @@ __all__ = ["AgentPool"]
 
 
 @dataclass
-class _AgentSlot:
+class _Agent:
     """One host with its agent."""
 
     name: str
@@ -72,7 +72,7 @@ class AgentPool:
 
         Args:
             spec: The job.
-            command: What each worker executes.
+            command: The words that each worker executes.
             environ: The environment that all workers have.
             identity: The job's identity.
             task: The file that every worker can read.
@@ -93,12 +93,12 @@ class AgentPool:
         self._on_lost = on_lost
         self._say = say
         self._said: set[str] = set()
-        self._stations: dict[str, _AgentSlot] = {}
+        self._agents: dict[str, _Agent] = {}
         self._port = 0
 
     def hosts(self) -> list[str]:
         """List the hosts that have an agent, or are about to have one."""
-        return list(self._stations)
+        return list(self._agents)
 
     def start(self, worker: int, host: str, slot: int, slots: int) -> None:
         """Start a worker as soon as the agent of its host can do it.
@@ -106,19 +106,19 @@ class AgentPool:
         Args:
             worker: The worker's number.
             host: Its host.
-            slot: Which slot of the host it has.
+            slot: The number of its slot on the host.
             slots: How many slots the host has.
         """
-        station = self._stations.get(host)
-        if station is None:
-            station = self._reach(host)
-            if station is None:
+        agent = self._agents.get(host)
+        if agent is None:
+            agent = self._reach(host)
+            if agent is None:
                 return
-        station.slots = max(slots, slot + 1)
-        if station.host is None or station.leaving:
-            station.waiting.append((worker, slot))
+        agent.slots = max(slots, slot + 1)
+        if agent.host is None or agent.leaving:
+            agent.waiting.append((worker, slot))
         else:
-            self._launch(station, station.host, worker, slot)
+            self._launch(agent, agent.host, worker, slot)
 
     def signal(self, worker: int, host: str, signum: int) -> bool:
         """Send a worker a signal.
@@ -126,146 +126,146 @@ class AgentPool:
         Returns:
             False if it has not been started, because its agent has not answered yet; now it will not be.
         """
-        station = self._stations[host]
-        entry = next((entry for entry in station.waiting if entry[0] == worker), None)
+        agent = self._agents[host]
+        entry = next((entry for entry in agent.waiting if entry[0] == worker), None)
         if entry is None:
-            station.link.send(Kind.SIGNAL_RANK, worker, b"%d" % signum)
+            agent.link.send(Kind.SIGNAL_RANK, worker, b"%d" % signum)
             return True
-        station.waiting.remove(entry)
+        agent.waiting.remove(entry)
         return False
 
     def addresses(self, hosts: Iterator[str]) -> str:
         """Return the addresses to listen on so that these hosts can connect, separated by commas."""
-        found = dict.fromkeys(address for host in hosts for address in self._stations[host].addresses)
+        found = dict.fromkeys(address for host in hosts for address in self._agents[host].addresses)
         return ",".join(found) or LOOPBACK
 
     def release(self, host: str) -> None:
         """End the agent of a host, if there is one; its end is awaited."""
-        station = self._stations.get(host)
-        if station is not None and not station.leaving:
-            station.leaving = True
-            station.link.send(Kind.END, 0, encode_seconds(GRACE_S))
+        agent = self._agents.get(host)
+        if agent is not None and not agent.leaving:
+            agent.leaving = True
+            agent.link.send(Kind.END, 0, encode_seconds(GRACE_S))
 
     def blame(self, link: Connection, trouble: str) -> None:
         """Note what is wrong with a host whose connection is about to end."""
-        station = self._find(link)
-        if station is not None:
-            station.trouble = station.trouble or trouble
+        agent = self._find(link)
+        if agent is not None:
+            agent.trouble = agent.trouble or trouble
 
     def end(self, link: Connection, status: int) -> None:
         """Close the connection to an agent, which has ended; report the host as lost unless that was wanted."""
-        station = self._find(link)
-        if station is None:
+        agent = self._find(link)
+        if agent is None:
             return
-        del self._stations[station.name]
-        if not station.leaving or station.trouble:
-            self._on_lost(station.name, station.trouble or link.explain_end(status))
+        del self._agents[agent.name]
+        if not agent.leaving or agent.trouble:
+            self._on_lost(agent.name, agent.trouble or link.explain_end(status))
             return
-        for worker, slot in station.waiting:  # meanwhile the host was offered again
-            self.start(worker, station.name, slot, station.slots)
+        for worker, slot in agent.waiting:  # meanwhile the host was offered again
+            self.start(worker, agent.name, slot, agent.slots)
 
     def cut(self) -> None:
         """Give up the hosts whose agents have not answered."""
-        for station in list(self._stations.values()):
-            if station.host is None:
-                del self._stations[station.name]
-                station.link.kill()
-                station.link.close()
+        for agent in list(self._agents.values()):
+            if agent.host is None:
+                del self._agents[agent.name]
+                agent.link.kill()
+                agent.link.close()
 
     def close(self) -> None:
         """End all agents, and wait for that."""
-        for station in self._stations.values():
-            station.link.cut()
-        for station in self._stations.values():
-            station.link.close()
+        for agent in self._agents.values():
+            agent.link.cut()
+        for agent in self._agents.values():
+            agent.link.close()
 
     # Agents that have not answered yet.
 
     def watch(self, selector: selectors.BaseSelector) -> None:
         """Bring what a selector waits for up to date."""
-        for station in self._stations.values():
-            if station.host is None:
-                station.link.watch(selector, True, functools.partial(setattr, station, "answered", True))
+        for agent in self._agents.values():
+            if agent.host is None:
+                agent.link.watch(selector, True, functools.partial(setattr, agent, "answered", True))
 
     def next_deadline(self) -> float | None:
         """Return when :meth:`attend` will have something to do even if no host answers."""
-        return min((each.deadline for each in self._stations.values() if each.host is None), default=None)
+        return min((each.deadline for each in self._agents.values() if each.host is None), default=None)
 
     def attend(self, selector: selectors.BaseSelector) -> None:
         """Take the answers that have come, and gives up hosts that have had their time."""
         now = time.monotonic()
-        for station in [each for each in self._stations.values() if each.host is None]:
-            if station.answered:
-                station.answered = False
-                self._take_answer(station, selector)
-            elif now >= station.deadline:
-                station.link.unwatch(selector)
-                station.link.kill()
-                self._fail(station, explain_delay(station.link, self._spec))
+        for agent in [each for each in self._agents.values() if each.host is None]:
+            if agent.answered:
+                agent.answered = False
+                self._take_answer(agent, selector)
+            elif now >= agent.deadline:
+                agent.link.unwatch(selector)
+                agent.link.kill()
+                self._fail(agent, explain_delay(agent.link, self._spec))
 
     @functools.cached_property
     def _this_host(self) -> Host:
         return describe_this_host(self._spec, self._environ)
 
-    def _find(self, link: Connection) -> _AgentSlot | None:
-        return next((station for station in self._stations.values() if station.link is link), None)
+    def _find(self, link: Connection) -> _Agent | None:
+        return next((agent for agent in self._agents.values() if agent.link is link), None)
 
-    def _reach(self, name: str) -> _AgentSlot | None:
+    def _reach(self, name: str) -> _Agent | None:
         here = name == self._spec.here
         try:
             link = start_agent(self._spec, name, here)
         except (HostsError, OSError) as error:
             self._on_lost(name, str(error))
             return None
-        station = self._stations[name] = _AgentSlot(name, link, time.monotonic() + self._spec.start_timeout)
+        agent = self._agents[name] = _Agent(name, link, time.monotonic() + self._spec.start_timeout)
         if here:
-            self._begin(station, self._this_host, ())
+            self._begin(agent, self._this_host, ())
         else:
             ask_for_description(link, self._spec, self._command[0], self._folder)
-        return station
+        return agent
 
-    def _take_answer(self, station: _AgentSlot, selector: selectors.BaseSelector) -> None:
-        answer = receive_answer(station.link)
+    def _take_answer(self, agent: _Agent, selector: selectors.BaseSelector) -> None:
+        answer = receive_answer(agent.link)
         if answer is None:
             return
-        station.link.unwatch(selector)
+        agent.link.unwatch(selector)
         try:
-            description = read_description(answer, station.link, self._spec)
-            self._begin(station, description.host, self._find_addresses(station.name, description))
+            description = read_description(answer, agent.link, self._spec)
+            self._begin(agent, description.host, self._find_addresses(agent.name, description))
         except (HostsError, UsageError, RuntimeError) as error:
-            self._fail(station, str(error))
+            self._fail(agent, str(error))
 
     def _find_addresses(self, name: str, description: Description) -> tuple[str, ...]:
         return tuple(reachable_addresses({name: description}, self._spec.network_interface))
 
-    def _fail(self, station: _AgentSlot, reason: str) -> None:
-        del self._stations[station.name]
-        station.link.kill()
-        station.link.close()
-        self._on_lost(station.name, reason)
+    def _fail(self, agent: _Agent, reason: str) -> None:
+        del self._agents[agent.name]
+        agent.link.kill()
+        agent.link.close()
+        self._on_lost(agent.name, reason)
 
     # Workers.
 
-    def _begin(self, station: _AgentSlot, host: Host, addresses: tuple[str, ...]) -> None:
-        self._port = self._on_ready(station.link, addresses)
-        station.host, station.addresses = host, addresses
+    def _begin(self, agent: _Agent, host: Host, addresses: tuple[str, ...]) -> None:
+        self._port = self._on_ready(agent.link, addresses)
+        agent.host, agent.addresses = host, addresses
         if self._task is not None:
-            station.link.send_task(self._task)
-        waiting, station.waiting = station.waiting, []
+            agent.link.send_task(self._task)
+        waiting, agent.waiting = agent.waiting, []
         for worker, slot in waiting:
-            self._launch(station, host, worker, slot)
+            self._launch(agent, host, worker, slot)
 
-    def _launch(self, station: _AgentSlot, host: Host, worker: int, slot: int) -> None:
+    def _launch(self, agent: _Agent, host: Host, worker: int, slot: int) -> None:
         most = self._spec.elastic.max_np if self._spec.elastic is not None else None
-        slots = station.slots if most is None else min(station.slots, max(most, slot + 1))
+        slots = agent.slots if most is None else min(agent.slots, max(most, slot + 1))
         try:
             cpus, _ = bind(self._spec.bind_to, host, slots)
             # By slot, of which no two workers that live have the same; all of them, since any may be taken.
             called = self._spec.called("--gpus-per-rank")
-            gpus = gpu_variables(self._spec.gpus_per_rank, host.gpus, station.slots, called)
+            gpus = gpu_variables(self._spec.gpus_per_rank, host.gpus, agent.slots, called)
         except UsageError as error:
-            station.trouble = str(error)
-            self.release(station.name)
+            agent.trouble = str(error)
+            self.release(agent.name)
             return
         tuning, said = tuning_variables(self._environ, host.usable_cpus, slots)
         for line in said:
@@ -273,19 +273,19 @@ class AgentPool:
                 self._said.add(line)
                 self._say(line)
         environ = {
-            **common_variables(self._spec, station.name, self._identity),
+            **common_variables(self._spec, agent.name, self._identity),
             **tuning,
             **gpus[slot],
             "HOROVODLIKE_ELASTIC": "1",
             "HOROVOD_ELASTIC": "1",
             "HOROVODLIKE_WORKER": str(worker),
-            "HOROVODLIKE_DRIVER_ADDR": ",".join(station.addresses) or LOOPBACK,
+            "HOROVODLIKE_DRIVER_ADDR": ",".join(agent.addresses) or LOOPBACK,
             "HOROVODLIKE_DRIVER_PORT": str(self._port),
-            "HOROVOD_HOSTNAME": station.name,
+            "HOROVOD_HOSTNAME": agent.name,
         }
         plan = RankPlan(worker, slot, environ, self._command, cpus[slot])
-        elsewhere = station.link.host is not None
+        elsewhere = agent.link.host is not None
         message = start_message(
             [plan], self._environ, self._folder, elsewhere=elsewhere, elastic=True, grace_period=self._grace_period
         )
-        station.link.send(Kind.START, 0, message)
+        agent.link.send(Kind.START, 0, message)

@@ -148,7 +148,7 @@ class DiscoveryThread:
         """Return the hosts as they are now; the names of this machine are merged into one, :attr:`here`.
 
         Raises:
-            Exception: What the discovery raises.
+            Exception: The discovery raises it.
         """
         found = [HostSlots(host, slots) for host, slots in self._discovery.find().items() if slots > 0]
         new = [entry for entry in found if entry.host not in self._renamed]
@@ -165,7 +165,7 @@ class DiscoveryThread:
         """Look every second, in a thread.
 
         Args:
-            last: What :meth:`look` has returned.
+            last: The result of :meth:`look`.
             tell: Called in the thread with the hosts, when they are others than before, or with the reason why they
                 could not be found, once for each reason.
         """
@@ -177,7 +177,7 @@ class DiscoveryThread:
         while not self._stop.wait(_EVERY_S):
             try:
                 found = self.look()
-            except Exception as error:  # whatever a plug-in raises: the job goes on with the hosts that it has
+            except Exception as error:  # whatever a plug-in raises: the job continues with the hosts that it has
                 problem = str(error) or type(error).__name__
                 if problem != said and not self._stop.is_set():
                     tell(f"the hosts cannot be found out, and stay as they are: {problem}")

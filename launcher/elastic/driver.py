@@ -1,4 +1,4 @@
-"""Carries out what :mod:`horovodlike.launcher.elastic.membership` decides, and tells it what happens."""
+"""The driver: carries out the decisions of :mod:`horovodlike.launcher.elastic.membership`, and reports events to it."""
 
 import selectors
 import signal
@@ -76,8 +76,8 @@ class Driver(Supervisor):
 
         Args:
             spec: The job.
-            policy: What the user has asked for, as far as membership goes.
-            command: What each worker executes.
+            policy: The numbers and timeouts that the user has asked for.
+            command: The words that each worker executes.
             environ: The environment that the workers inherit.
             identity: The job's key and name.
             output: Takes what the workers write.
@@ -105,7 +105,7 @@ class Driver(Supervisor):
         self._server: RendezvousServer | None = None
         self._links = AgentConnections((), self, output, spec.network_timeout)
         self._workers = WorkerServer(self._key, identity.job_id, self._processes.keys, self._events.append)
-        self._fleet = AgentPool(
+        self._agents = AgentPool(
             spec,
             command,
             environ,
@@ -145,25 +145,25 @@ class Driver(Supervisor):
             return False
         watch_descriptor(selector, self._workers.fileno(), selectors.EVENT_READ, lambda: None)
         self._links.watch(selector)
-        self._fleet.watch(selector)
+        self._agents.watch(selector)
         return True
 
     def _react(self, selector: selectors.BaseSelector) -> None:
         self._workers.attend()
         self._links.conclude(selector)
-        self._fleet.attend(selector)
+        self._agents.attend(selector)
         self._handle_signals()
         self._advance()
 
     def close(self) -> None:
         """End whatever is left."""
-        self._fleet.close()
+        self._agents.close()
         self._workers.close()
         self._close_server()
 
     def _timeout(self) -> float | None:
         now = time.monotonic()
-        deadlines = [self._links.next_deadline(), self._fleet.next_deadline(), self._workers.next_deadline()]
+        deadlines = [self._links.next_deadline(), self._agents.next_deadline(), self._workers.next_deadline()]
         deadlines.append(None if self._look_every is None else now + self._look_every)
         deadlines.append(None if self._ended else self._ending_at)
         deadlines.append(None if self._ending_at is not None else self._membership.look_again())
@@ -194,7 +194,7 @@ class Driver(Supervisor):
             self._explain(f"worker {worker} goes on")
             self._events.append(Continued(worker))
         elif frame.kind is Kind.FAILED:
-            self._fleet.blame(link, frame.payload.decode(errors="replace"))
+            self._agents.blame(link, frame.payload.decode(errors="replace"))
 
     def _on_exit(self, worker: int, pid: int, status: int, link: Connection) -> None:
         self._processes.pop(worker, None)
@@ -210,15 +210,15 @@ class Driver(Supervisor):
 
     def on_silence(self, link: Connection, seconds: float) -> None:
         """See :class:`horovodlike.launcher.supervisor.connection.FrameHandler`."""
-        self._fleet.blame(link, f"it has been silent for {seconds:.0f} s; is it up, and reachable?")
+        self._agents.blame(link, f"it has been silent for {seconds:.0f} s; is it up, and reachable?")
 
     def on_nonsense(self, link: Connection, error: Exception) -> None:
         """See :class:`horovodlike.launcher.supervisor.connection.FrameHandler`."""
-        self._fleet.blame(link, f"{link.who} cannot be understood: {error}")
+        self._agents.blame(link, f"{link.who} cannot be understood: {error}")
 
     def on_end(self, link: Connection, status: int) -> None:
         """See :class:`horovodlike.launcher.supervisor.connection.FrameHandler`."""
-        self._fleet.end(link, status)
+        self._agents.end(link, status)
 
     def _take_agent(self, link: Connection, addresses: tuple[str, ...]) -> int:
         self._workers.listen_on(addresses)
@@ -269,7 +269,7 @@ class Driver(Supervisor):
             self._processes[decision.worker] = _Process(decision.host)
             self._expect_output(decision.worker)
             slots = self._membership.slots[decision.host]
-            self._fleet.start(decision.worker, decision.host, decision.slot, slots)
+            self._agents.start(decision.worker, decision.host, decision.slot, slots)
         elif isinstance(decision, Form):
             self._form(decision)
         elif isinstance(decision, Abandon):
@@ -299,7 +299,7 @@ class Driver(Supervisor):
     def _form(self, form: Form) -> None:
         self._close_server()
         hosts = [self._processes[worker].host for worker in form.members]
-        address = self._fleet.addresses(iter(hosts))
+        address = self._agents.addresses(iter(hosts))
         key = self._key.derive(b"horovodlike generation", str(form.generation).encode())
         server = RendezvousServer(key, len(hosts), address, self._identity.job_id)
         try:
@@ -324,7 +324,7 @@ class Driver(Supervisor):
         if process is None:
             return
         self._say(kill.reason)
-        if not self._fleet.signal(kill.worker, process.host, signal.SIGKILL):
+        if not self._agents.signal(kill.worker, process.host, signal.SIGKILL):
             del self._processes[kill.worker]
             self._events.append(Exited(kill.worker, -signal.SIGKILL))
 
@@ -336,9 +336,9 @@ class Driver(Supervisor):
     def _release_hosts(self) -> None:
         """End the agents of hosts that are not offered any more and have no worker."""
         used = {process.host for process in self._processes.values()}
-        for host in self._fleet.hosts():
+        for host in self._agents.hosts():
             if host not in used and host not in self._membership.slots:
-                self._fleet.release(host)
+                self._agents.release(host)
 
     def _end(self, end: End) -> None:
         self._decide(end.exit_code)
@@ -365,7 +365,7 @@ class Driver(Supervisor):
             return
         if not any(process.pid for process in self._processes.values()) or time.monotonic() >= self._ending_at:
             self._ended = True
-            self._fleet.cut()
+            self._agents.cut()
             self._links.send(Kind.END, 0, encode_seconds(GRACE_S))
 
     def _handle_signals(self) -> None:
@@ -407,7 +407,7 @@ class Driver(Supervisor):
             if worker.status is Status.READY:  # the others may want to commit before they leave
                 self._workers.say(worker.number, {"stop": self._stop_reason})
         self._ending_at = time.monotonic() + self._grace_period
-        self._fleet.cut()
+        self._agents.cut()
         self._links.send(Kind.SIGNAL, signum, encode_seconds(self._grace_period))
 
     def _say_that_no_host_is_found(self) -> None:

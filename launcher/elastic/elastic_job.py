@@ -33,13 +33,13 @@ class ElasticLaunch(Launch):
         self._policy = make_policy(self._spec, self._elastic)
         if self._discovery is None:
             self._discovery = _choose_discovery(self._spec, self._elastic, self._policy)
-        self._lookout = DiscoveryThread(self._discovery, self._environ, self._spec.here)
-        self._stack.callback(self._lookout.close)
+        self._hosts = DiscoveryThread(self._discovery, self._environ, self._spec.here)
+        self._stack.callback(self._hosts.close)
         try:
-            self._found = self._lookout.look()
+            self._found = self._hosts.look()
         except DiscoveryError as error:
             raise HostsError(f"the hosts cannot be found out: {error}") from error
-        here, timeout = self._lookout.here, self._elastic.heartbeat_timeout
+        here, timeout = self._hosts.here, self._elastic.heartbeat_timeout
         self._spec = replace(self._spec, here=here, network_timeout=timeout)
 
     def probe(self) -> None:
@@ -69,7 +69,7 @@ class ElasticLaunch(Launch):
         )
         self._stack.callback(self._writer.close, lambda: self._driver.abandoned)
         self._stack.callback(self._driver.close)
-        self._stack.callback(self._lookout.close)  # nothing is told to a driver that has been closed
+        self._stack.callback(self._hosts.close)  # nothing is told to a driver that has been closed
 
     def start(self) -> None:
         """Tell the driver the hosts, now and whenever they change."""
@@ -78,7 +78,7 @@ class ElasticLaunch(Launch):
         self._say()
         self._driver.tell(self._found)
         if not isinstance(self._discovery, FixedHosts):
-            self._lookout.start(self._found, self._driver.tell)
+            self._hosts.start(self._found, self._driver.tell)
 
     def supervise(self) -> None:
         """See :meth:`Launch.supervise`."""

@@ -83,7 +83,7 @@ class Stopped:
 
 @dataclass(frozen=True)
 class Continued:
-    """A worker's process goes on after it was stopped."""
+    """A worker's process continues after it was stopped."""
 
     worker: int
 
@@ -178,7 +178,7 @@ class Report:
 
 @dataclass(frozen=True)
 class End:
-    """End the job. ``failure`` is the worker that is to blame, if one is."""
+    """End the job. ``failure`` is the worker that is the cause, if one is."""
 
     exit_code: int
     reason: str

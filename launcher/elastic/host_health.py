@@ -1,4 +1,4 @@
-"""When a host may have workers again after some have failed there. Pure: times are the caller's."""
+"""The time when a host may have workers again after some have failed there. Pure: the caller passes times."""
 
 from dataclasses import dataclass, field
 

@@ -43,7 +43,7 @@ __all__ = ["FAILED", "Membership"]
 FAILED = 1
 """The exit code of a job that ends for a reason that is no worker's failure."""
 SETTLE_S = 3.0
-"""How long workers that are ready wait for those that are still starting, if nobody needs them at once."""
+"""How long workers that are ready wait for those that are still starting, if they are not needed at once."""
 _REMOVED_S = 30.0
 """How long a worker that was removed may take to exit."""
 _ATTEMPTS = 3
@@ -60,7 +60,7 @@ class Membership(Roster):
         """Start without hosts and workers.
 
         Args:
-            policy: What the user has asked for.
+            policy: The numbers and timeouts that the user has asked for.
             now: The time.
         """
         super().__init__(policy)

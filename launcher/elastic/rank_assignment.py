@@ -21,8 +21,8 @@ def place_members(generation: int, hosts: Sequence[str], address: str, port: int
     Args:
         generation: The generation's number.
         hosts: By rank, the host of the member. Hosts are numbered as they come here.
-        address: Where the generation's rendezvous listens, as in ``HOROVODLIKE_RENDEZVOUS_ADDR``.
-        port: Where it listens.
+        address: The address of the generation's rendezvous server, as in ``HOROVODLIKE_RENDEZVOUS_ADDR``.
+        port: The port that it listens on.
 
     Returns:
         The variables by rank.

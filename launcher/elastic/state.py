@@ -87,7 +87,7 @@ class Roster:
     """The workers that live, and the role of each.
 
     Attributes:
-        policy: What the user has asked for.
+        policy: The numbers and timeouts that the user has asked for.
         workers: By number.
         slots: By host, how many workers it may have; hosts that have been offered for longer come first.
         generation: The current one.

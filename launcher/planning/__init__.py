@@ -1,1 +1,1 @@
-"""From what a user asks for to one plan for each rank, before anything starts."""
+"""The way from a request to one plan for each rank, before anything starts."""

@@ -74,11 +74,11 @@ def _chosen(network_interface: str) -> list[str]:
         raise UsageError(str(error)) from None
 
 
-def reachable_addresses(described: Mapping[str, Description], network_interface: str = "") -> list[str]:
+def reachable_addresses(described: Mapping[str, Description | None], network_interface: str = "") -> list[str]:
     """Return this host's addresses at which the other hosts can reach it; one need not be reachable from all hosts.
 
     Args:
-        described: The other hosts.
+        described: The other hosts, as far as they have been described.
         network_interface: The setting: the network to use, or an empty string.
 
     Raises:
@@ -89,7 +89,7 @@ def reachable_addresses(described: Mapping[str, Description], network_interface:
         return _chosen(network_interface)
     found: dict[str, None] = {}
     for host, description in described.items():
-        addresses = addresses_towards(host, description.seen_from)
+        addresses = addresses_towards(host, None if description is None else description.seen_from)
         if not addresses:
             raise HostsError(
                 f"it is not known at which address {host} can reach this machine; say over which network, with "

@@ -33,7 +33,7 @@ class PythonCommand:
 
     Attributes:
         options: The interpreter's own.
-        how: ``script``, ``-m``, ``-c``, ``-`` for standard input, or an empty string if nothing is to be run.
+        how: ``script``, ``-m``, ``-c``, ``-`` for standard input, or an empty string if nothing will be run.
         rest: The script, module or text, and its arguments.
     """
 
@@ -190,7 +190,7 @@ def with_horovod_names(command: tuple[str, ...], program: str = "hvdrun") -> tup
     """Change what each rank executes so that it can import ``horovod``.
 
     Args:
-        command: What :func:`resolve_command` has decided.
+        command: The words that :func:`resolve_command` has returned.
         program: The name that the user called.
 
     Returns:

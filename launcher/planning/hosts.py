@@ -1,4 +1,4 @@
-"""The hosts of a job: what the user or a scheduler says about them, and which ranks each of them gets. Pure."""
+"""The hosts of a job: host lists and files, and the ranks of each host. Pure."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -30,7 +30,7 @@ class Placement:
     Attributes:
         names: The hosts that have ranks, each name once; hosts with lower numbers have lower ranks.
         counts: How many ranks each of them has.
-        number: Which of them this is.
+        number: The number of this one.
     """
 
     names: tuple[str, ...]
@@ -89,7 +89,7 @@ def parse_hostfile(text: str, path: str) -> tuple[HostSlots, ...]:
     Empty lines, and what follows a ``#``, do not count. A host that comes again gets more slots.
 
     Args:
-        text: What the file holds.
+        text: The content of the file.
         path: The file's name, for messages.
 
     Raises:

@@ -47,10 +47,10 @@ class Nodes:
 
     Attributes:
         count: How many there are.
-        number: Which of them this is; node 0 leads.
+        number: The number of this one; node 0 leads.
         host: A name or address of node 0, which that node has itself.
-        port: Where the launcher of node 0 listens.
-        key: What all of them hold.
+        port: The port that the launcher of node 0 listens on.
+        key: The key that all of them hold.
     """
 
     count: int
@@ -74,7 +74,7 @@ class ElasticSpec:
             the default.
         elastic_timeout: How long the job waits for enough workers, in seconds.
         heartbeat_timeout: How long a worker may be stopped, or a host silent, in seconds.
-        grace_period: How long workers may take to leave when the job is to end, in seconds.
+        grace_period: How long workers may take to leave when the job must end, in seconds.
         discovery_timeout: How long the program that prints the hosts may take, in seconds.
     """
 
@@ -96,9 +96,9 @@ class JobSpec:
 
     Attributes:
         num_proc: The number of ranks; of an elastic job, with how many it starts.
-        command: What each rank executes, as it was typed.
+        command: The words that each rank executes, as they were typed.
         settings: ``HOROVODLIKE_*`` variables for the ranks: those that were asked for, and no others.
-        hosts: Where the ranks run; if empty, on this machine.
+        hosts: The hosts of the ranks; if empty, this machine.
         here: The name that this machine has among the hosts, or None if it is not one of them.
         remote: How the agents of other hosts are started.
         nodes: This is one of several nodes that are started by themselves, or None.
@@ -106,18 +106,18 @@ class JobSpec:
         start_timeout: How long the ranks wait for each other, and the launcher for its agents, in seconds.
         network_timeout: How long another host may be silent, in seconds.
         network_interface: Over which network hosts communicate, as the setting of this name has it.
-        bind_to: What each rank is bound to.
+        bind_to: The kind of processors that each rank is bound to.
         gpus_per_rank: How many GPUs each rank sees, which are its own; 0 leaves that to the environment.
-        output_directory: Where each rank's output goes as well, or None.
+        output_directory: A folder for a copy of each rank's output, or None.
         timestamps: Each line of output begins with the time.
         verbose: Decisions are explained on standard error.
         compat: The command is a Python program that imports ``horovod``.
         mpi: MPI's mpirun starts the ranks.
         mpi_args: Further words for mpirun's command line.
         ignored: Horovod's options that were given and have no effect.
-        names: What the user has said instead of a flag, by the flag: an argument of ``run()``, a key or a variable.
+        names: By flag, what was given instead of it: an argument of ``run()``, a key or a variable.
         reasons: Why the job is as it is, for ``verbose``.
-        files: What every host will write, or files beside it.
+        files: The files that every host will write, or beside which it writes others.
     """
 
     num_proc: int

@@ -45,8 +45,8 @@ class JobIdentity:
     Attributes:
         job_id: Names the job in logs.
         key: The job's secret, 64 hexadecimal digits; it goes nowhere but into the environment of ranks.
-        address: Where the rendezvous listens: one address, or several that are separated by commas.
-        port: Where the rendezvous listens.
+        address: The address of the rendezvous server, or several that are separated by commas.
+        port: The port of the rendezvous server.
     """
 
     job_id: str
@@ -62,8 +62,8 @@ class RankPlan:
     Attributes:
         rank: The rank.
         local_rank: Its number on its host.
-        environ: What it has besides the environment that all ranks have.
-        command: What it executes.
+        environ: Its variables besides the environment that all ranks have.
+        command: The words that it executes.
         cpus: The logical processors that it is bound to, or None.
     """
 
@@ -130,8 +130,8 @@ def plan_ranks(
 
     Args:
         spec: The job.
-        command: What each rank executes.
-        placement: Which ranks the host has.
+        command: The words that each rank executes.
+        placement: The ranks of the host.
         host: The host.
         identity: The job's identity.
         environ: The environment that all ranks have.
@@ -225,7 +225,7 @@ def gpu_variables(
         per_rank: How many each rank gets; with 0 nothing is set.
         gpus: Those of the host.
         ranks: How many ranks the host has.
-        called: By what the user has asked for them.
+        called: The name under which the user has asked for them.
 
     Returns:
         By local rank, the variables that say so.

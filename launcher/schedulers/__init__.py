@@ -1,1 +1,1 @@
-"""Other programs that start the ranks of a job in place of hvdrun's own agents."""
+"""Other programs that allocate hosts, or start agents or ranks on them."""

@@ -42,7 +42,7 @@ def find_allocation(environ: Mapping[str, str]) -> Allocation | None:
         The allocation, or None outside of any and inside a step of tasks, where the scheduler itself starts ranks.
 
     Raises:
-        UsageError: What the scheduler has set makes no sense.
+        UsageError: The variables of the scheduler make no sense.
     """
     for scheduler, read in SCHEDULERS:
         try:
@@ -135,13 +135,13 @@ def find_hosts(
     """Decide where a job runs.
 
     Args:
-        hosts: What ``-H`` says, or None.
+        hosts: The value of ``-H``, or None.
         hostfile: The name of a file with hosts, or None.
         num_proc: The number of ranks, or None for all slots.
         environ: The environment, which a scheduler may have made.
 
     Raises:
-        UsageError: What is said about hosts makes no sense, or there are too few slots.
+        UsageError: The hosts cannot be used, or there are too few slots.
     """
     if hosts is not None and hostfile is not None:
         raise UsageError("-H and --hostfile contradict each other; give one of them")

@@ -6,7 +6,6 @@ names of variables.
 
 import enum
 import os
-import re
 import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,16 +13,12 @@ from dataclasses import dataclass, replace
 
 from horovodlike.launcher.agent.external import ask
 from horovodlike.launcher.agent.host_probe import Host
-from horovodlike.launcher.errors import HostsError, UsageError
-from horovodlike.launcher.planning.addresses import LOOPBACK, addresses_towards
+from horovodlike.launcher.errors import UsageError
 from horovodlike.launcher.planning.job_spec import Binding, JobSpec, RemoteStart
-from horovodlike.launcher.planning.plan import JobIdentity, forwarded, inherited, plan_ranks
+from horovodlike.launcher.planning.plan import JobIdentity, inherited, plan_ranks
 from horovodlike.launcher.schedulers.ssh import ssh_words
 
 __all__ = [
-    "others",
-    "addresses",
-    "passed_on",
     "Flavor",
     "Mpirun",
     "find_mpirun",
@@ -41,8 +36,6 @@ _PLACE = frozenset(
     for owner in ("HOROVODLIKE", "HOROVOD")
     for name in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE", "CROSS_RANK", "CROSS_SIZE", "NODE_ID", "HOSTNAME")
 )
-_LAUNCHERS_OWN = ("OMPI_", "PMI_", "PMIX_", "PRTE_", "HYDRA_", "HYDI_", "SLURM_")
-_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 
 class Flavor(enum.Enum):
@@ -113,8 +106,8 @@ def make_command(
     Args:
         mpirun: The program.
         spec: The job.
-        command: What each rank executes.
-        names: The variables that ranks of other hosts are to have.
+        command: The words that each rank executes.
+        names: The variables that ranks of other hosts must have.
         is_root: This is the superuser, which Open MPI accepts only with a flag of its own.
 
     Raises:
@@ -177,38 +170,3 @@ def make_environ(
     left_out = _PLACE | ({"PYTHONUNBUFFERED"} - environ.keys())
     variables = {**inherited(environ), **plans[0].environ, "HOROVODLIKE_RENDEZVOUS_OWNER": "hvdrun"}
     return {name: value for name, value in variables.items() if name not in left_out}, said
-
-
-def others(spec: JobSpec) -> list[str]:
-    """Name the hosts of the job other than this machine."""
-    return [placement.name for placement in spec.placements if placement.name != spec.here]
-
-
-def addresses(spec: JobSpec) -> str:
-    """Return the addresses at which the ranks of all hosts reach hvdrun's server, separated by commas.
-
-    Raises:
-        HostsError: Another host cannot reach this one.
-    """
-    remote = others(spec)
-    if not remote:
-        return LOOPBACK
-    if spec.network_interface:
-        from horovodlike._net.interfaces import choose_address, local_addresses
-
-        return choose_address(spec.network_interface, local_addresses())
-    found: dict[str, None] = {}
-    for host in remote:
-        addresses = addresses_towards(host, None)
-        if not addresses:
-            raise HostsError(
-                f"it is not known at which address {host} can reach this machine; say over which network, with "
-                "--network-interface"
-            )
-        found.update(dict.fromkeys(addresses))
-    return ",".join(found)
-
-
-def passed_on(environ: Mapping[str, str]) -> list[str]:
-    """Name the variables that mpirun must pass on to other hosts."""
-    return [name for name in forwarded(environ) if _NAME.fullmatch(name) and not name.startswith(_LAUNCHERS_OWN)]

@@ -22,7 +22,7 @@ _REMEDIES = (
 
 
 _AGENT = (sys.executable, "-I", "-S", "-X", "utf8", START_AGENT)
-"""What is executed on another host, where everything has the same paths as here."""
+"""The words that are executed on another host, where everything has the same paths as here."""
 
 
 def remote_command(host: str, remote: RemoteStart, timeout: float) -> list[str]:
@@ -70,7 +70,7 @@ def explain_failure(remote: RemoteStart, status: int, words: Sequence[str]) -> s
     Args:
         remote: How it was started.
         status: The exit code of ssh or srun, or minus the signal.
-        words: What they, or the agent, have said.
+        words: The lines that they, or the agent, have written to standard error.
     """
     said = "; ".join(words) or "nothing was said about it"
     program = "srun" if remote.slurm else "ssh"

@@ -1,4 +1,4 @@
-"""Starts the agents of all hosts at the same time, and finds out which of them cannot take part, and why."""
+"""Start the agents of all hosts at the same time, and find out which hosts cannot take part, and why."""
 
 import functools
 import os
@@ -54,7 +54,7 @@ def start_agents(
     Args:
         spec: The job.
         placements: The hosts.
-        on_exit: Takes what is to be called in the end: it ends all agents at the same time.
+        on_exit: Takes a function to call in the end: it ends all agents at the same time.
 
     Raises:
         HostsError: There is no ssh.
@@ -109,7 +109,7 @@ def describe_hosts(spec: JobSpec, links: Sequence[AgentConnection], program: str
     Args:
         spec: The job.
         links: The agents; those of this host are not asked.
-        program: What the ranks are to execute.
+        program: The program that the ranks will execute.
 
     Returns:
         The description of each host.
@@ -175,7 +175,7 @@ def read_description(answer: list[Frame] | Exception, link: AgentConnection, spe
     """Read the description that a host has sent.
 
     Args:
-        answer: What :func:`receive_answer` has returned.
+        answer: The result of :func:`receive_answer`.
         link: The connection, which no selector watches any more.
         spec: The job.
 
@@ -213,7 +213,7 @@ def start_message(
     Args:
         plans: The ranks of the host.
         environ: The environment of this process.
-        folder: Where the ranks start.
+        folder: The folder in which the ranks start.
         elsewhere: It is another host, which has some variables for itself.
         elastic: More ranks may follow.
         grace_period: How long the ranks may take to end once the agent has got a signal, in seconds.

@@ -47,7 +47,7 @@ class Connection:
 
         Args:
             host: The name of the host at the other end.
-            magic: What precedes the first frame.
+            magic: The bytes that precede the first frame.
         """
         self.host = host
         self.heard_at = time.monotonic()
@@ -82,7 +82,7 @@ class Connection:
         """Return what has arrived, which may be nothing, or None at the end: the host is clean then, or lost.
 
         Raises:
-            FrameError: What arrived makes no sense.
+            FrameError: The bytes that arrived are no frame.
             OSError: The connection is broken.
         """
         try:
@@ -283,7 +283,7 @@ def start_remote_agent(command: Sequence[str], host: str) -> AgentConnection:
     """Start the agent of another host.
 
     Args:
-        command: A client of ssh, or the like, and what it is to execute there.
+        command: A client of ssh, or the like, and the command that it executes there.
         host: The host's name.
     """
     process = subprocess.Popen(
@@ -321,18 +321,18 @@ class AgentConnections:
     """The connections of a job. Belongs to one thread."""
 
     def __init__(
-        self, links: Iterable[Connection], audience: FrameHandler, output: RankOutput, network_timeout: float
+        self, links: Iterable[Connection], handler: FrameHandler, output: RankOutput, network_timeout: float
     ) -> None:
         """Take connections over which agents can be spoken with.
 
         Args:
             links: The connections.
-            audience: Acts upon what the agents say.
+            handler: Acts upon what the agents say.
             output: Nothing is read from the agents while it is full.
             network_timeout: How long another host may be silent, in seconds.
         """
         self._links = list(links)
-        self._audience = audience
+        self._handler = handler
         self._output = output
         self._network_timeout = network_timeout
         self._finished: list[Connection] = []  # whose ends have come
@@ -382,7 +382,7 @@ class AgentConnections:
         for link in finished:
             link.unwatch(selector)
             self._links.remove(link)
-            self._audience.on_end(link, link.close())
+            self._handler.on_end(link, link.close())
 
     def _greet(self) -> None:
         """Let other hosts know that the launcher lives, and breaks off with those that do not answer."""
@@ -393,7 +393,7 @@ class AgentConnections:
         self._greet_at = now + patience / 5
         for link in self._links:
             if link.host is not None and self._listening and now - link.heard_at > patience:
-                self._audience.on_silence(link, now - link.heard_at)
+                self._handler.on_silence(link, now - link.heard_at)
                 link.kill()
             elif link.host is not None:
                 link.send(Kind.ALIVE, 0, encode_seconds(self._network_timeout))
@@ -402,9 +402,9 @@ class AgentConnections:
         try:
             frames = link.receive()
             for frame in frames or ():
-                self._audience.on_frame(frame, link)
+                self._handler.on_frame(frame, link)
         except (ValueError, OSError) as error:
-            self._audience.on_nonsense(link, error)
+            self._handler.on_nonsense(link, error)
             frames = None
         if frames is None or link.over:
             self._finished.append(link)

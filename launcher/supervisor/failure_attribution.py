@@ -14,7 +14,7 @@ _LOST_PEER = ("HorovodInternalError", "JobBrokenError", "ShutDownError")
 _CONSEQUENCE = re.compile(rf"(\w+\.)*({'|'.join(_LOST_PEER)})\b".encode())
 _EXCEPTION = re.compile(rb"[\w.]+(: |$)")  # in a traceback, below what is indented
 
-# What the rendezvous says of a rank that has done nothing wrong by its exit code, and is to blame all the same.
+# The rendezvous server's words about a rank that is the cause although its exit code is 0.
 _LEFT_EARLY = re.compile(rb"rank \d+ \(pid [^)]*\) exited with code 0 before it called init\(\)( again)?")
 
 
@@ -26,7 +26,7 @@ class Failure:
         rank: The rank.
         pid: Its process id.
         status: Its exit code, or minus the signal that killed it.
-        last_lines: What it wrote last to standard error.
+        last_lines: The last lines that it wrote to standard error.
         raised: The name of the exception's class, if that is not to be found there, as with ``horovodlike.run``.
         host: The host on which it ran, or None if that is the launcher's.
     """

@@ -1,4 +1,4 @@
-"""Watches over a job: what the ranks of all hosts write, how they end, and how everything ends."""
+"""The supervisor of a job: passes on the output of the ranks of all hosts, notes their ends, and ends the job."""
 
 import selectors
 import signal
@@ -20,7 +20,7 @@ __all__ = ["AGENT_FAILED", "GRACE_S", "Job", "Outcome"]
 GRACE_S = 5.0
 """From SIGTERM, or from a signal that was passed on, to SIGKILL."""
 AGENT_FAILED = 1
-"""The exit code when not a rank but the launcher's own agent, or a host, is to blame."""
+"""The exit code when not a rank but the launcher's own agent, or a host, is the cause."""
 _OF_A_RANK = frozenset({Kind.STARTED, Kind.STDOUT, Kind.STDERR, Kind.RESULT, Kind.EXITED, Kind.GONE, Kind.LAST_LINES})
 
 
@@ -31,8 +31,8 @@ class Outcome:
     Attributes:
         exit_code: The exit code of the launcher.
         failure: The rank that ended the job, or None.
-        trouble: What went wrong in the launcher itself, or None.
-        results: What each rank has written to its result descriptor; in an elastic job, each worker.
+        trouble: The error in the launcher itself, or None.
+        results: The bytes that each rank, in an elastic job each worker, has written to its result descriptor.
         members: The workers of the last generation of an elastic job, by rank.
     """
 

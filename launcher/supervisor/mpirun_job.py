@@ -1,6 +1,7 @@
 """The steps of a job whose ranks MPI's mpirun starts."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -9,19 +10,17 @@ from collections.abc import Mapping, Sequence
 from horovodlike._net.secure_channel import JobKey
 from horovodlike.launcher.agent.host_probe import detect_host
 from horovodlike.launcher.agent.process import die_with_parent
-from horovodlike.launcher.schedulers.mpirun import (
-    addresses,
-    find_mpirun,
-    make_command,
-    make_environ,
-    make_ssh_variables,
-    others,
-    passed_on,
-)
+from horovodlike.launcher.planning.addresses import LOOPBACK, reachable_addresses
+from horovodlike.launcher.planning.job_spec import JobSpec
+from horovodlike.launcher.planning.plan import forwarded
+from horovodlike.launcher.schedulers.mpirun import find_mpirun, make_command, make_environ, make_ssh_variables
 from horovodlike.launcher.supervisor.job import Outcome
 from horovodlike.launcher.supervisor.static_job import Launch
 
 __all__ = ["MpirunLaunch"]
+
+_LAUNCHERS_OWN = ("OMPI_", "PMI_", "PMIX_", "PRTE_", "HYDRA_", "HYDI_", "SLURM_")
+_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 
 class MpirunLaunch(Launch):
@@ -33,8 +32,9 @@ class MpirunLaunch(Launch):
 
     def serve(self) -> None:
         """Start the rendezvous server where all hosts reach it."""
-        key = JobKey(bytes.fromhex(self._identity.key))
-        self._serve_ranks(key, self._spec.num_proc, addresses(self._spec))
+        others = dict.fromkeys(_others(self._spec))
+        found = reachable_addresses(others, self._spec.network_interface) if others else [LOOPBACK]
+        self._serve_ranks(JobKey(bytes.fromhex(self._identity.key)), self._spec.num_proc, ",".join(found))
 
     def plan(self) -> None:
         """Decide the variables of the ranks, but for their places, which mpirun gives them."""
@@ -45,7 +45,7 @@ class MpirunLaunch(Launch):
     def prepare_environment(self) -> None:
         """Decide what is executed, and with which variables."""
         spec, mpirun = self._spec, self._mpirun
-        names = sorted(passed_on(self._variables)) if others(spec) else []
+        names = sorted(_passed_on(self._variables)) if _others(spec) else []
         for_ssh = make_ssh_variables(mpirun, spec.remote)
         self._words = make_command(mpirun, spec, self._command, names, is_root=os.geteuid() == 0)
         self._variables |= for_ssh
@@ -62,6 +62,15 @@ class MpirunLaunch(Launch):
     def attribute(self) -> Outcome:
         """Return mpirun's exit code, which is that of a rank that failed; or 128 and the number of a signal."""
         return Outcome(self._exit_code)
+
+
+def _others(spec: JobSpec) -> list[str]:
+    """Name the hosts of the job other than this machine."""
+    return [placement.name for placement in spec.placements if placement.name != spec.here]
+
+
+def _passed_on(environ: Mapping[str, str]) -> list[str]:
+    return [name for name in forwarded(environ) if _NAME.fullmatch(name) and not name.startswith(_LAUNCHERS_OWN)]
 
 
 def _run(words: Sequence[str], environ: Mapping[str, str]) -> int:

@@ -133,7 +133,7 @@ class NodeConnection(Connection):
         """Wait for a frame of some kinds; returns it and what came after it, but nothing before.
 
         Raises:
-            FrameError: What arrived makes no sense.
+            FrameError: The bytes that arrived are no frame.
             OSError: The connection has ended (``ConnectionError``), or the time is over (``TimeoutError``).
         """
         while (left := deadline - time.monotonic()) > 0:
@@ -203,7 +203,7 @@ class NodeListener:
         Args:
             key: The key that all nodes hold.
             nnodes: How many there are.
-            addresses: Where to listen.
+            addresses: The addresses to listen on.
             port: The port.
 
         Raises:
@@ -280,7 +280,7 @@ class NodeListener:
             accepted.send(make_challenge(stranger.nonce))
 
     def _make_room(self) -> bool:
-        """Drop who has been here longest without the key, if there is one."""
+        """Drop the oldest connection that has not proved to hold the key, if there is one."""
         oldest = next((each for each in self._strangers if each.link is None), None)
         if oldest is not None:
             self._drop(oldest)
@@ -334,7 +334,7 @@ def connect_node(key: JobKey, node: int, nnodes: int, host: str, port: int, dead
         node: The number of this node.
         nnodes: How many there are.
         host: A name or address of node 0.
-        port: Where it listens.
+        port: The port that it listens on.
         deadline: When to give up, as ``time.monotonic()``.
 
     Raises:

@@ -16,7 +16,6 @@ from horovodlike.launcher.agent.host_probe import installed_version
 from horovodlike.launcher.agent.protocol import Frame, FrameError, Kind, decode_text, encode_text
 from horovodlike.launcher.errors import HostsError, UsageError
 from horovodlike.launcher.planning.addresses import bindable_addresses
-from horovodlike.launcher.planning.command import working_folder
 from horovodlike.launcher.planning.hosts import Placement
 from horovodlike.launcher.planning.job_spec import JobSpec, Nodes
 from horovodlike.launcher.planning.plan import JobIdentity, plan_ranks
@@ -80,7 +79,6 @@ class LeaderLaunch(_NodeLaunch):
 
     def resolve(self) -> None:
         """Wait for the launchers of the other nodes."""
-        self._folder = working_folder()
         self._others = _gather(self._spec, self._nodes, self._stack)
         self._verdict = 1, b"hvdrun: node 0 could not start its ranks"
         self._stack.callback(self._dismiss)
@@ -128,7 +126,6 @@ class FollowerLaunch(_NodeLaunch):
     def resolve(self) -> None:
         """Ask node 0 which ranks this node has."""
         spec, nodes = self._spec, self._nodes
-        self._folder = working_folder()
         deadline = time.monotonic() + spec.start_timeout
         self._uplink = connect_node(nodes.key, nodes.number, nodes.count, nodes.host, nodes.port, deadline)
         self._stack.callback(self._uplink.hang_up)

@@ -1,4 +1,4 @@
-"""Between the agent of a node and the launcher of node 0: output stays here, what ends the job is decided there."""
+"""The relay between a node's agent and the launcher of node 0: output stays here, the end is decided there."""
 
 import functools
 import selectors
@@ -51,7 +51,7 @@ class Relay(Supervisor):
         """Return the exit code when the job is over and nothing is left of this node's ranks.
 
         Args:
-            early: What node 0 has said already.
+            early: The frames that node 0 has sent already.
         """
         for frame in early:
             self._on_uplink(frame)
@@ -123,7 +123,7 @@ class Relay(Supervisor):
             if frame.payload:
                 self._output.say(frame.payload)
             self._finished.add(self._uplink)
-            if self._agent in self._open:  # node 0 could not go on, or not with this node
+            if self._agent in self._open:  # node 0 could not continue, or not with this node
                 self._agent.send(Kind.END, 0, encode_seconds(GRACE_S))
 
     def _lose(self, why: str) -> None:

@@ -207,12 +207,12 @@ class OutputFiles:
             directory: The folder.
             size: How many ranks the job has.
             ranks: Those that have files here; all if None.
-            called: By what the user has asked for them.
+            called: The name under which the user has asked for them.
 
         Raises:
             UsageError: That is not possible.
         """
-        self._files: dict[tuple[int, Kind], BinaryIO | None] = {}  # None: the job goes on without it
+        self._files: dict[tuple[int, Kind], BinaryIO | None] = {}  # None: the job continues without it
         self._directory = Path(directory)
         self._called = called
         self._digits = len(str(size - 1))

@@ -110,7 +110,7 @@ class SignalHandler:
 
         Args:
             take: Called with the signal's number, in a signal handler.
-            wakeup: What the main thread waits for, among others.
+            wakeup: One of the things that the main thread waits for.
         """
         self._take = take
         self._wakeup = wakeup

@@ -63,6 +63,7 @@ class Launch:
         self._reasons = tuple(reasons) if spec.verbose else ()
         self._look_every = None if take_signals else _LOOK_S
         self._identity = JobIdentity(secrets.token_hex(8), secrets.token_hex(32), LOOPBACK, 0)
+        self._folder = working_folder()
         self._files: OutputFiles | None = None
 
     def resolve(self) -> None:
@@ -87,7 +88,7 @@ class Launch:
         """Run until nothing is left of the ranks."""
 
     def attribute(self) -> Outcome:
-        """Return how the job has ended, and which rank is to blame."""
+        """Return how the job has ended, and which rank was the cause."""
         raise NotImplementedError
 
     def _open_files(self, size: int, ranks: Sequence[int] | None = None) -> None:
@@ -130,7 +131,6 @@ class StaticLaunch(Launch):
     def resolve(self) -> None:
         """See :meth:`Launch.resolve`."""
         self._placements = self._spec.placements
-        self._folder = working_folder()
 
     def probe(self) -> None:
         """Describe this host, and check that its ranks fit before anything starts; then start and ask the agents."""

@@ -71,8 +71,8 @@ def render(facts: Sequence[Mapping[str, str]], links: Sequence[Link], coverage: 
     """Write the report.
 
     Args:
-        facts: What each rank says about itself: ``host``, ``processors``, ``kernel`` and versions of packages.
-        links: What was measured.
+        facts: The facts that each rank reports: ``host``, ``processors``, ``kernel`` and versions of packages.
+        links: The measurements.
         coverage: How much of all that is.
     """
     hosts: dict[str, list[Mapping[str, str]]] = {}

@@ -144,7 +144,7 @@ class Driver(Supervisor):
         if self._ended and not self._links:
             return False
         watch_descriptor(selector, self._workers.fileno(), selectors.EVENT_READ, lambda: None)
-        self._links.watch(selector)
+        self._links.watch(selector, self._abandoned)
         self._agents.watch(selector)
         return True
 

@@ -359,13 +359,14 @@ class AgentConnections:
         for link in self._links:
             link.heard_at = time.monotonic()
 
-    def watch(self, selector: selectors.BaseSelector) -> None:
+    def watch(self, selector: selectors.BaseSelector, abandoned: bool) -> None:
         """Greet those whose time it is, and brings what the selector waits for up to date.
 
-        Takes nothing more from the agents while the screen is behind.
+        Takes nothing more from the agents while the screen is behind; but if the user has insisted on an end at once,
+        it must not wait for the screen.
         """
         self._greet()
-        listening = not self._output.full
+        listening = abandoned or not self._output.full
         if listening and not self._listening:
             self.forgive_silence()
         self._listening = listening

@@ -96,7 +96,7 @@ class Job(Supervisor):
 
     def _watch(self, selector: selectors.BaseSelector) -> bool:
         if self._links:
-            self._links.watch(selector)
+            self._links.watch(selector, self._abandoned)
         return bool(self._links)
 
     def _react(self, selector: selectors.BaseSelector) -> None:

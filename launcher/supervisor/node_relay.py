@@ -66,7 +66,7 @@ class Relay(Supervisor):
         if not self._close_finished(selector):
             return False
         for link in self._open:
-            listening = link is self._uplink or not self._output.full
+            listening = link is self._uplink or self.abandoned or not self._output.full
             link.watch(selector, listening, functools.partial(self._receive, link))
         return True
 

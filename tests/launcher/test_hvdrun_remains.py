@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -144,8 +145,9 @@ def test_nobody_reads_the_output_any_more(launch: Callable[..., object]) -> None
     job.wait_gone(SLACK_S)
 
 
+@pytest.mark.parametrize("seconds", [0, 2], ids=["at once", "when the launcher takes no more"])
 def test_a_stuck_screen_does_not_keep_an_impatient_user(
-    launch: Callable[..., object], script: Callable[..., Path], tmp_path: Path
+    launch: Callable[..., object], script: Callable[..., Path], tmp_path: Path, seconds: float
 ) -> None:
     os.mkfifo(tmp_path / "news")
     program = script("""
@@ -160,6 +162,7 @@ def test_a_stuck_screen_does_not_keep_an_impatient_user(
     job = launch("-np", 1, PYTHON, program)
     with open(tmp_path / "news", "rb", buffering=0) as news:
         assert news.read(1) == b"r"
+        time.sleep(seconds)
         job.signal(signal.SIGINT)
         assert news.read(1) == b"i"
     job.signal(signal.SIGINT)

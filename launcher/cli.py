@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from horovodlike import config
-from horovodlike._bootstrap.job_key import FILE_VARIABLE, KEY_VARIABLE, read_key_file, take_key
+from horovodlike._bootstrap.environment import SECRET_KEY, SECRET_KEY_FILE
+from horovodlike._bootstrap.job_key import read_key_file, take_key
 from horovodlike._net.secure_channel import JobKey
 from horovodlike.errors import ConfigError, RendezvousError
 from horovodlike.launcher import horovod_options, options
@@ -262,8 +263,8 @@ def _key_of_nodes(path: str | None, environ: Mapping[str, str]) -> JobKey:
         raise UsageError(str(error)) from None
     if key is None:
         raise UsageError(
-            f"--nnodes needs a key that all nodes hold and nobody else: --secret-key-file, {FILE_VARIABLE} or "
-            f"{KEY_VARIABLE}, with 64 hexadecimal digits, such as 'openssl rand -hex 32' makes"
+            f"--nnodes needs a key that all nodes hold and nobody else: --secret-key-file, {SECRET_KEY_FILE} or "
+            f"{SECRET_KEY}, with 64 hexadecimal digits, such as 'openssl rand -hex 32' makes"
         )
     return key
 

@@ -21,6 +21,7 @@ The rooms, from the lowest; each imports from itself and from those above it in 
 ``elastic``      jobs whose workers come and go; its own table is in its ``__init__``
 ``options``      the table of options, which the command line, the configuration file and ``run`` read;
                  ``horovod_options``: those of ``horovodrun`` that have no effect
+``resolve``      from the options that were given to a job: its hosts and its specification
 ``launch``       the eight steps in order, whatever starts the ranks
 ``cli``, ``run`` ``hvdrun`` and ``horovodlike.run``
 ``tools``        ``--check-build`` and ``--selftest``

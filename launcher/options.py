@@ -4,17 +4,14 @@ import argparse
 import operator
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from horovodlike import config
 from horovodlike.config import LOG_LEVELS, SETTINGS, Config, Setting, parse
 from horovodlike.errors import ConfigError
-from horovodlike.launcher.agent.host_probe import why_unwritable
 from horovodlike.launcher.elastic.discovery import HostDiscovery
 from horovodlike.launcher.errors import UsageError, shown
-from horovodlike.launcher.planning.job_spec import MOST_RANKS, Binding, ElasticSpec, JobSpec, Nodes
-from horovodlike.launcher.schedulers.allocation import HostResolution, find_hosts
+from horovodlike.launcher.planning.job_spec import MOST_RANKS, Binding, ElasticSpec
 
 __all__ = [
     "ELASTIC_ARGUMENTS",
@@ -22,12 +19,10 @@ __all__ = [
     "Option",
     "add_arguments",
     "check_arguments",
-    "choose_hosts",
     "find_elastic",
     "from_arguments",
     "from_mapping",
     "is_elastic",
-    "make_spec",
     "read_file",
     "setting_variables",
     "take_elastic",
@@ -570,97 +565,3 @@ def _range(found: Any, source: str) -> tuple[float, float]:
             f"{source} cannot be used: it must be two numbers of seconds, such as 10 100, up to {_LONGEST_S:g}"
         )
     return low, high
-
-
-def choose_hosts(
-    elastic: ElasticSpec | None,
-    hosts: str | None,
-    hostfile: str | None,
-    number: int | None,
-    environ: Mapping[str, str],
-    discovery: HostDiscovery | None = None,
-) -> HostResolution:
-    """Decide on which hosts the job runs, and with how many workers it starts if it is elastic.
-
-    Args:
-        elastic: The elastic part of the job, if it is elastic.
-        hosts: The value of ``-H``, or None.
-        hostfile: The name of a file with hosts, or None.
-        number: The number of ranks, or None if it was not given.
-        environ: The environment, which a scheduler may have made.
-        discovery: Finds the hosts, instead of all these.
-
-    Raises:
-        UsageError: The hosts cannot be used, or there are too few slots.
-    """
-    if elastic is None:
-        return find_hosts(hosts, hostfile, number, environ)
-    number = elastic.min_np if number is None else number
-    if elastic.discovery_script is not None or discovery is not None:
-        if hosts or hostfile or (elastic.discovery_script is not None and discovery is not None):
-            raise UsageError(
-                "the hosts are given in two ways; give a discovery of hosts, a list or a file, and no other"
-            )
-        return HostResolution(number, reason="the hosts are found out again and again")
-    where = find_hosts(hosts, hostfile, number, environ)
-    if number is None and where.num_proc is not None and elastic.max_np is not None:
-        where = replace(where, num_proc=min(where.num_proc, elastic.max_np))
-    return where
-
-
-# The job.
-
-
-def make_spec(
-    values: Config,
-    where: HostResolution,
-    elastic: ElasticSpec | None,
-    settings: Mapping[str, str],
-    environ: Mapping[str, str],
-    *,
-    files: Mapping[str, str] | None,
-    **rest: Any,
-) -> JobSpec:
-    """Put a job together, and check the files that ranks of this machine will write.
-
-    Args:
-        values: All settings.
-        where: The hosts of the job.
-        elastic: The elastic part of the job, or None.
-        settings: The settings that were asked for.
-        environ: The environment, from which the other settings come.
-        files: By setting, the option that asks for a file; others were asked for by variables. None for hosts that are
-            not known yet, so that nothing is checked.
-        **rest: Further fields of the job.
-
-    Raises:
-        UsageError: A file cannot be written.
-    """
-    names = files or {}
-    nodes: Nodes | None = rest.get("nodes")
-    has_rank_0 = nodes.number == 0 if nodes else not where.hosts or where.hosts[0].host == where.here
-    written = () if values.timeline.upper() in ("", "DYNAMIC") else (values.timeline,)
-    found = [("timeline", path) for path in written]
-    if values.autotune_log and has_rank_0 and (values.autotune or "autotune_log" in names):
-        found.append(("autotune_log", values.autotune_log))
-    for setting, path in found if files is not None and where.here is not None else ():
-        trouble = why_unwritable(path)
-        if trouble:
-            called = names.get(setting) or str(config.variable_of(setting, {**environ, **settings}))
-            shown = f"{called} {path}" if called.startswith("-") else f"{called}={path}"
-            raise UsageError(f"{shown} cannot be written: {trouble}; name a file in a folder that exists")
-    if elastic is not None:
-        settings = {**settings, SETTINGS["network_timeout"].variable: f"{values.heartbeat_timeout:g}"}
-    return JobSpec(
-        num_proc=where.num_proc or 1,
-        settings=settings,
-        hosts=where.hosts,
-        here=where.here,
-        elastic=elastic,
-        start_timeout=values.start_timeout,
-        network_timeout=values.network_timeout,
-        network_interface=values.network_interface,
-        gpus_per_rank=values.gpus_per_rank,
-        files=written,
-        **rest,
-    )

@@ -18,8 +18,6 @@ from horovodlike.launcher.launch import launch
 from horovodlike.launcher.options import (
     ELASTIC_ARGUMENTS,
     check_arguments,
-    choose_hosts,
-    make_spec,
     setting_variables,
     take_elastic,
     take_integer,
@@ -27,6 +25,7 @@ from horovodlike.launcher.options import (
 )
 from horovodlike.launcher.planning.command import working_folder
 from horovodlike.launcher.planning.job_spec import RemoteStart
+from horovodlike.launcher.resolve import choose_hosts, make_spec
 from horovodlike.launcher.supervisor import failure_attribution
 from horovodlike.launcher.supervisor.job import Outcome
 

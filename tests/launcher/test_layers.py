@@ -14,7 +14,7 @@ from horovodlike.launcher.agent import START_AGENT
 PACKAGE = "horovodlike.launcher"
 ROOMS = (
     *("errors", "agent", "planning", "schedulers", "supervisor", "elastic", "options", "horovod_options"),
-    *("launch", "run", "cli"),
+    *("resolve", "launch", "run", "cli"),
 )
 FOLDER = Path(str(horovodlike.launcher.__file__)).parent
 

@@ -1,0 +1,106 @@
+"""From the options that were given to the job: the hosts on which it runs, and its specification."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from horovodlike import config
+from horovodlike.config import SETTINGS, Config
+from horovodlike.launcher.agent.host_probe import why_unwritable
+from horovodlike.launcher.elastic.discovery import HostDiscovery
+from horovodlike.launcher.errors import UsageError
+from horovodlike.launcher.planning.job_spec import ElasticSpec, JobSpec, Nodes
+from horovodlike.launcher.schedulers.allocation import HostResolution, find_hosts
+
+__all__ = ["choose_hosts", "make_spec"]
+
+
+def choose_hosts(
+    elastic: ElasticSpec | None,
+    hosts: str | None,
+    hostfile: str | None,
+    number: int | None,
+    environ: Mapping[str, str],
+    discovery: HostDiscovery | None = None,
+) -> HostResolution:
+    """Decide on which hosts the job runs, and with how many workers it starts if it is elastic.
+
+    Args:
+        elastic: The elastic part of the job, if it is elastic.
+        hosts: The value of ``-H``, or None.
+        hostfile: The name of a file with hosts, or None.
+        number: The number of ranks, or None if it was not given.
+        environ: The environment, which a scheduler may have made.
+        discovery: Finds the hosts, instead of all these.
+
+    Raises:
+        UsageError: The hosts cannot be used, or there are too few slots.
+    """
+    if elastic is None:
+        return find_hosts(hosts, hostfile, number, environ)
+    number = elastic.min_np if number is None else number
+    if elastic.discovery_script is not None or discovery is not None:
+        if hosts or hostfile or (elastic.discovery_script is not None and discovery is not None):
+            raise UsageError(
+                "the hosts are given in two ways; give a discovery of hosts, a list or a file, and no other"
+            )
+        return HostResolution(number, reason="the hosts are found out again and again")
+    where = find_hosts(hosts, hostfile, number, environ)
+    if number is None and where.num_proc is not None and elastic.max_np is not None:
+        where = replace(where, num_proc=min(where.num_proc, elastic.max_np))
+    return where
+
+
+def make_spec(
+    values: Config,
+    where: HostResolution,
+    elastic: ElasticSpec | None,
+    settings: Mapping[str, str],
+    environ: Mapping[str, str],
+    *,
+    files: Mapping[str, str] | None,
+    **rest: Any,
+) -> JobSpec:
+    """Put a job together, and check the files that ranks of this machine will write.
+
+    Args:
+        values: All settings.
+        where: The hosts of the job.
+        elastic: The elastic part of the job, or None.
+        settings: The settings that were asked for.
+        environ: The environment, from which the other settings come.
+        files: By setting, the option that asks for a file; others were asked for by variables. None for hosts that are
+            not known yet, so that nothing is checked.
+        **rest: Further fields of the job.
+
+    Raises:
+        UsageError: A file cannot be written.
+    """
+    names = files or {}
+    nodes: Nodes | None = rest.get("nodes")
+    has_rank_0 = nodes.number == 0 if nodes else not where.hosts or where.hosts[0].host == where.here
+    written = () if values.timeline.upper() in ("", "DYNAMIC") else (values.timeline,)
+    found = [("timeline", path) for path in written]
+    if values.autotune_log and has_rank_0 and (values.autotune or "autotune_log" in names):
+        found.append(("autotune_log", values.autotune_log))
+    for setting, path in found if files is not None and where.here is not None else ():
+        trouble = why_unwritable(path)
+        if trouble:
+            called = names.get(setting) or str(config.variable_of(setting, {**environ, **settings}))
+            shown = f"{called} {path}" if called.startswith("-") else f"{called}={path}"
+            raise UsageError(f"{shown} cannot be written: {trouble}; name a file in a folder that exists")
+    if elastic is not None:
+        settings = {**settings, SETTINGS["network_timeout"].variable: f"{values.heartbeat_timeout:g}"}
+    return JobSpec(
+        num_proc=where.num_proc or 1,
+        settings=settings,
+        hosts=where.hosts,
+        here=where.here,
+        elastic=elastic,
+        start_timeout=values.start_timeout,
+        network_timeout=values.network_timeout,
+        network_interface=values.network_interface,
+        gpus_per_rank=values.gpus_per_rank,
+        files=written,
+        **rest,
+    )

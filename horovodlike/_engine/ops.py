@@ -14,6 +14,7 @@ from typing import Any
 from horovodlike._engine.native import ffi, lib
 from horovodlike._engine.requests import (
     ERRORS,
+    IN_PROGRESS,
     MAX_COPIED_BYTES,
     WAIT_SLICE_SECONDS,
     Allocation,
@@ -39,6 +40,7 @@ from horovodlike._engine.requests import (
 from horovodlike.errors import HorovodInternalError
 
 __all__ = [
+    "IN_PROGRESS",
     "MAX_COPIED_BYTES",
     "Allocation",
     "DType",

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 from horovodlike._engine.native import ffi, lib
 from horovodlike.errors import HorovodInternalError, JobBrokenError, MismatchError, NotInitializedError, ShutDownError
 
-MAX_COPIED_BYTES: int = lib.HVL_MAX_COPIED_BYTES  # of a request that the engine works on a copy for
+MAX_COPIED_BYTES: int = lib.HVL_MAX_COPIED_BYTES  # the largest tensor of which the engine makes a copy to work on
+IN_PROGRESS: int = lib.HVL_IN_PROGRESS  # the status of a request that is not complete
 
 
 class Kind(IntEnum):
@@ -394,17 +395,22 @@ class Request:
             handle = self.enqueue_again(handle, lambda: lib.hvl_enqueue(*arguments))
         return handle
 
-    def keep_if_enqueued(self, memory: object) -> None:
+    def keep_if_enqueued(self, memory: object) -> int:
         """Give the request up if the engine has it, after an exception of an enqueue or just behind it.
 
         A signal handler may raise when the engine has the request and the caller has not yet noted its handle.
 
         Args:
             memory: What keeps the memory of the request, as of :func:`horovodlike._engine.ops.give_up`.
+
+        Returns:
+            The handle of the request that was given up; 0 if there is none.
         """
-        handle = lib.hvl_last_handle()
-        if handle and handle == self.handle_in_flight():
-            give_up(handle, memory)
+        handle: int = lib.hvl_last_handle()
+        if not handle or handle != self.handle_in_flight():
+            return 0
+        give_up(handle, memory)
+        return handle
 
     def handle_in_flight(self) -> int:
         """Return the handle of the request that is in flight under this name; 0 if there is none."""

@@ -1,4 +1,4 @@
-"""Small tensors in flight: which of them the engine takes copies of by `_copier`."""
+"""Small tensors in flight: which of them the engine takes copies of, by `copier.c`."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 import horovodlike.torch as hvd
+from horovodlike.errors import HorovodInternalError
 from horovodlike.torch._ops import handles, small_tensors
 
 
@@ -78,3 +79,60 @@ def _is_copied(other: str) -> None:
 @pytest.mark.parametrize("other", OTHERS)
 def test_what_is_like_the_last_one_is_copied(fresh_ranks, other):
     fresh_ranks(2).run(_is_copied, other)
+
+
+def _make_known() -> None:
+    """Reduce twice, so that the next call with this name is copied."""
+    for _ in range(2):
+        _reduce(_plain, torch.ones(3))
+
+
+def _fails_before_it_is_waited_for(how: str) -> None:
+    _make_known()
+    if hvd.rank() == 0:
+        handle = _plain(torch.ones(3))
+        assert handle in small_tensors.in_flight
+    elif how == "mismatch":
+        handle = hvd.allreduce_async_(torch.ones(4), name="x", op=hvd.Sum)
+    else:
+        hvd.shutdown()
+        return
+    while not hvd.poll(handle):
+        pass
+    with pytest.raises(HorovodInternalError, match="allreduce.x" if how == "mismatch" else "shut"):
+        hvd.synchronize(handle)
+    assert hvd.synchronize(handle) is None
+
+
+@pytest.mark.parametrize("how", ["mismatch", "shutdown"])
+def test_an_early_failure_is_raised_by_synchronize(fresh_ranks, how):
+    fresh_ranks(2).run(_fails_before_it_is_waited_for, how)
+
+
+class _Interruption(BaseException):
+    """As KeyboardInterrupt."""
+
+
+def _is_interrupted() -> None:
+    _make_known()
+    copier = handles._last["x"].copier
+    assert copier is not None
+    enqueue = copier.enqueue
+
+    def interrupted(tensor: torch.Tensor) -> int:
+        enqueue(tensor)
+        raise _Interruption
+
+    copier.enqueue = interrupted
+    with pytest.raises(_Interruption):
+        _plain(torch.ones(3))
+    copier.enqueue = enqueue
+    assert not small_tensors.in_flight
+    is_copied, result = _reduce(_plain, torch.ones(3))  # waits until the request before it is complete
+    assert is_copied
+    assert result.tolist() == [float(hvd.size())] * 3
+    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == hvd.size()
+
+
+def test_a_handler_that_raises_behind_the_enqueue_leaves_the_name_free(fresh_ranks):
+    fresh_ranks(2).run(_is_interrupted)

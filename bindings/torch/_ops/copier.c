@@ -1,9 +1,9 @@
 /* The module horovodlike.torch._ops.copier: small tensors to the engine, and results back, in one call each.
  *
- * PyTorch is asked for a tensor's memory by C functions of its own, with the interpreter's lock held: no other thread
- * of Python changes the tensor between the check and the copy. The same questions asked in Python take some ten calls,
- * longer than the engine's part of a small operation. The engine is called with that lock held, too: what it locks
- * meanwhile is a leaf (docs/developers/threads.md). */
+ * PyTorch's own C functions give a tensor's memory. From the address to the copy the interpreter's lock is held, so no
+ * other thread enters a function that moves the memory; one that runs inside such a function at that moment may
+ * (docs/developers/design.md). The same questions asked in Python take some ten calls, longer than the engine's part of
+ * a small operation. The engine is called with the lock held, too (docs/developers/threads.md). */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <stdint.h>
@@ -141,18 +141,20 @@ static int fits(const copier* self, const dlpack_tensor* tensor) {
   return 1;
 }
 
-/* The memory of a tensor; null if it does not fit, or has other memory than its storage: PyTorch lets a storage be made
- * smaller than its tensors. To ask the storage gives it memory of its own where it shares that with a lazy clone.
+/* The memory of a tensor; null if the tensor does not fit, or reaches beyond its storage, which PyTorch lets become
+ * smaller than its tensors. The call of data_ptr() gives a storage that shares its memory with a lazy clone its own.
  * `*storage` is a new reference, or null: it keeps the memory when another thread, in a function of PyTorch without the
  * interpreter's lock, gives the tensor another storage. */
 static char* memory_of(const copier* self, PyObject* tensor, PyObject** storage) {
-  *storage = is_plain(tensor) ? torch.untyped_storage(tensor, NULL) : NULL;
+  *storage = NULL;
+  /* is_neg() lets the interpreter's lock go: it comes before the address is read, and nothing after it does so. */
+  if (!is_plain(tensor) || is_true(torch.is_neg(tensor, NULL))) return NULL;
+  *storage = torch.untyped_storage(tensor, NULL);
   if (*storage == NULL) return NULL;
   const int64_t begin = number(torch.data_ptr(*storage, NULL));
   const int64_t num_bytes = begin > 0 ? number(torch.nbytes(*storage, NULL)) : -1;
   dlpack_tensor described;
-  if (num_bytes <= 0 || torch.describe(tensor, &described) != 0 || !fits(self, &described) ||
-      is_true(torch.is_neg(tensor, NULL))) {
+  if (num_bytes <= 0 || torch.describe(tensor, &described) != 0 || !fits(self, &described)) {
     return NULL;
   }
   const int64_t address = (int64_t)((uintptr_t)described.data + described.byte_offset);
@@ -165,8 +167,8 @@ static PyObject* enqueue(PyObject* capsule, PyObject* tensor) {
   PyObject* storage;
   const char* memory = memory_of(self, tensor, &storage);
   const int64_t handle = memory != NULL ? hvl_enqueue_copied(self->prepared, (uintptr_t)memory) : 0;
-  Py_XDECREF(storage);
   PyErr_Clear(); /* the caller has another way, which says what is wrong with the tensor */
+  Py_XDECREF(storage);
   return PyLong_FromLongLong(handle);
 }
 
@@ -178,8 +180,8 @@ static PyObject* take(PyObject* capsule, PyObject* const* arguments, Py_ssize_t 
   PyObject* storage;
   char* memory = memory_of(self, arguments[1], &storage);
   const int32_t status = memory != NULL ? hvl_take_copy(handle, (uintptr_t)memory) : -1;
-  Py_XDECREF(storage);
   PyErr_Clear();
+  Py_XDECREF(storage);
   return PyLong_FromLong(status);
 }
 

@@ -1,4 +1,4 @@
-"""The extension made from _copier.c."""
+"""The extension made from copier.c."""
 
 from collections.abc import Callable
 

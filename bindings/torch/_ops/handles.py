@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -173,7 +174,7 @@ def start(
             handle = request.enqueue_on_stream(addresses, results, stream, allocation)
         _in_flight[handle] = operation
     except BaseException:
-        request.keep_if_enqueued(operation)
+        request.keep_if_enqueued(_kept(operation))
         raise
     return handle
 
@@ -253,12 +254,17 @@ def start_again_in_place(
     copier = last.copier
     if copier is None:
         return 0
-    handle = copier.enqueue(tensor)
-    if handle < 0:
-        handle = last.request.enqueue_again(handle, partial(copier.enqueue, tensor))
-    if handle:
-        _copied[handle] = tensor, copier
-        _overwritten.append(tensor)
+    try:
+        handle = copier.enqueue(tensor)
+        if handle < 0:
+            handle = last.request.enqueue_again(handle, partial(copier.enqueue, tensor))
+        if handle:
+            _copied[handle] = tensor, copier
+            _overwritten.append(tensor)
+    except BaseException:  # of a signal handler, which leaves the caller without the handle
+        given_up = last.request.keep_if_enqueued(None)
+        _copied.pop(given_up, None)
+        raise
     return handle
 
 
@@ -281,7 +287,7 @@ def _start_again_at_once(last: _Last, tensor: torch.Tensor) -> int:
         handle = last.request.enqueue_inplace(address)
         _in_flight[handle] = tensor, storage
     except BaseException:
-        last.request.keep_if_enqueued(storage)
+        last.request.keep_if_enqueued([storage, *keep([tensor])])
         raise
     _overwritten.append(tensor)
     return handle
@@ -292,12 +298,14 @@ def start_in_place_and_remember(
 ) -> int:
     """Enqueue an allreduce of one tensor in place so that `start_again_in_place` can do it again."""
     handle = start_in_place(call, [tensor], single=True, waits=waits)
-    request = call.requests.get((False, tensor.dtype, tensor.shape))
+    dtype, shape = tensor.dtype, tensor.shape  # read once: another thread may resize the tensor
+    request = call.requests.get((False, dtype, shape))
     if name is not None and request is not None and gpu.is_on_cpu(tensor) and is_in_memory(tensor):
         if len(_last) >= CALLS_KEPT:
             _last.clear()
-        copier = small_tensors.copier(request, tensor)
-        _last[name] = _Last(op, arguments, tensor.dtype, tensor.shape, tensor.nbytes, request, copier)
+        num_bytes = math.prod(shape) * dtype.itemsize
+        copier = small_tensors.copier(request, dtype, shape, num_bytes)
+        _last[name] = _Last(op, arguments, dtype, shape, num_bytes, request, copier)
     return handle
 
 
@@ -364,10 +372,11 @@ def synchronize(handle: int) -> Result:
     copied = _copied.get(handle)
     if copied is not None:
         tensor, copier = copied
-        if copier.take(handle, tensor) == 0:
+        status = copier.take(handle, tensor)
+        if status == 0:
             _copied.pop(handle, None)
             return tensor
-        return small_tensors.wait(handle, tensor, copier)
+        return small_tensors.wait(handle, tensor, copier, status)
     operation = _in_flight.get(handle)  # not taken before it is held here: a signal handler may raise
     if operation is None:
         if handle in _lost:
@@ -420,12 +429,16 @@ def poll(handle: int) -> bool:
     handle = integer(handle, "handle", "poll")
     if handle not in _in_flight and handle not in _copied:
         raise ValueError(f"handle {handle} does not belong to an operation in flight")
-    return ops.poll(handle)
+    try:
+        return ops.poll(handle)
+    except KeyError:  # another thread has synchronized it meanwhile
+        raise ValueError(f"handle {handle} was synchronized before") from None
 
 
 def give_up(handle: int) -> None:
     """Release an operation that a signal handler has interrupted, and that will not be synchronized."""
-    ops.give_up(handle, _in_flight.get(handle))
+    operation = _in_flight.get(handle)
+    ops.give_up(handle, None if operation is None else _kept(operation))
     _in_flight.pop(handle, None)
 
 

@@ -1,4 +1,4 @@
-"""Small tensors in flight, of which the engine has copies: nothing that is done to the tensors reaches the engine.
+"""Copies of small tensors in flight: the engine works on the copy, so changes of the tensor do not reach it.
 
 For a tensor of up to `ops.MAX_COPIED_BYTES` a copy takes less time than a loan (`loan`). The result is written to the
 tensor when the operation is waited for, by the thread that waits. `copier` does both in C, and needs PyTorch's C
@@ -61,7 +61,7 @@ def _use_torch() -> bool:
     functions = tensor.is_neg, tensor.untyped_storage, storage.nbytes, storage.data_ptr, is_mode_enabled
     try:
         copier_module.use_torch(torch.Tensor, torch.nn.Parameter, exchange_api, *functions)
-    except TypeError:
+    except (TypeError, ValueError):  # it is of another version, or none of PyTorch's
         return False
     return True
 
@@ -69,40 +69,52 @@ def _use_torch() -> bool:
 _IS_POSSIBLE = _use_torch()
 
 
-def copier(request: Request, tensor: torch.Tensor) -> Copier | None:
-    """Return what copies tensors like this one, which the request describes; None if they are not to be copied."""
-    if not _IS_POSSIBLE or not 0 < tensor.nbytes <= ops.MAX_COPIED_BYTES:
+def copier(request: Request, dtype: torch.dtype, shape: torch.Size, num_bytes: int) -> Copier | None:
+    """Return the copier of tensors that the request describes; None if they are not to be copied."""
+    if not _IS_POSSIBLE or not 0 < num_bytes <= ops.MAX_COPIED_BYTES:
         return None
-    dtype, shape = tensor.dtype, tensor.shape
     enqueue, take = copier_module.copier(request, request.address, *_CODES[dtype], tuple(shape))
     return Copier(enqueue, take, request, dtype, shape)
 
 
-def wait(handle: int, tensor: torch.Tensor, by: Copier) -> torch.Tensor | None:
-    """Wait for an operation found in `in_flight`, and return its tensor with the result; None if another one waits.
+def wait(handle: int, tensor: torch.Tensor, by: Copier, status: int) -> torch.Tensor | None:
+    """Wait for an operation found in `in_flight`, and return its tensor with the result.
+
+    Args:
+        handle: The operation.
+        tensor: Its tensor.
+        by: The copier of the tensor.
+        status: The value that `by.take` has returned.
+
+    Returns:
+        The tensor, or None if another thread waits for the operation, or has waited for it.
 
     Raises:
         HorovodInternalError: The operation failed.
         ValueError: The operation failed, or the tensor was resized meanwhile.
     """
+    if in_flight.pop(handle, None) is None:
+        return None
+    result = None
     try:
-        if in_flight.pop(handle, None) is None:
-            return None
-        ops.wait_until_complete(handle)
-        status = by.take(handle, tensor)
-        if status < 0:
+        while status == ops.IN_PROGRESS:
+            ops.wait_until_complete(handle)
+            status = by.take(handle, tensor)
+        if status >= 0:
+            ops.check(status)
+        else:
+            ops.wait_until_complete(handle)
             result = torch.empty(by.shape, dtype=by.dtype, device="cpu")
             ops.take_copy(handle, result.data_ptr())
-            put(result, tensor, by.request.name)
-        else:
-            ops.check(status)
-        return tensor
-    except KeyError:  # another thread has found it complete meanwhile
-        return None
-    except BaseException:
+    except BaseException as error:
         if ops.is_known(handle):  # a signal handler has raised: the handle can be waited for again
             in_flight[handle] = tensor, by
+        elif isinstance(error, KeyError):  # another thread has found it complete meanwhile
+            return None
         raise
+    if result is not None:
+        put(result, tensor, by.request.name)
+    return tensor
 
 
 def forget_all() -> set[int]:

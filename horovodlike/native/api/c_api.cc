@@ -22,7 +22,9 @@ namespace {
 
 thread_local std::string last_error;
 
-std::mutex engine_mutex;  // guards the pointer; taken before any other lock of the engine
+// Guards the pointer; taken before any other lock of the engine. A thread that holds it does not call Python: a thread
+// that holds the interpreter's lock may wait for it (bindings/torch/_ops/copier.c).
+std::mutex engine_mutex;
 std::shared_ptr<Engine> current_engine;
 std::atomic<bool> is_child{false};
 

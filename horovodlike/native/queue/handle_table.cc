@@ -27,7 +27,13 @@ int64_t HandleTable::create_with_copy(size_t num_bytes, char** copy) {
   std::lock_guard<std::mutex> lock(mutex_);
   Slot* slot;
   const int64_t handle = take_slot(&slot);
-  if (num_bytes > slot->copy.size()) slot->copy.resize(num_bytes);
+  try {
+    if (num_bytes > slot->copy.size()) slot->copy.resize(num_bytes);
+  } catch (...) {  // no memory
+    slot->state.store(kComplete);
+    release(handle, slot);
+    throw;
+  }
   slot->copied_bytes = num_bytes;
   *copy = slot->copy.data();
   return handle;

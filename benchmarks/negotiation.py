@@ -91,16 +91,16 @@ def document(rows: Sequence[Row]) -> str:
         "coordinator, without a tree",
         "messages",
         f"coordinator, fan-out {SHOWN}",
-        "busiest funnel",
+        "busiest aggregator",
         "most messages of a process",
     ]
     lines = []
     for ranks in RANKS:
         without, tree = by_place[ranks, DIRECTLY], by_place[ranks, SHOWN]
-        funnel = human_time(tree["funnel_ns"] / 1e9) if tree["hosts"] > 1 else ""
+        aggregator = human_time(tree["aggregator_ns"] / 1e9) if tree["hosts"] > 1 else ""
         times = [human_time(row["coordinator_ns"] / 1e9) for row in (without, tree)]
         counts = [f"{row['messages']:.0f}" for row in (without, tree)]
-        lines.append([str(ranks), f"{tree['hosts']:.0f}", times[0], counts[0], times[1], funnel, counts[1]])
+        lines.append([str(ranks), f"{tree['hosts']:.0f}", times[0], counts[0], times[1], aggregator, counts[1]])
     return table(head, lines) + "\n"
 
 

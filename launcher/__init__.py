@@ -1,13 +1,14 @@
 """``hvdrun``: starts the ranks of a job, watches over them, and leaves nothing behind.
 
-The rooms, from the lowest; each imports from itself and from those above it in this table only:
+The modules and packages, lowest layer first. Each imports only from itself and from those above it in this table:
 
 ================ =======================================================================================================
 ``errors``       exceptions, and the wording of numbers and values in messages
 ``agent``        runs on each host: starts its ranks, forwards their output, and ends them with the connection.
-                 ``protocol``: the frames between launcher and agent; ``process``: fork, process tree and exit order;
-                 ``host_probe``: processors, GPUs and problems of a host; ``external``: asks other programs, within a
-                 time limit; ``run_task``: the program of the ranks of ``horovodlike.run``
+                 ``start_agent`` runs ``agent``; ``protocol``: the frames between launcher and agent; ``process``:
+                 fork, process tree and exit order; ``host_probe``: processors, GPUs and problems of a host;
+                 ``external``: asks other programs, within a time limit; ``run_task``: the program of the ranks of
+                 ``horovodlike.run``
 ``planning``     ``job_spec``: the request; ``hosts``: host lists, and the ranks of each host; ``addresses``: by which
                  addresses hosts reach each other; ``command``: what was typed to what is executed; ``plan``: one plan
                  per rank, with its environment
@@ -23,8 +24,8 @@ The rooms, from the lowest; each imports from itself and from those above it in 
                  ``horovod_options``: those of ``horovodrun`` that have no effect
 ``resolve``      from the options that were given to a job: its hosts and its specification
 ``launch``       the eight steps in order, whatever starts the ranks
-``cli``, ``run`` ``hvdrun`` and ``horovodlike.run``
 ``tools``        ``--check-build`` and ``--selftest``
+``cli``, ``run`` ``hvdrun`` and ``horovodlike.run``
 ================ =======================================================================================================
 
 ``agent`` imports nothing but the standard library, and little of it before it is asked to describe its

@@ -49,10 +49,10 @@ def teach() -> None:
 
 
 def build(optimizer: Any, variables: Sequence[Any] | None) -> list[Any]:
-    """Build an optimizer if it is not built; return the variables, those it was built with if None are given.
+    """Build an optimizer if necessary, and return its trained variables.
 
     Raises:
-        ValueError: There are none.
+        ValueError: `variables` is None, and the optimizer is not built.
     """
     if variables is None:
         if not optimizer.built:

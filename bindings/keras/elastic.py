@@ -244,7 +244,7 @@ class UpdateBatchStateCallback(OfSameKeras, keras.callbacks.Callback):
         self._ends_early = False
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Go on where the state is."""
+        """Continue at the batch that the state has stored."""
         self._before = self.state.batch
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
@@ -252,7 +252,7 @@ class UpdateBatchStateCallback(OfSameKeras, keras.callbacks.Callback):
         self.state.batch = self._before + batch + 1
         steps = (self.params or {}).get("steps")
         if self._before and steps and self.state.batch >= steps and not self.model.stop_training:
-            self._ends_early = self.model.stop_training = True  # which ends the loop over its batches
+            self._ends_early = self.model.stop_training = True  # Keras leaves its loop over batches when this is set
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Begin the next epoch."""

@@ -91,7 +91,7 @@ class DynamicPartition:
         described = json.dumps([self._tasks, seed, shuffle])
         self._digest = hashlib.sha256(described.encode()).hexdigest()[:16]
         self._lock = threading.Lock()  # guards all that follows
-        self._dealer: RangeAssigner | None  # of the iteration under way
+        self._assigner: RangeAssigner | None  # of the iteration under way
         self._dealt: deque[Step]  # and not done
         self._has_ended: bool
         self._begin_epoch(0)
@@ -118,7 +118,7 @@ class DynamicPartition:
         """Return how many batches the current iteration has still to yield; without one, how many the next one will."""
         _, size = current_place(self._place)
         with self._lock:
-            return (self._dealer or self._new_dealer(size)).steps_left
+            return (self._assigner or self._new_assigner(size)).steps_left
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield this rank's batches of what is left of the epoch.
@@ -137,17 +137,17 @@ class DynamicPartition:
                     f"all batches of epoch {self._epoch} have been read: call set_epoch({self._epoch + 1}) first"
                 )
             self._give_back()
-            self._dealer = dealer = self._new_dealer(size)
-        return self._iterate(dealer, rank)
+            self._assigner = assigner = self._new_assigner(size)
+        return self._iterate(assigner, rank)
 
-    def _iterate(self, dealer: RangeAssigner, rank: int) -> Iterator[Batch]:
+    def _iterate(self, assigner: RangeAssigner, rank: int) -> Iterator[Batch]:
         while True:
             with self._lock:
-                if self._dealer is not dealer:
+                if self._assigner is not assigner:
                     raise RuntimeError("the partition has been reset, or another iteration has begun: begin a new one")
                 if self._record == "auto":
                     self._note_done()
-                step = dealer.next_step()
+                step = assigner.next_step()
                 if step is None:
                     self._has_ended = True
                     return
@@ -252,10 +252,10 @@ class DynamicPartition:
     def _begin_what_is_left(self, done: Iterable[Sequence[int]]) -> None:
         self._done = Ranges((begin, end) for begin, end in done if begin < end)
         self._dealt = deque()
-        self._dealer = None
+        self._assigner = None
         self._has_ended = False
 
-    def _new_dealer(self, size: int) -> RangeAssigner:
+    def _new_assigner(self, size: int) -> RangeAssigner:
         gaps = self._done.gaps(self._stream.length)
         queue = [each for begin, end in gaps for each in self._stream.cut(begin, end)]
         return RangeAssigner(queue, size, self._batch_size)
@@ -273,7 +273,7 @@ class DynamicPartition:
         if self._record == "auto":
             self._note_done()
         self._dealt.clear()
-        self._dealer = None
+        self._assigner = None
         self._has_ended = False
 
 

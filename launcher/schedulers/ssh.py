@@ -55,7 +55,7 @@ def remote_command(host: str, remote: RemoteStart, timeout: float) -> list[str]:
 
 
 def ssh_words(remote: RemoteStart) -> list[str]:
-    """Return the options that the user has for ssh."""
+    """Return the options for ssh from the user's settings: extra options, port and identity file."""
     words = [*remote.ssh_options]
     if remote.ssh_port is not None:
         words += ["-p", str(remote.ssh_port)]

@@ -1,4 +1,4 @@
-"""The rooms of the launcher: none imports from one above it, and the agent needs the standard library only."""
+"""The layers of the launcher: none imports from one above it, and the agent needs the standard library only."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import horovodlike.launcher
 from horovodlike.launcher.agent import START_AGENT
 
 PACKAGE = "horovodlike.launcher"
-ROOMS = (
+LAYERS = (
     *("errors", "agent", "planning", "schedulers", "supervisor", "elastic", "options", "horovod_options"),
-    *("resolve", "launch", "run", "cli"),
+    *("resolve", "launch", "tools", "run", "cli"),
 )
 FOLDER = Path(str(horovodlike.launcher.__file__)).parent
 
@@ -27,11 +27,11 @@ def imports(file: Path) -> Iterator[str]:
             yield from (each.name for each in node.names)
 
 
-def test_no_room_imports_from_one_above_it() -> None:
+def test_no_layer_imports_from_one_above_it() -> None:
     upwards = []
     for file in FOLDER.rglob("*.py"):
-        room = file.relative_to(FOLDER).parts[0].removesuffix(".py")
-        above = ROOMS[ROOMS.index(room) + 1 :] if room in ROOMS else ()
+        layer = file.relative_to(FOLDER).parts[0].removesuffix(".py")
+        above = LAYERS[LAYERS.index(layer) + 1 :] if layer in LAYERS else ()
         upwards += [
             (file.name, name) for name in imports(file) if name.removeprefix(f"{PACKAGE}.").split(".")[0] in above
         ]

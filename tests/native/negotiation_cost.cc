@@ -55,9 +55,9 @@ class Job {
     for (int host = 0; host < num_hosts; ++host) {
       AggregatorOptions options;
       options.ranks = below[static_cast<size_t>(host)];
-      funnels_.push_back(std::make_unique<Aggregator>(options));
+      aggregators_.push_back(std::make_unique<Aggregator>(options));
     }
-    inboxes_.resize(funnels_.size());
+    inboxes_.resize(aggregators_.size());
     for (int tensor = 0; tensor < num_tensors; ++tensor) driver_.request_all(allreduce_of(std::to_string(tensor)));
     driver_.decide();
     observe();
@@ -67,7 +67,7 @@ class Job {
   void run_round(uint64_t* coordinator, uint64_t* aggregator) {
     announce();
     *aggregator = 0;
-    for (int host = static_cast<int>(funnels_.size()) - 1; host > 0; --host) *aggregator = run_funnel(host);
+    for (int host = static_cast<int>(aggregators_.size()) - 1; host > 0; --host) *aggregator = run_aggregator(host);
     *coordinator = run_coordinator();
     observe();
     for (TensorId id = 1; id <= static_cast<TensorId>(num_tensors_); ++id) {
@@ -82,7 +82,7 @@ class Job {
     return static_cast<double>(most) / num_tensors_;
   }
 
-  size_t num_hosts() const { return funnels_.size(); }
+  size_t num_hosts() const { return aggregators_.size(); }
 
  private:
   int host_of(int rank) const { return fan_out_ == 0 ? 0 : rank / kRanksPerHost; }
@@ -106,10 +106,10 @@ class Job {
     }
   }
 
-  uint64_t run_funnel(int host) {
+  uint64_t run_aggregator(int host) {
     Inbox& inbox = inboxes_[static_cast<size_t>(host)];
     Inbox& parent = inboxes_[static_cast<size_t>(parent_of(host))];
-    Aggregator& aggregator = *funnels_[static_cast<size_t>(host)];
+    Aggregator& aggregator = *aggregators_[static_cast<size_t>(host)];
     Message message;
     std::vector<Message> messages;
     const uint64_t begin = now_ns();
@@ -159,7 +159,7 @@ class Job {
   void observe() {
     std::fill(num_executed_.begin(), num_executed_.end(), 0);
     for (const Decision& decision : driver_.last) {
-      for (auto& aggregator : funnels_) aggregator->observe(decision.record);
+      for (auto& aggregator : aggregators_) aggregator->observe(decision.record);
       if (decision.record.type != Record::Type::kExecute) continue;
       for (TensorId id : decision.record.ids) ++num_executed_[id];
     }
@@ -169,9 +169,9 @@ class Job {
 
   int size_, fan_out_, num_tensors_;
   CoordinatorDriver driver_;
-  std::vector<std::unique_ptr<Aggregator>> funnels_;  // by host; the first one's has nothing to do
-  std::vector<Inbox> inboxes_;                        // by host
-  std::vector<int> num_executed_;                     // by id, in this round
+  std::vector<std::unique_ptr<Aggregator>> aggregators_;  // by host; the first one's has nothing to do
+  std::vector<Inbox> inboxes_;                            // by host
+  std::vector<int> num_executed_;                         // by id, in this round
 };
 
 double median(std::vector<uint64_t> times) {
@@ -199,7 +199,8 @@ int main(int argc, char** argv) {
     most_messages = std::max(most_messages, job.most_messages());
   }
   std::printf(
-      "{\"ranks\": %d, \"hosts\": %zu, \"fan_out\": %d, \"coordinator_ns\": %.1f, \"funnel_ns\": %.1f, \"messages\": "
+      "{\"ranks\": %d, \"hosts\": %zu, \"fan_out\": %d, \"coordinator_ns\": %.1f, \"aggregator_ns\": %.1f, "
+      "\"messages\": "
       "%.2f}\n",
       size, job.num_hosts(), fan_out, median(coordinator) / num_tensors, median(aggregator) / num_tensors,
       most_messages);

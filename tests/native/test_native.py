@@ -37,7 +37,7 @@ def program_of(test):
 
 
 # They wait for time limits, or try very many orders of events.
-TAKE_LONG = {"external_test", "funnel_race_test", "gpu_collectives_test", "hosts_life_test"}
+TAKE_LONG = {"external_test", "aggregator_race_test", "gpu_collectives_test", "hosts_life_test"}
 TAKE_LONG |= {"negotiate_race_test", "stall_test"}
 
 

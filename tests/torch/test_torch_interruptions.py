@@ -167,7 +167,8 @@ def _interrupt_everywhere(what: str) -> tuple[int, list[str]]:
         ops.lib = requests.lib = lib
         for reduction in reduction_module._reductions:
             reduction.abandon()
-        for handle in [*handles_module._in_flight, *requests._given_up]:
+        abandoned = [handle for each in handles_module._abandoned for handle in each]
+        for handle in [*handles_module._in_flight, *requests._given_up, *abandoned]:
             lib.hvl_wait(handle, 10.0, ops.ffi.NULL, ops.ffi.NULL)
         handles_module._in_flight.clear()
         requests._given_up.clear()

@@ -62,7 +62,7 @@ def variables_of(optimizer: keras.Optimizer) -> list[Any]:
 
 
 def owner(optimizer: keras.Optimizer, slot: Any, variables: Sequence[Any]) -> Any:
-    """Return the variable for which an optimizer keeps one of its own: Keras names the one after the other."""
+    """Return the trained variable that a slot of an optimizer belongs to: its path begins the name of the slot."""
     # One path may be the beginning of another.
     paths = {f"{variable.path.replace('/', '_')}_": variable for variable in variables}
     owners = [path for path in paths if slot.name.startswith(path)]

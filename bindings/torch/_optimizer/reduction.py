@@ -118,7 +118,7 @@ class Reduction:
                 self._later.append((name, param))
 
     def _hook(self, slot: GradientState) -> None:
-        """Have the gradients of a parameter noted as is right for where it is now."""
+        """Register the hook of a parameter's gradient for the device on which the parameter is now."""
         if slot.registration is not None:
             slot.registration.remove()
         slot.notes_stream = gpu.is_on_gpu(slot.param)

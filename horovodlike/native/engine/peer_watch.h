@@ -1,5 +1,5 @@
-// Watches that the other ranks live, and that the coordinator and this rank's GPU get on. For the holder of the engine
-// lock.
+// Checks that the other ranks are alive, and that the coordinator and this rank's GPU make progress. For the thread
+// that holds the engine lock.
 #pragma once
 
 #include <string>

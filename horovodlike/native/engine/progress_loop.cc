@@ -129,7 +129,7 @@ hvl_status ProgressLoop::wait(const int64_t* handles, size_t count, uint64_t dea
   while (!interrupted && !is_over()) {
     std::unique_lock<std::mutex> lock(engine_lock_, std::defer_lock);
     uint64_t spent = 0;
-    // It yields: the holder of the engine lock may be on this processor.
+    // Spin with sched_yield(): the thread that holds the engine lock may be scheduled on this processor.
     if (spin_until([&] { return is_over() || (may_work && lock.try_lock()); }, kUrgentSpin, true, &spent) ==
         Spin::kInVain) {
       // The holder of the engine lock may be about to sleep: it must look at the queue once more.

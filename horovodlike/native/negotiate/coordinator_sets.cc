@@ -118,8 +118,8 @@ void Coordinator::State::before_more_of(int rank) {
   if (num_joins[static_cast<size_t>(rank)] > 0) decide_completed(&early);
 }
 
-// When the last rank has joined, or the ranks turn out not to agree on the join, all that follows is for all ranks
-// again.
+// Called when the last rank has joined, or the join has failed because the ranks disagree. From then on, collectives
+// need all ranks again.
 void Coordinator::State::end_join() {
   if (join_is_complete) decide_completed(&early);
   join_is_complete = false;

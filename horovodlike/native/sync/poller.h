@@ -23,7 +23,7 @@ class Sockets {
   virtual void add_to(std::vector<pollfd>* polled) const = 0;
   // The awaited ranks, as text for messages; empty: none.
   virtual std::string awaited() const = 0;
-  // Called now and then. An error: a peer's host does not answer.
+  // Called periodically while a collective waits. Returns an error if the host of a peer does not answer.
   virtual Status check_answered() const = 0;
 };
 

@@ -1,3 +1,5 @@
+#include "negotiate/validate.h"
+
 #include <algorithm>
 #include <limits>
 #include <random>
@@ -5,7 +7,6 @@
 #include "check.h"
 #include "coordinator_driver.h"
 #include "negotiate/rank_set.h"
-#include "negotiate/validate.h"
 
 using namespace hvl;
 

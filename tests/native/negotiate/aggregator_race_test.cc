@@ -1,4 +1,4 @@
-// Jobs of simulated ranks whose messages come through a tree of funnels: the same must come out as where every rank
+// Jobs of simulated ranks whose messages come through a tree of aggregators: the same must come out as where every rank
 // talks to the coordinator, however long messages and records are under way.
 #include <memory>
 #include <set>
@@ -185,7 +185,7 @@ TEST(the_same_completes_as_without_a_tree) {
   });
 }
 
-TEST(ranks_join_below_a_funnel) {
+TEST(ranks_join_below_an_aggregator) {
   for_each_tree({1024, 3, 0}, [](const Tree& tree, const CoordinatorOptions& options) {
     for (uint64_t patience : kPatiences) {
       for (unsigned seed = 0; seed < 3; ++seed) {
@@ -208,7 +208,7 @@ TEST(ranks_join_below_a_funnel) {
 }
 
 // Every request of a set completes, if only with an error, however long after the removal it comes.
-TEST(process_sets_come_and_go_below_a_funnel) {
+TEST(process_sets_come_and_go_below_an_aggregator) {
   int executed = 0, failed = 0, refused = 0;
   for_each_tree({1024, 3, 0}, [&](const Tree& tree, const CoordinatorOptions& options) {
     for (uint64_t patience : kPatiences) {

@@ -1,7 +1,8 @@
-// The behaviour of one aggregator for each kind of message and record. Whole jobs are in funnel_race_test.cc.
+// The behaviour of one aggregator for each kind of message and record. Whole jobs are in aggregator_race_test.cc.
+#include "negotiate/aggregator.h"
+
 #include "check.h"
 #include "coordinator_driver.h"
-#include "negotiate/aggregator.h"
 #include "negotiate/rank_set.h"
 
 using namespace hvl;
@@ -18,9 +19,9 @@ Signature change_of(Kind kind, const std::vector<int64_t>& arguments) {
 }
 
 // Of a host with ranks 2 and 3; the host below it has ranks 4 and 5.
-class FunnelDriver {
+class AggregatorDriver {
  public:
-  FunnelDriver() : aggregator({RankSet({2, 3, 4, 5}), kPatience}) {}
+  AggregatorDriver() : aggregator({RankSet({2, 3, 4, 5}), kPatience}) {}
 
   // The error, or "".
   std::string ready(const std::vector<int>& ranks, std::vector<TensorId> ids, uint64_t age = 0, uint64_t spread = 0) {
@@ -109,7 +110,7 @@ class FunnelDriver {
 }  // namespace
 
 TEST(one_message_when_all_below_are_ready) {
-  FunnelDriver driver;
+  AggregatorDriver driver;
   driver.define(1, allreduce_of("a"));
   driver.define(2, allreduce_of("b"));
   driver.define(3, allreduce_of("c"));
@@ -127,7 +128,7 @@ TEST(one_message_when_all_below_are_ready) {
 }
 
 TEST(times_go_on_as_ages) {
-  FunnelDriver driver;
+  AggregatorDriver driver;
   driver.define(1, allreduce_of("a"));
   driver.define(2, allreduce_of("b"));
   driver.ready({3}, {1, 2}, 2000);          // at -2000
@@ -146,7 +147,7 @@ TEST(times_go_on_as_ages) {
 }
 
 TEST(a_part_goes_on_after_a_while_and_the_rest_when_it_is_there) {
-  FunnelDriver driver;
+  AggregatorDriver driver;
   driver.define(1, allreduce_of("a"));
   driver.ready({2}, {1}, kMillisecond);
   driver.request({3}, allreduce_of("b"));
@@ -173,7 +174,7 @@ TEST(a_part_goes_on_after_a_while_and_the_rest_when_it_is_there) {
 }
 
 TEST(what_a_child_passes_on_late_is_not_held_again) {
-  FunnelDriver driver;
+  AggregatorDriver driver;
   driver.define(1, allreduce_of("a"));
   driver.ready({3}, {1});
   driver.ready({4}, {1}, 0, 2 * kPatience);
@@ -183,7 +184,7 @@ TEST(what_a_child_passes_on_late_is_not_held_again) {
 }
 
 TEST(equal_requests_are_one_and_others_are_not) {
-  FunnelDriver driver;
+  AggregatorDriver driver;
   driver.request({2}, allreduce_of("a"));
   driver.request({4, 5}, allreduce_of("a"));
   driver.request({3}, allreduce_of("a"));
@@ -203,7 +204,7 @@ TEST(equal_requests_are_one_and_others_are_not) {
 }
 
 TEST(what_varies_is_told_of_every_rank) {
-  FunnelDriver driver;
+  AggregatorDriver driver;
   driver.request({4, 5}, allgather_of("g", {0, 7}), {6, 9});
   driver.request({3}, allgather_of("g", {8, 7}));
   driver.request({2}, allgather_of("g", {1, 7}));
@@ -222,7 +223,7 @@ TEST(what_varies_is_told_of_every_rank) {
 }
 
 TEST(splits_of_another_number_of_ranks_are_a_message_of_their_own) {
-  FunnelDriver driver;
+  AggregatorDriver driver;
   Signature alltoall = allgather_of("x", {3});
   alltoall.kind = HVL_ALLTOALL;
   for (int rank : {2, 3, 4, 5}) {
@@ -233,14 +234,14 @@ TEST(splits_of_another_number_of_ranks_are_a_message_of_their_own) {
 }
 
 TEST(scalars_that_cannot_be_gathered) {
-  FunnelDriver driver;
+  AggregatorDriver driver;
   for (int rank : {2, 3, 4, 5}) driver.request({rank}, allgather_of("g", {}));
   CHECK_EQ(driver.take(), "request g of ranks 2, 3, 4, 5");
   CHECK(driver.last[0].signature == allgather_of("g", {}));
 }
 
 TEST(only_members_are_waited_for) {
-  FunnelDriver driver;
+  AggregatorDriver driver;
   driver.add_process_set({0, 3, 4, 6});
   driver.define(2, of_set(1, allreduce_of("x")));
   driver.ready({4}, {2});
@@ -256,7 +257,7 @@ TEST(only_members_are_waited_for) {
 }
 
 TEST(what_the_coordinator_has_to_judge_goes_on) {
-  FunnelDriver driver;
+  AggregatorDriver driver;
   driver.add_process_set({0, 3});
   driver.define(2, of_set(1, allreduce_of("x")));
   CHECK_EQ(driver.ready({4}, {2, 7}), "");  // no member; no tensor
@@ -266,7 +267,7 @@ TEST(what_the_coordinator_has_to_judge_goes_on) {
 }
 
 TEST(what_is_ready_before_a_join_goes_on_before_it) {
-  FunnelDriver driver;
+  AggregatorDriver driver;
   driver.add_process_set({2, 3, 4});
   driver.define(1, allreduce_of("a"));
   driver.define(2, allreduce_of("b"));
@@ -280,7 +281,7 @@ TEST(what_is_ready_before_a_join_goes_on_before_it) {
 }
 
 TEST(who_has_joined_is_not_waited_for) {
-  FunnelDriver driver;
+  AggregatorDriver driver;
   driver.define(1, allreduce_of("a"));
   driver.define(2, join_of());
   driver.ready({3}, {1});
@@ -314,7 +315,7 @@ TEST(who_has_joined_is_not_waited_for) {
 }
 
 TEST(a_join_that_came_too_late_for_what_failed_under_its_name) {
-  FunnelDriver driver;
+  AggregatorDriver driver;
   driver.define(1, allreduce_of("a"));
   driver.request({2}, join_of());
   driver.request({4}, join_of());
@@ -334,7 +335,7 @@ TEST(a_join_that_came_too_late_for_what_failed_under_its_name) {
 }
 
 TEST(what_is_announced_by_an_id_that_is_evicted_is_announced_again) {
-  FunnelDriver driver;
+  AggregatorDriver driver;
   driver.define(1, allreduce_of("a"));
   driver.ready({2, 3}, {1});
   driver.request({4}, allreduce_of("a", {9}));
@@ -349,7 +350,7 @@ TEST(what_is_announced_by_an_id_that_is_evicted_is_announced_again) {
 }
 
 TEST(what_has_gone_on_when_the_id_is_evicted) {
-  FunnelDriver driver;
+  AggregatorDriver driver;
   driver.define(1, allreduce_of("a"));
   driver.ready({2, 3}, {1});
   driver.request({4, 5}, allreduce_of("a"));
@@ -362,7 +363,7 @@ TEST(what_has_gone_on_when_the_id_is_evicted) {
 }
 
 TEST(an_id_that_is_replaced) {
-  FunnelDriver driver;
+  AggregatorDriver driver;
   driver.define(1, allreduce_of("a"));
   driver.request({2}, join_of());
   driver.ready({3, 4, 5}, {1});
@@ -385,7 +386,7 @@ TEST(an_id_that_is_replaced) {
 }
 
 TEST(what_a_rank_has_ready_on_a_set_goes_on_before_a_change) {
-  FunnelDriver driver;
+  AggregatorDriver driver;
   driver.add_process_set({2, 3, 4});
   driver.define(2, of_set(1, allreduce_of("x")));
   driver.ready({2}, {2});
@@ -399,7 +400,7 @@ TEST(what_a_rank_has_ready_on_a_set_goes_on_before_a_change) {
 }
 
 TEST(a_set_that_is_removed) {
-  FunnelDriver driver;
+  AggregatorDriver driver;
   driver.add_process_set({2, 3, 4});
   driver.define(1, change_of(HVL_REMOVE_PROCESS_SET, {1}));
   driver.define(2, of_set(1, allreduce_of("x")));
@@ -425,7 +426,7 @@ TEST(a_set_that_is_removed) {
 }
 
 TEST(a_rank_that_has_its_answer_before_its_request_comes) {
-  FunnelDriver driver;
+  AggregatorDriver driver;
   driver.fail("a");
   driver.request({2}, allreduce_of("a"));
   driver.request({2}, allreduce_of("a", {8}));  // for the next time
@@ -438,7 +439,7 @@ TEST(a_rank_that_has_its_answer_before_its_request_comes) {
 }
 
 TEST(a_rank_that_leaves) {
-  FunnelDriver driver;
+  AggregatorDriver driver;
   driver.define(1, allreduce_of("a"));
   driver.ready({2}, {1});
   CHECK_EQ(driver.shut_down(3), "");
@@ -449,7 +450,7 @@ TEST(a_rank_that_leaves) {
 }
 
 TEST(the_end_of_the_log) {
-  FunnelDriver driver;
+  AggregatorDriver driver;
   driver.define(1, allreduce_of("a"));
   driver.define(2, allreduce_of("b"));
   driver.ready({2}, {1});
@@ -464,7 +465,7 @@ TEST(the_end_of_the_log) {
 }
 
 TEST(messages_that_no_correct_host_sends) {
-  FunnelDriver driver;
+  AggregatorDriver driver;
   Message message;
   CHECK_EQ(driver.aggregator.accept(message, 0).message(), "Protocol error: rank -1 speaks for no rank.");
   message.speak_for(3, 0);

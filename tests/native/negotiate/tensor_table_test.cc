@@ -1,8 +1,9 @@
+#include "negotiate/tensor_table.h"
+
 #include <deque>
 #include <set>
 
 #include "check.h"
-#include "negotiate/tensor_table.h"
 
 using namespace hvl;
 

@@ -94,9 +94,11 @@ def _fails_before_it_is_waited_for(how: str) -> None:
         assert handle in small_tensors.in_flight
     elif how == "mismatch":
         handle = hvd.allreduce_async_(torch.ones(4), name="x", op=hvd.Sum)
-    else:
-        hvd.shutdown()
-        return
+    if how == "shutdown":
+        hvd.barrier()  # rank 0 has begun
+        if hvd.rank() == 1:
+            hvd.shutdown()
+            return
     while not hvd.poll(handle):
         pass
     with pytest.raises(HorovodInternalError, match="allreduce.x" if how == "mismatch" else "shut"):

@@ -61,12 +61,12 @@ def sanitized(name: str, *targets: str) -> Path:
 @functools.cache
 def sanitized_package() -> Path:
     """A folder for PYTHONPATH with the package on a core under AddressSanitizer; its Python files are these sources."""
-    built = sanitized("address", "native", "copier").parent
+    built = sanitized("address", "native", "native_calls").parent
     folder = BUILDS / "address_package"
     package = folder / "horovodlike"
     root = BUILDS.parent
     sources = {"include/hvl.h": root / "horovodlike/native/hvl.h"}
-    for extension in ("_engine/native.abi3.so", "torch/_ops/copier.abi3.so", "lib/libhorovodlike.so"):
+    for extension in ("_engine/native.abi3.so", "torch/_ops/native_calls.abi3.so", "lib/libhorovodlike.so"):
         sources[extension] = built / Path(extension).name
     parts = {
         "torch": root / "bindings/torch",

@@ -12,7 +12,6 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -22,9 +21,9 @@ from horovodlike._engine import ops
 from horovodlike._engine.arguments import integer
 from horovodlike._engine.ops import Allocation, Device, GpuStream, Kind, Output, Request
 from horovodlike.errors import HorovodInternalError, ShutDownError
-from horovodlike.torch._ops import gpu, small_tensors
+from horovodlike.torch._ops import fast_path, gpu
+from horovodlike.torch._ops.fast_path import FastPath
 from horovodlike.torch._ops.loan import Loan, address_of, give_back, keep, lend, put
-from horovodlike.torch._ops.small_tensors import Copier
 from horovodlike.torch._ops.tensor import DTYPES, check, engine_shape, in_memory, is_in_memory, mark_overwritten
 
 Tensors = tuple[torch.Tensor, ...]
@@ -68,20 +67,16 @@ class _Last:
 
     op: object
     arguments: tuple[object, ...]
-    dtype: torch.dtype
-    shape: torch.Size
-    num_bytes: int
     request: Request
-    copier: Copier | None
+    copied: FastPath | None
+    in_place: FastPath | None
 
 
-_InPlace: TypeAlias = tuple[torch.Tensor, torch.UntypedStorage]  # the result, and the memory that the engine uses
-_in_flight: dict[int, _InFlight | _InPlace] = {}  # by handle
+_in_flight: dict[int, _InFlight] = {}  # by handle
 # Tensors that an operation in place overwrites, not yet marked as changed for autograd.
 _overwritten: list[torch.Tensor] = []
 _last: dict[str | None, _Last] = {}  # by the name that the caller gave
-_STRIDED = torch.strided
-_copied = small_tensors.in_flight
+_on_fast_path = fast_path.in_flight
 _lost: frozenset[int] = frozenset()  # handles of the previous job, not synchronized when this one began
 _abandoned: dict[tuple[int, ...], list[object]] = {}  # by handles: what holds their memory
 
@@ -120,7 +115,7 @@ def _begin_anew(_: object) -> None:
     reset_names()
     _mark_overwritten()
     uncopied = list(_in_flight)
-    _lost = frozenset([*uncopied, *small_tensors.forget_all()])
+    _lost = frozenset([*uncopied, *fast_path.forget_all()])
     abandon(uncopied, [])
 
 
@@ -236,8 +231,7 @@ def start_again_in_place(
 ) -> int:
     """Enqueue an allreduce of one tensor in place if it is the same as the last one of this name.
 
-    The short way of small tensors, on the CPU: `synchronize` only has to wait, and to copy the result where the caller
-    does not wait at once. Returns 0, having done nothing, where it does not apply.
+    Returns 0, having done nothing, where there is no fast path.
 
     Args:
         name: As the caller gave it, as `op`, `arguments` and `tensor`: what has not been checked is not remembered.
@@ -249,47 +243,20 @@ def start_again_in_place(
     last = _last.get(name) if type(name) is str else None
     if last is None or last.op is not op or last.arguments != arguments:
         return 0
-    if waits:
-        return _start_again_at_once(last, tensor)
-    copier = last.copier
-    if copier is None:
+    path = last.in_place if waits else last.copied
+    if path is None:
         return 0
+    if waits:
+        ops.hand_over()
     try:
-        handle = copier.enqueue(tensor)
-        if handle < 0:
-            handle = last.request.enqueue_again(handle, partial(copier.enqueue, tensor))
+        handle = path.enqueue(tensor)
         if handle:
-            _copied[handle] = tensor, copier
+            _on_fast_path[handle] = tensor, path
             _overwritten.append(tensor)
     except BaseException:  # of a signal handler, which leaves the caller without the handle
-        given_up = last.request.keep_if_enqueued(None)
-        _copied.pop(given_up, None)
+        given_up = last.request.keep_if_enqueued([path, *keep([tensor])])
+        _on_fast_path.pop(given_up, None)
         raise
-    return handle
-
-
-def _start_again_at_once(last: _Last, tensor: torch.Tensor) -> int:
-    if (
-        last.dtype is not getattr(tensor, "dtype", None)  # it may not be a tensor
-        or tensor.layout is not _STRIDED
-        or last.shape != tensor.shape
-        or not tensor.is_cpu
-        or not tensor.is_contiguous()
-        or tensor.is_neg()
-    ):
-        return 0
-    storage = tensor.untyped_storage()
-    begin: int = tensor.storage_offset() * tensor.element_size()  # type: ignore[assignment]  # here nothing is traced
-    if storage.nbytes() < begin + last.num_bytes:
-        return 0
-    address = storage.data_ptr() + begin  # not the tensor's: another thread may give it another storage
-    try:
-        handle = last.request.enqueue_inplace(address)
-        _in_flight[handle] = tensor, storage
-    except BaseException:
-        last.request.keep_if_enqueued([storage, *keep([tensor])])
-        raise
-    _overwritten.append(tensor)
     return handle
 
 
@@ -304,8 +271,7 @@ def start_in_place_and_remember(
         if len(_last) >= CALLS_KEPT:
             _last.clear()
         num_bytes = math.prod(shape) * dtype.itemsize
-        copier = small_tensors.copier(request, dtype, shape, num_bytes)
-        _last[name] = _Last(op, arguments, dtype, shape, num_bytes, request, copier)
+        _last[name] = _Last(op, arguments, request, *fast_path.fast_paths(request, dtype, shape, num_bytes))
     return handle
 
 
@@ -369,14 +335,14 @@ def synchronize(handle: int) -> Result:
         _mark_overwritten()
     if type(handle) is not int:
         handle = integer(handle, "handle", "synchronize")
-    copied = _copied.get(handle)
-    if copied is not None:
-        tensor, copier = copied
-        status = copier.take(handle, tensor)
+    on_fast_path = _on_fast_path.get(handle)
+    if on_fast_path is not None:
+        tensor, path = on_fast_path
+        status = path.take(handle, tensor)
         if status == 0:
-            _copied.pop(handle, None)
+            _on_fast_path.pop(handle, None)
             return tensor
-        return small_tensors.wait(handle, tensor, copier, status)
+        return fast_path.wait(handle, tensor, path, status)
     operation = _in_flight.get(handle)  # not taken before it is held here: a signal handler may raise
     if operation is None:
         if handle in _lost:
@@ -385,9 +351,6 @@ def synchronize(handle: int) -> Result:
     try:
         if _in_flight.pop(handle, None) is None:  # another thread waits for it
             return None
-        if not isinstance(operation, _InFlight):
-            ops.wait_done(handle)
-            return operation[0]
         outputs = ops.wait(handle) if operation.stream is None else _wait_on_stream(handle, operation, operation.stream)
     except BaseException:
         if ops.is_known(handle):
@@ -397,11 +360,8 @@ def synchronize(handle: int) -> Result:
     return operation.finish(outputs)
 
 
-def _kept(operation: _InFlight | _InPlace) -> _InFlight:
+def _kept(operation: _InFlight) -> _InFlight:
     """Keep the memory of an operation for which its caller has stopped waiting."""
-    if not isinstance(operation, _InFlight):
-        tensor, storage = operation
-        return _InFlight(keep([tensor]), lambda _: tensor, [storage])
     return operation._replace(borrowed=[*operation.borrowed, *keep(operation.borrowed)])
 
 
@@ -427,7 +387,7 @@ def poll(handle: int) -> bool:
     if _overwritten:
         _mark_overwritten()
     handle = integer(handle, "handle", "poll")
-    if handle not in _in_flight and handle not in _copied:
+    if handle not in _in_flight and handle not in _on_fast_path:
         raise ValueError(f"handle {handle} does not belong to an operation in flight")
     try:
         return ops.poll(handle)
@@ -437,9 +397,13 @@ def poll(handle: int) -> bool:
 
 def give_up(handle: int) -> None:
     """Release an operation that a signal handler has interrupted, and that will not be synchronized."""
-    operation = _in_flight.get(handle)
-    ops.give_up(handle, None if operation is None else _kept(operation))
+    operation, on_fast_path = _in_flight.get(handle), _on_fast_path.get(handle)
+    kept: list[object] = [] if operation is None else [_kept(operation)]
+    if on_fast_path is not None:
+        kept += [*on_fast_path, *keep(on_fast_path)]
+    ops.give_up(handle, kept)
     _in_flight.pop(handle, None)
+    _on_fast_path.pop(handle, None)
 
 
 def abandon(handles: Sequence[int], borrowed: Sequence[object]) -> None:

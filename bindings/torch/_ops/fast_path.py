@@ -1,8 +1,9 @@
-"""Copies of small tensors in flight: the engine works on the copy, so changes of the tensor do not reach it.
+"""The fast path of an allreduce in place that is called again, with a tensor on the CPU that is as the last one was.
 
-For a tensor of up to `ops.MAX_COPIED_BYTES` a copy takes less time than a loan (`loan`). The result is written to the
-tensor when the operation is waited for, by the thread that waits. `copier` does both in C, and needs PyTorch's C
-functions for other libraries, which there are from 2.10 on; before that all tensors are lent.
+An asynchronous one of up to `ops.MAX_COPIED_BYTES` works on a copy, so changes of the tensor do not reach the engine: a
+copy takes less time than a loan (`loan`). The result is written to the tensor when the operation is waited for, by the
+thread that waits. A synchronous one works on the tensor's own memory. Both are two calls of C (`native_calls`), which
+need PyTorch's C functions for other libraries. PyTorch has them from 2.10 on; before that there is no fast path.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 
 from horovodlike._engine import ops
 from horovodlike._engine.ops import Request
-from horovodlike.torch._ops import copier as copier_module
+from horovodlike.torch._ops import native_calls
 from horovodlike.torch._ops.loan import put
 
 # How DLPack calls dtypes: a code and a number of bits.
@@ -33,21 +34,21 @@ _CODES = {
 
 
 @dataclass(slots=True)  # whose attributes are quicker to get than a named tuple's
-class Copier:
-    """Copies tensors that a request describes to the engine, and its results to them."""
+class FastPath:
+    """The calls for tensors that a request describes."""
 
-    # Enqueues a copy of a tensor of PyTorch. Returns a handle, a negated status, or 0: the tensor is not as the request
-    # describes it, and nothing has been done.
+    # Enqueues a tensor. Returns a handle, or 0: the tensor is not as the request describes it, or the engine refuses it,
+    # and nothing has been done.
     enqueue: Callable[[torch.Tensor], int]
-    # Writes the result of a handle to a tensor, and consumes the handle; returns a status. With HVL_IN_PROGRESS, or -1
-    # (the tensor is not as the request describes it), nothing has been done.
+    # Consumes a handle, after which the tensor has the result; returns a status. With HVL_IN_PROGRESS, or -1 (the
+    # tensor is not as the request describes it), nothing has been done.
     take: Callable[[int, torch.Tensor], int]
     request: Request
     dtype: torch.dtype
     shape: torch.Size
 
 
-in_flight: dict[int, tuple[torch.Tensor, Copier]] = {}  # by handle
+in_flight: dict[int, tuple[torch.Tensor, FastPath]] = {}  # by handle
 
 
 def _use_torch() -> bool:
@@ -60,7 +61,7 @@ def _use_torch() -> bool:
     storage = tensor.untyped_storage()
     functions = tensor.is_neg, tensor.untyped_storage, storage.nbytes, storage.data_ptr, is_mode_enabled
     try:
-        copier_module.use_torch(torch.Tensor, torch.nn.Parameter, exchange_api, *functions)
+        native_calls.use_torch(torch.Tensor, torch.nn.Parameter, exchange_api, *functions)
     except (TypeError, ValueError):  # it is of another version, or none of PyTorch's
         return False
     return True
@@ -69,21 +70,24 @@ def _use_torch() -> bool:
 _IS_POSSIBLE = _use_torch()
 
 
-def copier(request: Request, dtype: torch.dtype, shape: torch.Size, num_bytes: int) -> Copier | None:
-    """Return the copier of tensors that the request describes; None if they are not to be copied."""
-    if not _IS_POSSIBLE or not 0 < num_bytes <= ops.MAX_COPIED_BYTES:
-        return None
-    enqueue, take = copier_module.copier(request, request.address, *_CODES[dtype], tuple(shape))
-    return Copier(enqueue, take, request, dtype, shape)
+def fast_paths(
+    request: Request, dtype: torch.dtype, shape: torch.Size, num_bytes: int
+) -> tuple[FastPath | None, FastPath | None]:
+    """Return the asynchronous and the synchronous fast path of tensors that the request describes; None: there is none."""
+    if not _IS_POSSIBLE or num_bytes == 0:
+        return None, None
+    calls = native_calls.calls(request, request.address, *_CODES[dtype], tuple(shape))
+    copied = FastPath(*calls[:2], request, dtype, shape) if num_bytes <= ops.MAX_COPIED_BYTES else None
+    return copied, FastPath(*calls[2:], request, dtype, shape)
 
 
-def wait(handle: int, tensor: torch.Tensor, by: Copier, status: int) -> torch.Tensor | None:
+def wait(handle: int, tensor: torch.Tensor, by: FastPath, status: int) -> torch.Tensor | None:
     """Wait for an operation found in `in_flight`, and return its tensor with the result.
 
     Args:
         handle: The operation.
         tensor: Its tensor.
-        by: The copier of the tensor.
+        by: Its fast path.
         status: The value that `by.take` has returned.
 
     Returns:

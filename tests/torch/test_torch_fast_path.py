@@ -1,7 +1,11 @@
-"""Small tensors in flight: which of them the engine takes copies of, by `copier.c`."""
+"""The fast path of allreduces in place: which tensors take it, and how it ends, by `native_calls.c`."""
 
 from __future__ import annotations
 
+import sys
+import threading
+import traceback
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -10,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 import horovodlike.torch as hvd
 from horovodlike.errors import HorovodInternalError
-from horovodlike.torch._ops import handles, small_tensors
+from horovodlike.torch._ops import fast_path, handles
 
 
 class _Tensor(torch.Tensor):
@@ -48,9 +52,9 @@ OTHERS: dict[str, Callable[[], torch.Tensor]] = {
 
 def _reduce(begin: Callable[[torch.Tensor], int], tensor: torch.Tensor) -> tuple[bool, torch.Tensor]:
     handle = begin(tensor)
-    is_copied = handle in small_tensors.in_flight
+    is_copied = handle in fast_path.in_flight
     assert hvd.synchronize(handle) is tensor
-    assert not small_tensors.in_flight
+    assert not fast_path.in_flight
     return is_copied, tensor
 
 
@@ -76,6 +80,60 @@ def _is_copied(other: str) -> None:
         assert bool((result == sum_of_ranks).all())
 
 
+def _waits(other: str) -> None:
+    sum_of_ranks = float(hvd.size())
+    enqueue = handles.start_again_in_place
+
+    def taken(tensor: torch.Tensor) -> int:
+        return enqueue("x", hvd.Sum, (None, 1.0, 1.0, 0), tensor, True)
+
+    for _ in range(2):
+        tensor = torch.ones(4, 2)
+        assert hvd.allreduce_(tensor, name="x", op=hvd.Sum) is tensor
+        assert bool((tensor == sum_of_ranks).all())
+    for form in (torch.ones(4, 2), torch.nn.Parameter(torch.ones(4, 2)), torch.ones(8, 2)[3:7]):
+        handle = taken(form)
+        assert handle > 0
+        assert hvd.synchronize(handle) is form
+        assert bool((form == sum_of_ranks).all())
+    assert taken(OTHERS[other]()) == 0
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_what_is_like_the_last_one_is_waited_for_in_c(fresh_ranks, other):
+    fresh_ranks(2).run(_waits, other)
+
+
+def _functions_of(thread: threading.Thread) -> list[str]:
+    frames = traceback.walk_stack(sys._current_frames()[thread.ident])
+    return [frame.f_code.co_name for frame, _ in frames]
+
+
+def _keeps_the_memory() -> None:
+    for _ in range(2):
+        hvd.allreduce_(torch.ones(3), name="x", op=hvd.Sum)
+    if hvd.rank() == 0:
+        tensor = torch.ones(3)
+        storage = weakref.ref(tensor.untyped_storage())
+        waits = threading.Thread(target=hvd.allreduce_, args=(tensor,), kwargs={"name": "x", "op": hvd.Sum})
+        waits.start()
+        while "wait_until_complete" not in _functions_of(waits):  # the wait in C has ended without a result
+            pass
+        tensor.set_(torch.zeros(3))
+        assert storage() is not None
+    hvd.barrier()
+    if hvd.rank() == 0:
+        waits.join()
+        assert storage() is None
+        assert tensor.tolist() == [0.0] * 3
+    else:
+        assert hvd.allreduce_(torch.ones(3), name="x", op=hvd.Sum).tolist() == [2.0] * 3
+
+
+def test_memory_is_kept_until_a_long_wait_ends(fresh_ranks):
+    fresh_ranks(2).run(_keeps_the_memory)
+
+
 @pytest.mark.parametrize("other", OTHERS)
 def test_what_is_like_the_last_one_is_copied(fresh_ranks, other):
     fresh_ranks(2).run(_is_copied, other)
@@ -91,7 +149,7 @@ def _fails_before_it_is_waited_for(how: str) -> None:
     _make_known()
     if hvd.rank() == 0:
         handle = _plain(torch.ones(3))
-        assert handle in small_tensors.in_flight
+        assert handle in fast_path.in_flight
     elif how == "mismatch":
         handle = hvd.allreduce_async_(torch.ones(4), name="x", op=hvd.Sum)
     if how == "shutdown":
@@ -117,22 +175,23 @@ class _Interruption(BaseException):
 
 def _is_interrupted() -> None:
     _make_known()
-    copier = handles._last["x"].copier
-    assert copier is not None
-    enqueue = copier.enqueue
+    path = handles._last["x"].copied
+    assert path is not None
+    enqueue = path.enqueue
 
     def interrupted(tensor: torch.Tensor) -> int:
         enqueue(tensor)
         raise _Interruption
 
-    copier.enqueue = interrupted
+    path.enqueue = interrupted
     with pytest.raises(_Interruption):
         _plain(torch.ones(3))
-    copier.enqueue = enqueue
-    assert not small_tensors.in_flight
+    path.enqueue = enqueue
+    assert not fast_path.in_flight
     is_copied, result = _reduce(_plain, torch.ones(3))  # waits until the request before it is complete
-    assert is_copied
+    assert not is_copied
     assert result.tolist() == [float(hvd.size())] * 3
+    _make_known()
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == hvd.size()
 
 

@@ -1,4 +1,4 @@
-/* The module horovodlike.torch._ops.copier: small tensors to the engine, and results back, in one call each.
+/* The module horovodlike.torch._ops.native_calls: tensors to the engine, and results back, in one call each.
  *
  * PyTorch's own C functions give a tensor's memory. From the address to the copy the interpreter's lock is held, so no
  * other thread enters a function that moves the memory; one that runs inside such a function at that moment may
@@ -85,22 +85,28 @@ static PyObject* use_torch(PyObject* module, PyObject* arguments) {
   Py_RETURN_NONE;
 }
 
-/* The context of the two functions that copier() makes: which tensors they take, and for what. */
+/* Waiting, a thread lets Python run its signal handlers this often. */
+static const double WAIT_SECONDS = 1.0;
+
+/* The context of the functions that calls() makes: which tensors they take, and for what. */
 typedef struct {
   hvl_prepared* prepared;
   PyObject* request; /* which keeps `prepared` */
+  PyObject* storage; /* the memory of `handle`, which was not complete when reduce() returned; null: there is none */
+  int64_t handle;
   dlpack_dtype dtype;
   int64_t num_bytes;
   int32_t ndim;
   int64_t shape[]; /* `ndim` extents */
-} copier;
+} context;
 
-static const char COPIER[] = "horovodlike.torch._ops.copier";
+static const char CONTEXT[] = "horovodlike.torch._ops.native_calls";
 
-static copier* copier_of(PyObject* capsule) { return PyCapsule_GetPointer(capsule, COPIER); }
+static context* context_of(PyObject* capsule) { return PyCapsule_GetPointer(capsule, CONTEXT); }
 
 static void release(PyObject* capsule) {
-  copier* self = copier_of(capsule);
+  context* self = context_of(capsule);
+  Py_XDECREF(self->storage);
   Py_DECREF(self->request);
   free(self);
 }
@@ -127,7 +133,7 @@ static int is_plain(PyObject* tensor) {
 }
 
 /* Whether a tensor is on the CPU, of this dtype and shape, and its elements lie row by row, without gaps. */
-static int fits(const copier* self, const dlpack_tensor* tensor) {
+static int fits(const context* self, const dlpack_tensor* tensor) {
   if (tensor->device_type != DLPACK_CPU || tensor->ndim != self->ndim ||
       memcmp(&tensor->dtype, &self->dtype, sizeof tensor->dtype) != 0) {
     return 0;
@@ -145,7 +151,7 @@ static int fits(const copier* self, const dlpack_tensor* tensor) {
  * smaller than its tensors. The call of data_ptr() gives a storage that shares its memory with a lazy clone its own.
  * `*storage` is a new reference, or null: it keeps the memory when another thread, in a function of PyTorch without the
  * interpreter's lock, gives the tensor another storage. */
-static char* memory_of(const copier* self, PyObject* tensor, PyObject** storage) {
+static char* memory_of(const context* self, PyObject* tensor, PyObject** storage) {
   *storage = NULL;
   /* is_neg() lets the interpreter's lock go: it comes before the address is read, and nothing after it does so. */
   if (!is_plain(tensor) || is_true(torch.is_neg(tensor, NULL))) return NULL;
@@ -162,41 +168,86 @@ static char* memory_of(const copier* self, PyObject* tensor, PyObject** storage)
   return is_within ? (char*)(uintptr_t)address : NULL;
 }
 
-static PyObject* enqueue(PyObject* capsule, PyObject* tensor) {
-  const copier* self = copier_of(capsule);
+/* An enqueue that is refused has no effect either: the caller has another way, which says what is wrong. */
+static PyObject* handle_or_0(int64_t handle) {
+  PyErr_Clear();
+  return PyLong_FromLongLong(handle > 0 ? handle : 0);
+}
+
+static PyObject* enqueue_copied(PyObject* capsule, PyObject* tensor) {
+  const context* self = context_of(capsule);
   PyObject* storage;
   const char* memory = memory_of(self, tensor, &storage);
   const int64_t handle = memory != NULL ? hvl_enqueue_copied(self->prepared, (uintptr_t)memory) : 0;
-  PyErr_Clear(); /* the caller has another way, which says what is wrong with the tensor */
   Py_XDECREF(storage);
-  return PyLong_FromLongLong(handle);
+  return handle_or_0(handle);
 }
 
-static PyObject* take(PyObject* capsule, PyObject* const* arguments, Py_ssize_t count) {
-  const copier* self = copier_of(capsule);
-  if (count != 2) return PyErr_Format(PyExc_TypeError, "take(handle, tensor)");
-  const int64_t handle = PyLong_AsLongLong(arguments[0]);
-  if (handle == -1 && PyErr_Occurred()) return NULL;
+/* 0, or -1 with an error set. */
+static int parse(PyObject* const* arguments, Py_ssize_t count, int64_t* handle) {
+  if (count == 2) *handle = PyLong_AsLongLong(arguments[0]);
+  if (count != 2) PyErr_SetString(PyExc_TypeError, "expected a handle and a tensor");
+  return PyErr_Occurred() ? -1 : 0;
+}
+
+static PyObject* take_copied(PyObject* capsule, PyObject* const* arguments, Py_ssize_t count) {
+  int64_t handle;
+  if (parse(arguments, count, &handle) != 0) return NULL;
   PyObject* storage;
-  char* memory = memory_of(self, arguments[1], &storage);
+  char* memory = memory_of(context_of(capsule), arguments[1], &storage);
   const int32_t status = memory != NULL ? hvl_take_copy(handle, (uintptr_t)memory) : -1;
   PyErr_Clear();
   Py_XDECREF(storage);
   return PyLong_FromLong(status);
 }
 
-static PyMethodDef ENQUEUE = {"enqueue", enqueue, METH_O, NULL};
-static PyMethodDef TAKE = {"take", (PyCFunction)(void (*)(void))take, METH_FASTCALL, NULL};
+static PyObject* enqueue_and_wait(PyObject* capsule, PyObject* tensor) {
+  context* self = context_of(capsule);
+  PyObject* storage;
+  const char* memory = memory_of(self, tensor, &storage);
+  const int64_t handle = memory != NULL ? hvl_enqueue_inplace(self->prepared, (uintptr_t)memory) : 0;
+  int32_t status = HVL_OK;
+  if (handle > 0) {
+    Py_BEGIN_ALLOW_THREADS;
+    status = hvl_wait_until_complete(handle, WAIT_SECONDS);
+    Py_END_ALLOW_THREADS;
+  }
+  if (status == HVL_OK) {
+    Py_XDECREF(storage);
+  } else { /* of the one before, whose name this has, the memory is not in use any more */
+    Py_XDECREF(self->storage);
+    self->storage = storage;
+    self->handle = handle;
+  }
+  return handle_or_0(handle);
+}
 
-/* copier(request, prepared, dtype_code, dtype_bits, shape) -> (enqueue, take) */
-static PyObject* make_copier(PyObject* module, PyObject* arguments) {
+static PyObject* take(PyObject* capsule, PyObject* const* arguments, Py_ssize_t count) {
+  context* self = context_of(capsule);
+  int64_t handle;
+  if (parse(arguments, count, &handle) != 0) return NULL;
+  const int32_t status = hvl_try_wait(handle);
+  if (status != HVL_IN_PROGRESS && self->handle == handle) Py_CLEAR(self->storage);
+  return PyLong_FromLong(status);
+}
+
+#define WITH_TWO_ARGUMENTS(function) (PyCFunction)(void (*)(void))(function), METH_FASTCALL
+static PyMethodDef CALLS[] = {
+    {"enqueue_copied", enqueue_copied, METH_O, NULL},
+    {"take_copied", WITH_TWO_ARGUMENTS(take_copied), NULL},
+    {"enqueue_and_wait", enqueue_and_wait, METH_O, NULL},
+    {"take", WITH_TWO_ARGUMENTS(take), NULL},
+};
+
+/* calls(request, prepared, dtype_code, dtype_bits, shape) -> (enqueue_copied, take_copied, enqueue_and_wait, take) */
+static PyObject* make_calls(PyObject* module, PyObject* arguments) {
   (void)module;
   PyObject *request, *shape;
   unsigned long long prepared;
   unsigned char code, bits;
   if (!PyArg_ParseTuple(arguments, "OKbbO!", &request, &prepared, &code, &bits, &PyTuple_Type, &shape)) return NULL;
   const Py_ssize_t ndim = PyTuple_Size(shape);
-  copier* self = calloc(1, sizeof *self + (size_t)ndim * sizeof self->shape[0]);
+  context* self = calloc(1, sizeof *self + (size_t)ndim * sizeof self->shape[0]);
   if (self == NULL) return PyErr_NoMemory();
   self->prepared = (hvl_prepared*)(uintptr_t)prepared;
   self->dtype = (dlpack_dtype){code, bits, 1};
@@ -206,24 +257,26 @@ static PyObject* make_copier(PyObject* module, PyObject* arguments) {
     self->shape[d] = PyLong_AsLongLong(PyTuple_GetItem(shape, d));
     self->num_bytes *= self->shape[d];
   }
-  PyObject* capsule = PyErr_Occurred() ? NULL : PyCapsule_New(self, COPIER, release);
+  PyObject* capsule = PyErr_Occurred() ? NULL : PyCapsule_New(self, CONTEXT, release);
   if (capsule == NULL) {
     free(self);
     return NULL;
   }
   Py_INCREF(request);
   self->request = request;
-  PyObject* functions = Py_BuildValue("(NN)", PyCFunction_New(&ENQUEUE, capsule), PyCFunction_New(&TAKE, capsule));
+  PyObject* functions =
+      Py_BuildValue("(NNNN)", PyCFunction_New(&CALLS[0], capsule), PyCFunction_New(&CALLS[1], capsule),
+                    PyCFunction_New(&CALLS[2], capsule), PyCFunction_New(&CALLS[3], capsule));
   Py_DECREF(capsule);
   return functions;
 }
 
 static PyMethodDef FUNCTIONS[] = {
     {"use_torch", use_torch, METH_VARARGS, NULL},
-    {"copier", make_copier, METH_VARARGS, NULL},
+    {"calls", make_calls, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 
-static struct PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "copier", NULL, -1, FUNCTIONS, NULL, NULL, NULL, NULL};
+static struct PyModuleDef MODULE = {PyModuleDef_HEAD_INIT, "native_calls", NULL, -1, FUNCTIONS, NULL, NULL, NULL, NULL};
 
-PyMODINIT_FUNC PyInit_copier(void) { return PyModule_Create(&MODULE); }
+PyMODINIT_FUNC PyInit_native_calls(void) { return PyModule_Create(&MODULE); }

@@ -1,12 +1,16 @@
-"""The extension made from copier.c."""
+"""The extension made from native_calls.c."""
 
 from collections.abc import Callable
+from typing import TypeAlias
 
 import torch
 
 from horovodlike._engine.ops import Request
 
+_Enqueue: TypeAlias = Callable[[torch.Tensor], int]
+_Take: TypeAlias = Callable[[int, torch.Tensor], int]
+
 def use_torch(tensor: type, parameter: type, exchange_api: object, *functions: Callable[[], object]) -> None: ...
-def copier(
+def calls(
     request: Request, address: int, dtype_code: int, dtype_bits: int, shape: tuple[int, ...]
-) -> tuple[Callable[[torch.Tensor], int], Callable[[int, torch.Tensor], int]]: ...
+) -> tuple[_Enqueue, _Take, _Enqueue, _Take]: ...

@@ -70,13 +70,22 @@ def _use_torch() -> bool:
 _IS_POSSIBLE = _use_torch()
 
 
+def context(request: Request, dtype: torch.dtype, shape: torch.Size, memory_format: torch.memory_format) -> object:
+    """Describe the CPU tensors of a request for `native_calls`; None where there is no fast path."""
+    if not _IS_POSSIBLE:
+        return None
+    strides = torch.empty(shape, device="meta", memory_format=memory_format).stride()
+    return native_calls.context(request, request.address, *_CODES[dtype], tuple(shape), strides)
+
+
 def fast_paths(
     request: Request, dtype: torch.dtype, shape: torch.Size, num_bytes: int
 ) -> tuple[FastPath | None, FastPath | None]:
-    """Return the asynchronous and the synchronous fast path of tensors that the request describes; None: there is none."""
-    if not _IS_POSSIBLE or num_bytes == 0:
+    """Return the asynchronous and the synchronous fast path of row-major tensors; None where there is none."""
+    described = context(request, dtype, shape, torch.contiguous_format)
+    if described is None or num_bytes == 0:
         return None, None
-    calls = native_calls.calls(request, request.address, *_CODES[dtype], tuple(shape))
+    calls = native_calls.calls(described)
     copied = FastPath(*calls[:2], request, dtype, shape) if num_bytes <= ops.MAX_COPIED_BYTES else None
     return copied, FastPath(*calls[2:], request, dtype, shape)
 

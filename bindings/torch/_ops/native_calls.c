@@ -88,7 +88,7 @@ static PyObject* use_torch(PyObject* module, PyObject* arguments) {
 /* Waiting, a thread lets Python run its signal handlers this often. */
 static const double WAIT_SECONDS = 1.0;
 
-/* The context of the functions that calls() makes: which tensors they take, and for what. */
+/* The tensors that a request describes, on the CPU. */
 typedef struct {
   hvl_prepared* prepared;
   PyObject* request; /* which keeps `prepared` */
@@ -97,7 +97,7 @@ typedef struct {
   dlpack_dtype dtype;
   int64_t num_bytes;
   int32_t ndim;
-  int64_t shape[]; /* `ndim` extents */
+  int64_t layout[]; /* `ndim` extents, and as many strides */
 } context;
 
 static const char CONTEXT[] = "horovodlike.torch._ops.native_calls";
@@ -132,17 +132,15 @@ static int is_plain(PyObject* tensor) {
          !is_true(torch.is_mode_enabled(NULL, NULL));
 }
 
-/* Whether a tensor is on the CPU, of this dtype and shape, and its elements lie row by row, without gaps. */
+/* Whether a tensor is on the CPU, of this dtype and shape, and its elements lie where they are expected. */
 static int fits(const context* self, const dlpack_tensor* tensor) {
   if (tensor->device_type != DLPACK_CPU || tensor->ndim != self->ndim ||
       memcmp(&tensor->dtype, &self->dtype, sizeof tensor->dtype) != 0) {
     return 0;
   }
-  int64_t stride = 1;
-  for (int32_t d = self->ndim - 1; d >= 0; --d) {
-    const int64_t extent = tensor->shape[d];
-    if (extent != self->shape[d] || (extent != 1 && tensor->strides[d] != stride)) return 0;
-    stride *= extent;
+  const int64_t *shape = self->layout, *strides = shape + self->ndim;
+  for (int32_t d = 0; d < self->ndim; ++d) {
+    if (tensor->shape[d] != shape[d] || (shape[d] != 1 && tensor->strides[d] != strides[d])) return 0;
   }
   return 1;
 }
@@ -239,23 +237,27 @@ static PyMethodDef CALLS[] = {
     {"take", WITH_TWO_ARGUMENTS(take), NULL},
 };
 
-/* calls(request, prepared, dtype_code, dtype_bits, shape) -> (enqueue_copied, take_copied, enqueue_and_wait, take) */
-static PyObject* make_calls(PyObject* module, PyObject* arguments) {
+/* context(request, prepared, dtype_code, dtype_bits, shape, strides): a capsule, of tensors without gaps. */
+static PyObject* make_context(PyObject* module, PyObject* arguments) {
   (void)module;
-  PyObject *request, *shape;
+  PyObject *request, *shape, *strides;
   unsigned long long prepared;
   unsigned char code, bits;
-  if (!PyArg_ParseTuple(arguments, "OKbbO!", &request, &prepared, &code, &bits, &PyTuple_Type, &shape)) return NULL;
+  if (!PyArg_ParseTuple(arguments, "OKbbO!O!", &request, &prepared, &code, &bits, &PyTuple_Type, &shape, &PyTuple_Type,
+                        &strides)) {
+    return NULL;
+  }
   const Py_ssize_t ndim = PyTuple_Size(shape);
-  context* self = calloc(1, sizeof *self + (size_t)ndim * sizeof self->shape[0]);
+  context* self = calloc(1, sizeof *self + 2 * (size_t)ndim * sizeof self->layout[0]);
   if (self == NULL) return PyErr_NoMemory();
   self->prepared = (hvl_prepared*)(uintptr_t)prepared;
   self->dtype = (dlpack_dtype){code, bits, 1};
   self->num_bytes = bits / 8;
   self->ndim = (int32_t)ndim;
   for (Py_ssize_t d = 0; d < ndim; ++d) {
-    self->shape[d] = PyLong_AsLongLong(PyTuple_GetItem(shape, d));
-    self->num_bytes *= self->shape[d];
+    self->layout[d] = PyLong_AsLongLong(PyTuple_GetItem(shape, d));
+    self->layout[ndim + d] = PyLong_AsLongLong(PyTuple_GetItem(strides, d)); /* an error if there are fewer */
+    self->num_bytes *= self->layout[d];
   }
   PyObject* capsule = PyErr_Occurred() ? NULL : PyCapsule_New(self, CONTEXT, release);
   if (capsule == NULL) {
@@ -264,16 +266,48 @@ static PyObject* make_calls(PyObject* module, PyObject* arguments) {
   }
   Py_INCREF(request);
   self->request = request;
-  PyObject* functions =
-      Py_BuildValue("(NNNN)", PyCFunction_New(&CALLS[0], capsule), PyCFunction_New(&CALLS[1], capsule),
-                    PyCFunction_New(&CALLS[2], capsule), PyCFunction_New(&CALLS[3], capsule));
-  Py_DECREF(capsule);
-  return functions;
+  return capsule;
+}
+
+/* calls(context) -> (enqueue_copied, take_copied, enqueue_and_wait, take) */
+static PyObject* make_calls(PyObject* module, PyObject* capsule) {
+  (void)module;
+  if (context_of(capsule) == NULL) return NULL;
+  return Py_BuildValue("(NNNN)", PyCFunction_New(&CALLS[0], capsule), PyCFunction_New(&CALLS[1], capsule),
+                       PyCFunction_New(&CALLS[2], capsule), PyCFunction_New(&CALLS[3], capsule));
+}
+
+/* memory(contexts, tensors) -> (addresses, storages), or None if one of the tensors does not fit its context. The
+ * storages keep the memory. */
+static PyObject* memory(PyObject* module, PyObject* arguments) {
+  (void)module;
+  PyObject *contexts, *tensors;
+  if (!PyArg_ParseTuple(arguments, "O!O!", &PyList_Type, &contexts, &PyList_Type, &tensors)) return NULL;
+  const Py_ssize_t count = PyList_Size(contexts);
+  if (PyList_Size(tensors) != count) Py_RETURN_NONE;
+  PyObject *addresses = PyList_New(count), *storages = PyList_New(count);
+  int fit = addresses != NULL && storages != NULL;
+  for (Py_ssize_t index = 0; fit && index < count; ++index) {
+    const context* self = context_of(PyList_GetItem(contexts, index));
+    PyObject* storage = NULL;
+    const char* begin = self != NULL ? memory_of(self, PyList_GetItem(tensors, index), &storage) : NULL;
+    PyObject* address = begin != NULL ? PyLong_FromUnsignedLongLong((uintptr_t)begin) : NULL;
+    fit = address != NULL;
+    if (storage != NULL) PyList_SetItem(storages, index, storage);
+    if (address != NULL) PyList_SetItem(addresses, index, address);
+  }
+  PyErr_Clear(); /* the caller has another way, which says what is wrong */
+  PyObject* both = fit ? PyTuple_Pack(2, addresses, storages) : Py_NewRef(Py_None);
+  Py_XDECREF(addresses);
+  Py_XDECREF(storages);
+  return both;
 }
 
 static PyMethodDef FUNCTIONS[] = {
     {"use_torch", use_torch, METH_VARARGS, NULL},
-    {"calls", make_calls, METH_VARARGS, NULL},
+    {"context", make_context, METH_VARARGS, NULL},
+    {"calls", make_calls, METH_O, NULL},
+    {"memory", memory, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

@@ -6,7 +6,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from horovodlike._engine.ops import GpuStream, MemoryFormat, Request, RequestList
-from horovodlike.torch._ops import gpu
+from horovodlike.torch._ops import fast_path, gpu, native_calls
 from horovodlike.torch._ops.tensor import CHANNELS_LAST, check, have_memory
 
 # To lend a gradient takes about a microsecond: smaller ones are handed over when the step waits for them.
@@ -96,6 +96,7 @@ class GradientStateBatch:
         self.slots = slots
         self.on_gpu = slots[0].on_gpu
         self.requests = RequestList([slot.request for slot in slots if slot.request is not None])
+        self._contexts = [] if self.on_gpu else _contexts(slots)
         self._dtypes = [slot.dtype for slot in slots]
         self._numels = [slot.numel for slot in slots]
         self._num_bytes = [slot.numel * slot.dtype.itemsize for slot in slots if slot.dtype is not None]
@@ -105,6 +106,13 @@ class GradientStateBatch:
             for index, slot in enumerate(slots)
             if slot.format is MemoryFormat.CHANNELS_LAST
         ]
+
+    def memory(self, grads: list[torch.Tensor]) -> tuple[list[int], list[torch.UntypedStorage]] | None:
+        """Return the addresses of gradients and what keeps their memory; None if they do not fit the requests."""
+        memory = native_calls.memory(self._contexts, grads) if self._contexts else None
+        if memory is None and self.fits(grads):
+            memory = list(map(torch.Tensor.data_ptr, grads)), list(map(torch.Tensor.untyped_storage, grads))
+        return memory
 
     def fits(self, grads: list[torch.Tensor]) -> bool:
         """Return whether the requests can be enqueued with the memory of these gradients."""
@@ -120,3 +128,15 @@ class GradientStateBatch:
             and all(grads[index].is_contiguous(memory_format=how) for index, how in self._channels_last)
             and (not self.on_gpu or len(set(map(gpu.device_of, grads))) == 1)
         )
+
+
+def _contexts(slots: list[GradientState]) -> list[object]:
+    """Describe the gradients for `native_calls`; empty where there is no fast path."""
+    contexts = []
+    for slot in slots:
+        if slot.request is None or slot.dtype is None or slot.shape is None:
+            return []
+        is_channels_last = slot.format is MemoryFormat.CHANNELS_LAST
+        memory_format = CHANNELS_LAST[len(slot.shape)] if is_channels_last else torch.contiguous_format
+        contexts.append(fast_path.context(slot.request, slot.dtype, slot.shape, memory_format))
+    return [] if None in contexts else contexts

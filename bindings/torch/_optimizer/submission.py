@@ -114,11 +114,16 @@ class Submission:
         grads = [grad for grad in [slot.seen for slot in slots] if grad is not None]
         if len(grads) < len(slots):  # not all passes were counted
             grads = [grad for grad in [slot.gradient() for slot in slots] if grad is not None]
-        if not batch.fits(grads):
-            return False
         if waits:
-            self._storages += map(torch.Tensor.untyped_storage, grads)
-        addresses = list(map(torch.Tensor.data_ptr, grads)) if waits else self._lend(grads, slots)
+            memory = batch.memory(grads)
+            if memory is None:
+                return False
+            addresses, storages = memory
+            self._storages += storages
+        elif batch.fits(grads):
+            addresses = self._lend(grads, slots)
+        else:
+            return False
         self.borrowed += grads
         for slot, grad in zip(slots, grads, strict=True):
             slot.grad = grad

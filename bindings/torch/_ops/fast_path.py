@@ -37,8 +37,8 @@ _CODES = {
 class FastPath:
     """The calls for tensors that a request describes."""
 
-    # Enqueues a tensor. Returns a handle, or 0: the tensor is not as the request describes it, or the engine refuses it,
-    # and nothing has been done.
+    # Enqueues a tensor. Returns a handle, or 0: the tensor is not as the request describes it, or the engine refuses
+    # it, and nothing has been done.
     enqueue: Callable[[torch.Tensor], int]
     # Consumes a handle, after which the tensor has the result; returns a status. With HVL_IN_PROGRESS, or -1 (the
     # tensor is not as the request describes it), nothing has been done.

@@ -36,7 +36,7 @@ class Diary:
 
 def add_up(array: np.ndarray) -> None:
     """Replace the array by the sum over all ranks."""
-    request = ops.Request(Kind.ALLREDUCE, "gradient", [(DType.FLOAT32, array.shape)], op=ReduceOp.SUM)
+    request = ops.Request(Kind.ALLREDUCE, "gradient", [(DType["float32"], array.shape)], op=ReduceOp.SUM)
     address = array.ctypes.data
     ops.wait(request.enqueue([address], [address]))
 

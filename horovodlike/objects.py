@@ -151,6 +151,6 @@ def _gather(name: str, data: bytes | None, root: int, set_id: int) -> list[Opene
 
 def _allgather(name: str, data: bytes, set_id: int) -> memoryview:
     memory = ffi.from_buffer(data)
-    request = Request(Kind.ALLGATHER, name, [(DType.UINT8, (len(data),))], process_set=set_id)
+    request = Request(Kind.ALLGATHER, name, [(DType["uint8"], (len(data),))], process_set=set_id)
     (output,) = ops.carry_out(request, [int(ffi.cast("uintptr_t", memory))], memory)
     return memoryview(output.memory)

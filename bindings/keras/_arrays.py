@@ -15,7 +15,6 @@ from horovodlike._engine.arguments import called, check_name, factor, integer, r
 from horovodlike._engine.ops import DType, Kind, Output, Request
 from horovodlike.process_set import ProcessSet, global_process_set, members, registered_id
 
-_DTYPES = {dtype.name.lower(): dtype for dtype in DType}
 _unnamed: dict[int, int] = {}  # how many, by the id of a process set, whose members alone count its operations
 _counting = threading.Lock()  # held while _unnamed changes
 
@@ -36,9 +35,10 @@ process_sets.on_added(forget_numbers)  # the id may have been another set's
 
 
 def _described(label: str, array: np.ndarray[Any, Any]) -> tuple[DType, Sequence[int]]:
-    dtype = _DTYPES.get(array.dtype.name)
+    dtype = DType.__members__.get(array.dtype.name)
     if dtype is None:
-        raise ValueError(f"{label}: arrays of dtype {array.dtype} cannot be sent; known are {', '.join(_DTYPES)}")
+        known = ", ".join(DType.__members__)
+        raise ValueError(f"{label}: arrays of dtype {array.dtype} cannot be sent; known are {known}")
     return dtype, array.shape
 
 

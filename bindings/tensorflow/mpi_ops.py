@@ -4,8 +4,7 @@ They work eagerly, in `tf.function`, and in graphs of TensorFlow 1. What holds f
 
 * Ranks match operations by name. An unnamed one is named after its tensor in a graph, and counted eagerly, so that
   every rank has to call unnamed ones in the same order.
-* dtypes are uint8, int8, uint16, int16, int32, int64, float16, bfloat16, float32, float64 and bool. Tensors may be of
-  any size, 0 elements included.
+* Tensors may be of any dtype of docs/users/dtypes.md and of any size, 0 elements included.
 * They run on the CPU or on an NVIDIA GPU: TensorFlow and `tf.device` decide, as for any op, and results are there. On a
   GPU they return when all work has been enqueued on it. All ranks run an operation on the same kind of device.
 * If the ranks disagree about an operation it raises `tf.errors.FailedPreconditionError` on all of them, and the job

@@ -6,10 +6,9 @@ whole or not at all (`grouped_*`). What holds for all:
 
 * Ranks match operations by name. Unnamed ones are counted, so every rank has to call them in the same order. A name
   may be used again when the operation before has been synchronized.
-* dtypes are uint8, int8, int16, int32, int64, float16, bfloat16, float32, float64 and bool. Tensors may be of any
-  size, 0 elements included, of any strides (one that is not contiguous is copied) and on the CPU or a GPU of NVIDIA's;
-  those on other devices are copied to the CPU and back. A rank has one GPU. All ranks have a tensor on the CPU, or all
-  on a GPU.
+* Tensors may be of any dtype of docs/users/dtypes.md, of any size, 0 elements included, of any strides (one that is
+  not contiguous is copied) and on the CPU or a GPU of NVIDIA's; those on other devices are copied to the CPU and back.
+  A rank has one GPU. All ranks have a tensor on the CPU, or all on a GPU.
 * On a GPU, an operation is one of the current stream: it begins after what that stream has been given, and
   `synchronize` has the stream that is current then wait for it, and not the host. No operation may be captured into a
   CUDA graph.

@@ -44,20 +44,11 @@ class ReduceOp(IntEnum):
     PRODUCT = lib.HVL_PRODUCT
 
 
-class DType(IntEnum):
-    """Element types that the engine knows."""
-
-    UINT8 = lib.HVL_UINT8
-    INT8 = lib.HVL_INT8
-    UINT16 = lib.HVL_UINT16
-    INT16 = lib.HVL_INT16
-    INT32 = lib.HVL_INT32
-    INT64 = lib.HVL_INT64
-    FLOAT16 = lib.HVL_FLOAT16
-    FLOAT32 = lib.HVL_FLOAT32
-    FLOAT64 = lib.HVL_FLOAT64
-    BOOL = lib.HVL_BOOL
-    BFLOAT16 = lib.HVL_BFLOAT16
+# Element types that the engine knows, by the names that NumPy and the frameworks have for them: `HVL_UINT8` is `uint8`.
+DType = IntEnum(  # type: ignore[misc]
+    "DType",
+    {name.removeprefix("HVL_").lower(): number for number, name in sorted(ffi.typeof("hvl_dtype").elements.items())},
+)
 
 
 class Device(IntEnum):

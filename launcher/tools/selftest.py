@@ -113,7 +113,7 @@ def _measure(process_set: ProcessSet, elements: int, times: int) -> list[float]:
     request = Request(
         Kind.ALLREDUCE,
         f"selftest.{elements}",
-        [(DType.FLOAT32, [elements])],
+        [(DType["float32"], [elements])],
         op=ReduceOp.SUM,
         process_set=registered_id(process_set),
     )

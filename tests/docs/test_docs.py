@@ -18,6 +18,7 @@ import yaml
 
 import horovodlike.torch as hvd
 from horovodlike import config
+from horovodlike._engine.ops import DType
 from horovodlike.launcher import options
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -227,3 +228,9 @@ def test_every_name_of_horovods_is_there_or_said_to_be_missing():
             assert list((ROOT / "tests").rglob(f"{test}.py")), test
     new = set(re.findall(r"`(\w+)`", table.split("New are")[1].split(";")[0]))
     assert names | new >= set(hvd.__all__)
+
+
+def test_the_page_of_data_types_has_those_of_the_engine() -> None:
+    page = (ROOT / "docs" / "users" / "dtypes.md").read_text()
+    cells = re.findall(r"^\| (`.*?) \|", page, flags=re.MULTILINE)
+    assert sorted(re.findall(r"`(\w+)`", " ".join(cells))) == sorted(DType.__members__)

@@ -12,7 +12,7 @@ NO_HANDLE = 0
 
 
 def call(allocation, shape=(3, 2)):
-    output = ffi.new("hvl_output *", {"shape": shape, "ndim": len(shape), "dtype": DType.FLOAT32})
+    output = ffi.new("hvl_output *", {"shape": shape, "ndim": len(shape), "dtype": DType["float32"]})
     output.num_bytes = 4 * int(np.prod(shape))
     return allocation.callbacks.allocate(allocation.callbacks.context, 1, output)
 
@@ -26,7 +26,7 @@ def test_what_is_asked_and_answered():
 
     allocation = Allocation(allocate)
     assert int(ffi.cast("uintptr_t", call(allocation))) == 4096
-    assert asked == [(1, (3, 2), DType.FLOAT32)]
+    assert asked == [(1, (3, 2), DType["float32"])]
 
 
 def test_empty_outputs_have_an_address_too():
@@ -60,7 +60,7 @@ def test_a_signal_handler_interrupts_the_wait_and_not_the_collective():
 
 
 def test_without_init():
-    request = Request(Kind.ALLREDUCE, "x", [(DType.FLOAT32, (2,))], device=Device.CUDA)
+    request = Request(Kind.ALLREDUCE, "x", [(DType["float32"], (2,))], device=Device.CUDA)
     handles = []
     for enqueue in (
         lambda: request.enqueue_on_stream([64], [64], GpuStream(0, 0)),
@@ -72,7 +72,7 @@ def test_without_init():
 
 
 def test_wrong_numbers_of_tensors():
-    request = Request(Kind.ALLREDUCE, "x", [(DType.FLOAT32, (2,))], device=Device.CUDA)
+    request = Request(Kind.ALLREDUCE, "x", [(DType["float32"], (2,))], device=Device.CUDA)
     with pytest.raises(ValueError, match="'x' has 1 tensors, not 2"):
         request.enqueue_on_stream([64, 128], [64, 128], GpuStream(0, 0))
     with pytest.raises(ValueError, match="1 requests need as many addresses, not 0"):

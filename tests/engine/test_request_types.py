@@ -7,6 +7,8 @@ from collections.abc import Callable
 import pytest
 from support.ranks import RankPool
 
+from horovodlike._engine.ops import DType, Kind, Request
+
 
 @pytest.fixture
 def modules() -> tuple[str, ...]:
@@ -20,14 +22,14 @@ def _refused() -> dict[str, str]:
     from horovodlike import objects
     from horovodlike._engine.ops import DType, Kind, Request
 
-    tensors = [(DType.FLOAT32, (3,))]
+    tensors = [(DType["float32"], (3,))]
     calls: dict[str, Callable[[], object]] = {
         "root": lambda: Request(Kind.BROADCAST, "x", tensors, root_rank="0"),  # type: ignore[arg-type]
         "large root": lambda: Request(Kind.BROADCAST, "x", tensors, root_rank=1 << 40),
         "op": lambda: Request(Kind.ALLREDUCE, "x", tensors, op="sum"),  # type: ignore[arg-type]
         "prescale": lambda: Request(Kind.ALLREDUCE, "x", tensors, prescale="2"),  # type: ignore[arg-type]
         "set": lambda: Request(Kind.ALLREDUCE, "x", tensors, process_set=None),  # type: ignore[arg-type]
-        "shape": lambda: Request(Kind.ALLREDUCE, "x", [(DType.FLOAT32, (3.5,))]),  # type: ignore[list-item]
+        "shape": lambda: Request(Kind.ALLREDUCE, "x", [(DType["float32"], (3.5,))]),  # type: ignore[list-item]
         "splits": lambda: Request(Kind.ALLTOALL, "x", tensors, arguments=[1, 2.0]),  # type: ignore[list-item]
         "large split": lambda: Request(Kind.ALLTOALL, "x", tensors, arguments=[1, 1 << 70]),
         "name": lambda: Request(Kind.ALLREDUCE, 7, tensors),  # type: ignore[arg-type]
@@ -61,3 +63,11 @@ def test_values_of_wrong_types_are_named(ranks: Callable[[int], RankPool]) -> No
         "broadcast None": "TypeError: broadcast: root_rank must be an integer, got 0.0 (float)",
         "broadcast x": "TypeError: broadcast 'x': root_rank must be an integer, got 0.0 (float)",
     }
+
+
+def test_the_engine_knows_each_data_type_of_its_header() -> None:
+    assert list(DType) == list(range(len(DType)))
+    for dtype in DType:
+        Request(Kind.BROADCAST, "x", [(dtype, (3,))], root_rank=0)
+    with pytest.raises(ValueError, match=f"unknown dtype {len(DType)}"):
+        Request(Kind.BROADCAST, "x", [(len(DType), (3,))], root_rank=0)  # type: ignore[list-item]

@@ -32,7 +32,7 @@ basics.init()
 if basics.rank() == 1:
     waiting_for_data()
 array = np.ones(4, np.float32)
-request = ops.Request(ops.Kind.ALLREDUCE, "gradients", [(ops.DType.FLOAT32, array.shape)])
+request = ops.Request(ops.Kind.ALLREDUCE, "gradients", [(ops.DType["float32"], array.shape)])
 ops.wait(request.enqueue_inplace(array.ctypes.data))
 """
 LINE = next(number for number, line in enumerate(SCRIPT.splitlines(), 1) if "Event" in line)

@@ -55,7 +55,8 @@ def _bfloat16() -> list[bytes]:
     values = [
         (_values("float32", (count,), basics.rank()).view(np.uint32) >> 16).astype(np.uint16) for count in (9, 5003)
     ]
-    request = ops.Request(Kind.ALLREDUCE, "bf", [(DType.BFLOAT16, each.shape) for each in values], op=ReduceOp.AVERAGE)
+    described = [(DType["bfloat16"], each.shape) for each in values]
+    request = ops.Request(Kind.ALLREDUCE, "bf", described, op=ReduceOp.AVERAGE)
     results = [np.zeros_like(each) for each in values]
     ops.wait(request.enqueue([each.ctypes.data for each in values], [each.ctypes.data for each in results]))
     return [result.tobytes() for result in results]

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "base/half.h"
+#include "base/minifloat.h"
 #include "check.h"
 #include "job_of_threads.h"
 
@@ -62,17 +62,11 @@ inline Bytes random_array(DataType dtype, size_t count, unsigned seed) {
     char* element = array.data() + i * width;
     const uint64_t bits = uint64_t{random()} << 32 | random();
     const double number = static_cast<double>(bits >> 11) / static_cast<double>(uint64_t{1} << 52) - 1.0;
-    const float single = static_cast<float>(number);
-    const uint16_t half = dtype == HVL_FLOAT16 ? float_to_float16(single) : float_to_bfloat16(single);
-    const bool truth = number > 0;
-    switch (dtype) {
-      case HVL_FLOAT64: std::memcpy(element, &number, width); break;
-      case HVL_FLOAT32: std::memcpy(element, &single, width); break;
-      case HVL_FLOAT16:
-      case HVL_BFLOAT16: std::memcpy(element, &half, width); break;
-      case HVL_BOOL: std::memcpy(element, &truth, width); break;
-      default: std::memcpy(element, &bits, width);
-    }
+    with_type(dtype, [&](auto rounded) {
+      rounded = narrow<decltype(rounded)>(dtype == HVL_BOOL && number < 0 ? 0.0 : number);
+      const bool is_integer = !is_floating(dtype) && dtype != HVL_BOOL;
+      std::memcpy(element, is_integer ? static_cast<const void*>(&bits) : &rounded, width);
+    });
   }
   return array;
 }
@@ -93,7 +87,7 @@ inline Bytes reduced(const Reduction& whole, const std::vector<const char*>& of_
   size_t most = 0;
   for (const auto& entry : by_host) most = std::max(most, entry.second.size());
   // An average of float16 goes between hosts made smaller, so that no sum is out of range.
-  const bool shrinks = whole.dtype == HVL_FLOAT16 && whole.divisor > 1;
+  const bool shrinks = has_small_range(whole.dtype) && whole.divisor > 1;
   const double shrinking = shrinks ? std::exp2(-std::ceil(std::log2(static_cast<double>(most)))) : 1.0;
   Reduction first = whole;
   first.prescale *= shrinking;

@@ -6,17 +6,13 @@
 #include <memory>
 #include <vector>
 
-#include "base/half.h"
+#include "base/minifloat.h"
 #include "job_of_threads.h"
 
 namespace hvl {
 
 // Of tensors: none, one, some that share a buffer, as many bytes as the buffer of most dtypes, and many buffers.
 inline const std::vector<int64_t> kCounts = {17, 0, 1, 1009, 1024, 20011, 63, 300};
-
-inline const std::vector<DataType> kAllTypes = {HVL_UINT8,   HVL_INT8,  HVL_UINT16,  HVL_INT16,
-                                                HVL_INT32,   HVL_INT64, HVL_FLOAT16, HVL_FLOAT32,
-                                                HVL_FLOAT64, HVL_BOOL,  HVL_BFLOAT16};
 
 using Bytes = std::vector<char>;
 
@@ -37,11 +33,8 @@ inline Bytes tensor_of(DataType dtype, int64_t count, int rank) {
       case HVL_INT16: put(&bytes, i, static_cast<int16_t>(number * 300)); break;
       case HVL_INT32: put(&bytes, i, static_cast<int32_t>(number) * 20000000); break;
       case HVL_INT64: put(&bytes, i, static_cast<int64_t>(number) * 3); break;
-      case HVL_FLOAT16: put(&bytes, i, float_to_float16(number / 8)); break;
-      case HVL_BFLOAT16: put(&bytes, i, float_to_bfloat16(number / 8)); break;
-      case HVL_FLOAT32: put(&bytes, i, number / 8); break;
-      case HVL_FLOAT64: put(&bytes, i, static_cast<double>(number) / 8); break;
       case HVL_BOOL: put(&bytes, i, static_cast<uint8_t>(number < 0 ? 0 : 1)); break;
+      default: with_type(dtype, [&](auto zero) { put(&bytes, i, narrow<decltype(zero)>(number / 8)); });
     }
   }
   return bytes;

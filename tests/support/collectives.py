@@ -7,21 +7,11 @@ import numpy as np
 from horovodlike._engine import ops
 from horovodlike._engine.ops import DType, Kind, ReduceOp
 
-DTYPES = {
-    "float32": DType.FLOAT32,
-    "float64": DType.FLOAT64,
-    "float16": DType.FLOAT16,
-    "int32": DType.INT32,
-    "int64": DType.INT64,
-    "uint8": DType.UINT8,
-    "int8": DType.INT8,
-    "int16": DType.INT16,
-    "bool": DType.BOOL,
-}
+DTYPES = ("float32", "float64", "float16", "int32", "int64", "uint8", "int8", "int16", "bool")
 
 
 def described(array):
-    return DTYPES[str(array.dtype)], array.shape
+    return DType[str(array.dtype)], array.shape
 
 
 def enqueue(kind, name, arrays, **options):

@@ -22,12 +22,7 @@ from horovodlike.process_set import ProcessSet, check_registered, global_process
 from horovodlike.tensorflow._ops.native import ops
 from horovodlike.tensorflow.compression import Compression, Compressor
 
-DTYPES = frozenset(
-    (
-        *(tf.uint8, tf.int8, tf.uint16, tf.int16, tf.int32, tf.int64),
-        *(tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.bool),
-    )
-)
+DTYPES = frozenset(tf.as_dtype(dtype.name) for dtype in engine_ops.DType)
 
 _PREFIX = "tensorflow."  # keeps the names apart from those of another framework in the same process
 

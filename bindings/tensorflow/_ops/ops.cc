@@ -15,8 +15,7 @@ namespace {
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
 
-#define HVL_DTYPES "{uint8, int8, uint16, int16, int32, int64, half, bfloat16, float, double, bool}"
-#define HVL_TENSORS "Ts: list(" HVL_DTYPES ") >= 1"
+#define HVL_TENSORS "Ts: list(type) >= 1"  // of the dtypes in calls.py
 
 Status same_shapes(InferenceContext* c) {
   for (int t = 0; t < c->num_outputs(); ++t) c->set_output(t, c->input(t));
@@ -68,7 +67,7 @@ HVL_COLLECTIVE("Alltoall", .Input("tensor: T")
                                .Input("splits: Tsplits")
                                .Output("result: T")
                                .Output("received_splits: int32")
-                               .Attr("T: " HVL_DTYPES)
+                               .Attr("T: type")
                                .Attr("Tsplits: {int32, int64}")
                                .SetShapeFn(rows_and_splits));
 

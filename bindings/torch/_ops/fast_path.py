@@ -17,20 +17,7 @@ from horovodlike._engine import ops
 from horovodlike._engine.ops import Request
 from horovodlike.torch._ops import native_calls
 from horovodlike.torch._ops.loan import put
-
-# How DLPack calls dtypes: a code and a number of bits.
-_CODES = {
-    torch.uint8: (1, 8),
-    torch.int8: (0, 8),
-    torch.int16: (0, 16),
-    torch.int32: (0, 32),
-    torch.int64: (0, 64),
-    torch.float16: (2, 16),
-    torch.float32: (2, 32),
-    torch.float64: (2, 64),
-    torch.bool: (6, 8),
-    torch.bfloat16: (4, 16),
-}
+from horovodlike.torch._ops.tensor import DTYPES
 
 
 @dataclass(slots=True)  # whose attributes are quicker to get than a named tuple's
@@ -68,6 +55,7 @@ def _use_torch() -> bool:
 
 
 _IS_POSSIBLE = _use_torch()
+_OF_DTYPE = {dtype: torch.empty(0, dtype=dtype, device="cpu") for dtype in DTYPES}
 
 
 def context(request: Request, dtype: torch.dtype, shape: torch.Size, memory_format: torch.memory_format) -> object:
@@ -75,7 +63,10 @@ def context(request: Request, dtype: torch.dtype, shape: torch.Size, memory_form
     if not _IS_POSSIBLE:
         return None
     strides = torch.empty(shape, device="meta", memory_format=memory_format).stride()
-    return native_calls.context(request, request.address, *_CODES[dtype], tuple(shape), strides)
+    try:
+        return native_calls.context(request, request.address, _OF_DTYPE[dtype], tuple(shape), strides)
+    except TypeError:  # DLPack, as this PyTorch has it, does not know the dtype
+        return None
 
 
 def fast_paths(

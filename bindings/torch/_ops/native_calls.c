@@ -237,22 +237,26 @@ static PyMethodDef CALLS[] = {
     {"take", WITH_TWO_ARGUMENTS(take), NULL},
 };
 
-/* context(request, prepared, dtype_code, dtype_bits, shape, strides): a capsule, of tensors without gaps. */
+/* context(request, prepared, of_dtype, shape, strides): a capsule, for tensors without gaps, of another one's dtype. */
 static PyObject* make_context(PyObject* module, PyObject* arguments) {
   (void)module;
-  PyObject *request, *shape, *strides;
+  PyObject *request, *of_dtype, *shape, *strides;
   unsigned long long prepared;
-  unsigned char code, bits;
-  if (!PyArg_ParseTuple(arguments, "OKbbO!O!", &request, &prepared, &code, &bits, &PyTuple_Type, &shape, &PyTuple_Type,
+  dlpack_tensor described;
+  if (!PyArg_ParseTuple(arguments, "OKOO!O!", &request, &prepared, &of_dtype, &PyTuple_Type, &shape, &PyTuple_Type,
                         &strides)) {
     return NULL;
+  }
+  if (torch.describe == NULL || !PyObject_TypeCheck(of_dtype, torch.tensor) ||
+      torch.describe(of_dtype, &described) != 0) {
+    return PyErr_Format(PyExc_TypeError, "not a tensor that PyTorch can describe");
   }
   const Py_ssize_t ndim = PyTuple_Size(shape);
   context* self = calloc(1, sizeof *self + 2 * (size_t)ndim * sizeof self->layout[0]);
   if (self == NULL) return PyErr_NoMemory();
   self->prepared = (hvl_prepared*)(uintptr_t)prepared;
-  self->dtype = (dlpack_dtype){code, bits, 1};
-  self->num_bytes = bits / 8;
+  self->dtype = described.dtype;
+  self->num_bytes = described.dtype.bits / 8;
   self->ndim = (int32_t)ndim;
   for (Py_ssize_t d = 0; d < ndim; ++d) {
     self->layout[d] = PyLong_AsLongLong(PyTuple_GetItem(shape, d));

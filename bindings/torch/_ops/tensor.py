@@ -20,17 +20,9 @@ MAX_DIMENSIONS = 8
 # From torch 2.7 on increment_version takes many tensors, and those of inference mode.
 _VERSIONS_OF_MANY = torch.__version__ >= "2.7"
 
+# PyTorch has the engine's names. Of uint16 it knows little more than the name.
 DTYPES: dict[torch.dtype, DType] = {
-    torch.uint8: DType.UINT8,
-    torch.int8: DType.INT8,
-    torch.int16: DType.INT16,
-    torch.int32: DType.INT32,
-    torch.int64: DType.INT64,
-    torch.float16: DType.FLOAT16,
-    torch.float32: DType.FLOAT32,
-    torch.float64: DType.FLOAT64,
-    torch.bool: DType.BOOL,
-    torch.bfloat16: DType.BFLOAT16,
+    getattr(torch, each.name): each for each in DType if hasattr(torch, each.name) and each.name != "uint16"
 }
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # by the number of dimensions
 

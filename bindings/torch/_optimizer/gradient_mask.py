@@ -29,7 +29,7 @@ class GradientMask:
         """Set how many parameters there are, what the ranks match the reduction by, and the id of the process set."""
         self.bytes = torch.ones(num_parameters, dtype=torch.uint8, device="cpu")
         self._is_full = True
-        described = [(DType.UINT8, self.bytes.shape)]
+        described = [(DType["uint8"], self.bytes.shape)]
         self._request = Request(Kind.ALLREDUCE, name, described, op=basics.Max, process_set=process_set)
 
     def announce(self, absent: Iterable[int], sparse_dims: dict[int, int]) -> None:

@@ -3,7 +3,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "hvl.h"
@@ -20,36 +22,88 @@ using Shape = std::vector<int64_t>;
 // The next multiple of a unit.
 constexpr uint64_t round_up(uint64_t bytes, uint64_t unit) { return (bytes + unit - 1) / unit * unit; }
 
-constexpr int kNumKinds = HVL_REMOVE_PROCESS_SET + 1;
-constexpr int kNumDataTypes = HVL_BFLOAT16 + 1;
+// A floating-point number of less than 32 bits, as its bits: sign, exponent, fraction. base/minifloat.h converts it.
+template <class Unsigned, int kExponent, int kFraction>
+struct Minifloat {
+  using Bits = Unsigned;
+  static constexpr int kExponentBits = kExponent;
+  static constexpr int kFractionBits = kFraction;
+  Bits bits;
+};
 
-constexpr size_t size_of(DataType dtype) {
-  constexpr size_t kSizes[kNumDataTypes] = {1, 1, 2, 2, 4, 8, 2, 4, 8, 1, 2};
-  return kSizes[dtype];
+using Float16 = Minifloat<uint16_t, 5, 10>;
+using Bfloat16 = Minifloat<uint16_t, 8, 7>;
+
+// All data types in the order of their numbers: what hvl.h calls each, its name, and the type of an element. The rest
+// follows: sizes, the numbers that a decoder accepts, how elements are reduced. A bool is a byte, and any but 0 is
+// true.
+#define HVL_DATA_TYPES(X)            \
+  X(HVL_UINT8, "uint8", uint8_t)     \
+  X(HVL_INT8, "int8", int8_t)        \
+  X(HVL_UINT16, "uint16", uint16_t)  \
+  X(HVL_INT16, "int16", int16_t)     \
+  X(HVL_INT32, "int32", int32_t)     \
+  X(HVL_INT64, "int64", int64_t)     \
+  X(HVL_FLOAT16, "float16", Float16) \
+  X(HVL_FLOAT32, "float32", float)   \
+  X(HVL_FLOAT64, "float64", double)  \
+  X(HVL_BOOL, "bool", bool)          \
+  X(HVL_BFLOAT16, "bfloat16", Bfloat16)
+
+#define HVL_NUMBER(number, name, T) number,
+#define HVL_NAME(number, name, T) name,
+constexpr DataType kDataTypes[] = {HVL_DATA_TYPES(HVL_NUMBER)};
+constexpr const char* kDataTypeNames[] = {HVL_DATA_TYPES(HVL_NAME)};
+constexpr int kNumDataTypes = std::size(kDataTypes);
+
+template <class T>
+constexpr bool kIsMinifloat = std::is_class_v<T>;
+template <class T>
+constexpr bool kIsFloating = kIsMinifloat<T> || std::is_floating_point_v<T>;
+
+// Returns function(zero) for a zero of the type of the elements.
+template <class Function>
+constexpr auto with_type(DataType dtype, Function&& function) {
+  switch (dtype) {
+#define HVL_CASE(number, name, T)                                                    \
+  static_assert(kDataTypes[number] == number, "data types in the order of numbers"); \
+  case number: return function(T());
+    HVL_DATA_TYPES(HVL_CASE)
+  }
+  __builtin_unreachable();
 }
 
-constexpr const char* name_of(DataType dtype) {
-  constexpr const char* kNames[kNumDataTypes] = {"uint8",   "int8",    "uint16",  "int16", "int32",   "int64",
-                                                 "float16", "float32", "float64", "bool",  "bfloat16"};
-  return kNames[dtype];
+constexpr size_t size_of(DataType dtype) {
+  return with_type(dtype, [](auto zero) { return sizeof zero; });
 }
 
 constexpr bool is_floating(DataType dtype) {
-  return dtype == HVL_FLOAT16 || dtype == HVL_BFLOAT16 || dtype == HVL_FLOAT32 || dtype == HVL_FLOAT64;
+  return with_type(dtype, [](auto zero) { return kIsFloating<decltype(zero)>; });
 }
 
-constexpr const char* name_of(Kind kind) {
-  constexpr const char* kNames[kNumKinds] = {"allreduce",
-                                             "allgather",
-                                             "broadcast",
-                                             "barrier",
-                                             "reducescatter",
-                                             "alltoall",
-                                             "join",
-                                             "addition of process set",
-                                             "removal of process set"};
-  return kNames[kind];
+// True if the exponent has fewer bits than float32's, so that the sum of a few numbers may be out of range.
+constexpr bool has_small_range(DataType dtype) {
+  return with_type(dtype, [](auto zero) {
+    using T = decltype(zero);
+    if constexpr (kIsMinifloat<T>) return T::kExponentBits < 8;
+    return false;
+  });
 }
+
+constexpr const char* name_of(DataType dtype) { return kDataTypeNames[dtype]; }
+
+constexpr const char* kKindNames[] = {"allreduce",
+                                      "allgather",
+                                      "broadcast",
+                                      "barrier",
+                                      "reducescatter",
+                                      "alltoall",
+                                      "join",
+                                      "addition of process set",
+                                      "removal of process set"};
+constexpr int kNumKinds = std::size(kKindNames);
+
+constexpr const char* name_of(Kind kind) { return kKindNames[kind]; }
 
 constexpr bool is_reduction(Kind kind) { return kind == HVL_ALLREDUCE || kind == HVL_REDUCESCATTER; }
 
@@ -66,10 +120,10 @@ constexpr bool has_tensors(Kind kind) {
 
 constexpr bool changes_process_sets(Kind kind) { return kind == HVL_ADD_PROCESS_SET || kind == HVL_REMOVE_PROCESS_SET; }
 
-constexpr const char* name_of(ReduceOp op) {
-  constexpr const char* kNames[] = {"Average", "Sum", "Adasum", "Min", "Max", "Product"};
-  return kNames[op];
-}
+constexpr const char* kReduceOpNames[] = {"Average", "Sum", "Adasum", "Min", "Max", "Product"};
+constexpr int kNumReduceOps = std::size(kReduceOpNames);
+
+constexpr const char* name_of(ReduceOp op) { return kReduceOpNames[op]; }
 
 constexpr const char* name_of(MemoryFormat format) { return format == HVL_ROW_MAJOR ? "row-major" : "channels_last"; }
 

@@ -3,34 +3,13 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/half.h"
+#include "base/minifloat.h"
 
 namespace hvl {
 
 namespace {
 
 const FinalBytes kNobodyWaits = [](uint64_t) {};
-
-template <typename Real>
-Real load(const char* data, DataType dtype, uint64_t index) {
-  switch (dtype) {
-    case HVL_FLOAT64: return static_cast<Real>(reinterpret_cast<const double*>(data)[index]);
-    case HVL_FLOAT32: return static_cast<Real>(reinterpret_cast<const float*>(data)[index]);
-    case HVL_FLOAT16: return static_cast<Real>(float16_to_float(reinterpret_cast<const uint16_t*>(data)[index]));
-    default: return static_cast<Real>(bfloat16_to_float(reinterpret_cast<const uint16_t*>(data)[index]));
-  }
-}
-
-template <typename Real>
-void store(Real value, char* data, DataType dtype, uint64_t index) {
-  uint16_t* halves = reinterpret_cast<uint16_t*>(data);
-  switch (dtype) {
-    case HVL_FLOAT64: reinterpret_cast<double*>(data)[index] = static_cast<double>(value); break;
-    case HVL_FLOAT32: reinterpret_cast<float*>(data)[index] = static_cast<float>(value); break;
-    case HVL_FLOAT16: halves[index] = float_to_float16(static_cast<float>(value)); break;
-    default: halves[index] = float_to_bfloat16(static_cast<float>(value));
-  }
-}
 
 double coefficient(double product, double square) { return square > 0 ? 1.0 - product / (2.0 * square) : 1.0; }
 
@@ -136,9 +115,12 @@ void Adasum::pack() {
     for (size_t t = 0; t < counts_.size(); ++t) {
       const Segment& segment = batch_->segments()[t];
       const Real factor = static_cast<Real>(segment.reduction.prescale);
-      for (uint64_t i = part_begin(t, place); i < part_begin(t, place + 1); ++i) {
-        *next++ = factor * load<Real>(segment.input, segment.reduction.dtype, i);
-      }
+      with_type(segment.reduction.dtype, [&](auto zero) {
+        const auto* elements = reinterpret_cast<const decltype(zero)*>(segment.input);
+        for (uint64_t i = part_begin(t, place); i < part_begin(t, place + 1); ++i) {
+          *next++ = factor * static_cast<Real>(widen(elements[i]));
+        }
+      });
     }
   }
 }
@@ -150,9 +132,13 @@ void Adasum::unpack() {
     for (size_t t = 0; t < counts_.size(); ++t) {
       const Segment& segment = batch_->segments()[t];
       const Real factor = static_cast<Real>(segment.reduction.postscale);
-      for (uint64_t i = part_begin(t, place); i < part_begin(t, place + 1); ++i) {
-        store<Real>(factor * *next++, segment.output, segment.reduction.dtype, i);
-      }
+      with_type(segment.reduction.dtype, [&](auto zero) {
+        using T = decltype(zero);
+        T* elements = reinterpret_cast<T*>(segment.output);
+        for (uint64_t i = part_begin(t, place); i < part_begin(t, place + 1); ++i) {
+          elements[i] = narrow<T>(factor * *next++);
+        }
+      });
     }
   }
 }

@@ -7,7 +7,7 @@
 #include <system_error>
 #include <thread>
 
-#include "base/half.h"
+#include "base/minifloat.h"
 
 namespace hvl {
 
@@ -25,8 +25,8 @@ union Scalar {
 Scalar scalar_of(NcclDataType dtype, double factor) {
   Scalar scalar{};
   switch (dtype) {
-    case kNcclFloat16: scalar.half = float_to_float16(static_cast<float>(factor)); break;
-    case kNcclBfloat16: scalar.half = float_to_bfloat16(static_cast<float>(factor)); break;
+    case kNcclFloat16: scalar.half = narrow<Float16>(factor).bits; break;
+    case kNcclBfloat16: scalar.half = narrow<Bfloat16>(factor).bits; break;
     case kNcclFloat32: scalar.single = static_cast<float>(factor); break;
     default: scalar.real = factor;
   }

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <limits>
 
-#include "base/half.h"
+#include "base/minifloat.h"
 #include "negotiate/rank_set.h"
 
 namespace hvl {
@@ -23,10 +23,8 @@ bool dtype_of(DataType dtype, NcclDataType* nccl) {
     case HVL_BFLOAT16: *nccl = kNcclBfloat16; return true;
     case HVL_FLOAT32: *nccl = kNcclFloat32; return true;
     case HVL_FLOAT64: *nccl = kNcclFloat64; return true;
-    case HVL_UINT16:
-    case HVL_INT16: break;
+    default: return false;
   }
-  return false;
 }
 
 // Of bytes that are 0 or 1, `or` is the maximum and `and` the minimum.
@@ -45,10 +43,11 @@ bool is_same(const CudaUuid& a, const CudaUuid& b) { return memcmp(&a, &b, sizeo
 bool is_one(double factor) { return std::abs(factor - 1.0) <= 4 * std::numeric_limits<double>::epsilon(); }
 
 bool has_exactly(DataType dtype, double factor) {
-  const float number = static_cast<float>(factor);
-  if (dtype == HVL_FLOAT16) return float16_to_float(float_to_float16(number)) == factor;
-  if (dtype == HVL_BFLOAT16) return bfloat16_to_float(float_to_bfloat16(number)) == factor;
-  return true;  // the error is that of one rounding of the result
+  return with_type(dtype, [&](auto zero) {
+    using T = decltype(zero);
+    if constexpr (kIsMinifloat<T>) return widen(narrow<T>(factor)) == factor;
+    return true;  // the error is that of one rounding of the result
+  });
 }
 
 }  // namespace

@@ -107,7 +107,7 @@ const char* read_speakers(Reader* in, Message* message) {
 // Adds the tensor's bytes to `*num_bytes`, which stays below 2^63 so that later sums need no check.
 const char* read_tensor(Reader* in, TensorSignature* tensor, int64_t* num_bytes) {
   uint8_t ndim = 0;
-  if (!in->get_enum(HVL_UINT8, HVL_BFLOAT16, &tensor->dtype)) return "data type";
+  if (!in->get_enum(0, kNumDataTypes - 1, &tensor->dtype)) return "data type";
   if (!in->get(&ndim) || ndim > kMaxDimensions) return "number of dimensions";
   if (!in->get_array(ndim, &tensor->shape)) return "shape cut short";
   // Zero extents are left out of the product, so that no order of the extents can overflow num_elements().
@@ -176,8 +176,8 @@ const char* check_arguments(const Signature& signature) {
 }
 
 const char* read_signature(Reader* in, Signature* signature) {
-  if (!in->get_enum(HVL_ALLREDUCE, static_cast<Kind>(kNumKinds - 1), &signature->kind)) return "kind";
-  if (!in->get_enum(HVL_AVERAGE, HVL_PRODUCT, &signature->op)) return "reduction operation";
+  if (!in->get_enum(0, kNumKinds - 1, &signature->kind)) return "kind";
+  if (!in->get_enum(0, kNumReduceOps - 1, &signature->op)) return "reduction operation";
   if (!in->get_enum(HVL_CPU, HVL_CUDA, &signature->device)) return "device";
   if (!in->get(&signature->root) || !in->get(&signature->process_set)) return "signature cut short";
   if (!in->get(&signature->prescale) || !in->get(&signature->postscale)) return "signature cut short";

@@ -57,9 +57,9 @@ class Reader {
   }
   // An enumeration of one byte on the wire, from `first` to `last`.
   template <typename E>
-  bool get_enum(E first, E last, E* value) {
+  bool get_enum(int first, int last, E* value) {
     uint8_t raw = 0;
-    if (!get(&raw) || raw < static_cast<unsigned>(first) || raw > static_cast<unsigned>(last)) return false;
+    if (!get(&raw) || raw < first || raw > last) return false;
     *value = static_cast<E>(raw);
     return true;
   }

@@ -109,7 +109,7 @@ Status check_request(const hvl_request& request) {
   if (request.kind < 0 || request.kind >= kNumKinds) {
     return Status(HVL_INVALID_ARGUMENT, "unknown operation " + std::to_string(request.kind) + " for " + name);
   }
-  if (request.reduce_op < HVL_AVERAGE || request.reduce_op > HVL_PRODUCT ||
+  if (request.reduce_op < 0 || request.reduce_op >= kNumReduceOps ||
       (request.reduce_op == HVL_ADASUM && request.kind != HVL_ALLREDUCE)) {
     return Status(HVL_INVALID_ARGUMENT,
                   "reduction operation " + std::to_string(request.reduce_op) + " for " + name +

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "base/half.h"
+#include "base/minifloat.h"
 #include "check.h"
 
 namespace {
@@ -49,11 +49,10 @@ Bytes random_array(DataType dtype, size_t count, std::mt19937_64& random) {
     unsigned char* element = array.data() + i * width;
     std::memcpy(element, &bits, width);
     if (bits >> 63 == 0) continue;
-    const float single = static_cast<float>(number);
-    const uint16_t half = dtype == HVL_FLOAT16 ? hvl::float_to_float16(single) : hvl::float_to_bfloat16(single);
-    if (dtype == HVL_FLOAT64) std::memcpy(element, &number, width);
-    if (dtype == HVL_FLOAT32) std::memcpy(element, &single, width);
-    if (dtype == HVL_FLOAT16 || dtype == HVL_BFLOAT16) std::memcpy(element, &half, width);
+    hvl::with_type(dtype, [&](auto rounded) {
+      rounded = hvl::narrow<decltype(rounded)>(number);
+      if (hvl::is_floating(dtype)) std::memcpy(element, &rounded, width);
+    });
   }
   return array;
 }
@@ -66,13 +65,12 @@ T element(const void* array, size_t i) {
 }
 
 bool is_nan(DataType dtype, const void* array, size_t i) {
-  switch (dtype) {
-    case HVL_FLOAT16: return std::isnan(hvl::float16_to_float(element<uint16_t>(array, i)));
-    case HVL_BFLOAT16: return std::isnan(hvl::bfloat16_to_float(element<uint16_t>(array, i)));
-    case HVL_FLOAT32: return std::isnan(element<float>(array, i));
-    case HVL_FLOAT64: return std::isnan(element<double>(array, i));
-    default: return false;
-  }
+  return hvl::with_type(dtype, [&](auto zero) {
+    if constexpr (hvl::kIsFloating<decltype(zero)>) {
+      return std::isnan(hvl::widen(element<decltype(zero)>(array, i)));
+    }
+    return false;
+  });
 }
 
 // The same bits, or NaN in both, whatever its payload.
@@ -301,8 +299,8 @@ TEST(bool_sum_and_max_are_or_product_and_min_are_and) {
 }
 
 TEST(half_precision_is_accumulated_in_float32_and_rounded_once) {
-  const auto half = [](float value) { return hvl::float_to_float16(value); };
-  const auto brain = [](float value) { return hvl::float_to_bfloat16(value); };
+  const auto half = [](float value) { return hvl::narrow<hvl::Float16>(value).bits; };
+  const auto brain = [](float value) { return hvl::narrow<hvl::Bfloat16>(value).bits; };
   // Rounded after each step, 2048 + 1 + 1 would be 2048, and 60000 + 60000 infinite.
   const List<List<uint16_t>> halves = {{half(2048), half(60000)}, {half(1), half(60000)}, {half(1), half(-60000)}};
   CHECK(reduced(plain(HVL_FLOAT16, HVL_SUM), halves) == List<uint16_t>({half(2050), half(60000)}));
@@ -341,13 +339,11 @@ TEST(infinities_and_zeros_follow_ieee_754) {
 }
 
 TEST(what_cannot_be_reduced_is_refused_with_a_reason) {
-  for (int dtype = 0; dtype < hvl::kNumDataTypes; ++dtype) {
+  for (DataType dtype : hvl::kDataTypes) {
     for (ReduceOp op : kOps) {
-      const bool refused = hvl::why_not_reducible(static_cast<DataType>(dtype), op) != nullptr;
-      CHECK_EQ(refused, dtype == HVL_BOOL && op == HVL_AVERAGE);
+      CHECK_EQ(hvl::why_not_reducible(dtype, op) != nullptr, dtype == HVL_BOOL && op == HVL_AVERAGE);
     }
-    const bool refused = hvl::why_not_reducible(static_cast<DataType>(dtype), HVL_ADASUM) != nullptr;
-    CHECK_EQ(refused, !hvl::is_floating(static_cast<DataType>(dtype)));
+    CHECK_EQ(hvl::why_not_reducible(dtype, HVL_ADASUM) != nullptr, !hvl::is_floating(dtype));
   }
   CHECK(hvl::why_not_reducible(static_cast<DataType>(hvl::kNumDataTypes), HVL_SUM) != nullptr);
 }

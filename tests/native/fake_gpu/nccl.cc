@@ -419,8 +419,8 @@ int ncclRedOpCreatePreMulSum(int* op, void* scalar, int dtype, int residence, vo
     memcpy(&half, scalar, sizeof half);
     if (dtype == hvl::kNcclFloat64) memcpy(&factor, scalar, sizeof factor);
     if (dtype == hvl::kNcclFloat32) factor = single;
-    if (dtype == hvl::kNcclFloat16) factor = hvl::float16_to_float(half);
-    if (dtype == hvl::kNcclBfloat16) factor = hvl::bfloat16_to_float(half);
+    if (dtype == hvl::kNcclFloat16) factor = hvl::widen(hvl::Float16{half});
+    if (dtype == hvl::kNcclBfloat16) factor = hvl::widen(hvl::Bfloat16{half});
     *op = comm->next_op++;
     comm->scaled[*op] = {dtype, factor};
     return 0;

@@ -6,7 +6,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "base/half.h"
+#include "base/minifloat.h"
 #include "nccl/nccl_api.h"
 
 namespace fake_gpu {
@@ -70,9 +70,11 @@ inline void reduce(int dtype, int op, double factor, const std::vector<const cha
     case hvl::kNcclFloat32: return reduce_plain<float>(op, factor, sources, to, count);
     case hvl::kNcclFloat64: return reduce_plain<double>(op, factor, sources, to, count);
     case hvl::kNcclFloat16:
-      return reduce_as<uint16_t, float>(op, factor, sources, to, count, hvl::float16_to_float, hvl::float_to_float16);
+      return reduce_as<hvl::Float16, float>(op, factor, sources, to, count, hvl::widen<hvl::Float16>,
+                                            hvl::narrow<hvl::Float16, float>);
     default:
-      return reduce_as<uint16_t, float>(op, factor, sources, to, count, hvl::bfloat16_to_float, hvl::float_to_bfloat16);
+      return reduce_as<hvl::Bfloat16, float>(op, factor, sources, to, count, hvl::widen<hvl::Bfloat16>,
+                                             hvl::narrow<hvl::Bfloat16, float>);
   }
 }
 

@@ -12,8 +12,9 @@ namespace {
 // Types and sizes take the same ways through the engine's threads.
 std::vector<int> sizes(const std::vector<int>& all) { return check::is_brief ? std::vector<int>{3} : all; }
 
-const std::vector<DataType> kTypes =
-    check::is_brief ? std::vector<DataType>{HVL_FLOAT32, HVL_INT16, HVL_FLOAT16} : kAllTypes;
+const std::vector<DataType> kTypes = check::is_brief
+                                         ? std::vector<DataType>{HVL_FLOAT32, HVL_INT16, HVL_FLOAT16}
+                                         : std::vector<DataType>(std::begin(kDataTypes), std::end(kDataTypes));
 
 // Runs it with tensors of other memory than its results, and appends these.
 void run(GpuJob& job, int rank, const std::shared_ptr<Operation>& operation, Bytes* results) {

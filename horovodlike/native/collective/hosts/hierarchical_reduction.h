@@ -8,10 +8,11 @@
 namespace hvl {
 
 // The factor by which the first step multiplies and the second step divides. The sum of a host's members may be too
-// large for float16 although the average of all is not. A power of two, so that only numbers next to zero are rounded.
+// large for the dtype although the average of all is not. A power of two, so that only numbers next to zero are
+// rounded.
 inline double shrinking(const Reduction& reduction, size_t most_members) {
   double factor = 1.0;
-  if (reduction.dtype != HVL_FLOAT16 || reduction.divisor == 1) return factor;
+  if (!has_small_range(reduction.dtype) || reduction.divisor == 1) return factor;
   while (factor * static_cast<double>(most_members) > 1.0) factor /= 2;
   return factor;
 }

@@ -67,7 +67,7 @@ class HostsCollective {
 // The collectives. The arguments must live as long as the result.
 
 // Each host reduces what its members have, in the order of ranks; then the hosts' results are reduced, in the order of
-// hosts. float16 and bfloat16 are rounded once in between. Data that cannot be reduced in these two steps (integers
+// hosts. Minifloats are rounded once in between. Data that cannot be reduced in these two steps (integers
 // that are divided or scaled: the intermediate result may not fit) is exchanged as it is, and reduced in the order of
 // ranks in one step.
 std::unique_ptr<HostsCollective> make_hosts_allreduce(const HostsContext& context, const Batch& batch,

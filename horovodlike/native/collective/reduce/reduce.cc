@@ -8,7 +8,7 @@
 namespace hvl {
 namespace {
 
-bool is_integer(DataType dtype) { return dtype <= HVL_INT64; }
+bool is_integer(DataType dtype) { return !is_floating(dtype) && dtype != HVL_BOOL; }
 
 // The vector instructions that every processor of the architecture has.
 struct Baseline {

@@ -1,8 +1,8 @@
 // Element-wise reduction of several arrays: the arithmetic of every reducing collective.
 //
 // Sources are combined in the order given, element by element, so a result does not depend on how a batch was cut
-// into chunks. float16 and bfloat16 are accumulated in float32 and rounded once; integers are accumulated in a wider
-// type (int32 for 8 and 16 bits, else int64), so an Average of int8 does not overflow on the way.
+// into chunks. Minifloats are accumulated in float32 and rounded once; integers are accumulated in a wider type (int32
+// for 8 and 16 bits, else int64), so an Average of int8 does not overflow on the way.
 #pragma once
 
 #include <cstddef>

@@ -12,12 +12,6 @@ struct Avx2 {
   [[maybe_unused]] static constexpr size_t kVectorBytes = 32;
 };
 
-// A template, so that a build without dispatch generates no code for it.
-template <class Level>
-void reduce_if_built(const Reduction& reduction, const Arrays& arrays) {
-  if constexpr (kDispatch) reduce_vectors<Level>(reduction, arrays);
-}
-
 }  // namespace
 
 void reduce_avx2(const Reduction& reduction, const Arrays& arrays) { reduce_if_built<Avx2>(reduction, arrays); }

@@ -12,12 +12,6 @@ struct Avx512 {
   [[maybe_unused]] static constexpr size_t kVectorBytes = 64;
 };
 
-// A template, so that a build without dispatch generates no code for it.
-template <class Level>
-void reduce_if_built(const Reduction& reduction, const Arrays& arrays) {
-  if constexpr (kDispatch) reduce_vectors<Level>(reduction, arrays);
-}
-
 }  // namespace
 
 void reduce_avx512(const Reduction& reduction, const Arrays& arrays) { reduce_if_built<Avx512>(reduction, arrays); }

@@ -1,5 +1,6 @@
-// The building blocks of reduce_kernels.h: the representation of each dtype's elements while they are combined, the
-// operations on two elements, and the scaling before and after. Everything works on whole vector registers.
+// The building blocks of reduce_kernels.h: vectors, the representation of each dtype's elements while they are
+// combined, the operations on two elements, and the scaling before and after. Everything works on whole vector
+// registers.
 #pragma once
 
 #include <cstddef>
@@ -7,10 +8,111 @@
 #include <limits>
 #include <type_traits>
 
-#include "base/half_vector.h"
+#include "base/minifloat.h"
+#include "base/target.h"
 #include "collective/reduce/reduce.h"
 
 namespace hvl {
+
+template <class T, size_t kBytes>
+struct VectorOf {
+  typedef T type __attribute__((vector_size(kBytes)));
+};
+template <class T, size_t kBytes>
+using Vector = typename VectorOf<T, kBytes>::type;
+
+template <class Part, int kParts>
+struct Registers {
+  Part parts[kParts];
+};
+
+// A register of minifloats to two or four of float32 and back. It is read as words of 32 bits: the first register has
+// the lowest number of each word; shifts and masks of any processor split and join the words. Where a translation
+// unit's level converts float16 in hardware, half a register of them is one register.
+template <class T, size_t kBytes>
+struct MinifloatVector {
+  static constexpr int kParts = sizeof(float) / sizeof(T);
+  using Float = Vector<float, kBytes>;
+  using Bits = Vector<uint32_t, kBytes>;
+  using Stored = Vector<typename T::Bits, kBytes>;
+
+  static HVL_ALWAYS_INLINE Registers<Float, kParts> widen(Stored stored) {
+    const Bits words = bit_cast<Bits>(stored);
+    Registers<Float, kParts> values;
+#pragma GCC unroll 4
+    for (int part = 0; part < kParts; ++part) {
+      values.parts[part] = bit_cast<Float>(widen_bits<T, Float>(words >> part * kWidth));
+    }
+    return values;
+  }
+  static HVL_ALWAYS_INLINE Stored narrow(const Registers<Float, kParts>& values) {
+    Bits words{};
+#pragma GCC unroll 4
+    for (int part = 0; part < kParts; ++part) {
+      words |= narrow_bits<T, Float>(bit_cast<Bits>(values.parts[part])) << part * kWidth;
+    }
+    return bit_cast<Stored>(words);
+  }
+
+ private:
+  static constexpr int kWidth = 8 * sizeof(T);
+};
+
+// bfloat16 has no use for the x86 conversion instruction (AVX512_BF16): it flushes subnormals.
+template <size_t kBytes>
+struct MinifloatVector<Bfloat16, kBytes> {
+  static constexpr int kParts = 2;
+  using Float = Vector<float, kBytes>;
+  using Bits = Vector<uint32_t, kBytes>;
+  using Stored = Vector<uint16_t, kBytes>;
+
+  static HVL_ALWAYS_INLINE Registers<Float, kParts> widen(Stored stored) {
+    const Bits both = bit_cast<Bits>(stored);
+    return {{bit_cast<Float>(both << 16), bit_cast<Float>(both & 0xffff0000u)}};
+  }
+  // NaN needs no separate case: operations on NaNs keep the bits of one operand or produce the processor's default NaN,
+  // so the 16 bits that are cut off are zero, and rounding carries nothing.
+  static HVL_ALWAYS_INLINE Stored narrow(const Registers<Float, kParts>& values) {
+    const Bits even = rounded(bit_cast<Bits>(values.parts[0])) >> 16;
+    const Bits odd = rounded(bit_cast<Bits>(values.parts[1])) & 0xffff0000u;
+    return bit_cast<Stored>(even | odd);
+  }
+
+ private:
+  static HVL_ALWAYS_INLINE Bits rounded(Bits bits) { return bits + 0x7fffu + ((bits >> 16) & 1u); }
+};
+
+#if HVL_X86_DISPATCH
+template <>
+struct MinifloatVector<Float16, 32> {
+  static constexpr int kParts = 1;
+  using Float = Vector<float, 32>;
+  using Stored = Vector<uint16_t, 16>;
+
+  __attribute__((target("avx2,f16c"))) static HVL_ALWAYS_INLINE Registers<Float, 1> widen(Stored stored) {
+    return {{_mm256_cvtph_ps(bit_cast<__m128i>(stored))}};
+  }
+  __attribute__((target("avx2,f16c"))) static HVL_ALWAYS_INLINE Stored narrow(const Registers<Float, 1>& values) {
+    return bit_cast<Stored>(_mm256_cvtps_ph(values.parts[0], _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
+  }
+};
+
+template <>
+struct MinifloatVector<Float16, 64> {
+  static constexpr int kParts = 1;
+  static constexpr uint16_t kAllLanes = 0xffff;  // without a mask, GCC 12 warns of its own header
+  using Float = Vector<float, 64>;
+  using Stored = Vector<uint16_t, 32>;
+
+  __attribute__((target("avx512f"))) static HVL_ALWAYS_INLINE Registers<Float, 1> widen(Stored stored) {
+    return {{_mm512_maskz_cvtph_ps(kAllLanes, bit_cast<__m256i>(stored))}};
+  }
+  __attribute__((target("avx512f"))) static HVL_ALWAYS_INLINE Stored narrow(const Registers<Float, 1>& values) {
+    constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+    return bit_cast<Stored>(_mm512_maskz_cvtps_ph(kAllLanes, values.parts[0], kNearest));
+  }
+};
+#endif
 
 // An element is stored as `Storage` and combined as `Value`. On<kBytes> holds as many of them as fill kParts registers
 // of kBytes: widen() makes those from the loaded register, narrow() makes the register to store.
@@ -65,62 +167,29 @@ struct BoolElement {
   };
 };
 
-struct Float16Element {
-  using Storage = uint16_t;
+template <class T>
+struct MinifloatElement {
+  using Storage = T;
   using Value = float;
   template <size_t kBytes>
-  using On = Float16Vector<kBytes>;
+  using On = MinifloatVector<T, kBytes>;
 };
 
-struct Bfloat16Element {
-  using Storage = uint16_t;
-  using Value = float;
-  template <size_t kBytes>
-  using On = Bfloat16Vector<kBytes>;
-};
-
-struct AddOp {
-  template <class V>
-  static HVL_ALWAYS_INLINE V apply(V a, V b) {
-    return a + b;
-  }
-};
-
-struct MultiplyOp {
-  template <class V>
-  static HVL_ALWAYS_INLINE V apply(V a, V b) {
-    return a * b;
-  }
-};
-
-struct OrOp {
-  template <class V>
-  static HVL_ALWAYS_INLINE V apply(V a, V b) {
-    return a | b;
-  }
-};
-
-struct AndOp {
-  template <class V>
-  static HVL_ALWAYS_INLINE V apply(V a, V b) {
-    return a & b;
-  }
-};
-
+#define HVL_ELEMENT_OP(name, result)             \
+  struct name {                                  \
+    template <class V>                           \
+    static HVL_ALWAYS_INLINE V apply(V a, V b) { \
+      return result;                             \
+    }                                            \
+  };
+HVL_ELEMENT_OP(AddOp, (a + b))
+HVL_ELEMENT_OP(MultiplyOp, (a * b))
+HVL_ELEMENT_OP(OrOp, (a | b))
+HVL_ELEMENT_OP(AndOp, (a & b))
 // A NaN on either side is the result; of +0 and -0 the later one is the result.
-struct MinOp {
-  template <class V>
-  static HVL_ALWAYS_INLINE V apply(V a, V b) {
-    return ((a < b) | (a != a)) ? a : b;
-  }
-};
-
-struct MaxOp {
-  template <class V>
-  static HVL_ALWAYS_INLINE V apply(V a, V b) {
-    return ((a > b) | (a != a)) ? a : b;
-  }
-};
+HVL_ELEMENT_OP(MinOp, ((a < b) | (a != a)) ? a : b)
+HVL_ELEMENT_OP(MaxOp, ((a > b) | (a != a)) ? a : b)
+#undef HVL_ELEMENT_OP
 
 HVL_ALWAYS_INLINE constexpr bool is_power_of_two(int n) { return n > 0 && (n & (n - 1)) == 0; }
 

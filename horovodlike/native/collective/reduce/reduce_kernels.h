@@ -141,8 +141,9 @@ void reduce_floats(const Reduction& reduction, const Arrays& arrays) {
 }
 
 // Sum and Product modulo 2^bits are the same in the unsigned type of the same width, where they are defined.
-template <class Level, class T, class Wide>
+template <class Level, class T>
 void reduce_integers(const Reduction& reduction, const Arrays& arrays) {
+  using Wide = std::conditional_t<sizeof(T) <= 2, int32_t, int64_t>;
   using Unsigned = std::make_unsigned_t<T>;
   using WideSum = WideElement<T, std::make_unsigned_t<Wide>>;
   switch (reduction.op) {
@@ -163,19 +164,23 @@ void reduce_bools(const Reduction& reduction, const Arrays& arrays) {
 
 template <class Level>
 void reduce_vectors(const Reduction& reduction, const Arrays& arrays) {
-  switch (reduction.dtype) {
-    case HVL_UINT8: return reduce_integers<Level, uint8_t, int32_t>(reduction, arrays);
-    case HVL_INT8: return reduce_integers<Level, int8_t, int32_t>(reduction, arrays);
-    case HVL_UINT16: return reduce_integers<Level, uint16_t, int32_t>(reduction, arrays);
-    case HVL_INT16: return reduce_integers<Level, int16_t, int32_t>(reduction, arrays);
-    case HVL_INT32: return reduce_integers<Level, int32_t, int64_t>(reduction, arrays);
-    case HVL_INT64: return reduce_integers<Level, int64_t, int64_t>(reduction, arrays);
-    case HVL_FLOAT16: return reduce_floats<Level, Float16Element>(reduction, arrays);
-    case HVL_BFLOAT16: return reduce_floats<Level, Bfloat16Element>(reduction, arrays);
-    case HVL_FLOAT32: return reduce_floats<Level, PlainElement<float>>(reduction, arrays);
-    case HVL_FLOAT64: return reduce_floats<Level, PlainElement<double>>(reduction, arrays);
-    case HVL_BOOL: return reduce_bools<Level>(reduction, arrays);
-  }
+  with_type(reduction.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    using Float = std::conditional_t<kIsMinifloat<T>, MinifloatElement<T>, PlainElement<T>>;
+    if constexpr (std::is_same_v<T, bool>) {
+      reduce_bools<Level>(reduction, arrays);
+    } else if constexpr (kIsFloating<T>) {
+      reduce_floats<Level, Float>(reduction, arrays);
+    } else {
+      reduce_integers<Level, T>(reduction, arrays);
+    }
+  });
+}
+
+// A template, so that a build without dispatch generates no code for it.
+template <class Level>
+void reduce_if_built(const Reduction& reduction, const Arrays& arrays) {
+  if constexpr (kDispatch) reduce_vectors<Level>(reduction, arrays);
 }
 
 }  // namespace hvl

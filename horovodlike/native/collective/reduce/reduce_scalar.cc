@@ -1,11 +1,11 @@
 // The definition of every reduction, one element at a time and without optimization. It shares nothing with the vector
-// kernels but half.h, so that comparing the two means something.
+// kernels but minifloat.h, so that comparing the two means something.
 #include <cstdint>
 #include <cstring>
 #include <limits>
 #include <type_traits>
 
-#include "base/half.h"
+#include "base/minifloat.h"
 #include "collective/reduce/reduce.h"
 
 namespace hvl {
@@ -53,19 +53,18 @@ F combine_floats(ReduceOp op, F a, F b) {
   }
 }
 
-// `F` is the type of the arithmetic; `widen` and `narrow` convert from and to the stored type.
-template <class Storage, class F>
-void reduce_floats(const Reduction& reduction, const void* const* sources, int num_sources, void* dst, size_t count,
-                   F (*widen)(Storage), Storage (*narrow)(F)) {
+// `F` is the type of the arithmetic.
+template <class T, class F = decltype(widen(T()))>
+void reduce_floats(const Reduction& reduction, const void* const* sources, int num_sources, void* dst, size_t count) {
   const F prescale = static_cast<F>(reduction.prescale);
   for (size_t i = 0; i < count; ++i) {
-    F result = widen(load<Storage>(sources[0], i)) * prescale;
+    F result = widen(load<T>(sources[0], i)) * prescale;
     for (int source = 1; source < num_sources; ++source) {
-      const F value = widen(load<Storage>(sources[source], i)) * prescale;
+      const F value = widen(load<T>(sources[source], i)) * prescale;
       result = combine_floats(reduction.op, result, value);
     }
     if (reduction.op == HVL_AVERAGE) result = result / static_cast<F>(reduction.divisor);
-    store(dst, i, narrow(result * static_cast<F>(reduction.postscale)));
+    store(dst, i, narrow<T>(result * static_cast<F>(reduction.postscale)));
   }
 }
 
@@ -115,33 +114,19 @@ void reduce_bools(const Reduction& reduction, const void* const* sources, int nu
   }
 }
 
-template <class F>
-F same(F value) {
-  return value;
-}
-
 }  // namespace
 
 void reduce_scalar(const Reduction& reduction, const void* const* sources, int num_sources, void* dst, size_t count) {
-  const auto integers = [&](auto zero) {
-    reduce_integers<decltype(zero)>(reduction, sources, num_sources, dst, count);
-  };
-  const auto floats = [&](auto widen, auto narrow) {
-    reduce_floats(reduction, sources, num_sources, dst, count, widen, narrow);
-  };
-  switch (reduction.dtype) {
-    case HVL_UINT8: return integers(uint8_t{});
-    case HVL_INT8: return integers(int8_t{});
-    case HVL_UINT16: return integers(uint16_t{});
-    case HVL_INT16: return integers(int16_t{});
-    case HVL_INT32: return integers(int32_t{});
-    case HVL_INT64: return integers(int64_t{});
-    case HVL_FLOAT16: return floats(float16_to_float, float_to_float16);
-    case HVL_BFLOAT16: return floats(bfloat16_to_float, float_to_bfloat16);
-    case HVL_FLOAT32: return floats(same<float>, same<float>);
-    case HVL_FLOAT64: return floats(same<double>, same<double>);
-    case HVL_BOOL: return reduce_bools(reduction, sources, num_sources, dst, count);
-  }
+  with_type(reduction.dtype, [&](auto zero) {
+    using T = decltype(zero);
+    if constexpr (std::is_same_v<T, bool>) {
+      reduce_bools(reduction, sources, num_sources, dst, count);
+    } else if constexpr (kIsFloating<T>) {
+      reduce_floats<T>(reduction, sources, num_sources, dst, count);
+    } else {
+      reduce_integers<T>(reduction, sources, num_sources, dst, count);
+    }
+  });
 }
 
 }  // namespace hvl

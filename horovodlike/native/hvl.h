@@ -74,7 +74,9 @@ typedef enum hvl_dtype {
   HVL_FLOAT32 = 7,
   HVL_FLOAT64 = 8,
   HVL_BOOL = 9,
-  HVL_BFLOAT16 = 10
+  HVL_BFLOAT16 = 10,
+  HVL_FLOAT8_E4M3FN = 11, /* no infinity: what is out of range becomes the largest number */
+  HVL_FLOAT8_E5M2 = 12
 } hvl_dtype;
 
 typedef enum hvl_device { HVL_CPU = 0, HVL_CUDA = 1 } hvl_device;

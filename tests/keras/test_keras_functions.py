@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def _values():
     import keras
+    import ml_dtypes
 
     import horovodlike.keras as hvd
 
@@ -44,6 +45,8 @@ def _values():
     assert hvd.allgather(np.arange(rank + 1)).tolist() == [0, 0, 1]
     half = keras.ops.cast(keras.ops.ones((2,)), "bfloat16")
     assert keras.ops.convert_to_numpy(hvd.allreduce(half, op=hvd.Sum)).tolist() == [2.0, 2.0]
+    eighth = np.array([0.125, 224], ml_dtypes.float8_e4m3fn)
+    assert hvd.allreduce(eighth, op=hvd.Sum).astype(float).tolist() == [0.25, 448.0]
     alone = hvd.add_process_set([1])
     if alone.included():
         assert hvd.allreduce(3.0, process_set=alone) == 3.0

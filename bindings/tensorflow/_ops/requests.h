@@ -50,6 +50,8 @@ inline int32_t dtype_of(tensorflow::DataType type) {
     case tensorflow::DT_DOUBLE: return HVL_FLOAT64;
     case tensorflow::DT_BOOL: return HVL_BOOL;
     case tensorflow::DT_BFLOAT16: return HVL_BFLOAT16;
+    case tensorflow::DT_FLOAT8_E4M3FN: return HVL_FLOAT8_E4M3FN;
+    case tensorflow::DT_FLOAT8_E5M2: return HVL_FLOAT8_E5M2;
     default: return -1;  // which the engine refuses
   }
 }

@@ -39,6 +39,7 @@ template <class T, class Float, class Bits>
 HVL_ALWAYS_INLINE Bits widen_bits(Bits number) {
   using Format = MinifloatFormat<T>;
   constexpr uint32_t kExponent = Format::kTopExponent << 23;
+  constexpr uint32_t kSpecial = T::kHasInfinity ? kExponent : (Format::kSign - 1) << Format::kShift;
   if constexpr (T::kExponentBits == 8) return number << Format::kShift;  // the upper bits of a float32
   const Bits magnitude = (number & (Format::kSign - 1)) << Format::kShift;
   const Bits exponent = magnitude & kExponent;
@@ -48,7 +49,7 @@ HVL_ALWAYS_INLINE Bits widen_bits(Bits number) {
   const Float with_one = bit_cast<Float>(magnitude + Format::kSmallestNormal);
   const Bits subnormal = bit_cast<Bits>(with_one - bit_cast<Float>(Bits{} + Format::kSmallestNormal));
   const Bits finite = exponent == 0u ? subnormal : normal;
-  return (exponent == kExponent ? special : finite) | (number & Format::kSign) << Format::kToSign;
+  return ((magnitude & kSpecial) == kSpecial ? special : finite) | (number & Format::kSign) << Format::kToSign;
 }
 
 // The bits of a float32 to those of the nearest T.
@@ -65,17 +66,18 @@ HVL_ALWAYS_INLINE Bits narrow_bits(Bits bits) {
     const Bits nan = bits >> kShift | kQuiet;
     return (bits & 0x7fffffffu) > kInfinity ? nan : rounded;
   }
-  constexpr uint32_t kOverflow = (128u + Format::kBias) << 23;  // this and anything larger becomes infinity
-  constexpr uint32_t kSpecial = Format::kTopExponent << T::kFractionBits;
+  constexpr uint32_t kNan = Format::kSign - 1;
+  constexpr uint32_t kMost = T::kHasInfinity ? Format::kTopExponent << T::kFractionBits : kNan - 1;  // of magnitudes
+  constexpr uint32_t kOverflow = (kMost << kShift) + Format::kRebias;      // this and anything larger becomes that
   constexpr uint32_t kRounder = Format::kSmallestNormal + (kShift << 23);  // its last place is that of a subnormal T
   const Bits magnitude = bits & 0x7fffffffu;
   const Float rounder = bit_cast<Float>(Bits{} + kRounder);
   const Bits subnormal = bit_cast<Bits>(bit_cast<Float>(magnitude) + rounder) - kRounder;
   const Bits odd = (magnitude >> kShift) & 1u;
   const Bits normal = (magnitude - Format::kRebias + (kHalf - 1) + odd) >> kShift;
-  const Bits nan = kSpecial | kQuiet | ((magnitude >> kShift) & kFraction);
+  const Bits nan = sizeof(T) == 1 ? Bits{} + kNan : kMost | kQuiet | ((magnitude >> kShift) & kFraction);
   const Bits finite = magnitude < Format::kSmallestNormal ? subnormal : normal;
-  const Bits special = magnitude > kInfinity ? nan : Bits{} + kSpecial;
+  const Bits special = magnitude > kInfinity ? nan : Bits{} + kMost;
   return (magnitude < kOverflow ? finite : special) | (bits & 0x80000000u) >> Format::kToSign;
 }
 

@@ -23,32 +23,38 @@ using Shape = std::vector<int64_t>;
 constexpr uint64_t round_up(uint64_t bytes, uint64_t unit) { return (bytes + unit - 1) / unit * unit; }
 
 // A floating-point number of less than 32 bits, as its bits: sign, exponent, fraction. base/minifloat.h converts it.
-template <class Unsigned, int kExponent, int kFraction>
+template <class Unsigned, int kExponent, int kFraction, bool kInfinity = true>
 struct Minifloat {
   using Bits = Unsigned;
   static constexpr int kExponentBits = kExponent;
   static constexpr int kFractionBits = kFraction;
+  // Else all bits set are NaN, and nothing else is; what is out of range becomes the largest number.
+  static constexpr bool kHasInfinity = kInfinity;
   Bits bits;
 };
 
 using Float16 = Minifloat<uint16_t, 5, 10>;
 using Bfloat16 = Minifloat<uint16_t, 8, 7>;
+using Float8E4m3fn = Minifloat<uint8_t, 4, 3, false>;
+using Float8E5m2 = Minifloat<uint8_t, 5, 2>;
 
 // All data types in the order of their numbers: what hvl.h calls each, its name, and the type of an element. The rest
 // follows: sizes, the numbers that a decoder accepts, how elements are reduced. A bool is a byte, and any but 0 is
 // true.
-#define HVL_DATA_TYPES(X)            \
-  X(HVL_UINT8, "uint8", uint8_t)     \
-  X(HVL_INT8, "int8", int8_t)        \
-  X(HVL_UINT16, "uint16", uint16_t)  \
-  X(HVL_INT16, "int16", int16_t)     \
-  X(HVL_INT32, "int32", int32_t)     \
-  X(HVL_INT64, "int64", int64_t)     \
-  X(HVL_FLOAT16, "float16", Float16) \
-  X(HVL_FLOAT32, "float32", float)   \
-  X(HVL_FLOAT64, "float64", double)  \
-  X(HVL_BOOL, "bool", bool)          \
-  X(HVL_BFLOAT16, "bfloat16", Bfloat16)
+#define HVL_DATA_TYPES(X)                             \
+  X(HVL_UINT8, "uint8", uint8_t)                      \
+  X(HVL_INT8, "int8", int8_t)                         \
+  X(HVL_UINT16, "uint16", uint16_t)                   \
+  X(HVL_INT16, "int16", int16_t)                      \
+  X(HVL_INT32, "int32", int32_t)                      \
+  X(HVL_INT64, "int64", int64_t)                      \
+  X(HVL_FLOAT16, "float16", Float16)                  \
+  X(HVL_FLOAT32, "float32", float)                    \
+  X(HVL_FLOAT64, "float64", double)                   \
+  X(HVL_BOOL, "bool", bool)                           \
+  X(HVL_BFLOAT16, "bfloat16", Bfloat16)               \
+  X(HVL_FLOAT8_E4M3FN, "float8_e4m3fn", Float8E4m3fn) \
+  X(HVL_FLOAT8_E5M2, "float8_e5m2", Float8E5m2)
 
 #define HVL_NUMBER(number, name, T) number,
 #define HVL_NAME(number, name, T) name,

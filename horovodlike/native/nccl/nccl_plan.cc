@@ -55,7 +55,8 @@ bool has_exactly(DataType dtype, double factor) {
 NcclReduction plan_reduction(const Reduction& reduction, size_t size) {
   NcclReduction plan;
   if (!dtype_of(reduction.dtype, &plan.dtype)) {
-    plan.why_not = "NCCL has no 16-bit integers";
+    plan.why_not = is_floating(reduction.dtype) ? "NCCL adds up 8-bit floats on few GPUs, and rounds each sum"
+                                                : "NCCL has no 16-bit integers";
     return plan;
   }
   plan.op = op_of(reduction.op, reduction.dtype);

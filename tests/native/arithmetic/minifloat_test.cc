@@ -11,6 +11,8 @@ namespace {
 
 using hvl::Bfloat16;
 using hvl::Float16;
+using hvl::Float8E4m3fn;
+using hvl::Float8E5m2;
 using hvl::narrow;
 using hvl::widen;
 
@@ -19,7 +21,7 @@ template <class T>
 struct Definition {
   using Bits = typename T::Bits;
   static constexpr Bits kSign = static_cast<Bits>(1u << (8 * sizeof(Bits) - 1));
-  static constexpr Bits kInfinity = static_cast<Bits>(kSign - (1 << T::kFractionBits));
+  static constexpr Bits kLargest = static_cast<Bits>(kSign - 1 - (T::kHasInfinity ? 1 << T::kFractionBits : 1));
   static constexpr int kBias = (1 << (T::kExponentBits - 1)) - 1;
 
   static double value_of(Bits bits) {
@@ -38,27 +40,25 @@ void check_every_value() {
     const T number{static_cast<typename T::Bits>(i)};
     const typename T::Bits magnitude = number.bits & (Format::kSign - 1);
     const float value = widen(number);
-    if (magnitude > Format::kInfinity) {
-      REQUIRE(std::isnan(value));
-      REQUIRE((narrow<T>(value).bits & (Format::kSign - 1)) > Format::kInfinity);
+    const bool is_infinite = T::kHasInfinity && magnitude == Format::kLargest + 1;
+    REQUIRE(std::isinf(value) == is_infinite);
+    REQUIRE(std::isnan(value) == (magnitude > Format::kLargest && !is_infinite));
+    if (std::isnan(value)) {
+      REQUIRE(std::isnan(widen(narrow<T>(value))));
       continue;
     }
     REQUIRE(narrow<T>(value).bits == number.bits);
     REQUIRE(std::signbit(value) == (number.bits != magnitude));
-    if (magnitude == Format::kInfinity) {
-      REQUIRE(std::isinf(value));
-    } else {
-      REQUIRE(static_cast<double>(value) == Format::value_of(number.bits));
-    }
+    REQUIRE(is_infinite || static_cast<double>(value) == Format::value_of(number.bits));
   }
 }
 
 // Between every two neighbours: the middle goes to the even one, all else to the nearer. The neighbour of the largest
-// is infinity, where the next power of two would be.
+// is infinity, if there is one, where the next number would be.
 template <class T>
 void check_every_rounding() {
   using Format = Definition<T>;
-  for (typename T::Bits low = 0; low < Format::kInfinity; ++low) {
+  for (typename T::Bits low = 0; low < Format::kLargest + (T::kHasInfinity ? 1 : 0); ++low) {
     const auto high = static_cast<typename T::Bits>(low + 1);
     const double between = (Format::value_of(low) + Format::value_of(high)) / 2;
     const float middle = static_cast<float>(between);
@@ -75,8 +75,16 @@ void check_every_rounding() {
 
 TEST(every_float16_survives_the_way_to_float32_and_back) { check_every_value<Float16>(); }
 TEST(every_bfloat16_survives_the_way_to_float32_and_back) { check_every_value<Bfloat16>(); }
+TEST(every_8_bit_float_survives_the_way_to_float32_and_back) {
+  check_every_value<Float8E4m3fn>();
+  check_every_value<Float8E5m2>();
+}
 TEST(float16_rounds_to_nearest_even) { check_every_rounding<Float16>(); }
 TEST(bfloat16_rounds_to_nearest_even) { check_every_rounding<Bfloat16>(); }
+TEST(float8_rounds_to_nearest_even) {
+  check_every_rounding<Float8E4m3fn>();
+  check_every_rounding<Float8E5m2>();
+}
 
 TEST(float32_out_of_range_becomes_infinity_or_zero) {
   CHECK_EQ(narrow<Float16>(65519.996f).bits, 0x7bff);
@@ -85,6 +93,16 @@ TEST(float32_out_of_range_becomes_infinity_or_zero) {
   CHECK_EQ(narrow<Float16>(1e-45f).bits, 0);
   CHECK_EQ(narrow<Bfloat16>(std::numeric_limits<float>::max()).bits, 0x7f80);
   CHECK_EQ(narrow<Bfloat16>(-1e-45f).bits, 0x8000);
+  CHECK_EQ(narrow<Float8E5m2>(61439.99f).bits, 0x7b);
+  CHECK_EQ(narrow<Float8E5m2>(-3e38f).bits, 0xfc);
+  CHECK_EQ(narrow<Float8E5m2>(-1e-45f).bits, 0x80);
+}
+
+TEST(float8_e4m3fn_has_its_largest_number_in_place_of_infinity) {
+  for (float large : {448.0f, 464.01f, 480.0f, 1e30f, std::numeric_limits<float>::infinity()}) {
+    CHECK_EQ(narrow<Float8E4m3fn>(large).bits, 0x7e);
+    CHECK_EQ(narrow<Float8E4m3fn>(-large).bits, 0xfe);
+  }
 }
 
 TEST(a_nan_stays_one_even_if_its_payload_is_in_the_bits_cut_off) {
@@ -92,5 +110,7 @@ TEST(a_nan_stays_one_even_if_its_payload_is_in_the_bits_cut_off) {
     const float nan = hvl::bit_cast<float>(0x7f800000u | payload);
     CHECK((narrow<Float16>(nan).bits & 0x7fff) > 0x7c00);
     CHECK((narrow<Bfloat16>(nan).bits & 0x7fff) > 0x7f80);
+    CHECK_EQ(narrow<Float8E4m3fn>(nan).bits, 0x7f);
+    CHECK_EQ(narrow<Float8E5m2>(nan).bits, 0x7f);
   }
 }

@@ -227,11 +227,13 @@ TEST(float32_as_scalar) { check_dtype(HVL_FLOAT32); }
 TEST(float64_as_scalar) { check_dtype(HVL_FLOAT64); }
 TEST(bool_as_scalar) { check_dtype(HVL_BOOL); }
 TEST(bfloat16_as_scalar) { check_dtype(HVL_BFLOAT16); }
+TEST(float8_e4m3fn_as_scalar) { check_dtype(HVL_FLOAT8_E4M3FN); }
+TEST(float8_e5m2_as_scalar) { check_dtype(HVL_FLOAT8_E5M2); }
 
 TEST(the_result_does_not_depend_on_how_the_array_is_cut) {
   constexpr size_t kCount = 4099;
   std::mt19937_64 random(7);
-  for (DataType dtype : {HVL_FLOAT32, HVL_FLOAT16, HVL_BFLOAT16, HVL_FLOAT64}) {
+  for (DataType dtype : {HVL_FLOAT32, HVL_FLOAT16, HVL_BFLOAT16, HVL_FLOAT64, HVL_FLOAT8_E4M3FN}) {
     const size_t width = hvl::size_of(dtype);
     Arrays arrays;
     for (int i = 0; i < 3; ++i) arrays.push_back(random_array(dtype, kCount, random));
@@ -307,6 +309,19 @@ TEST(half_precision_is_accumulated_in_float32_and_rounded_once) {
   CHECK(reduced<uint16_t>(average(HVL_FLOAT16, 2), {{half(65504)}, {half(65504)}}) == List<uint16_t>({half(65504)}));
   const List<List<uint16_t>> brains = {{brain(256)}, {brain(1)}, {brain(1)}};
   CHECK(reduced(plain(HVL_BFLOAT16, HVL_SUM), brains) == List<uint16_t>({brain(258)}));
+}
+
+TEST(float8_is_accumulated_in_float32_and_rounded_once) {
+  const auto e4m3 = [](float value) { return hvl::narrow<hvl::Float8E4m3fn>(value).bits; };
+  const auto e5m2 = [](float value) { return hvl::narrow<hvl::Float8E5m2>(value).bits; };
+  // Rounded after each step, 16 + 1 + 1 would be 16, 8 + 1 + 1 would be 8, and 448 + 448 out of range.
+  const List<List<uint8_t>> fours = {{e4m3(16), e4m3(448)}, {e4m3(1), e4m3(448)}, {e4m3(1), e4m3(-448)}};
+  CHECK(reduced(plain(HVL_FLOAT8_E4M3FN, HVL_SUM), fours) == List<uint8_t>({e4m3(18), e4m3(448)}));
+  const List<List<uint8_t>> fives = {{e5m2(8), e5m2(57344)}, {e5m2(1), e5m2(57344)}, {e5m2(1), e5m2(-57344)}};
+  CHECK(reduced(plain(HVL_FLOAT8_E5M2, HVL_SUM), fives) == List<uint8_t>({e5m2(10), e5m2(57344)}));
+  CHECK(reduced<uint8_t>(average(HVL_FLOAT8_E4M3FN, 2), {{e4m3(448)}, {e4m3(448)}}) == List<uint8_t>({e4m3(448)}));
+  CHECK(reduced<uint8_t>(plain(HVL_FLOAT8_E4M3FN, HVL_SUM), {{e4m3(448)}, {e4m3(448)}}) == List<uint8_t>({0x7e}));
+  CHECK(reduced<uint8_t>(plain(HVL_FLOAT8_E5M2, HVL_SUM), {{e5m2(57344)}, {e5m2(57344)}}) == List<uint8_t>({0x7c}));
 }
 
 TEST(float_average_divides_exactly) {

@@ -65,6 +65,8 @@ TEST(other_operations) {
   CHECK(does(reduction(HVL_BOOL, HVL_MIN), kNcclUint8, kNcclMin));
   CHECK(does_not(reduction(HVL_INT16, HVL_SUM)));
   CHECK(does_not(reduction(HVL_UINT16, HVL_MAX)));
+  CHECK(does_not(reduction(HVL_FLOAT8_E4M3FN, HVL_SUM)));
+  CHECK(does_not(reduction(HVL_FLOAT8_E5M2, HVL_AVERAGE, 4)));
 }
 
 std::vector<Introduction> members(size_t count) {

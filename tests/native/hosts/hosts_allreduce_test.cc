@@ -121,7 +121,8 @@ TEST(half_precision_is_as_exact_as_its_type) {
     DataType dtype;
     double epsilon;
   };
-  const Kind kinds[] = {{HVL_FLOAT16, 1.0 / 1024}, {HVL_BFLOAT16, 1.0 / 128}};
+  const Kind kinds[] = {
+      {HVL_FLOAT16, 1.0 / 1024}, {HVL_BFLOAT16, 1.0 / 128}, {HVL_FLOAT8_E4M3FN, 1.0 / 8}, {HVL_FLOAT8_E5M2, 1.0 / 4}};
   for (const std::vector<int>& hosts : kPlaces) {
     const int size = static_cast<int>(hosts.size());
     Job job(size, on_hosts(hosts));

@@ -206,7 +206,7 @@ TEST(enumerations_are_checked) {
   check_range(request, 1, HVL_ALLREDUCE, HVL_ALLTOALL, HVL_BARRIER);  // the others would have no tensor
   check_range(request, 2, HVL_AVERAGE, HVL_PRODUCT);
   check_range(request, 3, HVL_CPU, HVL_CUDA);
-  check_range(request, kDtypeOffset, HVL_UINT8, HVL_BFLOAT16);
+  check_range(request, kDtypeOffset, HVL_UINT8, HVL_FLOAT8_E5M2);
   check_range(seed_messages()[0], 0, 1, 1);  // a list of ids is no other message
 
   Record error = seed_record(Record::Type::kError);

@@ -1,0 +1,89 @@
+"""Tensors of 8-bit floats, held against float32 and the conversions of ml_dtypes, which are TensorFlow's.
+
+But for what is too large for float8_e4m3fn: it becomes the largest number, as in PyTorch, and not NaN.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import horovodlike.tensorflow as hvd
+
+DTYPES = (tf.dtypes.experimental.float8_e4m3fn, tf.dtypes.experimental.float8_e5m2)
+OPS = (hvd.Average, hvd.Sum, hvd.Min, hvd.Max, hvd.Product)
+SHAPES = ((0,), (), (17,), (30, 5, 2))
+
+
+def _inputs(dtype, shape):
+    """Any numbers of the type, NaN as well, in another order on each rank."""
+    codes = [np.random.default_rng(1000 * rank + len(shape)).integers(0, 256, shape) for rank in range(hvd.size())]
+    return [np.asarray(code, np.uint8).view(dtype.as_numpy_dtype) for code in codes]
+
+
+def _reduced(arrays, op, prescale, postscale):
+    combine = {hvd.Min: np.minimum, hvd.Max: np.maximum, hvd.Product: np.multiply}.get(op, np.add)
+    with np.errstate(all="ignore"):
+        result, *others = (array.astype(np.float32) * np.float32(prescale) for array in arrays)
+        for other in others:
+            result = combine(result, other)
+        if op == hvd.Average:
+            result = result / np.float32(len(arrays))
+        result = np.asarray(result * np.float32(postscale))
+        if arrays[0].dtype == DTYPES[0].as_numpy_dtype:
+            result = np.clip(result, -448, 448)
+        return result.astype(arrays[0].dtype)
+
+
+def _check(actual, expected, what):
+    array = actual.numpy()
+    assert array.dtype == expected.dtype, what
+    assert array.shape == expected.shape, what
+    np.testing.assert_array_equal(array.astype(np.float32), expected.astype(np.float32), str(what))
+
+
+def _reductions():
+    def reduce(tensor, op, prescale, postscale, name):
+        return hvd.allreduce(tensor, op=op, prescale_factor=prescale, postscale_factor=postscale, name=name)
+
+    for dtype in DTYPES:
+        for op in OPS:
+            for shape in SHAPES:
+                for prescale, postscale in ((1.0, 1.0), (0.3, -7.0)):
+                    inputs = _inputs(dtype, shape)
+                    expected = _reduced(inputs, op, prescale, postscale)
+                    for run in (reduce, tf.function(reduce)):
+                        name = f"{dtype.name}.{op}.{shape}.{prescale}"
+                        result = run(tf.constant(inputs[hvd.rank()], dtype), op, prescale, postscale, name)
+                        _check(result, expected, (dtype, op, shape, prescale, postscale))
+
+
+def _movements():
+    rank, size = hvd.rank(), hvd.size()
+
+    def move(tensor):
+        return (
+            hvd.broadcast(tensor, size - 1, name="b"),
+            hvd.allgather(tensor[: rank + 1], name="g"),
+            hvd.alltoall(tensor[:size], name="e"),
+            hvd.reducescatter(tensor, op=hvd.Max, name="s"),
+        )
+
+    for dtype in DTYPES:
+        inputs = _inputs(dtype, (30, 5, 2))
+        expected = (
+            inputs[-1],
+            np.concatenate([array[: r + 1] for r, array in enumerate(inputs)]),
+            np.stack([array[rank] for array in inputs]),
+            np.array_split(_reduced(inputs, hvd.Max, 1.0, 1.0), size)[rank],
+        )
+        for run in (move, tf.function(move)):
+            for result, wanted in zip(run(tf.constant(inputs[rank], dtype)), expected, strict=True):
+                _check(result, wanted, dtype)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_collectives(ranks, size):
+    for work in (_reductions, _movements):
+        ranks(size).run(work)

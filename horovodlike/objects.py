@@ -6,7 +6,6 @@ how much each rank sends travels over the control plane then, where it cannot be
 
 from __future__ import annotations
 
-import itertools
 import pickle
 import struct
 from collections.abc import Sequence
@@ -20,19 +19,12 @@ from horovodlike._engine.ops import DType, Kind, Request
 from horovodlike._net.object_seal import NO_ROOT, Context, ObjectSeal, Opened
 from horovodlike._net.pickling import dumps
 from horovodlike.errors import HorovodInternalError, MismatchError
+from horovodlike.process_set import UnnamedCounter
 
 __all__ = ["allgather_object", "broadcast_object", "highest"]
 
-_unnamed = itertools.count()
+_unnamed = UnnamedCounter()
 _seals: dict[int, ObjectSeal] = {}  # the current one, by the generation
-
-
-def _count_from_zero(_: object) -> None:
-    global _unnamed
-    _unnamed = itertools.count()
-
-
-basics.on_init(_count_from_zero)
 basics.on_shutdown(_seals.clear)
 
 
@@ -74,7 +66,7 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None, proc
             has joined.
         ValueError: Not initialised, or there is no such rank.
     """
-    name = f"horovodlike.object.{next(_unnamed)}" if name is None else name
+    name = f"horovodlike.object.{_unnamed.next(process_set)}" if name is None else name
     root_rank = integer(root_rank, "root_rank", name)
     ranks = _members(process_set)
     if root_rank not in ranks:

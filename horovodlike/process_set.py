@@ -6,8 +6,9 @@ common run at the same time, and names belong to a set: the same name may be in 
 
 from __future__ import annotations
 
+import itertools
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from horovodlike import basics
@@ -174,6 +175,30 @@ def on_added(notify: Callable[[int], None]) -> None:
 def on_removed(notify: Callable[[int], None]) -> None:
     """Have ``notify`` called with the id of each set that `remove_process_set` has removed; for bindings."""
     _on_removed.append(notify)
+
+
+class UnnamedCounter:
+    """Numbers the unnamed operations of each process set, which its members make in the same order.
+
+    It begins with 0 in each job, since some ranks are new in it, and when an id is given to another set.
+    """
+
+    def __init__(self) -> None:
+        self._numbers: dict[int, Iterator[int]] = {}
+        basics.on_init(lambda _: self._numbers.clear())
+        on_added(self.forget)
+
+    def next(self, set_id: int) -> int:
+        """Return the number of the next operation. Any thread."""
+        return next(self._numbers.setdefault(set_id, itertools.count()))
+
+    def take_back(self, set_id: int, number: int) -> None:
+        """Give the next operation this number: this rank has refused the one that had it, which others do not count."""
+        self._numbers[set_id] = itertools.count(number)
+
+    def forget(self, set_id: int) -> None:
+        """Begin with 0 again."""
+        self._numbers.pop(set_id, None)
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:

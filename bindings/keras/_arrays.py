@@ -15,23 +15,9 @@ from horovodlike._engine.arguments import called, check_name, factor, integer, r
 from horovodlike._engine.ops import DType, Kind, Output, Request
 from horovodlike.process_set import ProcessSet, global_process_set, members, registered_id
 
-_unnamed: dict[int, int] = {}  # how many, by the id of a process set, whose members alone count its operations
-_counting = threading.Lock()  # held while _unnamed changes
-
-
-def forget_numbers(set_id: int) -> None:
-    """Start counting the unnamed operations of one process set from 0, as its other members do."""
-    with _counting:
-        _unnamed.pop(set_id, None)
-
-
-def _forget_all_numbers() -> None:
-    with _counting:
-        _unnamed.clear()
-
-
-basics.on_init(lambda _: _forget_all_numbers())
-process_sets.on_added(forget_numbers)  # the id may have been another set's
+_unnamed = process_sets.UnnamedCounter()
+_counting = threading.Lock()  # held from the number of an operation to its enqueue, which may be refused
+forget_numbers = _unnamed.forget
 
 
 def _described(label: str, array: np.ndarray[Any, Any]) -> tuple[DType, Sequence[int]]:
@@ -57,16 +43,18 @@ def _run(
     check_name(name, kind.name.lower())
     described = [_described(_label(kind, name), array) for array in inputs]
     with _counting:
-        number = _unnamed.get(set_id, 0)
+        number = _unnamed.next(set_id) if name is None else None
         full_name = f"keras.{kind.name.lower()}.{f'noname.{number}' if name is None else name}"
-        request = Request(kind, full_name, described, process_set=set_id, **options)
+        request = None
         try:
+            request = Request(kind, full_name, described, process_set=set_id, **options)
             handle = request.enqueue([array.ctypes.data for array in inputs], [array.ctypes.data for array in outputs])
         except BaseException:
-            request.keep_if_enqueued((inputs, outputs))
+            if request is not None:
+                request.keep_if_enqueued((inputs, outputs))
+            if number is not None:
+                _unnamed.take_back(set_id, number)
             raise
-        if name is None:
-            _unnamed[set_id] = number + 1  # not before: the other ranks do not count a call that this one refuses
     try:
         return ops.wait(handle)
     except BaseException:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import horovodlike.torch as hvd
+from horovodlike import objects
 from horovodlike.process_set import ids_and_ranks
 
 SETS = {2: ([0], [1]), 3: ([0, 2], [1], [1, 2]), 4: ([0, 1], [2, 3], [1, 2, 3], [3])}
@@ -276,7 +277,17 @@ def _unnamed_on_an_id_that_is_used_again() -> None:
         assert hvd.remove_process_set(chosen)
 
 
-@pytest.mark.parametrize("check", [_unnamed_after_a_join, _unnamed_on_an_id_that_is_used_again])
+def _unnamed_objects_of_a_set() -> None:
+    chosen = hvd.add_process_set([0, 1])
+    if chosen.included():
+        assert objects.broadcast_object(hvd.rank(), 1, process_set=chosen.process_set_id) == 1
+    assert objects.broadcast_object(hvd.rank(), 2) == 2
+    assert hvd.remove_process_set(chosen)
+
+
+@pytest.mark.parametrize(
+    "check", [_unnamed_after_a_join, _unnamed_on_an_id_that_is_used_again, _unnamed_objects_of_a_set]
+)
 def test_unnamed_operations(ranks, check):
     ranks(3).run(check)
 

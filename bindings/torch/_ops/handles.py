@@ -8,9 +8,8 @@ has got a handle. How tensors on GPUs outlive that is described in `gpu`.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -35,7 +34,8 @@ Result = torch.Tensor | tuple[torch.Tensor, ...] | tuple[tuple[torch.Tensor, tor
 CALLS_KEPT = 2048
 REQUESTS_KEPT_PER_CALL = 4
 
-_unnamed: dict[int, Iterator[int]] = {}  # by process set: its members count alike
+_unnamed = process_set.UnnamedCounter()
+next_number, forget_numbers = _unnamed.next, _unnamed.forget
 
 
 @dataclass(eq=False)
@@ -89,30 +89,14 @@ def full_name(operation: str, name: str | None, process_set: int = 0) -> str:
     return f"{operation}.{numbered(next_number(process_set)) if name is None else name}"
 
 
-def next_number(process_set: int) -> int:
-    """Count an unnamed operation of a process set."""
-    return next(_unnamed.setdefault(process_set, itertools.count()))
-
-
 def numbered(number: int) -> str:
     """Return the name of the unnamed operation of this number."""
     return f"noname.{number}"
 
 
-def reset_names() -> None:
-    """Start counting unnamed operations from 0, as ranks that are new in a job do."""
-    _unnamed.clear()
-
-
-def forget_numbers(set_id: int) -> None:
-    """Start counting the unnamed operations of one process set from 0, as its other members do."""
-    _unnamed.pop(set_id, None)
-
-
 def _begin_anew(_: object) -> None:
-    """Count from 0, and release what was in flight in the previous job."""
+    """Release what was in flight in the previous job."""
     global _lost
-    reset_names()
     _mark_overwritten()
     uncopied = list(_in_flight)
     _lost = frozenset([*uncopied, *fast_path.forget_all()])
@@ -120,7 +104,6 @@ def _begin_anew(_: object) -> None:
 
 
 basics.on_init(_begin_anew)
-process_set.on_added(forget_numbers)  # the id may have been another set's
 
 
 def build_request(call: Call, tensors: Sequence[torch.Tensor], arguments: Sequence[int] = ()) -> Request:

@@ -11,6 +11,7 @@
 #include "collective/external_data_plane.h"
 #include "control/control_plane.h"
 #include "nccl/nccl_data_plane.h"
+#include "negotiate/coordinator.h"
 #include "queue/handle_table.h"
 #include "queue/tensor_queue.h"
 #include "sync/waiter.h"
@@ -27,10 +28,10 @@ struct EngineOptions {
   int local_rank = 0;
   int processors = 1;           // that all ranks of this host together may use
   std::vector<int> local_pids;  // empty: the ranks are threads of one process
-  int64_t fusion_threshold = 128 << 20;
+  int64_t fusion_threshold = CoordinatorOptions().fusion_threshold;
   double cycle_time = 0;
   bool overlap = true;
-  int cache_capacity = 1024;
+  int cache_capacity = CoordinatorOptions().cache_capacity;
   double stall_warning = 60;
   double stall_shutdown = 0;
   uint64_t leave_timeout = kLeaveTimeout;  // how long a rank that shuts down waits without progress

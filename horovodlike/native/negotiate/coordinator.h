@@ -14,10 +14,11 @@
 
 namespace hvl {
 
+// The defaults are those of config.py, which a job always overrides.
 struct CoordinatorOptions {
   int size = 1;
   int64_t fusion_threshold = 128 << 20;  // bytes of a batch at most; 0: every tensor on its own
-  int cache_capacity = 1024;             // ids defined at a time (more only while they are all in use)
+  int cache_capacity = 8192;             // ids defined at a time (more only while they are all in use)
   int max_batch = 4096;                  // ids of a batch at most
 };
 

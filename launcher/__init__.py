@@ -12,8 +12,8 @@ The modules and packages, lowest layer first. Each imports only from itself and 
 ``planning``     ``job_spec``: the request; ``hosts``: host lists, and the ranks of each host; ``addresses``: by which
                  addresses hosts reach each other; ``command``: what was typed to what is executed; ``plan``: one plan
                  per rank, with its environment
-``schedulers``   ``allocation``: the hosts that the user, Slurm, LSF or PBS gives; ``ssh``: starts the agent of another
-                 host; ``mpirun``: the command line of MPI's launcher
+``schedulers``   the interface, and a module for each: hosts, and the command that starts an agent there; ``registry``:
+                 chooses among them and what the user names; ``mpirun``: the command line of MPI's launcher
 ``supervisor``   ``static_job``: the eight steps of a job; ``node_job`` and ``mpirun_job`` are other ways of them.
                  ``agent_startup``: starts and asks the agents; ``signals``: the event loop, of which ``job`` and
                  ``node_relay`` are two kinds; ``connection`` to agents, ``node_connection`` to other launchers;

@@ -25,7 +25,7 @@ from horovodlike.launcher.planning.command import (
     working_folder,
 )
 from horovodlike.launcher.planning.job_spec import MOST_RANKS, Binding, JobSpec, Nodes, RemoteStart
-from horovodlike.launcher.schedulers.allocation import HostResolution
+from horovodlike.launcher.schedulers.registry import HostResolution
 
 __all__ = ["horovodrun", "main", "parse"]
 
@@ -205,7 +205,7 @@ def _names(arguments: argparse.Namespace, settings: Mapping[str, str]) -> dict[s
     }
 
 
-def _remote(arguments: argparse.Namespace, slurm: bool, cpus: Mapping[str, int]) -> RemoteStart:
+def _remote(arguments: argparse.Namespace, where: HostResolution) -> RemoteStart:
     try:
         ssh_options = tuple(shlex.split(arguments.ssh_options))
     except ValueError as error:
@@ -213,7 +213,7 @@ def _remote(arguments: argparse.Namespace, slurm: bool, cpus: Mapping[str, int])
     port: int | None = arguments.ssh_port
     if port is not None and not 0 < port < 65536:
         raise UsageError(f"--ssh-port {port} cannot be used: it must be a port, from 1 to 65535")
-    return RemoteStart(arguments.ssh_port, arguments.ssh_identity_file, ssh_options, slurm, cpus)
+    return RemoteStart(arguments.ssh_port, arguments.ssh_identity_file, ssh_options, where.scheduler, where.cpus)
 
 
 def _find_nodes(arguments: argparse.Namespace, environ: Mapping[str, str]) -> Nodes | None:
@@ -338,7 +338,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], program: str = "hvdru
         environ,
         files=names if elastic is None or elastic.discovery_script is None else None,
         command=command,
-        remote=_remote(arguments, where.slurm, where.cpus),
+        remote=_remote(arguments, where),
         nodes=nodes,
         bind_to=Binding(arguments.bind_to),
         output_directory=arguments.output_filename,

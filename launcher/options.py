@@ -12,6 +12,7 @@ from horovodlike.errors import ConfigError
 from horovodlike.launcher.elastic.discovery import HostDiscovery
 from horovodlike.launcher.errors import UsageError, shown
 from horovodlike.launcher.planning.job_spec import MOST_RANKS, Binding, ElasticSpec
+from horovodlike.launcher.schedulers.registry import SCHEDULERS
 
 __all__ = [
     "ELASTIC_ARGUMENTS",
@@ -35,8 +36,9 @@ _MIB = 1024 * 1024
 _MOST_DIGITS = 20
 _LONGEST_S = 1e6
 _GENERAL, _HOSTS, _MPI, _ELASTIC, _SETTINGS = "", "hosts", "MPI", "elastic jobs", "settings of the ranks"
+_BATCH = [scheduler.name for scheduler in SCHEDULERS]
 _GROUPS = {
-    _HOSTS: "Without any, those of a Slurm, LSF or PBS job, or else this machine.",
+    _HOSTS: f"Without any, those of a {', '.join(_BATCH[:-1])} or {_BATCH[-1]} job, or else this machine.",
     _MPI: None,
     _ELASTIC: "Workers may come and go if one of the first three is given. The job starts with as many as there are "
     "slots, up to --max-np; with fewer than -np only after --elastic-timeout, and if they are --min-np.",

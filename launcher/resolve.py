@@ -10,7 +10,7 @@ from horovodlike.launcher.agent.host_probe import why_unwritable
 from horovodlike.launcher.elastic.discovery import HostDiscovery
 from horovodlike.launcher.errors import UsageError
 from horovodlike.launcher.planning.job_spec import ElasticSpec, JobSpec, Nodes
-from horovodlike.launcher.schedulers.allocation import HostResolution, find_hosts
+from horovodlike.launcher.schedulers.registry import HostResolution, find_hosts
 
 __all__ = ["choose_hosts", "make_spec"]
 

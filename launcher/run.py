@@ -146,7 +146,7 @@ def run(
         environ,
         files={} if host_discovery is None and (elastic is None or elastic.discovery_script is None) else None,
         command=(executable or sys.executable, str(_RUN_TASK)),
-        remote=RemoteStart(port, ssh_identity_file, slurm=where.slurm, cpus=where.cpus),
+        remote=RemoteStart(port, ssh_identity_file, scheduler=where.scheduler, cpus=where.cpus),
         output_directory=output_filename,
         verbose=bool(verbose),
         names=_names(num_proc, gpus_per_rank),

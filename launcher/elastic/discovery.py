@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping
 from horovodlike.launcher.agent.external import ask
 from horovodlike.launcher.agent.process import send_signal
 from horovodlike.launcher.errors import UsageError
-from horovodlike.launcher.planning.addresses import find_this_machine, local_names
+from horovodlike.launcher.planning.addresses import find_this_machine
 from horovodlike.launcher.planning.command import interpreter_trouble
 from horovodlike.launcher.planning.hosts import HostSlots, merge_hosts, parse_host_line
+from horovodlike.launcher.schedulers.registry import names_of_this_machine
 
 __all__ = ["DiscoveryError", "FixedHosts", "HostDiscovery", "HostDiscoveryScript", "DiscoveryThread"]
 
@@ -139,7 +140,7 @@ class DiscoveryThread:
         """
         self.here = here
         self._discovery = discovery
-        self._names = local_names() | {name for name in (environ.get("SLURMD_NODENAME"),) if name}
+        self._names = names_of_this_machine(environ)
         self._renamed: dict[str, str] = {}  # how a host was called -> what it is called here
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None

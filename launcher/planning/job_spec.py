@@ -30,14 +30,14 @@ class RemoteStart:
         ssh_port: The port of ssh's servers; None leaves it to ssh's configuration.
         ssh_identity_file: The private key; None leaves it to ssh's configuration.
         ssh_options: Further words for ssh's command line.
-        slurm: The agents are started by ``srun``, in the allocation of which this process is part.
-        cpus: How many processors of each host belong to the allocation.
+        scheduler: The name of what starts the agents: ssh, or the scheduler whose allocation has all hosts.
+        cpus: How many processors of each host belong to that allocation.
     """
 
     ssh_port: int | None = None
     ssh_identity_file: str | None = None
     ssh_options: tuple[str, ...] = ()
-    slurm: bool = False
+    scheduler: str = "ssh"
     cpus: Mapping[str, int] = field(default_factory=dict)
 
 

@@ -1,14 +1,14 @@
-"""The command that starts the agent of another host, and the explanation if it fails. Pure."""
+"""Agents that ssh starts: the command, and the explanation if it fails. Pure."""
 
 import math
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from horovodlike.launcher.agent import START_AGENT
 from horovodlike.launcher.planning.job_spec import RemoteStart
+from horovodlike.launcher.schedulers import AGENT, JobAllocation, Scheduler
 
-__all__ = ["explain_failure", "remote_command", "ssh_words"]
+__all__ = ["Ssh", "explain_failure", "ssh_words"]
 
 _REMEDIES = (
     ("Could not resolve hostname", "check its spelling, /etc/hosts and DNS"),
@@ -21,37 +21,24 @@ _REMEDIES = (
 )
 
 
-_AGENT = (sys.executable, "-I", "-S", "-X", "utf8", START_AGENT)
-"""The words that are executed on another host, where everything has the same paths as here."""
+class Ssh(Scheduler):
+    """No scheduler: the user names the hosts. What only gives hosts derives from it."""
 
+    name = "ssh"
+    program = "ssh"
 
-def remote_command(host: str, remote: RemoteStart, timeout: float) -> list[str]:
-    """Return the command that starts the agent of another host.
+    def hosts(self, environ: Mapping[str, str]) -> JobAllocation | None:
+        """See :meth:`Scheduler.hosts`."""
+        return None
 
-    Args:
-        host: The host.
-        remote: How its agent is started.
-        timeout: How long ssh may take to connect, in seconds.
-    """
-    if remote.slurm:
-        cpus = remote.cpus.get(host)
-        share = [f"--cpus-per-task={cpus}"] if cpus else []  # or the step would get one processor
-        step = [
-            "--nodes=1",
-            "--ntasks=1",
-            "--ntasks-per-node=1",
-            f"--nodelist={host}",
-            "--overlap",
-            "--mem=0",
-            "--cpu-bind=none",
-        ]
-        return ["srun", *step, *share, "--mpi=none", "--unbuffered", "--quiet", *_AGENT]
-    words = ["ssh", *ssh_words(remote)]  # of several values, ssh takes the first
-    words += ["-x", "-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={math.ceil(timeout)}"]
-    # A shared connection would outlive its client, and forwarded ports can be taken.
-    words += ["-o", "ControlPath=none", "-o", "ClearAllForwardings=yes"]
-    # "exec" is a word of every login shell; with it no shell stands between ssh's server and the agent.
-    return [*words, "--", host, "exec " + shlex.join(_AGENT)]
+    def start_command(self, host: str, remote: RemoteStart, timeout: float) -> list[str]:
+        """See :meth:`Scheduler.start_command`."""
+        words = ["ssh", *ssh_words(remote)]  # of several values, ssh takes the first
+        words += ["-x", "-T", "-o", "BatchMode=yes", "-o", f"ConnectTimeout={math.ceil(timeout)}"]
+        # A shared connection would outlive its client, and forwarded ports can be taken.
+        words += ["-o", "ControlPath=none", "-o", "ClearAllForwardings=yes"]
+        # "exec" is a word of every login shell; with it no shell stands between ssh's server and the agent.
+        return [*words, "--", host, "exec " + shlex.join(AGENT)]
 
 
 def ssh_words(remote: RemoteStart) -> list[str]:
@@ -64,16 +51,15 @@ def ssh_words(remote: RemoteStart) -> list[str]:
     return words
 
 
-def explain_failure(remote: RemoteStart, status: int, words: Sequence[str]) -> str:
+def explain_failure(program: str, status: int, words: Sequence[str]) -> str:
     """Explain why an agent has not answered.
 
     Args:
-        remote: How it was started.
-        status: The exit code of ssh or srun, or minus the signal.
-        words: The lines that they, or the agent, have written to standard error.
+        program: The program that was to start it, such as ssh.
+        status: The exit code of the program, or minus the signal.
+        words: The lines that it, or the agent, has written to standard error.
     """
     said = "; ".join(words) or "nothing was said about it"
-    program = "srun" if remote.slurm else "ssh"
     if status in (126, 127):
         return f"{sys.executable} cannot be executed there ({said}); Python must be installed at the same path as here"
     if "can't open file" in said or "No module named" in said:

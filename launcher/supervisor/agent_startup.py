@@ -29,7 +29,8 @@ from horovodlike.launcher.planning.command import working_folder
 from horovodlike.launcher.planning.hosts import Placement
 from horovodlike.launcher.planning.job_spec import JobSpec
 from horovodlike.launcher.planning.plan import OWN_NAMES, OWN_PREFIXES, RankPlan, forwarded, inherited
-from horovodlike.launcher.schedulers.ssh import explain_failure, remote_command
+from horovodlike.launcher.schedulers.registry import scheduler_of
+from horovodlike.launcher.schedulers.ssh import explain_failure
 from horovodlike.launcher.supervisor.connection import AgentConnection, start_local_agent, start_remote_agent
 from horovodlike.launcher.supervisor.job import GRACE_S
 
@@ -79,7 +80,7 @@ def start_agent(spec: JobSpec, host: str, here: bool) -> AgentConnection:
     """
     if here:
         return start_local_agent()
-    command = remote_command(host, spec.remote, spec.start_timeout)
+    command = scheduler_of(spec.remote).start_command(host, spec.remote, spec.start_timeout)
     try:
         return start_remote_agent(command, host)
     except FileNotFoundError:
@@ -183,7 +184,7 @@ def read_description(answer: list[Frame] | Exception, link: AgentConnection, spe
         HostsError: The host cannot take part.
     """
     if answer == []:
-        raise HostsError(explain_failure(spec.remote, link.close(), link.last_words))
+        raise HostsError(explain_failure(scheduler_of(spec.remote).program, link.close(), link.last_words))
     try:
         if isinstance(answer, Exception):
             raise answer

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import chain
 
 from horovodlike._net.secure_channel import JobKey
 from horovodlike.launcher.agent.host_probe import detect_host
@@ -14,12 +15,13 @@ from horovodlike.launcher.planning.addresses import LOOPBACK, reachable_addresse
 from horovodlike.launcher.planning.job_spec import JobSpec
 from horovodlike.launcher.planning.plan import forwarded
 from horovodlike.launcher.schedulers.mpirun import find_mpirun, make_command, make_environ, make_ssh_variables
+from horovodlike.launcher.schedulers.registry import SCHEDULERS
 from horovodlike.launcher.supervisor.job import Outcome
 from horovodlike.launcher.supervisor.static_job import Launch
 
 __all__ = ["MpirunLaunch"]
 
-_LAUNCHERS_OWN = ("OMPI_", "PMI_", "PMIX_", "PRTE_", "HYDRA_", "HYDI_", "SLURM_")
+_LAUNCHERS_OWN = ("OMPI_", "PMI_", "PMIX_", "PRTE_", "HYDRA_", "HYDI_", *chain(*(each.prefixes for each in SCHEDULERS)))
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 
 

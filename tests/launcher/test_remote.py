@@ -21,9 +21,14 @@ from horovodlike.launcher.planning.addresses import addresses_towards, find_this
 from horovodlike.launcher.planning.hosts import HostSlots
 from horovodlike.launcher.planning.job_spec import RemoteStart
 from horovodlike.launcher.planning.plan import forwarded
-from horovodlike.launcher.schedulers.ssh import explain_failure, remote_command
+from horovodlike.launcher.schedulers.registry import scheduler_of
+from horovodlike.launcher.schedulers.ssh import explain_failure
 
 HOST = Host((0,), ((0,),), ((0,),))
+
+
+def remote_command(host: str, remote: RemoteStart, timeout: float) -> list[str]:
+    return scheduler_of(remote).start_command(host, remote, timeout)
 
 
 def test_the_command_of_ssh() -> None:
@@ -46,12 +51,12 @@ def test_the_command_of_ssh() -> None:
 
 
 def test_the_command_of_srun() -> None:
-    words = remote_command("n1", RemoteStart(slurm=True, cpus={"n1": 8}), 30)
+    words = remote_command("n1", RemoteStart(scheduler="Slurm", cpus={"n1": 8}), 30)
     assert words[0] == "srun"
     assert {"--nodes=1", "--ntasks=1", "--nodelist=n1", "--overlap", "--cpus-per-task=8"} <= set(words)
     assert words[-1].endswith("/start_agent.py")
     assert sys.executable in words
-    assert not any("cpus-per-task" in word for word in remote_command("n2", RemoteStart(slurm=True), 30))
+    assert not any("cpus-per-task" in word for word in remote_command("n2", RemoteStart(scheduler="Slurm"), 30))
 
 
 @pytest.mark.parametrize(
@@ -74,7 +79,7 @@ def test_the_command_of_srun() -> None:
 )
 def test_why_an_agent_does_not_answer(status: int, words: list[str], expected: str) -> None:
 
-    assert re.search(expected, explain_failure(RemoteStart(), status, words))
+    assert re.search(expected, explain_failure("ssh", status, words))
 
 
 def test_the_description_of_this_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

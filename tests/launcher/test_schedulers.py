@@ -6,7 +6,8 @@ import pytest
 
 from horovodlike.launcher.errors import UsageError
 from horovodlike.launcher.planning.hosts import HostSlots
-from horovodlike.launcher.schedulers.allocation import Allocation, find_allocation
+from horovodlike.launcher.schedulers import JobAllocation
+from horovodlike.launcher.schedulers.registry import find_allocation
 
 SLURM = {
     "SLURM_JOB_ID": "77",
@@ -19,11 +20,11 @@ SLURM = {
 def test_slurm() -> None:
     hosts = (HostSlots("n1", 4), HostSlots("n2", 4), HostSlots("m", 3))
     cpus = {"n1": 8, "n2": 8, "m": 6}
-    assert find_allocation(SLURM) == Allocation("Slurm", hosts, cpus)
+    assert find_allocation(SLURM) == JobAllocation("Slurm", hosts, cpus)
     for pseudo_step in ("4294967290", "4294967291"):  # an interactive shell, the batch script
-        assert find_allocation({**SLURM, "SLURM_STEP_ID": pseudo_step}) == Allocation("Slurm", hosts, cpus)
+        assert find_allocation({**SLURM, "SLURM_STEP_ID": pseudo_step}) == JobAllocation("Slurm", hosts, cpus)
     few = {"SLURM_JOB_ID": "77", "SLURM_NODELIST": "n1"}
-    assert find_allocation(few) == Allocation("Slurm", (HostSlots("n1", 1),), {})
+    assert find_allocation(few) == JobAllocation("Slurm", (HostSlots("n1", 1),), {})
 
 
 def test_no_allocation() -> None:
@@ -36,7 +37,7 @@ def test_no_allocation() -> None:
 
 def test_lsf(tmp_path: Path) -> None:
     environ = {"LSB_JOBID": "5", "LSB_MCPU_HOSTS": "a 4 b 2 a 1"}
-    expected = Allocation("LSF", (HostSlots("a", 5), HostSlots("b", 2)), {})
+    expected = JobAllocation("LSF", (HostSlots("a", 5), HostSlots("b", 2)), {})
     assert find_allocation(environ) == expected
     (tmp_path / "hosts").write_text("a\na\na\na\na\nb\nb\n")
     assert find_allocation({**environ, "LSB_DJOB_HOSTFILE": str(tmp_path / "hosts")}) == expected
@@ -45,7 +46,7 @@ def test_lsf(tmp_path: Path) -> None:
 def test_pbs(tmp_path: Path) -> None:
     (tmp_path / "nodes").write_text("a\na\nb\n")
     environ = {"PBS_JOBID": "5.server", "PBS_NODEFILE": str(tmp_path / "nodes")}
-    assert find_allocation(environ) == Allocation("PBS", (HostSlots("a", 2), HostSlots("b", 1)), {})
+    assert find_allocation(environ) == JobAllocation("PBS", (HostSlots("a", 2), HostSlots("b", 1)), {})
 
 
 @pytest.mark.parametrize(

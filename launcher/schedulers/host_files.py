@@ -1,0 +1,44 @@
+"""LSF and PBS, which write the hosts of a job to a file or a variable; agents by ssh."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from horovodlike.launcher.planning.hosts import HostSlots, merge_hosts, parse_hostfile
+from horovodlike.launcher.schedulers import JobAllocation
+from horovodlike.launcher.schedulers.ssh import Ssh
+
+__all__ = ["Lsf", "Pbs"]
+
+
+class Lsf(Ssh):
+    """See the module."""
+
+    name = "LSF"
+
+    def hosts(self, environ: Mapping[str, str]) -> JobAllocation | None:
+        """See :meth:`Scheduler.hosts`."""
+        if "LSB_JOBID" not in environ:
+            return None
+        path = environ.get("LSB_DJOB_HOSTFILE")
+        if path:
+            return JobAllocation(self.name, parse_hostfile(Path(path).read_text(), path))
+        words = environ.get("LSB_MCPU_HOSTS", "").split()
+        if not words:
+            return None
+        if len(words) % 2 or not all(number.isdigit() for number in words[1::2]):
+            raise ValueError(f"LSB_MCPU_HOSTS={' '.join(words)!r} is no list of hosts and numbers")
+        pairs = zip(words[::2], words[1::2], strict=True)
+        return JobAllocation(self.name, merge_hosts(HostSlots(name, int(slots)) for name, slots in pairs))
+
+
+class Pbs(Ssh):
+    """See the module."""
+
+    name = "PBS"
+
+    def hosts(self, environ: Mapping[str, str]) -> JobAllocation | None:
+        """See :meth:`Scheduler.hosts`."""
+        path = environ.get("PBS_NODEFILE")
+        if "PBS_JOBID" not in environ or not path:
+            return None
+        return JobAllocation(self.name, parse_hostfile(Path(path).read_text(), path))

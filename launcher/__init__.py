@@ -22,8 +22,7 @@ The modules and packages, lowest layer first. Each imports only from itself and 
 ``elastic``      jobs whose workers come and go; its own table is in its ``__init__``
 ``options``      the table of options, which the command line, the configuration file and ``run`` read;
                  ``horovod_options``: those of ``horovodrun`` that have no effect
-``resolve``      from the options that were given to a job: its hosts and its specification
-``launch``       the eight steps in order, whatever starts the ranks
+``launch``       from the options that were given to its exit code: hosts, specification, and eight steps in order
 ``tools``        ``--check-build`` and ``--selftest``
 ``cli``, ``run`` ``hvdrun`` and ``horovodlike.run``
 ================ =======================================================================================================

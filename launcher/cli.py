@@ -15,8 +15,9 @@ from horovodlike._bootstrap.environment import SECRET_KEY, SECRET_KEY_FILE
 from horovodlike._bootstrap.job_key import read_key_file, take_key
 from horovodlike._net.secure_channel import JobKey
 from horovodlike.errors import ConfigError, RendezvousError
-from horovodlike.launcher import horovod_options, options, resolve
+from horovodlike.launcher import horovod_options, options
 from horovodlike.launcher.errors import HostsError, UsageError, given
+from horovodlike.launcher.launch import choose_hosts, launch, make_spec
 from horovodlike.launcher.planning.command import (
     HOROVODRUN,
     check_interpreter,
@@ -322,7 +323,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], program: str = "hvdru
     nodes = _find_nodes(arguments, environ)
     where = HostResolution(number)
     if nodes is None:
-        where = resolve.choose_hosts(elastic, arguments.hosts, arguments.hostfile, number, environ)
+        where = choose_hosts(elastic, arguments.hosts, arguments.hostfile, number, environ)
     if arguments.selftest:
         if command:
             raise UsageError(f"--selftest runs a program of its own: leave out {command[0]}")
@@ -330,7 +331,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], program: str = "hvdru
         where = replace(where, num_proc=where.num_proc or _SELFTEST_RANKS)
     if where.num_proc is None:
         raise UsageError(f"how many ranks? Give -np N, for instance: {program} -np 2 python train.py")
-    return resolve.make_spec(
+    return make_spec(
         values,
         where,
         elastic,
@@ -384,8 +385,6 @@ def main(argv: Sequence[str] | None = None, program: str = "hvdrun") -> int:
         reasons += config.without_effect(os.environ)
         if spec.ignored:
             print(f"{program}: without effect here: {', '.join(spec.ignored)}", file=sys.stderr)
-
-        from horovodlike.launcher.launch import launch  # after the errors that need no more than this
 
         return launch(spec, command, os.environ, take_signals=True, reasons=reasons).exit_code
     except UsageError as error:

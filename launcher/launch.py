@@ -1,17 +1,126 @@
-"""One way from a job to its exit code, whatever starts the ranks: eight steps, in this order."""
+"""One way from a request to the exit code of a job: its hosts, its specification, and eight steps in order."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
-from horovodlike.launcher.planning.job_spec import JobSpec
-from horovodlike.launcher.supervisor.job import Outcome
-from horovodlike.launcher.supervisor.static_job import Launch, StaticLaunch
+from horovodlike import config
+from horovodlike.config import SETTINGS, Config
+from horovodlike.launcher.agent.host_probe import why_unwritable
+from horovodlike.launcher.elastic.discovery import HostDiscovery
+from horovodlike.launcher.errors import UsageError
+from horovodlike.launcher.planning.job_spec import ElasticSpec, JobSpec, Nodes
+from horovodlike.launcher.schedulers.registry import HostResolution, find_hosts
 
-__all__ = ["launch"]
+if TYPE_CHECKING:  # they take time to import, and a command line with an error does not need them
+    from horovodlike.launcher.supervisor.job import Outcome
+    from horovodlike.launcher.supervisor.static_job import Launch
+
+__all__ = ["choose_hosts", "launch", "make_spec"]
 
 
-def launch(spec: JobSpec, command: tuple[str, ...], environ: Mapping[str, str], **how: Any) -> Outcome:
+def choose_hosts(
+    elastic: ElasticSpec | None,
+    hosts: str | None,
+    hostfile: str | None,
+    number: int | None,
+    environ: Mapping[str, str],
+    discovery: HostDiscovery | None = None,
+) -> HostResolution:
+    """Decide on which hosts the job runs, and with how many workers it starts if it is elastic.
+
+    Args:
+        elastic: The elastic part of the job, if it is elastic.
+        hosts: The value of ``-H``, or None.
+        hostfile: The name of a file with hosts, or None.
+        number: The number of ranks, or None if it was not given.
+        environ: The environment, which a scheduler may have made.
+        discovery: Finds the hosts, instead of all these.
+
+    Raises:
+        UsageError: The hosts cannot be used, or there are too few slots.
+    """
+    if elastic is None:
+        return find_hosts(hosts, hostfile, number, environ)
+    number = elastic.min_np if number is None else number
+    if elastic.discovery_script is not None or discovery is not None:
+        if hosts or hostfile or (elastic.discovery_script is not None and discovery is not None):
+            raise UsageError(
+                "the hosts are given in two ways; give a discovery of hosts, a list or a file, and no other"
+            )
+        return HostResolution(number, reason="the hosts are found out again and again")
+    where = find_hosts(hosts, hostfile, number, environ)
+    if number is None and where.num_proc is not None and elastic.max_np is not None:
+        where = replace(where, num_proc=min(where.num_proc, elastic.max_np))
+    return where
+
+
+def make_spec(
+    values: Config,
+    where: HostResolution,
+    elastic: ElasticSpec | None,
+    settings: Mapping[str, str],
+    environ: Mapping[str, str],
+    *,
+    files: Mapping[str, str] | None,
+    **rest: Any,
+) -> JobSpec:
+    """Put a job together, and check the files that ranks of this machine will write.
+
+    Args:
+        values: All settings.
+        where: The hosts of the job.
+        elastic: The elastic part of the job, or None.
+        settings: The settings that were asked for.
+        environ: The environment, from which the other settings come.
+        files: By setting, the option that asks for a file; others were asked for by variables. None for hosts that are
+            not known yet, so that nothing is checked.
+        **rest: Further fields of the job.
+
+    Raises:
+        UsageError: A file cannot be written.
+    """
+    names = files or {}
+    nodes: Nodes | None = rest.get("nodes")
+    has_rank_0 = nodes.number == 0 if nodes else not where.hosts or where.hosts[0].host == where.here
+    written = () if values.timeline.upper() in ("", "DYNAMIC") else (values.timeline,)
+    found = [("timeline", path) for path in written]
+    if values.autotune_log and has_rank_0 and (values.autotune or "autotune_log" in names):
+        found.append(("autotune_log", values.autotune_log))
+    for setting, path in found if files is not None and where.here is not None else ():
+        trouble = why_unwritable(path)
+        if trouble:
+            called = names.get(setting) or str(config.variable_of(setting, {**environ, **settings}))
+            shown = f"{called} {path}" if called.startswith("-") else f"{called}={path}"
+            raise UsageError(f"{shown} cannot be written: {trouble}; name a file in a folder that exists")
+    if elastic is not None:
+        settings = {**settings, SETTINGS["network_timeout"].variable: f"{values.heartbeat_timeout:g}"}
+    return JobSpec(
+        num_proc=where.num_proc or 1,
+        settings=settings,
+        hosts=where.hosts,
+        here=where.here,
+        elastic=elastic,
+        start_timeout=values.start_timeout,
+        network_timeout=values.network_timeout,
+        network_interface=values.network_interface,
+        gpus_per_rank=values.gpus_per_rank,
+        files=written,
+        **rest,
+    )
+
+
+def launch(
+    spec: JobSpec,
+    command: tuple[str, ...],
+    environ: Mapping[str, str],
+    *,
+    discovery: HostDiscovery | None = None,
+    task: bytes | None = None,
+    take_signals: bool = False,
+    reasons: Sequence[str] = (),
+) -> "Outcome":
     """Run a job, and return when nothing is left of it.
 
     The rendezvous server is started before the ranks are planned, since their variables carry its port.
@@ -20,7 +129,10 @@ def launch(spec: JobSpec, command: tuple[str, ...], environ: Mapping[str, str], 
         spec: The job.
         command: The words that each rank executes.
         environ: The environment that the ranks inherit.
-        **how: See :class:`~horovodlike.launcher.supervisor.static_job.Launch`.
+        discovery: Finds the hosts of an elastic job; None for those of the job. It is closed in the end.
+        task: The file that every rank can read.
+        take_signals: Pass this process's signals on to the ranks; only in the main thread.
+        reasons: Further lines for ``verbose``.
 
     Raises:
         UsageError: The job does not fit its hosts; nothing has been started.
@@ -28,7 +140,9 @@ def launch(spec: JobSpec, command: tuple[str, ...], environ: Mapping[str, str], 
         BaseException: An interrupt (KeyboardInterrupt); the ranks have been ended.
     """
     with ExitStack() as stack:
-        job = _variant(spec)(spec, command, environ, stack, **how)
+        job = _variant(spec)(
+            spec, command, environ, stack, discovery=discovery, task=task, take_signals=take_signals, reasons=reasons
+        )
         job.resolve()
         job.probe()
         job.serve()
@@ -39,7 +153,7 @@ def launch(spec: JobSpec, command: tuple[str, ...], environ: Mapping[str, str], 
         return job.attribute()
 
 
-def _variant(spec: JobSpec) -> type[Launch]:
+def _variant(spec: JobSpec) -> "type[Launch]":
     """Choose what starts the ranks; a module is imported only if it is needed."""
     if spec.nodes is not None:
         from horovodlike.launcher.supervisor.node_job import FollowerLaunch, LeaderLaunch
@@ -53,4 +167,6 @@ def _variant(spec: JobSpec) -> type[Launch]:
         from horovodlike.launcher.supervisor.mpirun_job import MpirunLaunch
 
         return MpirunLaunch
+    from horovodlike.launcher.supervisor.static_job import StaticLaunch
+
     return StaticLaunch

@@ -14,7 +14,7 @@ from horovodlike.errors import ConfigError
 from horovodlike.launcher.agent.run_task import LENGTH, unpack_answer
 from horovodlike.launcher.elastic.discovery import HostDiscovery
 from horovodlike.launcher.errors import RankFailedError, UsageError
-from horovodlike.launcher.launch import launch
+from horovodlike.launcher.launch import choose_hosts, launch, make_spec
 from horovodlike.launcher.options import (
     ELASTIC_ARGUMENTS,
     check_arguments,
@@ -25,7 +25,6 @@ from horovodlike.launcher.options import (
 )
 from horovodlike.launcher.planning.command import working_folder
 from horovodlike.launcher.planning.job_spec import RemoteStart
-from horovodlike.launcher.resolve import choose_hosts, make_spec
 from horovodlike.launcher.supervisor import failure_attribution
 from horovodlike.launcher.supervisor.job import Outcome
 

@@ -14,7 +14,7 @@ from horovodlike.launcher.agent import START_AGENT
 PACKAGE = "horovodlike.launcher"
 LAYERS = (
     *("errors", "agent", "planning", "schedulers", "supervisor", "elastic", "options", "horovod_options"),
-    *("resolve", "launch", "tools", "run", "cli"),
+    *("launch", "tools", "run", "cli"),
 )
 FOLDER = Path(str(horovodlike.launcher.__file__)).parent
 

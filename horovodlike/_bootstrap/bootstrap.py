@@ -35,7 +35,7 @@ from horovodlike.config import SETTINGS, Config
 from horovodlike.errors import RendezvousError
 
 if TYPE_CHECKING:
-    from horovodlike._bootstrap.mesh import Connection
+    from horovodlike._bootstrap.mesh import MeshConnection
     from horovodlike._bootstrap.wakeup_pipes import WakeupPipes
 
 __all__ = ["JobContext", "Rendezvous", "RendezvousServer", "establish"]
@@ -66,7 +66,7 @@ class JobContext:
     table: HostTable | None = None
     processors: int = 1
     segment_fd: int = -1
-    connections: "list[Connection]" = field(default_factory=list)
+    connections: "list[MeshConnection]" = field(default_factory=list)
     wakeup_pipes: "WakeupPipes | None" = None
     rendezvous: Rendezvous | None = None
     object_key: JobKey | None = field(default=None, repr=False)

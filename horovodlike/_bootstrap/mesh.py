@@ -31,7 +31,7 @@ _SHOWN_PAIRS = 8
 
 
 @dataclass
-class Connection:
+class MeshConnection:
     """A connection to a rank of another host, over which both sides have authenticated themselves.
 
     Attributes:
@@ -77,7 +77,7 @@ def plan_connections(rank: int, table: HostTable, streams: int, fan_out: int) ->
 
 def connect_mesh(
     rendezvous: Rendezvous, table: HostTable, config: Config, ends: Sequence[tuple[str, str]]
-) -> list[Connection]:
+) -> list[MeshConnection]:
     """Connect this rank to those of other hosts. Collective.
 
     Args:
@@ -120,7 +120,7 @@ def connect_mesh(
         builder.close()
         raise
     return [
-        Connection(
+        MeshConnection(
             builder.done[connection_id][0], connection_id.other(rank), connection_id.use, builder.done[connection_id][1]
         )
         for connection_id in connection_ids

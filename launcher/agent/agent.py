@@ -36,9 +36,9 @@ from horovodlike.launcher.agent.protocol import (
     MAGIC,
     PIECE,
     Frame,
-    FrameError,
+    FrameKind,
     FrameReader,
-    Kind,
+    InvalidFrameError,
     decode_seconds,
     decode_text,
     encode,
@@ -77,7 +77,7 @@ class Agent:
         self._elastic = False  # ranks come and go, and are the workers of the job
         self._rank_of: dict[int, int] = {}  # process id -> rank, of those that run
         self._left: dict[int, tuple[int, int]] = {}  # process id -> rank and status, while its group may outlive it
-        self._streams: dict[int, tuple[int, Kind]] = {}  # descriptor -> rank, stream
+        self._streams: dict[int, tuple[int, FrameKind]] = {}  # descriptor -> rank, stream
         self._paused = False
         self._task_fd: int | None = None
         self._exits = ExitQueue()
@@ -144,7 +144,7 @@ class Agent:
 
         def on_signal() -> None:
             if any(number != signal.SIGCHLD for number in os.read(read, 4096)) and not self._ending:
-                self._send(Kind.FAILED, 0, b"the agent or its guard was killed")
+                self._send(FrameKind.FAILED, 0, b"the agent or its guard was killed")
                 self._end(self._grace_period)
 
         self._on_readable(read, on_signal)
@@ -159,7 +159,7 @@ class Agent:
                 self._obey(frame)
         except BlockingIOError:
             pass
-        except (OSError, FrameError) as error:
+        except (OSError, InvalidFrameError) as error:
             if not self._lost:
                 print(f"hvdrun agent: {error}", file=sys.stderr)
                 self._lose()
@@ -176,32 +176,32 @@ class Agent:
         self._end(GRACE_S)
 
     def _obey(self, frame: Frame) -> None:
-        if frame.kind is Kind.TASK:
+        if frame.kind is FrameKind.TASK:
             self._store_task(frame.payload)
-        elif frame.kind is Kind.START:
+        elif frame.kind is FrameKind.START:
             self._started = True
             try:
                 self._start(decode_text(frame.payload))
             except (OSError, ValueError, KeyError) as error:
-                self._send(Kind.FAILED, 0, f"the ranks cannot be started: {error}".encode())
+                self._send(FrameKind.FAILED, 0, f"the ranks cannot be started: {error}".encode())
                 self._end(0.0)
-        elif frame.kind is Kind.SIGNAL:
+        elif frame.kind is FrameKind.SIGNAL:
             self._pass_on(frame.number, decode_seconds(frame.payload))
-        elif frame.kind is Kind.SIGNAL_RANK:
+        elif frame.kind is FrameKind.SIGNAL_RANK:
             self._signal_rank(frame.number, int(frame.payload))
-        elif frame.kind is Kind.END:
+        elif frame.kind is FrameKind.END:
             self._started = True  # there is nothing more to come
             self._end(decode_seconds(frame.payload))
-        elif frame.kind is Kind.KILL:
+        elif frame.kind is FrameKind.KILL:
             self._kill_at = time.monotonic()
-        elif frame.kind is Kind.ALIVE:
+        elif frame.kind is FrameKind.ALIVE:
             self._lost_at = time.monotonic() + decode_seconds(frame.payload)
-            self._send(Kind.ALIVE, 0, frame.payload)
-        elif frame.kind is Kind.DESCRIBE:
+            self._send(FrameKind.ALIVE, 0, frame.payload)
+        elif frame.kind is FrameKind.DESCRIBE:
             from horovodlike.launcher.agent.host_probe import describe  # an agent of the launcher's own host saves this
 
             self._outgoing += MAGIC
-            self._send(Kind.DESCRIPTION, 0, encode_text(describe(decode_text(frame.payload))))
+            self._send(FrameKind.DESCRIPTION, 0, encode_text(describe(decode_text(frame.payload))))
 
     # Starting.
 
@@ -231,12 +231,12 @@ class Agent:
             except OSError as error:  # too many processes or open files: in an elastic job the others continue
                 if not self._elastic:
                     raise
-                self._send(Kind.STDERR, start.rank, f"hvdrun: cannot start another process: {error}\n".encode())
-                self._send(Kind.EXITED, start.rank, encode_exit(0, CANNOT_EXECUTE))
+                self._send(FrameKind.STDERR, start.rank, f"hvdrun: cannot start another process: {error}\n".encode())
+                self._send(FrameKind.EXITED, start.rank, encode_exit(0, CANNOT_EXECUTE))
             else:
                 self._follow(start.rank, pid, readers)
 
-    def _start_rank(self, start: Start) -> tuple[int, dict[int, tuple[int, Kind]]]:
+    def _start_rank(self, start: Start) -> tuple[int, dict[int, tuple[int, FrameKind]]]:
         """Start one.
 
         Returns:
@@ -245,8 +245,12 @@ class Agent:
         Raises:
             OSError: There is no process, or nothing through which to hear of it.
         """
-        streams = (Kind.STDOUT, Kind.STDERR) if self._task_fd is None else (Kind.STDOUT, Kind.STDERR, Kind.RESULT)
-        readers: dict[int, tuple[int, Kind]] = {}
+        streams = (
+            (FrameKind.STDOUT, FrameKind.STDERR)
+            if self._task_fd is None
+            else (FrameKind.STDOUT, FrameKind.STDERR, FrameKind.RESULT)
+        )
+        readers: dict[int, tuple[int, FrameKind]] = {}
         writers: list[int] = []
         try:
             for stream in streams:
@@ -265,10 +269,10 @@ class Agent:
                 os.close(write)
         return pid, readers
 
-    def _follow(self, rank: int, pid: int, readers: dict[int, tuple[int, Kind]]) -> None:
+    def _follow(self, rank: int, pid: int, readers: dict[int, tuple[int, FrameKind]]) -> None:
         self._exits.watch(pid)
         self._rank_of[pid] = rank
-        self._send(Kind.STARTED, rank, b"%d" % pid)
+        self._send(FrameKind.STARTED, rank, b"%d" % pid)
         for read in readers:
             os.set_blocking(read, False)
             if not self._paused:
@@ -314,7 +318,7 @@ class Agent:
             for descriptor in self._streams:
                 self._on_readable(descriptor, functools.partial(self._forward, descriptor))
 
-    def _send(self, kind: Kind, number: int, payload: bytes) -> None:
+    def _send(self, kind: FrameKind, number: int, payload: bytes) -> None:
         if not self._lost:
             self._outgoing += encode(kind, number, payload)
 
@@ -343,7 +347,7 @@ class Agent:
             rank = self._rank_of.pop(pid)
             for descriptor in [fd for fd, (owner, _) in self._streams.items() if owner == rank]:
                 self._drain(descriptor)
-            self._send(Kind.EXITED, rank, encode_exit(pid, status))
+            self._send(FrameKind.EXITED, rank, encode_exit(pid, status))
             if self._elastic:
                 send_signal(-pid, signal.SIGTERM)  # its helpers, which its replacement has for itself
             self._left[pid] = rank, status
@@ -361,14 +365,14 @@ class Agent:
             except ProcessLookupError:
                 del self._left[pid]
                 if not self._elastic:
-                    self._send(Kind.GONE, rank, encode_exit(pid, status))
+                    self._send(FrameKind.GONE, rank, encode_exit(pid, status))
             except PermissionError:  # there is one, of another user
                 pass
 
     def _tell_stops(self) -> None:
         for pid, stopped in stops():
             if pid in self._rank_of:
-                self._send(Kind.STOPPED if stopped else Kind.CONTINUED, self._rank_of[pid], b"")
+                self._send(FrameKind.STOPPED if stopped else FrameKind.CONTINUED, self._rank_of[pid], b"")
 
     def _signal_rank(self, rank: int, signum: int) -> None:
         for pid in [pid for pid, owner in self._rank_of.items() if owner == rank]:
@@ -402,7 +406,7 @@ class Agent:
         self._killed_at = self._killed_at or now
         if now > self._killed_at + _GIVE_UP_S:
             left = b" ".join(b"%d" % pid for pid in descendants(os.getpid()))
-            self._send(Kind.FAILED, 0, b"these processes do not die of SIGKILL: " + left)
+            self._send(FrameKind.FAILED, 0, b"these processes do not die of SIGKILL: " + left)
             self._flush()
             return False
         signal_descendants(signal.SIGKILL)

@@ -16,7 +16,7 @@ from horovodlike.launcher.agent.external import ask
 from horovodlike.launcher.agent.protocol import from_native, to_native
 
 __all__ = [
-    "Description",
+    "HostDescription",
     "decode_description",
     "describe",
     "encode_needs",
@@ -212,7 +212,7 @@ def _quota_v1(group: Path) -> float | None:
 
 
 @dataclass(frozen=True)
-class Description:
+class HostDescription:
     """A host, as its agent sees it.
 
     Attributes:
@@ -267,7 +267,7 @@ def _decode_gpus(value: Any) -> Gpus | None:
     return None if value is None else Gpus(tuple(map(str, value["names"])), str(value["source"]))
 
 
-def decode_description(value: Any) -> Description:
+def decode_description(value: Any) -> HostDescription:
     """Read what :func:`describe` has returned.
 
     Raises:
@@ -284,7 +284,7 @@ def decode_description(value: Any) -> Description:
         )
         client, server = value["seen_from"] or (None, None)
         seen_from = None if client is None else (str(client), str(server))
-        return Description(str(value["version"]), host, seen_from, tuple(map(str, value["problems"])))
+        return HostDescription(str(value["version"]), host, seen_from, tuple(map(str, value["problems"])))
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"its description makes no sense ({type(error).__name__})") from None
 

@@ -22,7 +22,7 @@ _SECONDS = struct.Struct(">d")
 _EXIT = struct.Struct(">qi")
 
 
-class Kind(enum.IntEnum):
+class FrameKind(enum.IntEnum):
     """The kinds of frames; the number in the header is the rank unless said otherwise."""
 
     # From the launcher to the agent.
@@ -80,19 +80,19 @@ class Kind(enum.IntEnum):
 class Frame(NamedTuple):
     """One frame."""
 
-    kind: Kind
+    kind: FrameKind
     number: int
     payload: bytes
 
 
-class FrameError(ValueError):
+class InvalidFrameError(ValueError):
     """The bytes that arrived are no frame: the two ends do not speak the same protocol."""
 
 
-def encode(kind: Kind, number: int = 0, payload: bytes = b"") -> bytes:
+def encode(kind: FrameKind, number: int = 0, payload: bytes = b"") -> bytes:
     """Encode one frame."""
     if len(payload) > MAX_PAYLOAD:
-        raise FrameError(f"a frame of {len(payload)} bytes is over the limit of {MAX_PAYLOAD}")
+        raise InvalidFrameError(f"a frame of {len(payload)} bytes is over the limit of {MAX_PAYLOAD}")
     return HEADER.pack(kind, len(payload), number) + payload
 
 
@@ -118,14 +118,14 @@ class FrameReader:
         while len(self._pending) - start >= HEADER.size:
             kind, length, number = HEADER.unpack_from(self._pending, start)
             if length > MAX_PAYLOAD:
-                raise FrameError(f"a frame of {length} bytes is over the limit of {MAX_PAYLOAD}")
+                raise InvalidFrameError(f"a frame of {length} bytes is over the limit of {MAX_PAYLOAD}")
             end = start + HEADER.size + length
             if len(self._pending) < end:
                 break
             try:
-                frames.append(Frame(Kind(kind), number, bytes(self._pending[start + HEADER.size : end])))
+                frames.append(Frame(FrameKind(kind), number, bytes(self._pending[start + HEADER.size : end])))
             except ValueError as error:
-                raise FrameError(str(error)) from None
+                raise InvalidFrameError(str(error)) from None
             start = end
         del self._pending[:start]
         return frames
@@ -160,11 +160,11 @@ def decode_seconds(payload: bytes) -> float:
     """Decode what :func:`encode_seconds` has returned.
 
     Raises:
-        FrameError: That is no duration.
+        InvalidFrameError: That is no duration.
     """
     seconds: float = _unpack(_SECONDS, payload)[0]
     if not 0 <= seconds < math.inf:
-        raise FrameError(f"{seconds} is no duration")
+        raise InvalidFrameError(f"{seconds} is no duration")
     return seconds
 
 
@@ -177,7 +177,7 @@ def decode_exit(payload: bytes) -> tuple[int, int]:
     """Decode what :func:`encode_exit` has returned.
 
     Raises:
-        FrameError: It has another length.
+        InvalidFrameError: It has another length.
     """
     pid, status = _unpack(_EXIT, payload)
     return pid, status
@@ -185,5 +185,5 @@ def decode_exit(payload: bytes) -> tuple[int, int]:
 
 def _unpack(form: struct.Struct, payload: bytes) -> tuple[Any, ...]:
     if len(payload) != form.size:
-        raise FrameError(f"a payload has {len(payload)} bytes instead of {form.size}")
+        raise InvalidFrameError(f"a payload has {len(payload)} bytes instead of {form.size}")
     return form.unpack(payload)

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from horovodlike.launcher.agent.host_probe import Description, Host
-from horovodlike.launcher.agent.protocol import Kind, encode_seconds
+from horovodlike.launcher.agent.host_probe import Host, HostDescription
+from horovodlike.launcher.agent.protocol import FrameKind, encode_seconds
 from horovodlike.launcher.elastic.rank_assignment import OF_A_PLACE
 from horovodlike.launcher.errors import HostsError, UsageError
 from horovodlike.launcher.planning.addresses import LOOPBACK, reachable_addresses
@@ -30,7 +30,7 @@ from horovodlike.launcher.supervisor.agent_startup import (
     start_agent,
     start_message,
 )
-from horovodlike.launcher.supervisor.connection import AgentConnection, Connection
+from horovodlike.launcher.supervisor.connection import AgentConnection, FrameConnection
 from horovodlike.launcher.supervisor.job import GRACE_S
 
 __all__ = ["AgentPool"]
@@ -64,7 +64,7 @@ class AgentPool:
         task: bytes | None,
         *,
         grace_period: float,
-        on_ready: Callable[[Connection, tuple[str, ...]], int],
+        on_ready: Callable[[FrameConnection, tuple[str, ...]], int],
         on_lost: Callable[[str, str], None],
         say: Callable[[str], None],
     ) -> None:
@@ -129,7 +129,7 @@ class AgentPool:
         agent = self._agents[host]
         entry = next((entry for entry in agent.waiting if entry[0] == worker), None)
         if entry is None:
-            agent.link.send(Kind.SIGNAL_RANK, worker, b"%d" % signum)
+            agent.link.send(FrameKind.SIGNAL_RANK, worker, b"%d" % signum)
             return True
         agent.waiting.remove(entry)
         return False
@@ -144,15 +144,15 @@ class AgentPool:
         agent = self._agents.get(host)
         if agent is not None and not agent.leaving:
             agent.leaving = True
-            agent.link.send(Kind.END, 0, encode_seconds(GRACE_S))
+            agent.link.send(FrameKind.END, 0, encode_seconds(GRACE_S))
 
-    def blame(self, link: Connection, trouble: str) -> None:
+    def blame(self, link: FrameConnection, trouble: str) -> None:
         """Note what is wrong with a host whose connection is about to end."""
         agent = self._find(link)
         if agent is not None:
             agent.trouble = agent.trouble or trouble
 
-    def end(self, link: Connection, status: int) -> None:
+    def end(self, link: FrameConnection, status: int) -> None:
         """Close the connection to an agent, which has ended; report the host as lost unless that was wanted."""
         agent = self._find(link)
         if agent is None:
@@ -207,7 +207,7 @@ class AgentPool:
     def _this_host(self) -> Host:
         return describe_this_host(self._spec, self._environ)
 
-    def _find(self, link: Connection) -> _Agent | None:
+    def _find(self, link: FrameConnection) -> _Agent | None:
         return next((agent for agent in self._agents.values() if agent.link is link), None)
 
     def _reach(self, name: str) -> _Agent | None:
@@ -235,7 +235,7 @@ class AgentPool:
         except (HostsError, UsageError, RuntimeError) as error:
             self._fail(agent, str(error))
 
-    def _find_addresses(self, name: str, description: Description) -> tuple[str, ...]:
+    def _find_addresses(self, name: str, description: HostDescription) -> tuple[str, ...]:
         return tuple(reachable_addresses({name: description}, self._spec.network_interface))
 
     def _fail(self, agent: _Agent, reason: str) -> None:
@@ -288,4 +288,4 @@ class AgentPool:
         message = start_message(
             [plan], self._environ, self._folder, elsewhere=elsewhere, elastic=True, grace_period=self._grace_period
         )
-        agent.link.send(Kind.START, 0, message)
+        agent.link.send(FrameKind.START, 0, message)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from horovodlike._bootstrap.bootstrap import RendezvousServer
 from horovodlike._net.secure_channel import JobKey
 from horovodlike.errors import RendezvousError
-from horovodlike.launcher.agent.protocol import Frame, FrameError, Kind, decode_exit, encode_seconds
+from horovodlike.launcher.agent.protocol import Frame, FrameKind, InvalidFrameError, decode_exit, encode_seconds
 from horovodlike.launcher.elastic.agents import AgentPool
 from horovodlike.launcher.elastic.events import (
     Abandon,
@@ -38,7 +38,7 @@ from horovodlike.launcher.errors import UsageError, counted
 from horovodlike.launcher.planning.job_spec import JobSpec
 from horovodlike.launcher.planning.plan import JobIdentity
 from horovodlike.launcher.supervisor import failure_attribution
-from horovodlike.launcher.supervisor.connection import AgentConnections, Connection, watch_descriptor
+from horovodlike.launcher.supervisor.connection import AgentConnections, FrameConnection, watch_descriptor
 from horovodlike.launcher.supervisor.failure_attribution import Failure
 from horovodlike.launcher.supervisor.job import AGENT_FAILED, GRACE_S, Outcome
 from horovodlike.launcher.supervisor.output import RankOutput
@@ -172,31 +172,31 @@ class Driver(Supervisor):
 
     # What happens.
 
-    def on_frame(self, frame: Frame, link: Connection) -> None:
+    def on_frame(self, frame: Frame, link: FrameConnection) -> None:
         """See :class:`horovodlike.launcher.supervisor.connection.FrameHandler`."""
         worker = frame.number
-        if frame.kind in (Kind.STDOUT, Kind.STDERR):
+        if frame.kind in (FrameKind.STDOUT, FrameKind.STDERR):
             self._output.add(worker, frame.kind, frame.payload)
-        elif frame.kind is Kind.RESULT:
+        elif frame.kind is FrameKind.RESULT:
             self.outcome.results.setdefault(worker, bytearray()).extend(frame.payload)
-        elif frame.kind is Kind.STARTED:
+        elif frame.kind is FrameKind.STARTED:
             process = self._processes.get(worker)
             if process is None:
-                raise FrameError(f"it speaks of worker {worker}, which it does not have")
+                raise InvalidFrameError(f"it speaks of worker {worker}, which it does not have")
             process.pid = int(frame.payload)
             self._explain(f"worker {worker} is process {process.pid} on {process.host}")
-        elif frame.kind is Kind.EXITED:
+        elif frame.kind is FrameKind.EXITED:
             self._on_exit(worker, *decode_exit(frame.payload), link)
-        elif frame.kind is Kind.STOPPED:
+        elif frame.kind is FrameKind.STOPPED:
             self._explain(f"worker {worker} has been stopped")
             self._events.append(Stopped(worker))
-        elif frame.kind is Kind.CONTINUED:
+        elif frame.kind is FrameKind.CONTINUED:
             self._explain(f"worker {worker} goes on")
             self._events.append(Continued(worker))
-        elif frame.kind is Kind.FAILED:
+        elif frame.kind is FrameKind.FAILED:
             self._agents.blame(link, frame.payload.decode(errors="replace"))
 
-    def _on_exit(self, worker: int, pid: int, status: int, link: Connection) -> None:
+    def _on_exit(self, worker: int, pid: int, status: int, link: FrameConnection) -> None:
         self._processes.pop(worker, None)
         self._output.finish(worker)
         if self._server is not None and worker in self._places:
@@ -208,19 +208,19 @@ class Driver(Supervisor):
         self._workers.attend()  # what it has said last came before its end
         self._events.append(Exited(worker, status, started=pid != 0))
 
-    def on_silence(self, link: Connection, seconds: float) -> None:
+    def on_silence(self, link: FrameConnection, seconds: float) -> None:
         """See :class:`horovodlike.launcher.supervisor.connection.FrameHandler`."""
         self._agents.blame(link, f"it has been silent for {seconds:.0f} s; is it up, and reachable?")
 
-    def on_nonsense(self, link: Connection, error: Exception) -> None:
+    def on_nonsense(self, link: FrameConnection, error: Exception) -> None:
         """See :class:`horovodlike.launcher.supervisor.connection.FrameHandler`."""
         self._agents.blame(link, f"{link.who} cannot be understood: {error}")
 
-    def on_end(self, link: Connection, status: int) -> None:
+    def on_end(self, link: FrameConnection, status: int) -> None:
         """See :class:`horovodlike.launcher.supervisor.connection.FrameHandler`."""
         self._agents.end(link, status)
 
-    def _take_agent(self, link: Connection, addresses: tuple[str, ...]) -> int:
+    def _take_agent(self, link: FrameConnection, addresses: tuple[str, ...]) -> int:
         self._workers.listen_on(addresses)
         self._links.add(link)
         return self._workers.port
@@ -366,7 +366,7 @@ class Driver(Supervisor):
         if not any(process.pid for process in self._processes.values()) or time.monotonic() >= self._ending_at:
             self._ended = True
             self._agents.cut()
-            self._links.send(Kind.END, 0, encode_seconds(GRACE_S))
+            self._links.send(FrameKind.END, 0, encode_seconds(GRACE_S))
 
     def _handle_signals(self) -> None:
         if self._output.broken and self._ending_at is None:
@@ -376,7 +376,7 @@ class Driver(Supervisor):
             signum = self._signals.popleft()
             if self._ending_at is not None:  # the second one, or the first while a failed job is being ended
                 self._abandoned = True
-                self._links.send(Kind.KILL)
+                self._links.send(FrameKind.KILL)
                 self._ending_at = time.monotonic()
             else:
                 self._pass_on(signum, signum)
@@ -408,7 +408,7 @@ class Driver(Supervisor):
                 self._workers.say(worker.number, {"stop": self._stop_reason})
         self._ending_at = time.monotonic() + self._grace_period
         self._agents.cut()
-        self._links.send(Kind.SIGNAL, signum, encode_seconds(self._grace_period))
+        self._links.send(FrameKind.SIGNAL, signum, encode_seconds(self._grace_period))
 
     def _say_that_no_host_is_found(self) -> None:
         elastic = self._spec.elastic

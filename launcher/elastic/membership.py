@@ -34,7 +34,7 @@ from horovodlike.launcher.elastic.events import (
     Training,
 )
 from horovodlike.launcher.elastic.host_health import HostHealth
-from horovodlike.launcher.elastic.state import Generation, Policy, Roster, Status, Worker
+from horovodlike.launcher.elastic.state import Generation, Policy, Roster, Status, WorkerState
 from horovodlike.launcher.errors import counted, listed
 from horovodlike.launcher.supervisor import failure_attribution
 
@@ -130,7 +130,7 @@ class Membership(Roster):
         new = [host for host in event.slots if host not in self.slots]
         self.slots = {host: event.slots[host] for host in (*known, *new)}
 
-    def _get_ready(self, worker: Worker, event: Ready, now: float) -> None:
+    def _get_ready(self, worker: WorkerState, event: Ready, now: float) -> None:
         if worker.status is Status.FINISHED:  # the script calls init() once more
             self._train_again(worker, now)
         if not worker.active:
@@ -147,11 +147,11 @@ class Membership(Roster):
         if worker.status is not Status.READY:
             self._set(worker, Status.READY, now)
 
-    def _train_again(self, worker: Worker, now: float) -> None:
+    def _train_again(self, worker: WorkerState, now: float) -> None:
         """Note a worker that trains again; if the others have continued without it, it will ask for a place."""
         self._set(worker, Status.MEMBER if self.is_member(worker) else Status.STARTING, now)
 
-    def _exit(self, worker: Worker, event: Exited, now: float) -> None:
+    def _exit(self, worker: WorkerState, event: Exited, now: float) -> None:
         status = event.status
         del self.workers[worker.number]
         if worker.status is Status.REMOVED:
@@ -173,7 +173,7 @@ class Membership(Roster):
             return
         self._fail(worker, event, now)
 
-    def _fail(self, worker: Worker, event: Exited, now: float) -> None:
+    def _fail(self, worker: WorkerState, event: Exited, now: float) -> None:
         status = event.status
         follows = self._health[worker.host].fail(now, self.slots.get(worker.host, 0))
         self._pending.append(Report(worker.number, status, f"worker {worker.number} has failed: {follows}"))
@@ -226,7 +226,7 @@ class Membership(Roster):
     def _conclude(self, exit_code: int, reason: str, failure: int | None = None) -> None:
         self._end = self._end or End(exit_code, reason, failure)
 
-    def _set(self, worker: Worker, status: Status, now: float) -> None:
+    def _set(self, worker: WorkerState, status: Status, now: float) -> None:
         worker.status, worker.since = status, now
 
     # What follows from it.
@@ -284,7 +284,7 @@ class Membership(Roster):
                     self._blocked_since = now  # its replacement gets the same time
                 yield Kill(worker.number, f"worker {worker.number} is killed: {reason}")
 
-    def _reason_to_kill(self, worker: Worker, now: float) -> str:
+    def _reason_to_kill(self, worker: WorkerState, now: float) -> str:
         policy = self.policy
         if self._over(worker.stopped_at, policy.heartbeat_timeout, now):
             return f"it has been stopped for {policy.heartbeat_timeout:g} s"
@@ -347,7 +347,7 @@ class Membership(Roster):
             )
 
     def _is_enough(
-        self, staying: int, newcomers: list[Worker], chosen: list[Worker], overdue: bool, now: float
+        self, staying: int, newcomers: list[WorkerState], chosen: list[WorkerState], overdue: bool, now: float
     ) -> bool:
         """Whether a generation is formed of what there is."""
         policy = self.policy
@@ -361,7 +361,7 @@ class Membership(Roster):
         enough_since = sorted(worker.since for worker in newcomers)[enough - 1]
         return complete or self._over(enough_since, SETTLE_S, now)
 
-    def _begin(self, chosen: list[Worker], survivors: int, now: float) -> Iterator[Decision]:
+    def _begin(self, chosen: list[WorkerState], survivors: int, now: float) -> Iterator[Decision]:
         before = self.generation
         members = tuple(worker.number for worker in chosen)
         failed = before.failed_before + 1 if before.failed and members == before.members else 0
@@ -422,7 +422,7 @@ class Membership(Roster):
                     return
                 if slot in taken or not self._may_use(host, slots - len(taken), active, now):
                     continue
-                worker = Worker(self._next_number, host, slot, now)
+                worker = WorkerState(self._next_number, host, slot, now)
                 self.workers[worker.number] = worker
                 self._next_number += 1
                 active += 1

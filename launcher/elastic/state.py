@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from horovodlike.launcher.elastic.host_health import Backoff
 
-__all__ = ["Generation", "Policy", "Roster", "Status", "Worker"]
+__all__ = ["Generation", "Policy", "Roster", "Status", "WorkerState"]
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ _ACTIVE = (Status.STARTING, Status.READY, Status.MEMBER)
 
 
 @dataclass
-class Worker:
+class WorkerState:
     """One process. It is forgotten when it has exited."""
 
     number: int
@@ -96,15 +96,15 @@ class Roster:
     def __init__(self, policy: Policy) -> None:
         """Start without hosts and workers."""
         self.policy = policy
-        self.workers: dict[int, Worker] = {}
+        self.workers: dict[int, WorkerState] = {}
         self.slots: dict[str, int] = {}
         self.generation = Generation()
 
-    def is_member(self, worker: Worker) -> bool:
+    def is_member(self, worker: WorkerState) -> bool:
         """Whether it has, or had, a place in the current generation."""
         return worker.number in self.generation.members
 
-    def members(self) -> list[Worker]:
+    def members(self) -> list[WorkerState]:
         """List the members that live, in the order of their ranks; not those that have left or finished."""
         living = (self.workers[number] for number in self.generation.members if number in self.workers)
         return [worker for worker in living if worker.active]
@@ -122,7 +122,7 @@ class Roster:
                 found.add(worker.number)
         return found
 
-    def staying(self) -> list[Worker]:
+    def staying(self) -> list[WorkerState]:
         """List the members that will have a place in the next generation.
 
         If the hosts of all of them have gone, some stay all the same until newcomers have got the state from them.
@@ -134,13 +134,13 @@ class Roster:
         room = len(members) if self.policy.max_np is None else self.policy.max_np
         return members[: max(1, room - len(self.newcomers()))]
 
-    def newcomers(self) -> list[Worker]:
+    def newcomers(self) -> list[WorkerState]:
         """List the workers that are ready and have not been members of this generation."""
         unwanted = self.unwanted()
         found = [worker for worker in self.workers.values() if worker.active and worker.status is Status.READY]
         return [each for each in found if not self.is_member(each) and each.number not in unwanted]
 
-    def starting(self) -> list[Worker]:
+    def starting(self) -> list[WorkerState]:
         """List the workers that have not asked for a place yet."""
         unwanted = self.unwanted()
         found = [worker for worker in self.workers.values() if worker.active and worker.status is Status.STARTING]

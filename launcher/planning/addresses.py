@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from horovodlike._net.interfaces import choose_address, local_addresses
 from horovodlike.errors import ConfigError
-from horovodlike.launcher.agent.host_probe import Description
+from horovodlike.launcher.agent.host_probe import HostDescription
 from horovodlike.launcher.errors import HostsError, UsageError
 from horovodlike.launcher.planning.hosts import HostSlots, merge_hosts
 
@@ -74,7 +74,7 @@ def _chosen(network_interface: str) -> list[str]:
         raise UsageError(str(error)) from None
 
 
-def reachable_addresses(described: Mapping[str, Description | None], network_interface: str = "") -> list[str]:
+def reachable_addresses(described: Mapping[str, HostDescription | None], network_interface: str = "") -> list[str]:
     """Return this host's addresses at which the other hosts can reach it; one need not be reachable from all hosts.
 
     Args:

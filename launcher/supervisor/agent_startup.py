@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from horovodlike.launcher.agent.host_probe import (
-    Description,
     Host,
+    HostDescription,
     decode_description,
     detect_host,
     encode_needs,
@@ -17,8 +17,8 @@ from horovodlike.launcher.agent.host_probe import (
 )
 from horovodlike.launcher.agent.protocol import (
     Frame,
-    FrameError,
-    Kind,
+    FrameKind,
+    InvalidFrameError,
     decode_text,
     encode_seconds,
     encode_text,
@@ -104,7 +104,7 @@ def describe_this_host(spec: JobSpec, environ: Mapping[str, str]) -> Host:
     return detect_host(gpus=find_gpus(environ) if spec.gpus_per_rank else None)
 
 
-def describe_hosts(spec: JobSpec, links: Sequence[AgentConnection], program: str) -> dict[str, Description]:
+def describe_hosts(spec: JobSpec, links: Sequence[AgentConnection], program: str) -> dict[str, HostDescription]:
     """Ask the agents of other hosts what there is, all at the same time.
 
     Args:
@@ -122,7 +122,7 @@ def describe_hosts(spec: JobSpec, links: Sequence[AgentConnection], program: str
     waiting = {link.host: link for link in links if link.host is not None}
     for link in waiting.values():
         ask_for_description(link, spec, program, folder)
-    found: dict[str, Description] = {}
+    found: dict[str, HostDescription] = {}
     failed: dict[str, str] = {}
     readable: set[str] = set()
     deadline = time.monotonic() + spec.start_timeout
@@ -153,8 +153,8 @@ def describe_hosts(spec: JobSpec, links: Sequence[AgentConnection], program: str
 
 def ask_for_description(link: AgentConnection, spec: JobSpec, program: str, folder: str) -> None:
     """Ask the agent of another host what there is; it ends by itself if it hears no more."""
-    link.send(Kind.DESCRIBE, 0, encode_text(encode_needs(folder, program, spec.gpus_per_rank > 0, spec.files)))
-    link.send(Kind.ALIVE, 0, encode_seconds(spec.start_timeout + spec.network_timeout))
+    link.send(FrameKind.DESCRIBE, 0, encode_text(encode_needs(folder, program, spec.gpus_per_rank > 0, spec.files)))
+    link.send(FrameKind.ALIVE, 0, encode_seconds(spec.start_timeout + spec.network_timeout))
 
 
 def explain_delay(link: AgentConnection, spec: JobSpec) -> str:
@@ -167,12 +167,12 @@ def receive_answer(link: AgentConnection) -> list[Frame] | Exception | None:
     """Return a host's answer: no frames if it has hung up, an exception if it is no answer, None if none has come."""
     try:
         frames = link.receive()
-    except (FrameError, OSError) as error:
+    except (InvalidFrameError, OSError) as error:
         return error
     return [] if frames is None else frames or None
 
 
-def read_description(answer: list[Frame] | Exception, link: AgentConnection, spec: JobSpec) -> Description:
+def read_description(answer: list[Frame] | Exception, link: AgentConnection, spec: JobSpec) -> HostDescription:
     """Read the description that a host has sent.
 
     Args:
@@ -189,7 +189,7 @@ def read_description(answer: list[Frame] | Exception, link: AgentConnection, spe
         if isinstance(answer, Exception):
             raise answer
         description = decode_description(decode_text(answer[0].payload))
-    except (FrameError, OSError, ValueError) as error:
+    except (InvalidFrameError, OSError, ValueError) as error:
         raise HostsError(f"its agent is not understood ({error}); install the same horovodlike there") from None
     if description.version != installed_version():
         raise HostsError(

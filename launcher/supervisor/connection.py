@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import IO, Protocol
 
 from horovodlike.launcher.agent import START_AGENT
-from horovodlike.launcher.agent.protocol import MAGIC, PIECE, Frame, FrameReader, Kind, encode, encode_seconds
+from horovodlike.launcher.agent.protocol import MAGIC, PIECE, Frame, FrameKind, FrameReader, encode, encode_seconds
 from horovodlike.launcher.supervisor.failure_attribution import signal_name
 from horovodlike.launcher.supervisor.output import RankOutput
 
 __all__ = [
     "AgentConnection",
-    "Connection",
+    "FrameConnection",
     "start_local_agent",
     "start_remote_agent",
     "watch_descriptor",
@@ -33,7 +33,7 @@ _LEAVE_S = 5.0
 """How long ssh may stay when the agent has ended: no other connection is served meanwhile."""
 
 
-class Connection:
+class FrameConnection:
     """A connection over which frames travel. Not thread-safe.
 
     Attributes:
@@ -55,7 +55,7 @@ class Connection:
         self._reader = FrameReader(magic)
         self._unsent = bytearray()
 
-    def send(self, kind: Kind, number: int = 0, payload: bytes = b"") -> None:
+    def send(self, kind: FrameKind, number: int = 0, payload: bytes = b"") -> None:
         """Send one frame, or what of it can be sent now; the rest goes by :meth:`flush`.
 
         An agent that has gone shows itself by the end of what it sends, not here.
@@ -66,7 +66,7 @@ class Connection:
     def send_task(self, task: bytes) -> None:
         """Send the file that every rank can read."""
         for start in range(0, len(task), PIECE):
-            self.send(Kind.TASK, 0, task[start : start + PIECE])
+            self.send(FrameKind.TASK, 0, task[start : start + PIECE])
 
     def flush(self) -> None:
         """Send what can be sent without waiting."""
@@ -82,7 +82,7 @@ class Connection:
         """Return what has arrived, which may be nothing, or None at the end: the host is clean then, or lost.
 
         Raises:
-            FrameError: The bytes that arrived are no frame.
+            InvalidFrameError: The bytes that arrived are no frame.
             OSError: The connection is broken.
         """
         try:
@@ -135,7 +135,7 @@ class Connection:
         raise NotImplementedError
 
 
-class AgentConnection(Connection):
+class AgentConnection(FrameConnection):
     """An agent at the other end of a process's standard input and output: the agent itself, or a client of ssh."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", host: str | None = None) -> None:
@@ -170,13 +170,13 @@ class AgentConnection(Connection):
         return [line.strip() for line in lines if line.strip()][-5:]
 
     def explain_end(self, status: int) -> str:
-        """See :meth:`Connection.explain_end`."""
+        """See :meth:`FrameConnection.explain_end`."""
         how = signal_name(-status) if status < 0 else f"code {status}"
         said = f" ({'; '.join(self.last_words)})" if self.last_words else ""
         return f"{self.who} ended with {how}{said}"
 
     def watch(self, selector: selectors.BaseSelector, listening: bool, on_readable: Callable[[], object]) -> None:
-        """See :meth:`Connection.watch`."""
+        """See :meth:`FrameConnection.watch`."""
         watch_descriptor(selector, self._stdout.fileno(), selectors.EVENT_READ if listening else 0, on_readable)
         watch_descriptor(selector, self._stdin.fileno(), selectors.EVENT_WRITE if self._unsent else 0, self.flush)
         if self._stderr is not None:
@@ -185,7 +185,7 @@ class AgentConnection(Connection):
             )
 
     def unwatch(self, selector: selectors.BaseSelector) -> None:
-        """See :meth:`Connection.unwatch`."""
+        """See :meth:`FrameConnection.unwatch`."""
         for pipe in filter(None, (self._stdin, self._stdout, self._stderr)):
             watch_descriptor(selector, pipe.fileno(), 0, self.flush)
 
@@ -214,7 +214,7 @@ class AgentConnection(Connection):
             self._stdin.close()
 
     def close(self) -> int:
-        """See :meth:`Connection.close`; the agent's exit code or signal, or ssh's."""
+        """See :meth:`FrameConnection.close`; the agent's exit code or signal, or ssh's."""
         self.cut()
         give_up = None if self.host is None else self._give_up
         # To the end of the output: then the guard has gone, but the agent proper as well.
@@ -304,24 +304,24 @@ _PATIENCE = 2 / 3
 class FrameHandler(Protocol):
     """The receiver of the agents' frames."""
 
-    def on_frame(self, frame: Frame, link: Connection) -> None:
+    def on_frame(self, frame: Frame, link: FrameConnection) -> None:
         """Handle a frame of an agent. Raise ValueError if it makes no sense."""
 
-    def on_nonsense(self, link: Connection, error: Exception) -> None:
+    def on_nonsense(self, link: FrameConnection, error: Exception) -> None:
         """Handle bytes of an agent that are no frame; its connection is about to be closed."""
 
-    def on_silence(self, link: Connection, seconds: float) -> None:
+    def on_silence(self, link: FrameConnection, seconds: float) -> None:
         """Handle a host that has been silent for too long; its connection is about to be cut."""
 
-    def on_end(self, link: Connection, status: int) -> None:
-        """Handle the end of the connection to a host; the status is that of :meth:`Connection.close`."""
+    def on_end(self, link: FrameConnection, status: int) -> None:
+        """Handle the end of the connection to a host; the status is that of :meth:`FrameConnection.close`."""
 
 
 class AgentConnections:
     """The connections of a job. Belongs to one thread."""
 
     def __init__(
-        self, links: Iterable[Connection], handler: FrameHandler, output: RankOutput, network_timeout: float
+        self, links: Iterable[FrameConnection], handler: FrameHandler, output: RankOutput, network_timeout: float
     ) -> None:
         """Take connections over which agents can be spoken with.
 
@@ -335,7 +335,7 @@ class AgentConnections:
         self._handler = handler
         self._output = output
         self._network_timeout = network_timeout
-        self._finished: list[Connection] = []  # whose ends have come
+        self._finished: list[FrameConnection] = []  # whose ends have come
         self._listening = True
         self._greet_at = time.monotonic()
 
@@ -343,13 +343,13 @@ class AgentConnections:
         """Return how many there are."""
         return len(self._links)
 
-    def add(self, link: Connection) -> None:
+    def add(self, link: FrameConnection) -> None:
         """Take another connection over."""
         link.heard_at = time.monotonic()
         self._links.append(link)
         self._greet_at = min(self._greet_at, link.heard_at)
 
-    def send(self, kind: Kind, number: int = 0, payload: bytes = b"") -> None:
+    def send(self, kind: FrameKind, number: int = 0, payload: bytes = b"") -> None:
         """Send a frame to all."""
         for link in self._links:
             link.send(kind, number, payload)
@@ -397,9 +397,9 @@ class AgentConnections:
                 self._handler.on_silence(link, now - link.heard_at)
                 link.kill()
             elif link.host is not None:
-                link.send(Kind.ALIVE, 0, encode_seconds(self._network_timeout))
+                link.send(FrameKind.ALIVE, 0, encode_seconds(self._network_timeout))
 
-    def _receive(self, link: Connection) -> None:
+    def _receive(self, link: FrameConnection) -> None:
         try:
             frames = link.receive()
             for frame in frames or ():

@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from horovodlike.launcher.agent.protocol import Frame, FrameError, Kind, decode_exit, encode_seconds
+from horovodlike.launcher.agent.protocol import Frame, FrameKind, InvalidFrameError, decode_exit, encode_seconds
 from horovodlike.launcher.agent.run_task import unpack_answer
 from horovodlike.launcher.errors import counted, listed
 from horovodlike.launcher.supervisor import failure_attribution
-from horovodlike.launcher.supervisor.connection import AgentConnections, Connection
+from horovodlike.launcher.supervisor.connection import AgentConnections, FrameConnection
 from horovodlike.launcher.supervisor.failure_attribution import Failure
 from horovodlike.launcher.supervisor.output import RankOutput
 from horovodlike.launcher.supervisor.signals import Supervisor, Wakeup
@@ -21,7 +21,12 @@ GRACE_S = 5.0
 """From SIGTERM, or from a signal that was passed on, to SIGKILL."""
 AGENT_FAILED = 1
 """The exit code when not a rank but the launcher's own agent, or a host, is the cause."""
-_OF_A_RANK = frozenset({Kind.STARTED, Kind.STDOUT, Kind.STDERR, Kind.RESULT, Kind.EXITED, Kind.GONE, Kind.LAST_LINES})
+_OF_A_RANK = frozenset(
+    {
+        *(FrameKind.STARTED, FrameKind.STDOUT, FrameKind.STDERR, FrameKind.RESULT),
+        *(FrameKind.EXITED, FrameKind.GONE, FrameKind.LAST_LINES),
+    }
+)
 
 
 @dataclass
@@ -48,7 +53,7 @@ class Job(Supervisor):
 
     def __init__(
         self,
-        links: Mapping[Connection, Sequence[int]],
+        links: Mapping[FrameConnection, Sequence[int]],
         output: RankOutput,
         wakeup: Wakeup,
         *,
@@ -114,39 +119,39 @@ class Job(Supervisor):
 
     # What the agents say.
 
-    def on_silence(self, link: Connection, seconds: float) -> None:
+    def on_silence(self, link: FrameConnection, seconds: float) -> None:
         """See :class:`horovodlike.launcher.supervisor.connection.FrameHandler`."""
         # The ranks of other hosts notice it later, each by itself.
         self._failed_at = self._failed_at or link.heard_at + self._network_timeout
         self._blame(f"{link.host} has been silent for {seconds:.0f} s; is it up, and reachable?")
 
-    def on_nonsense(self, link: Connection, error: Exception) -> None:
+    def on_nonsense(self, link: FrameConnection, error: Exception) -> None:
         """See :class:`horovodlike.launcher.supervisor.connection.FrameHandler`."""
         self._blame(f"{link.who} cannot be understood: {error}")
 
-    def on_frame(self, frame: Frame, link: Connection) -> None:
+    def on_frame(self, frame: Frame, link: FrameConnection) -> None:
         """See :class:`horovodlike.launcher.supervisor.connection.FrameHandler`."""
         if frame.kind in _OF_A_RANK and self._link_of.get(frame.number) is not link:
-            raise FrameError(f"it speaks of rank {frame.number}, which it does not have")
-        if frame.kind in (Kind.STDOUT, Kind.STDERR):
+            raise InvalidFrameError(f"it speaks of rank {frame.number}, which it does not have")
+        if frame.kind in (FrameKind.STDOUT, FrameKind.STDERR):
             self._output.add(frame.number, frame.kind, frame.payload)
-        elif frame.kind is Kind.RESULT:
+        elif frame.kind is FrameKind.RESULT:
             self._outcome.results.setdefault(frame.number, bytearray()).extend(frame.payload)
-        elif frame.kind is Kind.STARTED:
+        elif frame.kind is FrameKind.STARTED:
             self._running[frame.number] = int(frame.payload)
             where = "" if link.host is None else f" on {link.host}"
             self._explain(f"rank {frame.number} is process {int(frame.payload)}{where}")
-        elif frame.kind is Kind.EXITED:
+        elif frame.kind is FrameKind.EXITED:
             self._on_exit(frame.number, *decode_exit(frame.payload))
-        elif frame.kind is Kind.GONE:
+        elif frame.kind is FrameKind.GONE:
             if self._tell_gone is not None and not self._ended:
                 pid, status = decode_exit(frame.payload)
                 self._tell_gone(frame.number, failure_attribution.how_it_ended(frame.number, pid, status, link.host))
-        elif frame.kind is Kind.LAST_LINES:
+        elif frame.kind is FrameKind.LAST_LINES:
             self._output.keep_last_lines(frame.number, frame.payload)
-        elif frame.kind is Kind.SIGNAL:
+        elif frame.kind is FrameKind.SIGNAL:
             self.interrupt(signal.Signals(frame.number))
-        elif frame.kind is Kind.FAILED:
+        elif frame.kind is FrameKind.FAILED:
             where = "" if link.host is None else f"{link.host}: "
             self._blame(where + frame.payload.decode(errors="replace"))
 
@@ -160,7 +165,7 @@ class Job(Supervisor):
             self._failures.append(Failure(rank, pid, status, self._output.last_lines(rank), host, raised))
             self._failed_at = self._failed_at or time.monotonic()
 
-    def on_end(self, link: Connection, status: int) -> None:
+    def on_end(self, link: FrameConnection, status: int) -> None:
         """See :class:`horovodlike.launcher.supervisor.connection.FrameHandler`."""
         self._advance()
         lost = sorted(rank for rank in self._running if self._link_of[rank] is link)
@@ -190,7 +195,7 @@ class Job(Supervisor):
             signum = self._signals.popleft()
             if self._ended:  # the second one, or the first while a failed job is being ended: it means at once
                 self._abandoned = True
-                self._links.send(Kind.KILL)
+                self._links.send(FrameKind.KILL)
             else:
                 self._pass_on(signum, signum)
 
@@ -213,7 +218,7 @@ class Job(Supervisor):
 
     def _have_ended(self, signum: int) -> None:
         self._ended = True
-        self._links.send(Kind.SIGNAL, signum, encode_seconds(GRACE_S))
+        self._links.send(FrameKind.SIGNAL, signum, encode_seconds(GRACE_S))
 
     def _advance(self) -> None:
         if self._failed_at is None:
@@ -227,7 +232,7 @@ class Job(Supervisor):
             self._ended = True
             if self._running:
                 self._explain(f"ending {listed('rank', sorted(self._running))}")
-            self._links.send(Kind.END, 0, encode_seconds(GRACE_S))
+            self._links.send(FrameKind.END, 0, encode_seconds(GRACE_S))
 
     def _decide(self, failure: Failure, reason: str) -> None:
         self._decided = True

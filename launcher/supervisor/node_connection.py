@@ -21,6 +21,7 @@ from horovodlike._net.secure_channel import (
     HELLO_BYTES,
     NONCE_BYTES,
     AuthenticationError,
+    FrameError,
     Identity,
     JobKey,
     Opener,
@@ -31,10 +32,9 @@ from horovodlike._net.secure_channel import (
     job_digest,
     make_challenge,
 )
-from horovodlike._net.secure_channel import FrameError as BadMacError
-from horovodlike.launcher.agent.protocol import Frame, FrameError, Kind, encode_seconds
+from horovodlike.launcher.agent.protocol import Frame, FrameKind, InvalidFrameError, encode_seconds
 from horovodlike.launcher.errors import HostsError
-from horovodlike.launcher.supervisor.connection import Connection, watch_descriptor
+from horovodlike.launcher.supervisor.connection import FrameConnection, watch_descriptor
 
 __all__ = ["NodeConnection", "NodeListener", "connect_node"]
 
@@ -52,7 +52,7 @@ _RETRY_S = 0.2
 _PAUSE_S = 0.05
 
 
-class NodeConnection(Connection):
+class NodeConnection(FrameConnection):
     """A connection between the launchers of two nodes.
 
     Attributes:
@@ -107,7 +107,7 @@ class NodeConnection(Connection):
             self._sealed.clear()
 
     def watch(self, selector: selectors.BaseSelector, listening: bool, on_readable: Callable[[], object]) -> None:
-        """See :meth:`Connection.watch`."""
+        """See :meth:`FrameConnection.watch`."""
         pending = bool(self._unsent or self._sealed)
 
         def serve() -> None:
@@ -118,22 +118,22 @@ class NodeConnection(Connection):
         watch_descriptor(selector, self.fileno(), events, serve)
 
     def unwatch(self, selector: selectors.BaseSelector) -> None:
-        """See :meth:`Connection.unwatch`."""
+        """See :meth:`FrameConnection.unwatch`."""
         watch_descriptor(selector, self.fileno(), 0, self.flush)
 
     def receive(self) -> list[Frame] | None:
-        """See :meth:`Connection.receive`; takes note of the end that the other launcher tells."""
+        """See :meth:`FrameConnection.receive`; takes note of the end that the other launcher tells."""
         frames = super().receive()
         for frame in frames or ():
-            if frame.kind is Kind.CLEAN:
+            if frame.kind is FrameKind.CLEAN:
                 self.over, self.status = True, frame.number
         return frames
 
-    def await_frame(self, deadline: float, *kinds: Kind) -> list[Frame]:
+    def await_frame(self, deadline: float, *kinds: FrameKind) -> list[Frame]:
         """Wait for a frame of some kinds; returns it and what came after it, but nothing before.
 
         Raises:
-            FrameError: The bytes that arrived are no frame.
+            InvalidFrameError: The bytes that arrived are no frame.
             OSError: The connection has ended (``ConnectionError``), or the time is over (``TimeoutError``).
         """
         while (left := deadline - time.monotonic()) > 0:
@@ -159,12 +159,12 @@ class NodeConnection(Connection):
         return self.status
 
     def explain_end(self, status: int) -> str:
-        """See :meth:`Connection.explain_end`."""
+        """See :meth:`FrameConnection.explain_end`."""
         return f"the agent on {self.host} ended with status {status}" if self.over else f"{self.who} has gone"
 
     def dismiss(self, exit_code: int, why: bytes) -> None:
         """Tell the other launcher how the job has ended, and hangs up."""
-        self.send(Kind.OUTCOME, exit_code, why)
+        self.send(FrameKind.OUTCOME, exit_code, why)
         self.hang_up()
 
     def hang_up(self) -> None:
@@ -179,8 +179,8 @@ class NodeConnection(Connection):
         data = self._socket.recv(_PIECE)
         try:
             payloads = self._opener.feed(data)
-        except BadMacError as error:
-            raise FrameError(str(error)) from None
+        except FrameError as error:
+            raise InvalidFrameError(str(error)) from None
         return b"".join(payloads) if data else None
 
 
@@ -294,12 +294,12 @@ class NodeListener:
             frames = stranger.link.receive()
         except BlockingIOError:
             return None
-        except (OSError, AuthenticationError, FrameError):
+        except (OSError, AuthenticationError, InvalidFrameError):
             frames = None
         if frames is None:
             self._drop(stranger)
             return None
-        joined = [frame for frame in frames if frame.kind is Kind.JOIN]
+        joined = [frame for frame in frames if frame.kind is FrameKind.JOIN]
         if not joined:
             return None
         assert stranger.link is not None
@@ -317,7 +317,9 @@ class NodeListener:
             raise AuthenticationError("it is no launcher of another node")
         stranger.count = identity.size
         stranger.link = NodeConnection(stranger.socket, sealer, opener, identity.rank)
-        stranger.link.send(Kind.ALIVE, 0, encode_seconds(HANDSHAKE_TIMEOUT))  # proves that this end holds the key too
+        stranger.link.send(
+            FrameKind.ALIVE, 0, encode_seconds(HANDSHAKE_TIMEOUT)
+        )  # proves that this end holds the key too
         stranger.deadline = time.monotonic() + _JOIN_S
 
     def _drop(self, stranger: _PendingConnection) -> None:
@@ -377,8 +379,8 @@ def _introduce(connected: socket.socket, key: JobKey, identity: Identity, deadli
         connected.sendall(hello)
         link = NodeConnection(connected, sealer, opener, 0)
         try:
-            link.await_frame(until, Kind.ALIVE)
-        except (ConnectionError, FrameError):
+            link.await_frame(until, FrameKind.ALIVE)
+        except (ConnectionError, InvalidFrameError):
             raise AuthenticationError("hung up on this node") from None
     except BaseException:
         connected.close()

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from horovodlike._net.secure_channel import JobKey
 from horovodlike.launcher.agent.host_probe import installed_version
-from horovodlike.launcher.agent.protocol import Frame, FrameError, Kind, decode_text, encode_text
+from horovodlike.launcher.agent.protocol import Frame, FrameKind, InvalidFrameError, decode_text, encode_text
 from horovodlike.launcher.errors import HostsError, UsageError
 from horovodlike.launcher.planning.addresses import bindable_addresses
 from horovodlike.launcher.planning.hosts import Placement
@@ -21,7 +21,7 @@ from horovodlike.launcher.planning.job_spec import JobSpec, Nodes
 from horovodlike.launcher.planning.plan import JobIdentity, plan_ranks
 from horovodlike.launcher.supervisor import failure_attribution
 from horovodlike.launcher.supervisor.agent_startup import describe_this_host, start_message
-from horovodlike.launcher.supervisor.connection import Connection, start_local_agent
+from horovodlike.launcher.supervisor.connection import FrameConnection, start_local_agent
 from horovodlike.launcher.supervisor.job import Job, Outcome
 from horovodlike.launcher.supervisor.node_connection import NodeConnection, NodeListener, connect_node
 from horovodlike.launcher.supervisor.node_relay import Relay
@@ -62,14 +62,14 @@ class _NodeLaunch(StaticLaunch):
         agent = start_local_agent()
         self._stack.callback(agent.close)
         self._say(*self._said)
-        agent.send(Kind.START, 0, self._messages[0])
+        agent.send(FrameKind.START, 0, self._messages[0])
         self._attach(self._begin(agent))
 
     def prepare_environment(self) -> None:
         """See :meth:`Launch.prepare_environment`."""
         self._messages = [start_message(self._plans[0], self._environ, self._folder)]
 
-    def _begin(self, agent: Connection) -> Supervisor:
+    def _begin(self, agent: FrameConnection) -> Supervisor:
         """Make the supervisor of this node's agent, whose ranks are starting."""
         raise NotImplementedError
 
@@ -93,12 +93,12 @@ class LeaderLaunch(_NodeLaunch):
         key = _key_of_ranks(self._nodes, self._identity.job_id)
         self._serve_ranks(key, self._placement.size, address)
 
-    def _begin(self, agent: Connection) -> Supervisor:
+    def _begin(self, agent: FrameConnection) -> Supervisor:
         """Tell the other nodes which ranks they have."""
         self._stack.callback(self._dismiss)  # before this node's agent is ended
         for link, placement in zip(self._others, self._placements[1:], strict=True):
             link.host = placement.name
-            link.send(Kind.PLACE, 0, _encode_place(placement, self._identity))
+            link.send(FrameKind.PLACE, 0, _encode_place(placement, self._identity))
         self._job = Job(
             dict(zip((agent, *self._others), (placement.ranks for placement in self._placements), strict=True)),
             self._output,
@@ -130,14 +130,14 @@ class FollowerLaunch(_NodeLaunch):
         self._uplink = connect_node(nodes.key, nodes.number, nodes.count, nodes.host, nodes.port, deadline)
         self._stack.callback(self._uplink.hang_up)
         join = {"version": installed_version(), "host": socket.gethostname(), "num_proc": spec.num_proc}
-        self._uplink.send(Kind.JOIN, 0, encode_text(join))
+        self._uplink.send(FrameKind.JOIN, 0, encode_text(join))
         # Node 0 waits for the others no longer than its own --start-timeout, and then says so.
         deadline = time.monotonic() + 2 * spec.start_timeout
         try:
-            frame, *self._early = self._uplink.await_frame(deadline, Kind.PLACE, Kind.OUTCOME)
-        except (OSError, FrameError) as error:
+            frame, *self._early = self._uplink.await_frame(deadline, FrameKind.PLACE, FrameKind.OUTCOME)
+        except (OSError, InvalidFrameError) as error:
             raise HostsError(f"node 0 has gone, or is stuck ({error}); see what it prints") from None
-        if frame.kind is Kind.OUTCOME:
+        if frame.kind is FrameKind.OUTCOME:
             raise HostsError(f"node 0 says: {frame.payload.decode(errors='replace')}")
         self._placement, self._identity = _decode_place(frame, nodes)
 
@@ -149,10 +149,10 @@ class FollowerLaunch(_NodeLaunch):
         try:
             super().plan()
         except UsageError as error:
-            self._uplink.send(Kind.FAILED, 0, str(error).encode())
+            self._uplink.send(FrameKind.FAILED, 0, str(error).encode())
             raise
 
-    def _begin(self, agent: Connection) -> Supervisor:
+    def _begin(self, agent: FrameConnection) -> Supervisor:
         self._relay = Relay(agent, self._uplink, self._output, self._wakeup, self._spec.network_timeout)
         return self._relay
 
@@ -223,7 +223,7 @@ def _has_gone(link: NodeConnection) -> bool:
     """Whether a launcher that had come has ended since, as one that was started again."""
     try:
         return link.receive() is None
-    except (OSError, FrameError):
+    except (OSError, InvalidFrameError):
         return True
 
 

@@ -5,8 +5,15 @@ import selectors
 import time
 from collections.abc import Callable, Iterable
 
-from horovodlike.launcher.agent.protocol import Frame, FrameError, Kind, decode_exit, decode_seconds, encode_seconds
-from horovodlike.launcher.supervisor.connection import Connection
+from horovodlike.launcher.agent.protocol import (
+    Frame,
+    FrameKind,
+    InvalidFrameError,
+    decode_exit,
+    decode_seconds,
+    encode_seconds,
+)
+from horovodlike.launcher.supervisor.connection import FrameConnection
 from horovodlike.launcher.supervisor.job import AGENT_FAILED, GRACE_S
 from horovodlike.launcher.supervisor.node_connection import NodeConnection
 from horovodlike.launcher.supervisor.output import RankOutput
@@ -21,7 +28,7 @@ class Relay(Supervisor):
     """A node's part of a job."""
 
     def __init__(
-        self, agent: Connection, uplink: NodeConnection, output: RankOutput, wakeup: Wakeup, patience: float
+        self, agent: FrameConnection, uplink: NodeConnection, output: RankOutput, wakeup: Wakeup, patience: float
     ) -> None:
         """Take the parts; :meth:`run` puts them to work.
 
@@ -36,8 +43,8 @@ class Relay(Supervisor):
         self._agent = agent
         self._uplink = uplink
         self._signalled = 0
-        self._open: dict[Connection, Callable[[Frame], object]] = {agent: self._on_agent, uplink: self._on_uplink}
-        self._finished: set[Connection] = set()
+        self._open: dict[FrameConnection, Callable[[Frame], object]] = {agent: self._on_agent, uplink: self._on_uplink}
+        self._finished: set[FrameConnection] = set()
         self._lost_at = time.monotonic() + patience  # when the silence of node 0 has been too long
         self._exit_code = AGENT_FAILED
         self._complained = False
@@ -82,19 +89,19 @@ class Relay(Supervisor):
             link.unwatch(selector)
             del self._open[link]
             if link is self._agent:
-                self._uplink.send(Kind.CLEAN, link.close())
+                self._uplink.send(FrameKind.CLEAN, link.close())
         return bool(self._open)
 
     def _timeout(self) -> float | None:
         left = self._lost_at - time.monotonic()
         return min(max(0.0, left), _LONGEST_WAIT) if self._uplink in self._open else None
 
-    def _receive(self, link: Connection) -> None:
+    def _receive(self, link: FrameConnection) -> None:
         try:
             frames = link.receive()
             for frame in frames or ():
                 self._open[link](frame)
-        except (FrameError, OSError) as error:
+        except (InvalidFrameError, OSError) as error:
             self._output.say(f"hvdrun: {link.who} cannot be understood: {error}")
             frames = None
         if frames is None and link is self._uplink and link not in self._finished:
@@ -103,44 +110,44 @@ class Relay(Supervisor):
             self._finished.add(link)
 
     def _on_agent(self, frame: Frame) -> None:
-        if frame.kind in (Kind.STDOUT, Kind.STDERR):
+        if frame.kind in (FrameKind.STDOUT, FrameKind.STDERR):
             self._output.add(frame.number, frame.kind, frame.payload)
             return
-        if frame.kind is Kind.EXITED:
+        if frame.kind is FrameKind.EXITED:
             self._output.finish(frame.number)
             if decode_exit(frame.payload)[1] != 0:
-                self._uplink.send(Kind.LAST_LINES, frame.number, b"\n".join(self._output.last_lines(frame.number)))
+                self._uplink.send(FrameKind.LAST_LINES, frame.number, b"\n".join(self._output.last_lines(frame.number)))
         self._uplink.send(*frame)
 
     def _on_uplink(self, frame: Frame) -> None:
-        if frame.kind in (Kind.SIGNAL, Kind.END, Kind.KILL):
+        if frame.kind in (FrameKind.SIGNAL, FrameKind.END, FrameKind.KILL):
             self._agent.send(*frame)
-        elif frame.kind is Kind.ALIVE:
+        elif frame.kind is FrameKind.ALIVE:
             self._lost_at = time.monotonic() + decode_seconds(frame.payload)
             self._uplink.send(*frame)
-        elif frame.kind is Kind.OUTCOME:
+        elif frame.kind is FrameKind.OUTCOME:
             self._exit_code = frame.number
             if frame.payload:
                 self._output.say(frame.payload)
             self._finished.add(self._uplink)
             if self._agent in self._open:  # node 0 could not continue, or not with this node
-                self._agent.send(Kind.END, 0, encode_seconds(GRACE_S))
+                self._agent.send(FrameKind.END, 0, encode_seconds(GRACE_S))
 
     def _lose(self, why: str) -> None:
         self._finished.add(self._uplink)
         self._output.say(f"hvdrun: {why}; the ranks of this node are ended")
-        self._uplink.send(Kind.FAILED, 0, why.encode())  # before their exits, should it be heard after all
-        self._agent.send(Kind.END, 0, encode_seconds(GRACE_S))
+        self._uplink.send(FrameKind.FAILED, 0, why.encode())  # before their exits, should it be heard after all
+        self._agent.send(FrameKind.END, 0, encode_seconds(GRACE_S))
 
     def _check_output(self) -> None:
         if self._output.trouble is not None and not self._complained:
             self._complained = True
-            self._uplink.send(Kind.FAILED, 0, self._output.trouble.encode())  # node 0 has it said everywhere
+            self._uplink.send(FrameKind.FAILED, 0, self._output.trouble.encode())  # node 0 has it said everywhere
 
     def _handle_signals(self) -> None:
         while self._signals:
             signum = self._signals.popleft()
             self._signalled += 1
-            self._uplink.send(Kind.SIGNAL, signum)
+            self._uplink.send(FrameKind.SIGNAL, signum)
             if self._uplink not in self._open or self._signalled > 1:
-                self._agent.send(Kind.KILL)
+                self._agent.send(FrameKind.KILL)

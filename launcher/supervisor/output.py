@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
-from horovodlike.launcher.agent.protocol import Kind
+from horovodlike.launcher.agent.protocol import FrameKind
 from horovodlike.launcher.errors import UsageError, given
 from horovodlike.launcher.supervisor.writer import Write, Writer, byte_writer
 
@@ -132,7 +132,7 @@ class Printer:
 
 LAST_LINES = 20
 _TAIL_BYTES = 32 * 1024
-_NAMES = {Kind.STDOUT: "stdout", Kind.STDERR: "stderr"}
+_NAMES = {FrameKind.STDOUT: "stdout", FrameKind.STDERR: "stderr"}
 # Six hues twice; neither black nor white, which a terminal may have as its background.
 _COLOURS = (36, 33, 35, 32, 34, 31, 96, 93, 95, 92, 94, 91)
 
@@ -158,11 +158,13 @@ class Screen:
     coloured: bool
 
     @classmethod
-    def pair(cls, stdout: TextIO | None, stderr: TextIO | None, environ: Mapping[str, str]) -> "dict[Kind, Screen]":
+    def pair(
+        cls, stdout: TextIO | None, stderr: TextIO | None, environ: Mapping[str, str]
+    ) -> "dict[FrameKind, Screen]":
         """Return the screens for standard output and error of ranks."""
-        screens = {Kind.STDOUT: cls.of(stdout, environ), Kind.STDERR: cls.of(stderr, environ)}
+        screens = {FrameKind.STDOUT: cls.of(stdout, environ), FrameKind.STDERR: cls.of(stderr, environ)}
         if _same_place(stdout, stderr):
-            screens[Kind.STDERR].printer = screens[Kind.STDOUT].printer
+            screens[FrameKind.STDERR].printer = screens[FrameKind.STDOUT].printer
         return screens
 
     @classmethod
@@ -212,7 +214,7 @@ class OutputFiles:
         Raises:
             UsageError: That is not possible.
         """
-        self._files: dict[tuple[int, Kind], BinaryIO | None] = {}  # None: the job continues without it
+        self._files: dict[tuple[int, FrameKind], BinaryIO | None] = {}  # None: the job continues without it
         self._directory = Path(directory)
         self._called = called
         self._digits = len(str(size - 1))
@@ -241,7 +243,7 @@ class OutputFiles:
         except OSError as error:
             raise UsageError(f"{given(self._called, self._directory)}: {error.filename}: {error.strerror}") from None
 
-    def write(self, rank: int, stream: Kind, data: bytes) -> str | None:
+    def write(self, rank: int, stream: FrameKind, data: bytes) -> str | None:
         """Append bytes as they are.
 
         Returns:
@@ -268,7 +270,11 @@ class RankOutput:
     """Everything that a job writes passes through here. Belongs to one thread."""
 
     def __init__(
-        self, screens: "dict[Kind, Screen]", writer: Writer, files: OutputFiles | None = None, timestamps: bool = False
+        self,
+        screens: "dict[FrameKind, Screen]",
+        writer: Writer,
+        files: OutputFiles | None = None,
+        timestamps: bool = False,
     ) -> None:
         """Take the places where output goes.
 
@@ -304,7 +310,7 @@ class RankOutput:
 
     @property
     def _error(self) -> Exception | None:
-        return self._writer.error_of(self._screens[Kind.STDOUT].write)
+        return self._writer.error_of(self._screens[FrameKind.STDOUT].write)
 
     def drain(self, give_up: Callable[[], bool]) -> None:
         """Wait until everything so far is on the screen; see :meth:`Writer.drain`."""
@@ -319,11 +325,11 @@ class RankOutput:
         if self._files is not None:
             self._files.add(rank)
 
-    def add(self, rank: int, stream: Kind, data: bytes) -> None:
+    def add(self, rank: int, stream: FrameKind, data: bytes) -> None:
         """Take bytes that a rank has written."""
         if self._files is not None and (trouble := self._files.write(rank, stream, data)) is not None:
             self.say(f"hvdrun: {trouble}; the job goes on without that file")
-        if stream is Kind.STDERR:
+        if stream is FrameKind.STDERR:
             self._tails[rank] = (self._tails.get(rank, b"") + data)[-_TAIL_BYTES:]
         screen = self._screens[stream]
         self._writer.put(screen.write, screen.printer.add((rank, stream), self._prefix(rank, stream), data))
@@ -344,10 +350,10 @@ class RankOutput:
     def say(self, *lines: str | bytes) -> None:
         """Write lines of the launcher itself to standard error."""
         data = b"".join((line.encode(errors="replace") if isinstance(line, str) else line) + b"\n" for line in lines)
-        screen = self._screens[Kind.STDERR]
+        screen = self._screens[FrameKind.STDERR]
         self._writer.put(screen.write, screen.printer.add("hvdrun", b"", data))
 
-    def _prefix(self, rank: int, stream: Kind) -> bytes:
+    def _prefix(self, rank: int, stream: FrameKind) -> bytes:
         text = f"[{rank}]<{_NAMES[stream]}>: "
         if self._timestamps:
             text = time.ctime() + text

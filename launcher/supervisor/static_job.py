@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from horovodlike._net.secure_channel import JobKey
-from horovodlike.launcher.agent.protocol import Kind
+from horovodlike.launcher.agent.protocol import FrameKind
 from horovodlike.launcher.errors import UsageError
 from horovodlike.launcher.planning.addresses import LOOPBACK, reachable_addresses
 from horovodlike.launcher.planning.command import working_folder
@@ -198,7 +198,7 @@ class StaticLaunch(Launch):
         for link, message in zip(self._links, self._messages, strict=True):
             if self._task is not None:
                 link.send_task(self._task)
-            link.send(Kind.START, 0, message)
+            link.send(FrameKind.START, 0, message)
 
     def supervise(self) -> None:
         """See :meth:`Launch.supervise`."""

@@ -27,7 +27,7 @@ def test_the_formats_are_those_of_the_code() -> None:
     page = (DEVELOPERS / "protocols.md").read_text()
     for magic in (secure_channel._MAGIC, mesh_handshake._MAGIC):
         assert f"`{magic.decode()}`" in page
-    assert {kind.name: kind.value for kind in protocol.Kind} == {
+    assert {kind.name: kind.value for kind in protocol.FrameKind} == {
         name: int(number) for name, number in re.findall(r"`([A-Z_]+)` (\d+)", page.partition("## Launcher")[2])
     }
     messages = (ROOT / "horovodlike" / "native" / "negotiate" / "message.h").read_text()

@@ -12,6 +12,12 @@ def test_the_words_are_plain() -> None:
     assert list(words.findings([])) == []
 
 
+def test_no_class_name_is_defined_twice() -> None:
+    assert list(words.repeated()) == []
+    text = "struct A;\nclass B final : public C {\nstruct C::D {\nclass E {};\n"
+    assert words.CLASS[".h"].findall(text) == ["B", "E"]
+
+
 def test_the_glossary_has_few_words_and_their_classes_exist() -> None:
     retired = {cells[0] for cells in rows("glossary.md", "## Retired words")}
     current = [cells for cells in rows("glossary.md") if len(cells) == 3 and cells[0] != "word"]

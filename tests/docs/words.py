@@ -1,10 +1,11 @@
 """List comments and docstrings that break the rules of plain wording: `python tests/docs/words.py [FOLDER ...]`.
 
-Three rules, to which `make lint` holds the whole project:
+Four rules, to which `make lint` holds the whole project:
 
 * a docstring does not begin with What, Who, Where or Which, and a comment above C++ code does not either;
 * no rank, thread or process is *he*, *him*, *his*, *whoever*, *somebody*, *someone*, *nobody* or *everybody*;
-* the words in the glossary's table of retired words (`docs/developers/glossary.md`) do not come back.
+* the words in the glossary's table of retired words (`docs/developers/glossary.md`) do not come back;
+* no class name is defined twice, neither in the package and the launcher, nor in one binding, nor in the core.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import re
 import subprocess
 import sys
 import tokenize
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,6 +28,18 @@ PERSON = re.compile(
 )
 # Copies of other projects' words: names of the API, and lists of names.
 EXEMPT = ("docs/developers/glossary.md", "tests/docs/words.py", "docs/users/horovod_names.md")
+
+# What each binding defines for itself: all have Horovod's API, under the name of their framework.
+BINDINGS = ("bindings/torch", "bindings/tensorflow", "bindings/keras")
+CLASS = {
+    ".py": re.compile(r"^class ([A-Za-z]\w*)", re.MULTILINE),  # private ones are known to their own module only
+    ".h": re.compile(r"^(?:class|struct)\s+(\w+)(?:\s+final)?\s*(?::[^:;{][^;{]*)?\{", re.MULTILINE),
+}
+# Names that are defined twice for a reason.
+SHARED = {
+    "Gradients": "keras: implementations of one protocol",
+    "UnsupportedReductionError": "tensorflow: only errors of its own classes leave a graph",
+}
 
 
 def retired() -> re.Pattern[str]:
@@ -87,7 +101,23 @@ def findings(folders: list[str]) -> Iterator[str]:
                 yield f"{name}:{number}: {word[0]!r} is retired: {line.strip()}"
 
 
+def repeated() -> Iterator[str]:
+    """Yield a line for each class name that is defined in two files."""
+    folders = ["horovodlike", "launcher", *BINDINGS]
+    tracked = subprocess.run(["git", "ls-files", *folders], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    places: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for path in map(Path, tracked.splitlines()):
+        suffix = ".h" if path.suffix == ".cc" else path.suffix
+        if suffix == ".py" or (suffix == ".h" and path.parts[:2] == ("horovodlike", "native")):
+            for name in {*CLASS[suffix].findall((ROOT / path).read_text())} - SHARED.keys():
+                places[suffix, name].append(str(path))
+    for (_, name), files in sorted(places.items()):
+        parts = ["/".join(file.split("/")[:2]) if file.startswith(BINDINGS) else "" for file in files]
+        if len(files) > 1 and ("" in parts or len({*parts}) < len(parts)):
+            yield f"{files[0]}: class {name} is defined in {', '.join(files[1:])} too"
+
+
 if __name__ == "__main__":
-    found = list(findings(sys.argv[1:]))
+    found = [*findings(sys.argv[1:]), *([] if sys.argv[1:] else repeated())]
     print(*found, sep="\n")
     sys.exit(f"{len(found)} lines" if found else 0)

@@ -20,7 +20,14 @@ from horovodlike._net.secure_channel import (
     answer_challenge,
     make_challenge,
 )
-from horovodlike.launcher.agent.protocol import Frame, Kind, decode_seconds, encode_exit, encode_seconds, encode_text
+from horovodlike.launcher.agent.protocol import (
+    Frame,
+    FrameKind,
+    decode_seconds,
+    encode_exit,
+    encode_seconds,
+    encode_text,
+)
 from horovodlike.launcher.errors import HostsError
 from horovodlike.launcher.supervisor import node_job
 from horovodlike.launcher.supervisor.job import AGENT_FAILED, Job
@@ -80,14 +87,14 @@ def output(stack: contextlib.ExitStack, wakeup: Wakeup) -> Iterator[RankOutput]:
 @pytest.mark.parametrize(
     ("frame", "message"),
     [
-        (Frame(Kind.EXITED, 7, encode_exit(1, 1)), "it speaks of rank 7, which it does not have"),
-        (Frame(Kind.EXITED, 0, encode_exit(1, 1)), "it speaks of rank 0, which it does not have"),
-        (Frame(Kind.EXITED, -1, encode_exit(1, 0)), "it speaks of rank -1"),
-        (Frame(Kind.STDOUT, 0, b"I am rank 0"), "it speaks of rank 0"),
-        (Frame(Kind.RESULT, 0, b"x"), "it speaks of rank 0"),
-        (Frame(Kind.EXITED, 1, b"x"), "a payload has 1 bytes instead of 12"),
-        (Frame(Kind.STARTED, 1, b"x"), "invalid literal for int"),
-        (Frame(Kind.SIGNAL, 9999, b""), "9999 is not a valid Signals"),
+        (Frame(FrameKind.EXITED, 7, encode_exit(1, 1)), "it speaks of rank 7, which it does not have"),
+        (Frame(FrameKind.EXITED, 0, encode_exit(1, 1)), "it speaks of rank 0, which it does not have"),
+        (Frame(FrameKind.EXITED, -1, encode_exit(1, 0)), "it speaks of rank -1"),
+        (Frame(FrameKind.STDOUT, 0, b"I am rank 0"), "it speaks of rank 0"),
+        (Frame(FrameKind.RESULT, 0, b"x"), "it speaks of rank 0"),
+        (Frame(FrameKind.EXITED, 1, b"x"), "a payload has 1 bytes instead of 12"),
+        (Frame(FrameKind.STARTED, 1, b"x"), "invalid literal for int"),
+        (Frame(FrameKind.SIGNAL, 9999, b""), "9999 is not a valid Signals"),
     ],
     ids=lambda value: value.kind.name if isinstance(value, Frame) else "",
 )
@@ -98,8 +105,8 @@ def test_node_0_blames_who_talks_nonsense(
     honest.host, liar.host = "honest", "liar"
     job = Job({honest: [0], liar: [1]}, output, wakeup)
     other_end.send(*frame)
-    its_end.send(Kind.EXITED, 0, encode_exit(1, 0))
-    its_end.send(Kind.CLEAN)
+    its_end.send(FrameKind.EXITED, 0, encode_exit(1, 0))
+    its_end.send(FrameKind.CLEAN)
     outcome = job.run()
     assert outcome.exit_code == AGENT_FAILED
     assert outcome.trouble is not None
@@ -114,9 +121,9 @@ def test_a_node_ends_its_ranks_when_node_0_is_done_with_it(
     (agent, agents_end), (_, uplink) = connect(1), connect(2)
     relay = Relay(agent, uplink, output, wakeup, SLACK_S)
     with ThreadPoolExecutor() as pool:
-        running = pool.submit(relay.run, [Frame(Kind.OUTCOME, 3, b"node 0 could not start its ranks")])
+        running = pool.submit(relay.run, [Frame(FrameKind.OUTCOME, 3, b"node 0 could not start its ranks")])
         try:
-            [end] = agents_end.await_frame(monotonic() + SLACK_S, Kind.END)
+            [end] = agents_end.await_frame(monotonic() + SLACK_S, FrameKind.END)
         finally:
             agents_end.kill()
         assert decode_seconds(end.payload) > 0
@@ -129,11 +136,11 @@ def test_node_0_has_gone_if_it_talks_nonsense(
 ) -> None:
     (agent, agents_end), (node_0, uplink) = connect(1), connect(2)
     relay = Relay(agent, uplink, output, wakeup, SLACK_S)
-    node_0.send(Kind.ALIVE, 0, payload)
+    node_0.send(FrameKind.ALIVE, 0, payload)
     with ThreadPoolExecutor() as pool:
         running = pool.submit(relay.run, [])
         try:
-            agents_end.await_frame(monotonic() + SLACK_S, Kind.END)
+            agents_end.await_frame(monotonic() + SLACK_S, FrameKind.END)
         finally:
             agents_end.kill()
         assert running.result(SLACK_S) == AGENT_FAILED
@@ -155,7 +162,7 @@ GOOD = {"version": node_job.installed_version(), "host": "b", "num_proc": 2}
 )
 def test_what_a_node_says_of_itself_is_checked(connect: Connect, payload: bytes, message: str) -> None:
     link, _ = connect(1)
-    node_job._read_join(link, Frame(Kind.JOIN, 0, encode_text(GOOD)))
+    node_job._read_join(link, Frame(FrameKind.JOIN, 0, encode_text(GOOD)))
     assert (link.host, link.num_proc) == ("b", 2)
     with pytest.raises(HostsError, match=message):
-        node_job._read_join(link, Frame(Kind.JOIN, 0, payload))
+        node_job._read_join(link, Frame(FrameKind.JOIN, 0, payload))

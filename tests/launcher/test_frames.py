@@ -7,9 +7,9 @@ from horovodlike.launcher.agent.protocol import (
     MAGIC,
     MAX_PAYLOAD,
     Frame,
-    FrameError,
+    FrameKind,
     FrameReader,
-    Kind,
+    InvalidFrameError,
     decode_exit,
     decode_seconds,
     decode_text,
@@ -21,7 +21,7 @@ from horovodlike.launcher.agent.protocol import (
     to_native,
 )
 
-FRAMES = st.builds(Frame, st.sampled_from(Kind), st.integers(-(2**31), 2**31 - 1), st.binary(max_size=300))
+FRAMES = st.builds(Frame, st.sampled_from(FrameKind), st.integers(-(2**31), 2**31 - 1), st.binary(max_size=300))
 
 
 @given(st.lists(FRAMES, max_size=8), st.integers(1, 64))
@@ -33,14 +33,14 @@ def test_frames_survive_any_cutting(frames: list[Frame], piece: int) -> None:
 
 
 def test_an_oversized_frame_is_refused_before_it_has_arrived() -> None:
-    with pytest.raises(FrameError, match=str(MAX_PAYLOAD + 1)):
-        FrameReader().feed(HEADER.pack(Kind.STDOUT, MAX_PAYLOAD + 1, 0))
-    with pytest.raises(FrameError, match="limit"):
-        encode(Kind.TASK, 0, bytes(MAX_PAYLOAD + 1))
+    with pytest.raises(InvalidFrameError, match=str(MAX_PAYLOAD + 1)):
+        FrameReader().feed(HEADER.pack(FrameKind.STDOUT, MAX_PAYLOAD + 1, 0))
+    with pytest.raises(InvalidFrameError, match="limit"):
+        encode(FrameKind.TASK, 0, bytes(MAX_PAYLOAD + 1))
 
 
 def test_an_unknown_kind_is_refused() -> None:
-    with pytest.raises(FrameError, match="99"):
+    with pytest.raises(InvalidFrameError, match="99"):
         FrameReader().feed(HEADER.pack(99, 0, 0))
 
 
@@ -56,7 +56,7 @@ def test_payloads() -> None:
 
 def test_what_comes_before_the_magic_does_not_count() -> None:
     reader = FrameReader(MAGIC)
-    data = b"Welcome" + MAGIC[:5] + b"\n" * 99 + MAGIC + encode(Kind.END, 7, b"x")
+    data = b"Welcome" + MAGIC[:5] + b"\n" * 99 + MAGIC + encode(FrameKind.END, 7, b"x")
     found = [frame for byte in data for frame in reader.feed(bytes([byte]))]
-    assert found == [Frame(Kind.END, 7, b"x")]
+    assert found == [Frame(FrameKind.END, 7, b"x")]
     assert FrameReader(MAGIC).feed(data) == found

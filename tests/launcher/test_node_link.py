@@ -26,7 +26,7 @@ from horovodlike._net.secure_channel import (
     job_digest,
     make_challenge,
 )
-from horovodlike.launcher.agent.protocol import Kind, encode, encode_seconds
+from horovodlike.launcher.agent.protocol import FrameKind, encode, encode_seconds
 from horovodlike.launcher.errors import HostsError
 from horovodlike.launcher.supervisor import node_connection
 from horovodlike.launcher.supervisor.node_connection import NodeListener, connect_node
@@ -105,7 +105,7 @@ class Node:
         self.socket.sendall(hello)
 
     def join(self) -> None:
-        self.socket.sendall(self._sealer.seal(encode(Kind.JOIN, 0, b"{}")))
+        self.socket.sendall(self._sealer.seal(encode(FrameKind.JOIN, 0, b"{}")))
 
 
 class Lobby:
@@ -142,7 +142,7 @@ class Lobby:
         if accepted is None:
             return None
         link, count, join = accepted
-        assert (count, join) == (4, (Kind.JOIN, 0, b"{}"))
+        assert (count, join) == (4, (FrameKind.JOIN, 0, b"{}"))
         link.hang_up()
         return link.node
 
@@ -208,7 +208,7 @@ def test_a_node_tries_again_when_its_hello_is_not_answered(where: str) -> None:
                 hello = connected.recv(HELLO_BYTES, socket.MSG_WAITALL)
                 if answers:
                     _, sealer, _ = accept_hello(KEY, nonce, hello)
-                    connected.sendall(sealer.seal(encode(Kind.ALIVE, 0, encode_seconds(1.0))))
+                    connected.sendall(sealer.seal(encode(FrameKind.ALIVE, 0, encode_seconds(1.0))))
                     node.result(SLACK_S).hang_up()
 
 

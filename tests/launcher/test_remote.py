@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from horovodlike.launcher.agent.host_probe import (
-    Description,
     Host,
+    HostDescription,
     decode_description,
     describe,
     detect_host,
@@ -84,7 +84,7 @@ def test_why_an_agent_does_not_answer(status: int, words: list[str], expected: s
 
 def test_the_description_of_this_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSH_CONNECTION", "10.0.0.1 5000 10.0.0.2 22")
-    assert decode_description(describe(encode_needs(str(tmp_path), sys.executable))) == Description(
+    assert decode_description(describe(encode_needs(str(tmp_path), sys.executable))) == HostDescription(
         installed_version(), detect_host(), ("10.0.0.1", "10.0.0.2"), ()
     )
     monkeypatch.delenv("SSH_CONNECTION")
@@ -128,11 +128,11 @@ def test_addresses() -> None:
     assert addresses_towards("node1.invalid", None) == []
     # A jump host's address, which is not ours, is of no use; the route to the host's own is.
     assert addresses_towards("node1.invalid", ("192.0.2.1", "127.0.0.1")) == ["127.0.0.1"]
-    described = {"node1.invalid": Description("1", HOST, ("127.0.0.1", "127.0.0.1"), ())}
+    described = {"node1.invalid": HostDescription("1", HOST, ("127.0.0.1", "127.0.0.1"), ())}
     assert reachable_addresses(described) == ["127.0.0.1"]
     assert ipaddress.ip_address(reachable_addresses(described, "lo")[0]).is_loopback
     assert reachable_addresses(described, "127.0.0.0/8") == ["127.0.0.1"]
     with pytest.raises(UsageError, match="HOROVODLIKE_NETWORK_INTERFACE='none0'"):
         reachable_addresses(described, "none0")
     with pytest.raises(HostsError, match="at which address node2.invalid can reach this machine.*--network-interface"):
-        reachable_addresses({"node2.invalid": Description("1", HOST, None, ())})
+        reachable_addresses({"node2.invalid": HostDescription("1", HOST, None, ())})

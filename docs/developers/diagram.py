@@ -25,7 +25,6 @@ PACKAGES = {
 }
 # Modules that stand below all others of their package.
 BASE = ("errors", "config", "__version__")
-LAUNCHER_BASE = ("errors", "horovod_options", "options")
 
 Graph = dict[str, set[str]]
 
@@ -67,9 +66,8 @@ def _launcher_part(module: str) -> str | None:
     words = [*module.split("."), "", ""]
     if words[1] != "launcher":
         return None
-    if words[2] in LAUNCHER_BASE:
-        return "errors, options"
-    return words[2] if words[2] and (ROOT / "launcher" / words[2]).is_dir() else "command line, run()"
+    is_part = words[2] == "errors" or (words[2] and (ROOT / "launcher" / words[2]).is_dir())
+    return words[2] if is_part else "command line, options, run()"
 
 
 def _imports(part: Callable[[str], str | None]) -> Graph:

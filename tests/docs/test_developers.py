@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import diagram
+import pytest
 
 from horovodlike._bootstrap import mesh_handshake
 from horovodlike._net import secure_channel
@@ -19,8 +21,9 @@ def test_the_diagrams_are_current() -> None:
     assert diagram.page(diagram.PAGE.read_text()) == diagram.PAGE.read_text(), "run `make docs`"
 
 
-def test_no_folders_of_the_core_include_each_other_in_a_circle() -> None:
-    assert diagram.circles(diagram.core()) == []
+@pytest.mark.parametrize("graph", [diagram.core, diagram.launcher])
+def test_no_folders_use_each_other_in_a_circle(graph: Callable[[], diagram.Graph]) -> None:
+    assert diagram.circles(graph()) == []
 
 
 def test_the_formats_are_those_of_the_code() -> None:

@@ -15,8 +15,8 @@ The modules and packages, lowest layer first. Each imports only from itself and 
 ``schedulers``   the interface, and a module for each: hosts, and the command that starts an agent there; ``registry``:
                  chooses among them and what the user names; ``mpirun``: the command line of MPI's launcher
 ``supervisor``   ``static_job``: the eight steps of a job; ``node_job`` and ``mpirun_job`` are other ways of them.
-                 ``agent_startup``: starts and asks the agents; ``signals``: the event loop, of which ``job`` and
-                 ``node_relay`` are two kinds; ``connection`` to agents, ``node_connection`` to other launchers;
+                 ``agent_startup``: starts and asks the agents; ``job`` and ``node_relay`` are two kinds of the event
+                 loop of the package itself; ``connection`` to agents, ``node_connection`` to other launchers;
                  ``output``: prefixes, files and last lines, ``writer``: never blocks; ``failure_attribution``: the
                  rank that is the cause, and the exit code
 ``elastic``      jobs whose workers come and go; its own table is in its ``__init__``

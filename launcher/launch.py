@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from horovodlike import config
 from horovodlike.config import SETTINGS, Config
 from horovodlike.launcher.agent.host_probe import why_unwritable
-from horovodlike.launcher.elastic.discovery import HostDiscovery
+from horovodlike.launcher.elastic import HostDiscovery
 from horovodlike.launcher.errors import UsageError
 from horovodlike.launcher.planning.job_spec import ElasticSpec, JobSpec, Nodes
 from horovodlike.launcher.schedulers.registry import HostResolution, find_hosts

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from horovodlike import config
 from horovodlike.errors import ConfigError
 from horovodlike.launcher.agent.run_task import LENGTH, unpack_answer
-from horovodlike.launcher.elastic.discovery import HostDiscovery
+from horovodlike.launcher.elastic import HostDiscovery
 from horovodlike.launcher.errors import RankFailedError, UsageError
 from horovodlike.launcher.launch import choose_hosts, launch, make_spec
 from horovodlike.launcher.options import (

@@ -8,12 +8,205 @@
 ``agents``          the agents of the hosts, and how workers are started through them
 ``worker_server``   the driver's end of the connections to its workers
 ``rank_assignment`` pure: the ranks of a generation, as its members are told
-``discovery``       finds the hosts
 =================== ====================================================================================================
 
-To find hosts in a way of your own, derive from :class:`HostDiscovery` and give it to ``horovodlike.run``.
+This module finds the hosts. To find them in a way of your own, derive from :class:`HostDiscovery` and give it to
+``horovodlike.run``.
 """
 
-from horovodlike.launcher.elastic.discovery import DiscoveryError, HostDiscovery
+import os
+import shutil
+import signal
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+
+from horovodlike.launcher.agent.external import ask
+from horovodlike.launcher.agent.process import send_signal
+from horovodlike.launcher.errors import UsageError
+from horovodlike.launcher.planning.addresses import find_this_machine
+from horovodlike.launcher.planning.command import interpreter_trouble
+from horovodlike.launcher.planning.hosts import HostSlots, merge_hosts, parse_host_line
+from horovodlike.launcher.schedulers.registry import names_of_this_machine
 
 __all__ = ["DiscoveryError", "HostDiscovery"]
+
+_EVERY_S = 1.0
+_FAREWELL_S = 2.0
+
+
+class DiscoveryError(RuntimeError):
+    """The hosts could not be found out this time; the message says why."""
+
+
+class HostDiscovery(ABC):
+    """Finds out which hosts there are. Derive from it to ask a scheduler of your own."""
+
+    @abstractmethod
+    def find(self) -> dict[str, int]:
+        """Return the hosts that can be used now, each with its number of slots, in the order in which they are filled.
+
+        It is called about once a second, by one thread, which is not the one that made the object. If it raises an
+        Exception for the first time it is asked, the job ends with it; later the hosts stay as they were.
+        """
+
+    def close(self) -> None:  # noqa: B027 - most have nothing to close
+        """End the discovery; may be called while another thread is in :meth:`find`, which must return soon."""
+
+
+class FixedHosts(HostDiscovery):
+    """Always the same hosts."""
+
+    def __init__(self, hosts: Mapping[str, int]) -> None:
+        """Take the hosts and their slots."""
+        self._hosts = dict(hosts)
+
+    def find(self) -> dict[str, int]:
+        """See :meth:`HostDiscovery.find`."""
+        return dict(self._hosts)
+
+
+class HostDiscoveryScript(HostDiscovery):
+    """A program that prints one host per line: ``host``, or ``host:slots``."""
+
+    def __init__(self, script: str, slots: int | None = None, seconds: float = 30.0) -> None:
+        """Look for the program.
+
+        Args:
+            script: Its path, or its name on PATH.
+            slots: How many slots a host has that is printed without a number; None if each has one.
+            seconds: How long the program may take; then it is ended.
+
+        Raises:
+            UsageError: There is no such program, or it cannot be executed.
+        """
+        self._script = script
+        self._slots = slots
+        self._seconds = seconds
+        self._lock = threading.Lock()
+        self._pid: int | None = None  # guarded by _lock, as the next one
+        self._closed = False
+        path = os.path.abspath(script) if os.sep in script or os.path.exists(script) else shutil.which(script)
+        if path is None or not os.path.isfile(path):
+            raise UsageError(f"--host-discovery-script {script}: there is no such program; check the path")
+        if not os.access(path, os.X_OK):
+            raise UsageError(f"--host-discovery-script {script}: it is not executable; chmod +x {script}")
+        trouble = interpreter_trouble(path)
+        if trouble:
+            raise UsageError(f"--host-discovery-script {script}: {trouble}; begin it with a line such as #!/bin/sh")
+        self._path = path
+
+    def find(self) -> dict[str, int]:
+        """Run the program.
+
+        Raises:
+            DiscoveryError: It failed, took too long, or printed something else.
+        """
+        if self._closed:
+            raise DiscoveryError("the job is over")
+        try:
+            answer = ask([self._path], self._seconds, cancelled=lambda: self._closed, on_start=self._note)
+        except OSError as error:
+            raise DiscoveryError(f"{self._script} cannot be executed: {error.strerror}") from None
+        finally:
+            with self._lock:
+                self._pid = None
+        said = answer.err.decode(errors="replace").strip().splitlines()[-5:]
+        words = f"{': ' if said else ''}{'; '.join(said)}"
+        if answer.trouble:
+            longer = "; if it needs longer, raise --discovery-timeout (HOROVODLIKE_DISCOVERY_TIMEOUT)"
+            remedy = longer if answer.took_too_long else ""
+            raise DiscoveryError(f"{self._script} was ended: {answer.trouble}{remedy}{words}")
+        if answer.status != 0:
+            raise DiscoveryError(f"{self._script} ended with {answer.status}{words}")
+        hosts: list[HostSlots] = []
+        for line in answer.out.decode(errors="replace").splitlines():
+            if not line.strip():
+                continue
+            try:
+                hosts.append(parse_host_line(line, 1 if self._slots is None else self._slots))
+            except ValueError:
+                raise DiscoveryError(f"{self._script} printed {line!r}; a line must be like: worker-0:2") from None
+        return {entry.host: entry.slots for entry in merge_hosts(hosts)}
+
+    def _note(self, pid: int) -> None:
+        with self._lock:
+            self._pid = pid
+
+    def close(self) -> None:
+        """See :meth:`HostDiscovery.close`."""
+        with self._lock:
+            self._closed = True
+            if self._pid is not None:  # else, or if it stays, it is ended where it was started
+                send_signal(-self._pid, signal.SIGTERM)
+
+
+class DiscoveryThread:
+    """Asks for the hosts again and again, in a thread, and knows which of them this machine is."""
+
+    def __init__(self, discovery: HostDiscovery, environ: Mapping[str, str], here: str | None = None) -> None:
+        """Prepare it.
+
+        Args:
+            discovery: Finds the hosts.
+            environ: The environment; a scheduler may have named this machine there.
+            here: The name of this machine among the hosts, if it is known.
+        """
+        self.here = here
+        self._discovery = discovery
+        self._names = names_of_this_machine(environ)
+        self._renamed: dict[str, str] = {}  # how a host was called -> what it is called here
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def look(self) -> dict[str, int]:
+        """Return the hosts as they are now; the names of this machine are merged into one, :attr:`here`.
+
+        Raises:
+            Exception: The discovery raises it.
+        """
+        found = [HostSlots(host, slots) for host, slots in self._discovery.find().items() if slots > 0]
+        new = [entry for entry in found if entry.host not in self._renamed]
+        if new:
+            names = self._names if self.here is None else self._names | {self.here}
+            for entry in new:
+                (resolved,), here = find_this_machine([entry], names)
+                if here is not None:
+                    self.here = self.here or here
+                self._renamed[entry.host] = self.here or here if here is not None else resolved.host
+        return {each.host: each.slots for each in merge_hosts(HostSlots(self._renamed[e.host], e.slots) for e in found)}
+
+    def start(self, last: Mapping[str, int], tell: Callable[[dict[str, int] | str], None]) -> None:
+        """Look every second, in a thread.
+
+        Args:
+            last: The result of :meth:`look`.
+            tell: Called in the thread with the hosts, when they are others than before, or with the reason why they
+                could not be found, once for each reason.
+        """
+        self._thread = threading.Thread(target=self._run, args=(dict(last), tell), name="hvdrun-discovery", daemon=True)
+        self._thread.start()
+
+    def _run(self, last: dict[str, int], tell: Callable[[dict[str, int] | str], None]) -> None:
+        said = ""
+        while not self._stop.wait(_EVERY_S):
+            try:
+                found = self.look()
+            except Exception as error:  # whatever a plug-in raises: the job continues with the hosts that it has
+                problem = str(error) or type(error).__name__
+                if problem != said and not self._stop.is_set():
+                    tell(f"the hosts cannot be found out, and stay as they are: {problem}")
+                said = problem
+                continue
+            said = ""
+            if found != last and not self._stop.is_set():
+                last = found
+                tell(dict(found))
+
+    def close(self) -> None:
+        """End the thread; one that is within a plug-in which does not return is left behind."""
+        self._stop.set()
+        self._discovery.close()
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join(_FAREWELL_S)

@@ -37,12 +37,11 @@ from horovodlike.launcher.elastic.worker_server import WorkerServer
 from horovodlike.launcher.errors import UsageError, counted
 from horovodlike.launcher.planning.job_spec import JobSpec
 from horovodlike.launcher.planning.plan import JobIdentity
-from horovodlike.launcher.supervisor import failure_attribution
+from horovodlike.launcher.supervisor import Supervisor, Wakeup, failure_attribution
 from horovodlike.launcher.supervisor.connection import AgentConnections, FrameConnection, watch_descriptor
 from horovodlike.launcher.supervisor.failure_attribution import Failure
 from horovodlike.launcher.supervisor.job import AGENT_FAILED, GRACE_S, Outcome
 from horovodlike.launcher.supervisor.output import RankOutput
-from horovodlike.launcher.supervisor.signals import Supervisor, Wakeup
 
 __all__ = ["Driver"]
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from horovodlike.launcher.elastic.discovery import (
+from horovodlike.launcher.elastic import (
     DiscoveryError,
     DiscoveryThread,
     FixedHosts,
@@ -15,9 +15,9 @@ from horovodlike.launcher.elastic.state import Policy
 from horovodlike.launcher.errors import HostsError, UsageError, counted, given
 from horovodlike.launcher.planning.job_spec import THIS_MACHINE, ElasticSpec, JobSpec
 from horovodlike.launcher.planning.plan import bind, gpu_variables
+from horovodlike.launcher.supervisor import SignalHandler
 from horovodlike.launcher.supervisor.agent_startup import describe_this_host
 from horovodlike.launcher.supervisor.job import Outcome
-from horovodlike.launcher.supervisor.signals import SignalHandler
 from horovodlike.launcher.supervisor.static_job import Launch
 
 __all__ = ["ElasticLaunch"]

@@ -1,1 +1,142 @@
-"""The process that watches over a job until its last rank has exited."""
+"""The event loop of a job, from which each kind of job derives its own, and how signals and other threads reach it."""
+
+import os
+import selectors
+import signal
+import time
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from horovodlike.launcher.supervisor.output import RankOutput
+
+__all__ = ["SignalHandler", "Supervisor", "Wakeup"]
+
+
+class Wakeup:
+    """Makes a selector return; may be called from any thread and from a signal handler."""
+
+    def __init__(self) -> None:
+        """Open a pipe; it is closed by :meth:`close`."""
+        self._read, self._write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def fileno(self) -> int:
+        """Readable once :meth:`set` was called."""
+        return self._read
+
+    @property
+    def write_end(self) -> int:
+        """The end of the pipe to write to, which makes the selector return, too."""
+        return self._write
+
+    def set(self) -> None:
+        """Make the selector return."""
+        try:
+            os.write(self._write, b"\0")
+        except (BlockingIOError, OSError):  # full: it returns anyway; closed: the job is over
+            return
+
+    def clear(self) -> None:
+        """Make :meth:`fileno` unreadable until the next :meth:`set`."""
+        os.read(self._read, 4096)
+
+    def close(self) -> None:
+        """Close the pipe."""
+        read, write = self._read, self._write
+        self._read = self._write = -1
+        os.close(read)
+        os.close(write)
+
+
+class Supervisor:
+    """The event loop of a job. Everything but :meth:`interrupt` belongs to one thread."""
+
+    def __init__(self, output: RankOutput, wakeup: Wakeup) -> None:
+        """Take the parts.
+
+        Args:
+            output: Takes the output of the ranks.
+            wakeup: Makes the loop look at what other threads and signals have changed.
+        """
+        self._output = output
+        self._wakeup = wakeup
+        self._signals: deque[int] = deque()
+        self._abandoned = False
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether the user has insisted on an end at once, or wants one after the job's own end."""
+        return self._abandoned or bool(self._signals)
+
+    def interrupt(self, signum: int) -> None:
+        """Pass a signal on to the ranks; a second one kills them. Callable from a signal handler."""
+        self._signals.append(signum)
+        self._wakeup.set()
+
+    def _loop(self) -> None:
+        """Handle events until :meth:`_watch` returns False."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._wakeup, selectors.EVENT_READ, self._wakeup.clear)
+            while self._watch(selector):
+                for key, _ in selector.select(self._timeout()):
+                    key.data()
+                self._react(selector)
+
+    def _watch(self, selector: selectors.BaseSelector) -> bool:
+        """Register what the loop waits for; return False when the job is over."""
+        raise NotImplementedError
+
+    def _timeout(self) -> float | None:
+        """Return how long the loop waits at most, in seconds."""
+        raise NotImplementedError
+
+    def _react(self, selector: selectors.BaseSelector) -> None:
+        """Act upon what has happened."""
+        raise NotImplementedError
+
+
+_DEAF_S = 1.0
+
+
+class SignalHandler:
+    """While entered, signals go to a function instead of ending this process.
+
+    Two SIGTERMs within a second count as one: ``timeout`` signals both the process and its group.
+    """
+
+    def __init__(self, take: Callable[[int], object], wakeup: Wakeup) -> None:
+        """Prepare it; only the main thread can enter.
+
+        Args:
+            take: Called with the signal's number, in a signal handler.
+            wakeup: One of the things that the main thread waits for.
+        """
+        self._take = take
+        self._wakeup = wakeup
+        self._before: dict[int, Any] = {}
+        self._deaf_until = 0.0  # to SIGTERM
+
+    def __enter__(self) -> None:
+        """Install handlers, but for signals that are ignored."""
+        # A signal that comes just before the system call of select() would not be noticed before its end.
+        self._wakeup_before = signal.set_wakeup_fd(self._wakeup.write_end, warn_on_full_buffer=False)
+        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(signum) is not signal.SIG_IGN:  # as nohup has it, and shells for jobs in the background
+                self._before[signum] = signal.signal(signum, lambda number, _: self._hear(number))
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Put back what there was."""
+        for signum, handler in self._before.items():
+            signal.signal(signum, handler)
+        signal.set_wakeup_fd(self._wakeup_before)
+
+    def _hear(self, signum: int) -> None:
+        if signum == signal.SIGTERM:
+            now = time.monotonic()
+            if now < self._deaf_until:
+                return
+            self._deaf_until = now + _DEAF_S
+        self._take(signum)

@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 from horovodlike.launcher.agent.protocol import Frame, FrameKind, InvalidFrameError, decode_exit, encode_seconds
 from horovodlike.launcher.agent.run_task import unpack_answer
 from horovodlike.launcher.errors import counted, listed
-from horovodlike.launcher.supervisor import failure_attribution
+from horovodlike.launcher.supervisor import Supervisor, Wakeup, failure_attribution
 from horovodlike.launcher.supervisor.connection import AgentConnections, FrameConnection
 from horovodlike.launcher.supervisor.failure_attribution import Failure
 from horovodlike.launcher.supervisor.output import RankOutput
-from horovodlike.launcher.supervisor.signals import Supervisor, Wakeup
 
 __all__ = ["AGENT_FAILED", "GRACE_S", "Job", "Outcome"]
 

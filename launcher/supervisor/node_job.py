@@ -19,13 +19,12 @@ from horovodlike.launcher.planning.addresses import bindable_addresses
 from horovodlike.launcher.planning.hosts import Placement
 from horovodlike.launcher.planning.job_spec import JobSpec, Nodes
 from horovodlike.launcher.planning.plan import JobIdentity, plan_ranks
-from horovodlike.launcher.supervisor import failure_attribution
+from horovodlike.launcher.supervisor import Supervisor, failure_attribution
 from horovodlike.launcher.supervisor.agent_startup import describe_this_host, start_message
 from horovodlike.launcher.supervisor.connection import FrameConnection, start_local_agent
 from horovodlike.launcher.supervisor.job import Job, Outcome
 from horovodlike.launcher.supervisor.node_connection import NodeConnection, NodeListener, connect_node
 from horovodlike.launcher.supervisor.node_relay import Relay
-from horovodlike.launcher.supervisor.signals import Supervisor
 from horovodlike.launcher.supervisor.static_job import StaticLaunch
 
 __all__ = ["FollowerLaunch", "LeaderLaunch"]

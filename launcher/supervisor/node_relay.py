@@ -13,11 +13,11 @@ from horovodlike.launcher.agent.protocol import (
     decode_seconds,
     encode_seconds,
 )
+from horovodlike.launcher.supervisor import Supervisor, Wakeup
 from horovodlike.launcher.supervisor.connection import FrameConnection
 from horovodlike.launcher.supervisor.job import AGENT_FAILED, GRACE_S
 from horovodlike.launcher.supervisor.node_connection import NodeConnection
 from horovodlike.launcher.supervisor.output import RankOutput
-from horovodlike.launcher.supervisor.signals import Supervisor, Wakeup
 
 __all__ = ["Relay"]
 

@@ -15,6 +15,7 @@ from horovodlike.launcher.planning.command import working_folder
 from horovodlike.launcher.planning.hosts import Placement
 from horovodlike.launcher.planning.job_spec import JobSpec
 from horovodlike.launcher.planning.plan import JobIdentity, RankPlan, plan_ranks
+from horovodlike.launcher.supervisor import SignalHandler, Supervisor, Wakeup
 from horovodlike.launcher.supervisor.agent_startup import (
     describe_hosts,
     describe_this_host,
@@ -23,7 +24,6 @@ from horovodlike.launcher.supervisor.agent_startup import (
 )
 from horovodlike.launcher.supervisor.job import Job, Outcome
 from horovodlike.launcher.supervisor.output import OutputFiles, RankOutput, Screen
-from horovodlike.launcher.supervisor.signals import SignalHandler, Supervisor, Wakeup
 from horovodlike.launcher.supervisor.writer import Writer
 
 __all__ = ["Launch", "StaticLaunch"]

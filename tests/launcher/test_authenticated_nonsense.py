@@ -29,12 +29,11 @@ from horovodlike.launcher.agent.protocol import (
     encode_text,
 )
 from horovodlike.launcher.errors import HostsError
-from horovodlike.launcher.supervisor import node_job
+from horovodlike.launcher.supervisor import Wakeup, node_job
 from horovodlike.launcher.supervisor.job import AGENT_FAILED, Job
 from horovodlike.launcher.supervisor.node_connection import NodeConnection
 from horovodlike.launcher.supervisor.node_relay import Relay
 from horovodlike.launcher.supervisor.output import RankOutput, Screen
-from horovodlike.launcher.supervisor.signals import Wakeup
 from horovodlike.launcher.supervisor.writer import Writer
 
 SLACK_S = 15.0  # what a busy machine may add

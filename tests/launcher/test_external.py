@@ -17,8 +17,7 @@ from support.hvdrun_process import SLACK_S, Launch, wait_gone
 from horovodlike.launcher.agent import host_probe as gpus
 from horovodlike.launcher.agent.external import ask
 from horovodlike.launcher.agent.process import tree_of
-from horovodlike.launcher.elastic import DiscoveryError
-from horovodlike.launcher.elastic.discovery import HostDiscoveryScript
+from horovodlike.launcher.elastic import DiscoveryError, HostDiscoveryScript
 from horovodlike.launcher.errors import UsageError
 from horovodlike.launcher.schedulers import mpirun
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from horovodlike.launcher.supervisor import signals as signals_module
-from horovodlike.launcher.supervisor.signals import SignalHandler, Wakeup
+from horovodlike.launcher import supervisor
+from horovodlike.launcher.supervisor import SignalHandler, Wakeup
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def test_two_of_sigterm_at_once_are_one(heard: list[int]) -> None:
 
 
 def test_two_of_sigterm_with_time_between_are_two(heard: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(signals_module, "_DEAF_S", 0.0)
+    monkeypatch.setattr(supervisor, "_DEAF_S", 0.0)
     signal.raise_signal(signal.SIGTERM)
     signal.raise_signal(signal.SIGTERM)
     assert heard == [signal.SIGTERM] * 2

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from horovodlike.launcher.elastic import DiscoveryError, HostDiscovery
-from horovodlike.launcher.elastic.discovery import DiscoveryThread, HostDiscoveryScript
+from horovodlike.launcher.elastic import DiscoveryError, DiscoveryThread, HostDiscovery, HostDiscoveryScript
 from horovodlike.launcher.elastic.host_health import Backoff, HostHealth
 from horovodlike.launcher.elastic.rank_assignment import OF_A_PLACE, place_members
 from horovodlike.launcher.errors import UsageError

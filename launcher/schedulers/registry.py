@@ -13,14 +13,15 @@ from horovodlike.launcher.planning.addresses import find_this_machine, local_nam
 from horovodlike.launcher.planning.hosts import HostSlots, parse_hostfile, parse_hosts, place_ranks
 from horovodlike.launcher.planning.job_spec import THIS_MACHINE, RemoteStart
 from horovodlike.launcher.schedulers import JobAllocation, Scheduler
+from horovodlike.launcher.schedulers.flux import Flux
 from horovodlike.launcher.schedulers.host_files import Lsf, Pbs
 from horovodlike.launcher.schedulers.slurm import Slurm
 from horovodlike.launcher.schedulers.ssh import Ssh
 
 __all__ = ["SCHEDULERS", "HostResolution", "find_allocation", "find_hosts", "names_of_this_machine", "scheduler_of"]
 
-SCHEDULERS: tuple[Scheduler, ...] = (Slurm(), Lsf(), Pbs())
-"""One row for each, in the order in which they are asked for hosts."""
+SCHEDULERS: tuple[Scheduler, ...] = (Flux(), Slurm(), Lsf(), Pbs())
+"""One row for each, in the order in which they are asked for hosts: Flux may run within an allocation of another."""
 _BY_NAME = {each.name: each for each in (*SCHEDULERS, Ssh())}
 
 

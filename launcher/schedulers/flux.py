@@ -1,0 +1,67 @@
+"""Flux: hosts from ``flux resource list``, agents by ``flux run``.
+
+An instance of Flux, as ``flux batch`` and ``flux alloc`` start it, has hosts of its own. No variable holds them; its
+commands tell, says flux-environment(7). The agent of a host is a job of the instance that has the whole host.
+``flux exec`` starts processes without a job, as flux-exec(1) advises for tools, but it prints no more of what an agent
+sends than the text before the next zero byte, and each frame has some. ``flux run`` carries all bytes, in base64 where
+they are no text (RFC 24 of Flux), and without delay if it is told so.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+
+from horovodlike._bootstrap.hostlist import expand_hosts
+from horovodlike.launcher.agent.external import ask
+from horovodlike.launcher.errors import counted
+from horovodlike.launcher.planning.hosts import HostSlots, merge_hosts
+from horovodlike.launcher.planning.job_spec import RemoteStart
+from horovodlike.launcher.schedulers import AGENT, JobAllocation, Scheduler
+
+__all__ = ["Flux", "parse_resources"]
+
+_PATIENCE_S = 20.0
+
+
+class Flux(Scheduler):
+    """See the module."""
+
+    name = "Flux"
+    program = "flux"
+    prefixes = ("FLUX_",)
+
+    def hosts(self, environ: Mapping[str, str]) -> JobAllocation | None:
+        """See :meth:`Scheduler.hosts`."""
+        if not environ.get("FLUX_URI") or environ.get("FLUX_JOB_ID"):  # a batch script has no FLUX_JOB_ID, a task has
+            return None
+        words = [self.program, "resource", "list", "--states=up", "--no-header", "--format={nodelist} {rlist}"]
+        answer = ask(words, _PATIENCE_S, environ)
+        if answer.trouble or answer.status != 0:
+            said = answer.err.decode(errors="replace").strip()
+            raise ValueError(f"flux resource list: {answer.trouble or said or f'it ended with {answer.status}'}")
+        return JobAllocation(self.name, parse_resources(answer.out.decode(errors="replace")))
+
+    def start_command(self, host: str, remote: RemoteStart, timeout: float) -> list[str]:
+        """See :meth:`Scheduler.start_command`."""
+        share = ["--nodes=1", "--ntasks=1", "--exclusive", f"--requires=host:{host}"]
+        off = ["--setopt=cpu-affinity=off", "--setopt=gpu-affinity=off"]  # the launcher binds ranks, and deals out GPUs
+        return [self.program, "run", *share, *off, "--unbuffered", *AGENT]
+
+
+def parse_resources(text: str) -> tuple[HostSlots, ...]:
+    """Read ``a,b[1-2] rank[0-1]/core[0-7] rank2/core[0-7],gpu[0-3]``: the hosts in the order of ranks, and their parts.
+
+    Flux gives cores and GPUs, not tasks. A host has a slot for each GPU or, if there is none, for each core.
+
+    Raises:
+        ValueError: It is something else, or there is no host.
+    """
+    hosts, *groups = text.split() or [""]
+    slots: dict[int, int] = {}
+    for group in groups:
+        ranks, _, parts = group.partition("/")
+        kinds = Counter(part.rstrip("0123456789") for part in expand_hosts(parts))
+        slots |= {int(rank.removeprefix("rank")): kinds["gpu"] or kinds["core"] for rank in expand_hosts(ranks)}
+    names = expand_hosts(hosts)
+    if len(names) != len(slots):
+        raise ValueError(f"{text.strip()!r} names {counted(len(names), 'host')}, but has parts of {len(slots)}")
+    return merge_hosts(HostSlots(name, slots[rank]) for name, rank in zip(names, sorted(slots), strict=True))

@@ -5,16 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = [
-    "HOROVOD_OPTIONS",
-    "HorovodOption",
-    "add_arguments",
-    "chooses_mpi",
-    "flags",
-    "given",
-    "without_effect",
-]
-
 
 @dataclass(frozen=True)
 class HorovodOption:

@@ -17,8 +17,6 @@ if TYPE_CHECKING:  # they take time to import, and a command line with an error 
     from horovodlike.launcher.supervisor.job import Outcome
     from horovodlike.launcher.supervisor.static_job import Launch
 
-__all__ = ["choose_hosts", "launch", "make_spec"]
-
 
 def choose_hosts(
     elastic: ElasticSpec | None,

@@ -14,24 +14,6 @@ from horovodlike.launcher.errors import UsageError, shown
 from horovodlike.launcher.planning.job_spec import MOST_RANKS, Binding, ElasticSpec
 from horovodlike.launcher.schedulers.registry import SCHEDULERS
 
-__all__ = [
-    "ELASTIC_ARGUMENTS",
-    "OPTIONS",
-    "Option",
-    "add_arguments",
-    "check_arguments",
-    "find_elastic",
-    "from_arguments",
-    "from_mapping",
-    "is_elastic",
-    "read_file",
-    "setting_variables",
-    "take_elastic",
-    "take_integer",
-    "take_number_of_ranks",
-    "without_effect",
-]
-
 _MIB = 1024 * 1024
 _MOST_DIGITS = 20
 _LONGEST_S = 1e6

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 from horovodlike.launcher.agent.process import send_signal, tree_of
 
-__all__ = ["Answer", "ask"]
-
 _LOOK_S = 0.2
 _TRAILING_S = 1.0
 """How long a program's children may hold its output open once it has exited."""

@@ -15,21 +15,6 @@ from typing import Any
 from horovodlike.launcher.agent.external import ask
 from horovodlike.launcher.agent.protocol import from_native, to_native
 
-__all__ = [
-    "HostDescription",
-    "decode_description",
-    "describe",
-    "encode_needs",
-    "installed_version",
-    "Host",
-    "detect_host",
-    "parse_cpu_list",
-    "VISIBLE",
-    "Gpus",
-    "find_gpus",
-    "why_unwritable",
-]
-
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 _PATIENCE_S = 20.0
 _NAME = re.compile(r"[0-9]+|(GPU|MIG)-[\w/-]+", re.ASCII)

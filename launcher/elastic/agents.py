@@ -33,8 +33,6 @@ from horovodlike.launcher.supervisor.agent_startup import (
 from horovodlike.launcher.supervisor.connection import AgentConnection, FrameConnection
 from horovodlike.launcher.supervisor.job import GRACE_S
 
-__all__ = ["AgentPool"]
-
 
 @dataclass
 class _Agent:

@@ -43,8 +43,6 @@ from horovodlike.launcher.supervisor.failure_attribution import Failure
 from horovodlike.launcher.supervisor.job import AGENT_FAILED, GRACE_S, Outcome
 from horovodlike.launcher.supervisor.output import RankOutput
 
-__all__ = ["Driver"]
-
 
 @dataclass
 class _Process:

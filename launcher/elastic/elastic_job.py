@@ -20,8 +20,6 @@ from horovodlike.launcher.supervisor.agent_startup import describe_this_host
 from horovodlike.launcher.supervisor.job import Outcome
 from horovodlike.launcher.supervisor.static_job import Launch
 
-__all__ = ["ElasticLaunch"]
-
 
 class ElasticLaunch(Launch):
     """A job whose workers come and go. The driver plans and starts them when their hosts answer."""

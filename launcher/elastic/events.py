@@ -3,29 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = [
-    "Abandon",
-    "Adrift",
-    "Announce",
-    "Continued",
-    "Decision",
-    "End",
-    "Event",
-    "Exited",
-    "Finished",
-    "Form",
-    "HostLost",
-    "HostsFound",
-    "Kill",
-    "Leaving",
-    "Ready",
-    "Remove",
-    "Report",
-    "Spawn",
-    "Stopped",
-    "Training",
-]
-
 
 @dataclass(frozen=True)
 class Ready:

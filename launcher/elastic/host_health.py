@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass, field
 
-__all__ = ["Backoff", "HostHealth"]
-
 _DRAIN_S = 2.0
 _TOLERATED = 4
 _LOST_LOW_S = 5.0

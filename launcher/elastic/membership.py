@@ -38,8 +38,6 @@ from horovodlike.launcher.elastic.state import Generation, Policy, Roster, Statu
 from horovodlike.launcher.errors import counted, listed
 from horovodlike.launcher.supervisor import failure_attribution
 
-__all__ = ["FAILED", "Membership"]
-
 FAILED = 1
 """The exit code of a job that ends for a reason that is no worker's failure."""
 SETTLE_S = 3.0

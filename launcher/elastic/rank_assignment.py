@@ -4,8 +4,6 @@ from collections.abc import Sequence
 
 from horovodlike.launcher.planning.plan import place_variables
 
-__all__ = ["OF_A_PLACE", "place_members"]
-
 _NAMES = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
 OF_A_PLACE = frozenset(place_variables(**dict.fromkeys(_NAMES, 0))) | {
     "HOROVODLIKE_GENERATION",

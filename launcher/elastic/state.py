@@ -5,8 +5,6 @@ from dataclasses import dataclass, field
 
 from horovodlike.launcher.elastic.host_health import Backoff
 
-__all__ = ["Generation", "Policy", "Roster", "Status", "WorkerState"]
-
 
 @dataclass(frozen=True)
 class Policy:

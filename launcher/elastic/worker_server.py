@@ -34,8 +34,6 @@ from horovodlike._net.secure_channel import Identity, JobKey, job_digest
 from horovodlike._net.secure_server import Connection, ProtocolError, SecureServer
 from horovodlike.launcher.elastic.events import Adrift, Event, Finished, Leaving, Ready, Training
 
-__all__ = ["WorkerServer"]
-
 _REASONS = ("start", "broken", "changed", "failed")
 _LOOPBACK = "127.0.0.1"
 _LONGEST_TEXT = 2000

@@ -11,15 +11,6 @@ from horovodlike.launcher.agent.host_probe import HostDescription
 from horovodlike.launcher.errors import HostsError, UsageError
 from horovodlike.launcher.planning.hosts import HostSlots, merge_hosts
 
-__all__ = [
-    "LOOPBACK",
-    "addresses_towards",
-    "bindable_addresses",
-    "find_this_machine",
-    "local_names",
-    "reachable_addresses",
-]
-
 LOOPBACK = "127.0.0.1"
 _DISCARD = 9
 _RESOLVERS = 32

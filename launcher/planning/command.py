@@ -10,18 +10,6 @@ from pathlib import Path
 
 from horovodlike.launcher.errors import UsageError
 
-__all__ = [
-    "check_interpreter",
-    "interpreter_trouble",
-    "resolve_command",
-    "with_horovod_names",
-    "PythonCommand",
-    "is_python",
-    "split_python",
-    "working_folder",
-    "HOROVODRUN",
-]
-
 HOROVODRUN = "horovodrun"
 """The other name of ``hvdrun --compat``."""
 _PYTHON = re.compile(r"(python|pypy)[0-9.]*")

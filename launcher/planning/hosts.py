@@ -7,8 +7,6 @@ from itertools import accumulate
 
 from horovodlike.launcher.errors import UsageError
 
-__all__ = ["HostSlots", "Placement", "merge_hosts", "parse_host_line", "parse_hostfile", "parse_hosts", "place_ranks"]
-
 _NAME = r"[\w.-]+"
 _IPV6 = r"\[[0-9A-Fa-f:.]+(?:%[\w.-]+)?\]"
 _HOST = re.compile(rf"({_NAME}|{_IPV6}):([0-9]{{1,6}})", re.ASCII)

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from horovodlike._net.secure_channel import JobKey
 from horovodlike.launcher.planning.hosts import HostSlots, Placement, place_ranks
 
-__all__ = ["MOST_RANKS", "THIS_MACHINE", "Binding", "ElasticSpec", "JobSpec", "Nodes", "RemoteStart"]
-
 THIS_MACHINE = "localhost"
 MOST_RANKS = 65536
 """As many as the engine takes."""

@@ -8,23 +8,6 @@ from horovodlike.launcher.errors import UsageError, counted, given
 from horovodlike.launcher.planning.hosts import Placement
 from horovodlike.launcher.planning.job_spec import Binding, JobSpec
 
-__all__ = [
-    "MALLOC_TUNABLES",
-    "JobIdentity",
-    "RankPlan",
-    "bind",
-    "choose_omp_threads",
-    "common_variables",
-    "place_variables",
-    "plan_ranks",
-    "tuning_variables",
-    "gpu_variables",
-    "OWN_NAMES",
-    "OWN_PREFIXES",
-    "forwarded",
-    "inherited",
-]
-
 _Cpus = tuple[int, ...]
 
 # Where TensorFlow's kernels and its graph executor look for what OpenMP's programs find in OMP_NUM_THREADS.

@@ -15,8 +15,6 @@ from horovodlike.launcher.agent import START_AGENT
 from horovodlike.launcher.planning.hosts import HostSlots
 from horovodlike.launcher.planning.job_spec import RemoteStart
 
-__all__ = ["AGENT", "JobAllocation", "Scheduler"]
-
 AGENT = (sys.executable, "-I", "-S", "-X", "utf8", START_AGENT)
 """The words that are executed on another host, where everything has the same paths as here."""
 

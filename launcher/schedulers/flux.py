@@ -17,8 +17,6 @@ from horovodlike.launcher.planning.hosts import HostSlots, merge_hosts
 from horovodlike.launcher.planning.job_spec import RemoteStart
 from horovodlike.launcher.schedulers import AGENT, JobAllocation, Scheduler
 
-__all__ = ["Flux", "parse_resources"]
-
 _PATIENCE_S = 20.0
 
 

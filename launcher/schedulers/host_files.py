@@ -7,8 +7,6 @@ from horovodlike.launcher.planning.hosts import HostSlots, merge_hosts, parse_ho
 from horovodlike.launcher.schedulers import JobAllocation
 from horovodlike.launcher.schedulers.ssh import Ssh
 
-__all__ = ["Lsf", "Pbs"]
-
 
 class Lsf(Ssh):
     """See the module."""

@@ -18,16 +18,6 @@ from horovodlike.launcher.planning.job_spec import Binding, JobSpec, RemoteStart
 from horovodlike.launcher.planning.plan import JobIdentity, inherited, plan_ranks
 from horovodlike.launcher.schedulers.ssh import ssh_words
 
-__all__ = [
-    "Flavor",
-    "Mpirun",
-    "find_mpirun",
-    "make_command",
-    "make_environ",
-    "make_ssh_variables",
-    "parse_version",
-]
-
 _PATIENCE_S = 20.0
 _NAMES = ("mpirun", "mpiexec")
 # What tells a rank its place comes from mpirun.

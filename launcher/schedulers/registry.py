@@ -18,8 +18,6 @@ from horovodlike.launcher.schedulers.host_files import Lsf, Pbs
 from horovodlike.launcher.schedulers.slurm import Slurm
 from horovodlike.launcher.schedulers.ssh import Ssh
 
-__all__ = ["SCHEDULERS", "HostResolution", "find_allocation", "find_hosts", "names_of_this_machine", "scheduler_of"]
-
 SCHEDULERS: tuple[Scheduler, ...] = (Flux(), Slurm(), Lsf(), Pbs())
 """One row for each, in the order in which they are asked for hosts: Flux may run within an allocation of another."""
 _BY_NAME = {each.name: each for each in (*SCHEDULERS, Ssh())}

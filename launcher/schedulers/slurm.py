@@ -8,8 +8,6 @@ from horovodlike.launcher.planning.hosts import HostSlots
 from horovodlike.launcher.planning.job_spec import RemoteStart
 from horovodlike.launcher.schedulers import AGENT, JobAllocation, Scheduler
 
-__all__ = ["Slurm"]
-
 _FIRST_PSEUDO_STEP = 0xFFFFFFF0
 """From here on Slurm numbers what is no step of tasks: the batch script, an interactive shell."""
 

@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from horovodlike.launcher.planning.job_spec import RemoteStart
 from horovodlike.launcher.schedulers import AGENT, JobAllocation, Scheduler
 
-__all__ = ["Ssh", "explain_failure", "ssh_words"]
-
 _REMEDIES = (
     ("Could not resolve hostname", "check its spelling, /etc/hosts and DNS"),
     ("Permission denied", "set up a key (ssh-copy-id), or name one with --ssh-identity-file"),

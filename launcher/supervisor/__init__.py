@@ -11,8 +11,6 @@ from typing import Any
 
 from horovodlike.launcher.supervisor.output import RankOutput
 
-__all__ = ["SignalHandler", "Supervisor", "Wakeup"]
-
 
 class Wakeup:
     """Makes a selector return; may be called from any thread and from a signal handler."""

@@ -34,18 +34,6 @@ from horovodlike.launcher.schedulers.ssh import explain_failure
 from horovodlike.launcher.supervisor.connection import AgentConnection, start_local_agent, start_remote_agent
 from horovodlike.launcher.supervisor.job import GRACE_S
 
-__all__ = [
-    "ask_for_description",
-    "describe_hosts",
-    "describe_this_host",
-    "explain_delay",
-    "read_description",
-    "receive_answer",
-    "start_agent",
-    "start_agents",
-    "start_message",
-]
-
 
 def start_agents(
     spec: JobSpec, placements: Sequence[Placement], on_exit: Callable[[Callable[[], object]], object]

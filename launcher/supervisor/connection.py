@@ -16,16 +16,6 @@ from horovodlike.launcher.agent.protocol import MAGIC, PIECE, Frame, FrameKind, 
 from horovodlike.launcher.supervisor.failure_attribution import signal_name
 from horovodlike.launcher.supervisor.output import RankOutput
 
-__all__ = [
-    "AgentConnection",
-    "FrameConnection",
-    "start_local_agent",
-    "start_remote_agent",
-    "watch_descriptor",
-    "FrameHandler",
-    "AgentConnections",
-]
-
 _WORDS_BYTES = 8 * 1024
 _CLOSE_S = 20.0
 """How long a host may take to end everything once its connection is cut, before it is given up."""

@@ -5,8 +5,6 @@ import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = ["SETTLE_S", "Failure", "choose", "describe", "exit_code", "how_it_ended", "is_consequence"]
-
 SETTLE_S = 2.0
 """How long the other ranks have, after the first failure, to notice it and to end by themselves."""
 

@@ -14,8 +14,6 @@ from horovodlike.launcher.supervisor.connection import AgentConnections, FrameCo
 from horovodlike.launcher.supervisor.failure_attribution import Failure
 from horovodlike.launcher.supervisor.output import RankOutput
 
-__all__ = ["AGENT_FAILED", "GRACE_S", "Job", "Outcome"]
-
 GRACE_S = 5.0
 """From SIGTERM, or from a signal that was passed on, to SIGKILL."""
 AGENT_FAILED = 1

@@ -19,8 +19,6 @@ from horovodlike.launcher.schedulers.registry import SCHEDULERS
 from horovodlike.launcher.supervisor.job import Outcome
 from horovodlike.launcher.supervisor.static_job import Launch
 
-__all__ = ["MpirunLaunch"]
-
 _LAUNCHERS_OWN = ("OMPI_", "PMI_", "PMIX_", "PRTE_", "HYDRA_", "HYDI_", *chain(*(each.prefixes for each in SCHEDULERS)))
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 

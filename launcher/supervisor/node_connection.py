@@ -36,8 +36,6 @@ from horovodlike.launcher.agent.protocol import Frame, FrameKind, InvalidFrameEr
 from horovodlike.launcher.errors import HostsError
 from horovodlike.launcher.supervisor.connection import FrameConnection, watch_descriptor
 
-__all__ = ["NodeConnection", "NodeListener", "connect_node"]
-
 _JOB = job_digest("the launchers of a job's nodes")
 _PIECE = 64 * 1024
 _MOST_STRANGERS = 128

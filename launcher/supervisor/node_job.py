@@ -27,8 +27,6 @@ from horovodlike.launcher.supervisor.node_connection import NodeConnection, Node
 from horovodlike.launcher.supervisor.node_relay import Relay
 from horovodlike.launcher.supervisor.static_job import StaticLaunch
 
-__all__ = ["FollowerLaunch", "LeaderLaunch"]
-
 
 class _NodeLaunch(StaticLaunch):
     """The steps that all nodes have in common: each starts its own ranks, and has its own output.

@@ -19,8 +19,6 @@ from horovodlike.launcher.supervisor.job import AGENT_FAILED, GRACE_S
 from horovodlike.launcher.supervisor.node_connection import NodeConnection
 from horovodlike.launcher.supervisor.output import RankOutput
 
-__all__ = ["Relay"]
-
 _LONGEST_WAIT = 3600.0
 
 

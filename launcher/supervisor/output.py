@@ -19,8 +19,6 @@ from horovodlike.launcher.agent.protocol import FrameKind
 from horovodlike.launcher.errors import UsageError, given
 from horovodlike.launcher.supervisor.writer import Write, Writer, byte_writer
 
-__all__ = ["LAST_LINES", "OutputFiles", "RankOutput", "Screen", "last_lines", "LONGEST_PARTIAL", "Printer"]
-
 LONGEST_PARTIAL = 64 * 1024
 """More bytes than this without an end of line are not held back any longer."""
 _LINE = re.compile(rb"[^\r\n]*(?:\r\n|\n|\r)|[^\r\n]+\Z")

@@ -26,8 +26,6 @@ from horovodlike.launcher.supervisor.job import Job, Outcome
 from horovodlike.launcher.supervisor.output import OutputFiles, RankOutput, Screen
 from horovodlike.launcher.supervisor.writer import Writer
 
-__all__ = ["Launch", "StaticLaunch"]
-
 _LOOK_S = 0.5
 
 

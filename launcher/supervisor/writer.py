@@ -9,8 +9,6 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, TextIO
 
-__all__ = ["Writer", "byte_writer"]
-
 _LIMIT = 4 * 1024 * 1024
 
 Write = Callable[[bytes], None]

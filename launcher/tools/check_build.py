@@ -10,8 +10,6 @@ from pathlib import Path
 from horovodlike import config
 from horovodlike._engine.gpu_libraries import GpuLibraries, find
 
-__all__ = ["check_build", "framework_build", "package_version"]
-
 _BUILD_FILES = {
     "torch": ("version.py", r"^cuda\b[^=\n]*= *'?([\w.]+)"),
     "tensorflow": ("python/platform/build_info.py", r"'is_cuda_build', (True|False)"),

@@ -4,8 +4,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
-__all__ = ["Coverage", "Link", "differences", "pair_up", "render"]
-
 Pair = tuple[int, int]
 
 _MOST_LINKS = 40

@@ -372,7 +372,7 @@ def _open_standard_streams() -> None:
 
 
 def main(argv: Sequence[str] | None = None, program: str = "hvdrun") -> int:
-    """Run ``hvdrun``; returns its exit code."""
+    """Run ``hvdrun``; return its exit code."""
     _open_standard_streams()
     try:
         spec = parse(sys.argv[1:] if argv is None else argv, os.environ, program)
@@ -398,7 +398,7 @@ def main(argv: Sequence[str] | None = None, program: str = "hvdrun") -> int:
 
 
 def horovodrun() -> int:
-    """Run ``hvdrun --compat`` under Horovod's name for it; returns its exit code."""
+    """Run ``hvdrun --compat`` under Horovod's name for it; return its exit code."""
     return main(program=HOROVODRUN)
 
 

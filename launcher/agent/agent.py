@@ -282,7 +282,7 @@ class Agent:
     # What the ranks write.
 
     def _forward(self, descriptor: int) -> bool:
-        """Send on what can be read at once; returns False if there was nothing."""
+        """Send on what can be read at once; return False if there was nothing."""
         rank, stream = self._streams[descriptor]
         try:
             data = os.read(descriptor, _READ)
@@ -398,7 +398,7 @@ class Agent:
         self._kill_at = at if self._kill_at is None else min(at, self._kill_at)
 
     def _advance(self, alive: bool) -> bool:
-        """Kill what has had its time; returns False once that is hopeless."""
+        """Kill the processes that have had their time; return False once that is hopeless."""
         now = time.monotonic()
         if self._kill_at is None or now < self._kill_at or not alive:
             return True
@@ -429,7 +429,7 @@ def _guard(agent: int) -> int:
 
 
 def main() -> int:
-    """Run guard and agent on standard input and output; returns the exit code."""
+    """Run guard and agent on standard input and output; return the exit code."""
     become_subreaper()
     launcher, guard = os.getppid(), os.getpid()
     agent = os.fork()

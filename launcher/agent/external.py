@@ -91,7 +91,7 @@ def ask(
 def _listen(
     process: "subprocess.Popen[bytes]", said: dict[int, bytearray], seconds: float, cancelled: Callable[[], bool]
 ) -> str:
-    """Take what a program says until it has exited; returns why it is not waited for any longer."""
+    """Take what a program says until it has exited; return why it is not waited for any longer."""
     deadline = time.monotonic() + seconds
     with selectors.DefaultSelector() as selector:
         for pipe in filter(None, (process.stdout, process.stderr)):

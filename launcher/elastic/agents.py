@@ -190,7 +190,7 @@ class AgentPool:
         return min((each.deadline for each in self._agents.values() if each.host is None), default=None)
 
     def attend(self, selector: selectors.BaseSelector) -> None:
-        """Take the answers that have come, and gives up hosts that have had their time."""
+        """Take the answers that have come, and give up the hosts that have had their time."""
         now = time.monotonic()
         for agent in [each for each in self._agents.values() if each.host is None]:
             if agent.answered:

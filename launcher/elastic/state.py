@@ -123,7 +123,7 @@ class Roster:
     def staying(self) -> list[WorkerState]:
         """List the members that will have a place in the next generation.
 
-        If the hosts of all of them have gone, some stay all the same until newcomers have got the state from them.
+        If the hosts of all of them have gone, some stay until newcomers have got the state from them.
         """
         members, unwanted = self.members(), self.unwanted()
         wanted = [worker for worker in members if worker.number not in unwanted]

@@ -91,7 +91,7 @@ class WorkerServer:
             self._addresses.update(new)
 
     def say(self, worker: int, message: dict[str, Any]) -> None:
-        """Tell a worker something; does nothing if it has no connection."""
+        """Tell a worker something; do nothing if it has no connection."""
         connection = self._connections.get(worker)
         if connection is not None:
             self._door.send(connection, message)

@@ -103,7 +103,7 @@ class JobSpec:
         elastic: Workers may come and go, or None.
         start_timeout: How long the ranks wait for each other, and the launcher for its agents, in seconds.
         network_timeout: How long another host may be silent, in seconds.
-        network_interface: Over which network hosts communicate, as the setting of this name has it.
+        network_interface: The network over which hosts communicate, as in the setting of this name.
         bind_to: The kind of processors that each rank is bound to.
         gpus_per_rank: How many GPUs each rank sees, which are its own; 0 leaves that to the environment.
         output_directory: A folder for a copy of each rank's output, or None.

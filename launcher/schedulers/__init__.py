@@ -39,7 +39,7 @@ class Scheduler(ABC):
 
     Attributes:
         name: Its name in messages.
-        program: What starts the agents of other hosts. Without it in ``PATH``, and for hosts that are not in the
+        program: The program that starts agents on other hosts. If it is not in ``PATH``, or if a host is not in the
             allocation, ssh starts them.
         node_name: The variable that holds this machine's name among the hosts, or an empty string.
         prefixes: Variables that begin so describe the launcher's own process, and are of no use to ranks elsewhere.

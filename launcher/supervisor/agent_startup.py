@@ -38,7 +38,7 @@ from horovodlike.launcher.supervisor.job import GRACE_S
 def start_agents(
     spec: JobSpec, placements: Sequence[Placement], on_exit: Callable[[Callable[[], object]], object]
 ) -> list[AgentConnection]:
-    """Start an agent on each host; does not wait for any.
+    """Start an agent on each host; do not wait for any.
 
     Args:
         spec: The job.
@@ -56,7 +56,7 @@ def start_agents(
 
 
 def start_agent(spec: JobSpec, host: str, here: bool) -> AgentConnection:
-    """Start the agent of one host; does not wait for it.
+    """Start the agent of one host; do not wait for it.
 
     Args:
         spec: The job.

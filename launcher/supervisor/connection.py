@@ -101,7 +101,7 @@ class FrameConnection:
         raise NotImplementedError
 
     def close(self) -> int:
-        """Cut the connection and waits for the end of what it has started at the other end.
+        """Cut the connection and wait for the end of what it has started at the other end.
 
         Returns:
             An exit code, or minus a signal; not 0 if the other end did not end in order.
@@ -193,7 +193,7 @@ class AgentConnection(FrameConnection):
         self._process.kill()
 
     def cut(self) -> None:
-        """Cut the connection, whereupon the agent ends everything; does not wait for that.
+        """Cut the connection, so that the agent ends everything; do not wait for that.
 
         The time that the agent has for it begins now, so that of several that are cut first, none adds to another's.
         """
@@ -221,7 +221,7 @@ class AgentConnection(FrameConnection):
             return self._process.wait()
 
     def _wait_readable(self, pipe: IO[bytes], give_up: float | None, take: Callable[[], bool]) -> None:
-        """Take what comes until ``take`` returns False; kills the process when the time is over."""
+        """Take what comes until ``take`` returns False; kill the process when the time is over."""
         with selectors.DefaultSelector() as selector:
             selector.register(pipe, selectors.EVENT_READ)
             while selector.select(None if give_up is None else max(0.0, give_up - time.monotonic())):
@@ -350,7 +350,7 @@ class AgentConnections:
             link.heard_at = time.monotonic()
 
     def watch(self, selector: selectors.BaseSelector, abandoned: bool) -> None:
-        """Greet those whose time it is, and brings what the selector waits for up to date.
+        """Send the heartbeats that are due, and bring what the selector waits for up to date.
 
         Takes nothing more from the agents while the screen is behind; but if the user has insisted on an end at once,
         it must not wait for the screen.
@@ -376,7 +376,7 @@ class AgentConnections:
             self._handler.on_end(link, link.close())
 
     def _greet(self) -> None:
-        """Let other hosts know that the launcher lives, and breaks off with those that do not answer."""
+        """Send other hosts a heartbeat, and kill the connections to those that do not answer."""
         now = time.monotonic()
         if now < self._greet_at:
             return

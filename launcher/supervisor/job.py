@@ -91,7 +91,7 @@ class Job(Supervisor):
         return self._outcome
 
     def drain(self) -> Outcome:
-        """Wait until everything is on the screen; returns the outcome, another one if that could not be done."""
+        """Wait until everything is on the screen; return the outcome, which is another one if that fails."""
         self._output.drain(lambda: self.abandoned)
         self._check_output()
         return self._outcome

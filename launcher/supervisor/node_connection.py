@@ -120,7 +120,7 @@ class NodeConnection(FrameConnection):
         watch_descriptor(selector, self.fileno(), 0, self.flush)
 
     def receive(self) -> list[Frame] | None:
-        """See :meth:`FrameConnection.receive`; takes note of the end that the other launcher tells."""
+        """See :meth:`FrameConnection.receive`; note the end that the other launcher tells."""
         frames = super().receive()
         for frame in frames or ():
             if frame.kind is FrameKind.CLEAN:
@@ -128,7 +128,7 @@ class NodeConnection(FrameConnection):
         return frames
 
     def await_frame(self, deadline: float, *kinds: FrameKind) -> list[Frame]:
-        """Wait for a frame of some kinds; returns it and what came after it, but nothing before.
+        """Wait for a frame of some kinds; return it and what came after it, but nothing before.
 
         Raises:
             InvalidFrameError: The bytes that arrived are no frame.
@@ -230,18 +230,18 @@ class NodeListener:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Listen no more."""
+        """Stop listening."""
         self.close()
 
     def close(self) -> None:
-        """Listen no more; closes what has not authenticated itself."""
+        """Stop listening; close the connections that have not authenticated themselves."""
         for each in (*self._listeners, *(stranger.socket for stranger in self._strangers)):
             each.close()
         self._strangers.clear()
         self._selector.close()
 
     def accept(self, deadline: float) -> tuple[NodeConnection, int, Frame] | None:
-        """Wait for the next launcher that holds the key and says what it needs. None of them delays another one.
+        """Wait for the next launcher that holds the key and says what it needs; none delays another.
 
         Args:
             deadline: When to give up, as ``time.monotonic()``.
@@ -327,7 +327,7 @@ class NodeListener:
 
 
 def connect_node(key: JobKey, node: int, nnodes: int, host: str, port: int, deadline: float) -> NodeConnection:
-    """Connect to the launcher of node 0; tries again until it is there.
+    """Connect to the launcher of node 0; try again until it is there.
 
     Args:
         key: The key that all nodes hold.

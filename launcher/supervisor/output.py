@@ -229,7 +229,7 @@ class OutputFiles:
         """Make the files of one more rank.
 
         Raises:
-            UsageError: That is not possible. The rank can go on all the same, without those that are missing.
+            UsageError: That is not possible. The rank can continue without those that are missing.
         """
         self._files.update({(rank, stream): None for stream in _NAMES})
         folder = self._directory / f"rank.{rank:0{self._digits}d}"

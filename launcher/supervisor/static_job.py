@@ -44,18 +44,7 @@ class Launch:
         take_signals: bool = False,
         reasons: Sequence[str] = (),
     ) -> None:
-        """Take the parts; nothing is started.
-
-        Args:
-            spec: The job.
-            command: The words that each rank executes.
-            environ: The environment that the ranks inherit.
-            stack: Ends what the steps have started.
-            discovery: The ``HostDiscovery`` of an elastic job; None for those of the job. It is closed in the end.
-            task: The file that every rank can read.
-            take_signals: Pass this process's signals on to the ranks; only in the main thread.
-            reasons: Further lines for ``verbose``.
-        """
+        """Take the arguments of ``launcher.launch.launch``, and the stack, which ends what the steps have started."""
         self._spec, self._command, self._environ, self._stack = spec, command, environ, stack
         self._discovery, self._task, self._take_signals = discovery, task, take_signals
         self._reasons = tuple(reasons) if spec.verbose else ()

@@ -13,7 +13,7 @@ The modules and packages, lowest layer first. Each imports only from itself and 
                  addresses hosts reach each other; ``command``: what was typed to what is executed; ``plan``: one plan
                  per rank, with its environment
 ``schedulers``   the interface, and a module for each: hosts, and the command that starts an agent there; ``registry``:
-                 chooses among them and what the user names; ``mpirun``: the command line of MPI's launcher
+                 chooses among them and the hosts that the user names; ``mpirun``: the command line of MPI's launcher
 ``supervisor``   ``static_job``: the eight steps of a job; ``node_job`` and ``mpirun_job`` are other ways of them.
                  ``agent_startup``: starts and asks the agents; ``job`` and ``node_relay`` are two kinds of the event
                  loop of the package itself; ``connection`` to agents, ``node_connection`` to other launchers;
@@ -22,7 +22,7 @@ The modules and packages, lowest layer first. Each imports only from itself and 
 ``elastic``      jobs whose workers come and go; its own table is in its ``__init__``
 ``options``      the table of options, which the command line, the configuration file and ``run`` read;
                  ``horovod_options``: those of ``horovodrun`` that have no effect
-``launch``       from the options that were given to its exit code: hosts, specification, and eight steps in order
+``launch``       from the options that were given to its exit code: the specification, and eight steps in order
 ``tools``        ``--check-build`` and ``--selftest``
 ``cli``, ``run`` ``hvdrun`` and ``horovodlike.run``
 ================ =======================================================================================================

@@ -17,7 +17,7 @@ from horovodlike._net.secure_channel import JobKey
 from horovodlike.errors import ConfigError, RendezvousError
 from horovodlike.launcher import horovod_options, options
 from horovodlike.launcher.errors import HostsError, UsageError, given
-from horovodlike.launcher.launch import choose_hosts, launch, make_spec
+from horovodlike.launcher.launch import launch, make_spec
 from horovodlike.launcher.planning.command import (
     HOROVODRUN,
     check_interpreter,
@@ -26,7 +26,7 @@ from horovodlike.launcher.planning.command import (
     working_folder,
 )
 from horovodlike.launcher.planning.job_spec import MOST_RANKS, Binding, JobSpec, Nodes, RemoteStart
-from horovodlike.launcher.schedulers.registry import HostResolution
+from horovodlike.launcher.schedulers.registry import HostResolution, find_hosts
 
 __all__ = ["horovodrun", "main", "parse"]
 
@@ -323,7 +323,7 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], program: str = "hvdru
     nodes = _find_nodes(arguments, environ)
     where = HostResolution(number)
     if nodes is None:
-        where = choose_hosts(elastic, arguments.hosts, arguments.hostfile, number, environ)
+        where = find_hosts(arguments.hosts, arguments.hostfile, number, environ, elastic)
     if arguments.selftest:
         if command:
             raise UsageError(f"--selftest runs a program of its own: leave out {command[0]}")

@@ -1,8 +1,7 @@
-"""One way from a request to the exit code of a job: its hosts, its specification, and eight steps in order."""
+"""One way from the options that were given to a job to its exit code: the specification, and eight steps in order."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from horovodlike import config
@@ -11,47 +10,11 @@ from horovodlike.launcher.agent.host_probe import why_unwritable
 from horovodlike.launcher.elastic import HostDiscovery
 from horovodlike.launcher.errors import UsageError
 from horovodlike.launcher.planning.job_spec import ElasticSpec, JobSpec, Nodes
-from horovodlike.launcher.schedulers.registry import HostResolution, find_hosts
+from horovodlike.launcher.schedulers.registry import HostResolution
 
 if TYPE_CHECKING:  # they take time to import, and a command line with an error does not need them
     from horovodlike.launcher.supervisor.job import Outcome
     from horovodlike.launcher.supervisor.static_job import Launch
-
-
-def choose_hosts(
-    elastic: ElasticSpec | None,
-    hosts: str | None,
-    hostfile: str | None,
-    number: int | None,
-    environ: Mapping[str, str],
-    discovery: HostDiscovery | None = None,
-) -> HostResolution:
-    """Decide on which hosts the job runs, and with how many workers it starts if it is elastic.
-
-    Args:
-        elastic: The elastic part of the job, if it is elastic.
-        hosts: The value of ``-H``, or None.
-        hostfile: The name of a file with hosts, or None.
-        number: The number of ranks, or None if it was not given.
-        environ: The environment, which a scheduler may have made.
-        discovery: Finds the hosts, instead of all these.
-
-    Raises:
-        UsageError: The hosts cannot be used, or there are too few slots.
-    """
-    if elastic is None:
-        return find_hosts(hosts, hostfile, number, environ)
-    number = elastic.min_np if number is None else number
-    if elastic.discovery_script is not None or discovery is not None:
-        if hosts or hostfile or (elastic.discovery_script is not None and discovery is not None):
-            raise UsageError(
-                "the hosts are given in two ways; give a discovery of hosts, a list or a file, and no other"
-            )
-        return HostResolution(number, reason="the hosts are found out again and again")
-    where = find_hosts(hosts, hostfile, number, environ)
-    if number is None and where.num_proc is not None and elastic.max_np is not None:
-        where = replace(where, num_proc=min(where.num_proc, elastic.max_np))
-    return where
 
 
 def make_spec(

@@ -14,7 +14,7 @@ from horovodlike.errors import ConfigError
 from horovodlike.launcher.agent.run_task import LENGTH, unpack_answer
 from horovodlike.launcher.elastic import HostDiscovery
 from horovodlike.launcher.errors import RankFailedError, UsageError
-from horovodlike.launcher.launch import choose_hosts, launch, make_spec
+from horovodlike.launcher.launch import launch, make_spec
 from horovodlike.launcher.options import (
     ELASTIC_ARGUMENTS,
     check_arguments,
@@ -25,6 +25,7 @@ from horovodlike.launcher.options import (
 )
 from horovodlike.launcher.planning.command import working_folder
 from horovodlike.launcher.planning.job_spec import RemoteStart
+from horovodlike.launcher.schedulers.registry import find_hosts
 from horovodlike.launcher.supervisor import failure_attribution
 from horovodlike.launcher.supervisor.job import Outcome
 
@@ -136,7 +137,7 @@ def run(
     except ConfigError as error:
         raise UsageError(str(error)) from None
     elastic = take_elastic(wanted, host_discovery is not None, values)
-    where = choose_hosts(elastic, hosts, hostfile, take_number_of_ranks(num_proc, np), environ, host_discovery)
+    where = find_hosts(hosts, hostfile, take_number_of_ranks(num_proc, np), environ, elastic, host_discovery)
     spec = make_spec(
         values,
         where,

@@ -11,7 +11,7 @@ from pathlib import Path
 from horovodlike.launcher.errors import UsageError
 from horovodlike.launcher.planning.addresses import find_this_machine, local_names
 from horovodlike.launcher.planning.hosts import HostSlots, parse_hostfile, parse_hosts, place_ranks
-from horovodlike.launcher.planning.job_spec import THIS_MACHINE, RemoteStart
+from horovodlike.launcher.planning.job_spec import THIS_MACHINE, ElasticSpec, RemoteStart
 from horovodlike.launcher.schedulers import JobAllocation, Scheduler
 from horovodlike.launcher.schedulers.flux import Flux
 from horovodlike.launcher.schedulers.host_files import Lsf, Pbs
@@ -76,19 +76,34 @@ class HostResolution:
 
 
 def find_hosts(
-    hosts: str | None, hostfile: str | None, num_proc: int | None, environ: Mapping[str, str]
+    hosts: str | None,
+    hostfile: str | None,
+    num_proc: int | None,
+    environ: Mapping[str, str],
+    elastic: ElasticSpec | None = None,
+    discovery: object = None,
 ) -> HostResolution:
-    """Decide where a job runs.
+    """Decide on which hosts a job runs, and with how many workers it starts if it is elastic.
 
     Args:
         hosts: The value of ``-H``, or None.
         hostfile: The name of a file with hosts, or None.
         num_proc: The number of ranks, or None for all slots.
         environ: The environment, which a scheduler may have made.
+        elastic: The elastic part of the job, if it is elastic.
+        discovery: Finds the hosts of an elastic job instead of all these, or None.
 
     Raises:
         UsageError: The hosts cannot be used, or there are too few slots.
     """
+    if elastic is not None:
+        num_proc = elastic.min_np if num_proc is None else num_proc
+        if elastic.discovery_script is not None or discovery is not None:
+            if hosts or hostfile or (elastic.discovery_script is not None and discovery is not None):
+                raise UsageError(
+                    "the hosts are given in two ways; give a discovery of hosts, a list or a file, and no other"
+                )
+            return HostResolution(num_proc, reason="the hosts are found out again and again")
     if hosts is not None and hostfile is not None:
         raise UsageError("-H and --hostfile contradict each other; give one of them")
     allocation = find_allocation(environ)
@@ -105,6 +120,8 @@ def find_hosts(
     if hosts is None and hostfile is None and num_proc is not None and [entry.host for entry in found] == [here]:
         return HostResolution(num_proc, reason=f"{reason}, and this machine is the only one")
     size = place_ranks(found, num_proc)[0].size
+    if num_proc is None and elastic is not None and elastic.max_np is not None:
+        size = min(size, elastic.max_np)
     others = {entry.host for entry in found if entry.host != here}
     if (
         allocation is not None

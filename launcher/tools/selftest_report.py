@@ -31,8 +31,8 @@ class Coverage:
     """How many links between hosts were measured.
 
     Attributes:
-        measured: That many.
-        links: Of so many.
+        measured: The number of those that were measured.
+        links: The number of all.
     """
 
     measured: int
@@ -40,7 +40,7 @@ class Coverage:
 
 
 def pair_up(number: int) -> list[list[Pair]]:
-    """All pairs of so many, in rounds in which each takes part at most once: a tournament by the circle method."""
+    """Return all pairs of the numbers below one, in rounds in which each has one pair at most (the circle method)."""
     players = list(range(number + number % 2))  # the last one is a dummy if the number is odd
     rounds = []
     for _ in range(len(players) - 1):

@@ -1,12 +1,12 @@
 """The agent of one host: starts its ranks, forwards their output, and ends them on request or when it is cut off.
 
-It speaks :mod:`horovodlike.launcher.agent.protocol` on standard input and output, so that a pipe and an ssh session do
-alike. A connection over a network can be cut without either end noticing: there the launcher says now and then that it
-lives. There are two processes, each the subreaper of everything below it: the *guard*, and below it the *agent* proper,
-the parent of the ranks. When the agent is done, or killed, the guard ends what is left. When the guard is killed, the
-agent notices and ends the job. When the launcher is killed, the agent reads the end of its input. A rank dies with the
-agent by ``PR_SET_PDEATHSIG``. Standard output is closed only after everything has gone: its end tells the launcher that
-the host is clean.
+It speaks :mod:`horovodlike.launcher.agent.protocol` on standard input and output, so that a pipe and an ssh session
+serve equally. A connection over a network can be cut without either end noticing, so the launcher sends heartbeats.
+There are two processes, each the subreaper of everything below it: the *guard*, and below it the *agent* proper, the
+parent of the ranks. When the agent is done, or killed, the guard ends what is left. When the guard is killed, the agent
+notices and ends the job. When the launcher is killed, the agent reads the end of its input. A rank dies with the agent
+by ``PR_SET_PDEATHSIG``. Standard output is closed only after everything has gone: its end tells the launcher that the
+host is clean.
 """
 
 import contextlib
@@ -240,10 +240,10 @@ class Agent:
         """Start one.
 
         Returns:
-            The process, and what it writes to: whose, and which stream, by the descriptor to read from.
+            The process, and the rank and stream of each descriptor to read from.
 
         Raises:
-            OSError: There is no process, or nothing through which to hear of it.
+            OSError: The process or its pipes cannot be made.
         """
         streams = (
             (FrameKind.STDOUT, FrameKind.STDERR)
@@ -349,7 +349,7 @@ class Agent:
                 self._drain(descriptor)
             self._send(FrameKind.EXITED, rank, encode_exit(pid, status))
             if self._elastic:
-                send_signal(-pid, signal.SIGTERM)  # its helpers, which its replacement has for itself
+                send_signal(-pid, signal.SIGTERM)  # its helpers; its replacement has its own
             self._left[pid] = rank, status
         self._tell_gone()
         if self._elastic:
@@ -381,7 +381,7 @@ class Agent:
 
     def _pass_on(self, signum: int, grace: float) -> None:
         for pid in self._rank_of:
-            # As a terminal does: an interrupt is for the whole group. The others are for the rank to act upon, with its
+            # An interrupt goes to the whole group, as from a terminal. The rank acts upon the other signals, with its
             # helpers (such as loaders of data) still there.
             send_signal(-pid if signum == signal.SIGINT else pid, signum)
             send_signal(pid, signal.SIGCONT)
@@ -416,7 +416,7 @@ class Agent:
 
 def _guard(agent: int) -> int:
     """Wait for the agent, end what it has left, and return the exit code."""
-    # Who ends a job may signal all its processes; the agent gives the ranks their time.
+    # A user who ends a job may signal all its processes; the agent gives the ranks their time.
     signal.signal(signal.SIGTERM, lambda *_: send_signal(agent, signal.SIGTERM))
     _, status = os.waitpid(agent, 0)
     exits = ExitQueue()

@@ -1,4 +1,4 @@
-"""Other programs that the launcher asks something: each within a time limit, and nothing of it is left afterwards."""
+"""Questions to other programs: each has a time limit, and none of its processes is left afterwards."""
 
 import contextlib
 import os
@@ -59,7 +59,7 @@ def ask(
         words: The program and its arguments.
         seconds: How long it may take.
         environ: Its environment; this process's if None.
-        cancelled: Asked now and then whether the answer is not wanted any more.
+        cancelled: Called now and then; True if the answer is no longer wanted.
         on_start: Called with its process id.
 
     Raises:
@@ -91,7 +91,7 @@ def ask(
 def _listen(
     process: "subprocess.Popen[bytes]", said: dict[int, bytearray], seconds: float, cancelled: Callable[[], bool]
 ) -> str:
-    """Take what a program says until it has exited; return why it is not waited for any longer."""
+    """Read what a program writes until it has exited; return the reason if the wait ends before."""
     deadline = time.monotonic() + seconds
     with selectors.DefaultSelector() as selector:
         for pipe in filter(None, (process.stdout, process.stderr)):
@@ -101,7 +101,7 @@ def _listen(
         while selector.get_map():
             now = time.monotonic()
             if trailing is not None and now >= trailing:
-                return ""  # what it has to say has been said; its children go as well
+                return ""  # its output is complete; its children are ended as well
             if now >= deadline:
                 return f"{_TOO_LONG} {seconds:g} s"
             if cancelled():

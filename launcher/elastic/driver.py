@@ -53,7 +53,7 @@ class _Process:
 
 
 class Driver(Supervisor):
-    """One elastic job from start to end. :meth:`tell` as well may be called from any thread."""
+    """One elastic job from start to end. :meth:`tell` may be called from any thread, like :meth:`interrupt`."""
 
     def __init__(
         self,
@@ -202,7 +202,7 @@ class Driver(Supervisor):
         self._explain(f"worker {worker} ended with status {status}")
         if status != 0:
             self._failures[worker] = Failure(worker, pid, status, self._output.last_lines(worker), link.host)
-        self._workers.attend()  # what it has said last came before its end
+        self._workers.attend()  # its last messages arrived before its end
         self._events.append(Exited(worker, status, started=pid != 0))
 
     def on_silence(self, link: FrameConnection, seconds: float) -> None:
@@ -256,7 +256,7 @@ class Driver(Supervisor):
             return
         while self._events:
             event = self._events.popleft()
-            if isinstance(event, Ready):  # it would wait for a place for ever
+            if isinstance(event, Ready):  # or it would wait for a place for ever
                 self._workers.say(event.worker, {"stop": self._stop_reason})
 
     def _carry_out(self, decision: Decision) -> None:

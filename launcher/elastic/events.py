@@ -46,7 +46,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Leaving:
-    """A worker has had notice to leave, and the others know."""
+    """A worker was told to leave, and the others know."""
 
     worker: int
 
@@ -111,7 +111,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Abandon:
-    """The generation cannot work any more: a member that still waits for the others in it waits in vain."""
+    """The generation is broken: a member that still waits for the others in it waits in vain."""
 
     generation: int
     reason: str
@@ -130,7 +130,7 @@ class Announce:
 
 @dataclass(frozen=True)
 class Remove:
-    """Tell a worker that waits for a place that it is no member any more."""
+    """Tell a worker that waits for a place that it is no longer a member."""
 
     worker: int
     reason: str

@@ -57,7 +57,7 @@ class HostHealth:
         return self._cool(now, min(max(self.rule.low, _LOST_LOW_S), self.rule.high))
 
     def hold(self, now: float) -> None:
-        """Note that a worker was told to leave; the scheduler that told it so may want the slot."""
+        """Note that a worker was told to leave; the scheduler that told it may want the slot."""
         self.held.append(now + self.rule.high)
 
     def held_slots(self, now: float) -> int:

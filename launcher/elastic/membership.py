@@ -79,7 +79,7 @@ class Membership(Roster):
 
     @property
     def _finishing(self) -> str:
-        """Why no worker may join now, if so: one has come to the end of its training, and may begin another one."""
+        """The reason why no worker may join now, or an empty text: one that has finished training may begin again."""
         finished = (each for each in self.workers.values() if each.status is Status.FINISHED)
         return self._completed or next((f"worker {each.number} has finished" for each in finished), "")
 
@@ -95,7 +95,7 @@ class Membership(Roster):
     # What happens.
 
     def observe(self, event: Event, now: float) -> None:
-        """Take note of something that has happened. What concerns a worker that has gone is ignored."""
+        """Note an event. Events of a worker that has gone are ignored."""
         if isinstance(event, HostsFound):
             self._find(event, now)
         elif isinstance(event, HostLost):
@@ -451,7 +451,7 @@ class Membership(Roster):
         going = {worker.number for worker in members} - staying
         if not (joining | going) - generation.told:
             return
-        # What comes together is announced together: members work on meanwhile.
+        # Changes that come together are announced together; members continue to work meanwhile.
         since = [worker.since for worker in newcomers if worker.number not in generation.told]
         if not going - generation.told and self.starting() and not self._over(min(since), SETTLE_S, now):
             return

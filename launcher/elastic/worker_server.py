@@ -6,7 +6,7 @@ From a worker to the driver:
     It asks for a place. ``n`` is how many commits it has been through; ``w`` is ``start``, ``broken`` (the job broke),
     ``changed`` (it was told so) or ``failed`` (``init()`` did).
 ``{"do": "leaving"}``
-    It has had notice, the others know, and it will exit with code 0.
+    It was told to leave, the others know, and it will exit with code 0.
 ``{"do": "finished"}``
     Its training function has returned.
 ``{"do": "training"}``
@@ -76,7 +76,7 @@ class WorkerServer:
         return self._door.next_deadline()
 
     def attend(self) -> None:
-        """Do what there is to do, without waiting."""
+        """Handle what has arrived, without waiting."""
         self._door.attend()
 
     def listen_on(self, addresses: Collection[str]) -> None:
@@ -102,7 +102,7 @@ class WorkerServer:
             self.say(worker, message)
 
     def close(self) -> None:
-        """Close all connections, after what was said last has been sent."""
+        """Close all connections, after the last messages have been sent."""
         deadline = time.monotonic() + _FLUSH_S
         for connection in self._connections.values():
             self._door.flush(connection, deadline)

@@ -48,7 +48,7 @@ class FrameConnection:
     def send(self, kind: FrameKind, number: int = 0, payload: bytes = b"") -> None:
         """Send one frame, or what of it can be sent now; the rest goes by :meth:`flush`.
 
-        An agent that has gone shows itself by the end of what it sends, not here.
+        The end of an agent is noticed by the end of its output, not here.
         """
         self._unsent += encode(kind, number, payload)
         self.flush()
@@ -207,7 +207,7 @@ class AgentConnection(FrameConnection):
         """See :meth:`FrameConnection.close`; the agent's exit code or signal, or ssh's."""
         self.cut()
         give_up = None if self.host is None else self._give_up
-        # To the end of the output: then the guard has gone, but the agent proper as well.
+        # To the end of the output: then both the guard and the agent proper have gone.
         if not self._stdout.closed:
             self._wait_readable(self._stdout, give_up, lambda: bool(os.read(self._stdout.fileno(), PIECE)))
             self._stdout.close()
@@ -352,8 +352,8 @@ class AgentConnections:
     def watch(self, selector: selectors.BaseSelector, abandoned: bool) -> None:
         """Send the heartbeats that are due, and bring what the selector waits for up to date.
 
-        Takes nothing more from the agents while the screen is behind; but if the user has insisted on an end at once,
-        it must not wait for the screen.
+        While the screen is behind, nothing more is read from the agents, unless the user has insisted on an end at
+        once.
         """
         self._greet()
         listening = abandoned or not self._output.full

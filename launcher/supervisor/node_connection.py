@@ -1,7 +1,7 @@
 """The connections between the launchers of several nodes, each of which was started there by itself.
 
-The launcher of node 0 listens until all others have come. Both ends prove that they hold the job's key, as
-:mod:`horovodlike._net.secure_channel` has it; inside its frames travel those of
+The launcher of node 0 listens until all others have come. Both ends prove that they hold the job's key with
+the handshake of :mod:`horovodlike._net.secure_channel`, whose frames carry those of
 :mod:`horovodlike.launcher.agent.protocol`.
 """
 
@@ -100,7 +100,7 @@ class NodeConnection(FrameConnection):
                 del self._unsent[:_PIECE]
         except BlockingIOError:
             pass
-        except OSError:  # the other end has gone, which shows itself by the end of what it sends
+        except OSError:  # the other end has gone, which the end of its frames will show
             self._unsent.clear()
             self._sealed.clear()
 
@@ -161,7 +161,7 @@ class NodeConnection(FrameConnection):
         return f"the agent on {self.host} ended with status {status}" if self.over else f"{self.who} has gone"
 
     def dismiss(self, exit_code: int, why: bytes) -> None:
-        """Tell the other launcher how the job has ended, and hangs up."""
+        """Tell the other launcher how the job has ended, and hang up."""
         self.send(FrameKind.OUTCOME, exit_code, why)
         self.hang_up()
 
@@ -247,7 +247,7 @@ class NodeListener:
             deadline: When to give up, as ``time.monotonic()``.
 
         Returns:
-            The connection, how many nodes there are in the other's opinion, and its JOIN; None when the time is over.
+            The connection, the number of nodes that the other launcher was given, and its JOIN; None when time is up.
         """
         while (now := time.monotonic()) < deadline:
             until = min([deadline, *(stranger.deadline for stranger in self._strangers)])
@@ -256,7 +256,7 @@ class NodeListener:
                     self._greet(key.data)
                 elif key.data in self._strangers and (accepted := self._hear(key.data)) is not None:
                     return accepted
-            # Only now: what they have said in time may have waited here.
+            # Only now: a message that came in time may have waited here.
             for stranger in [each for each in self._strangers if each.deadline <= now]:
                 self._drop(stranger)
         return None

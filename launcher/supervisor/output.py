@@ -105,7 +105,7 @@ class Printer:
         return self._show(key, prefix, b"".join(kept))
 
     def _show(self, key: Hashable, prefix: bytes, lines: bytes) -> bytes:
-        """Write lines above the transient one, which is brought up to date."""
+        """Write lines above the transient one, and redraw that."""
         before = self._shown
         held = self._held.get(key, b"")
         if key in self._overwritten or held.endswith(b"\r"):
@@ -265,7 +265,7 @@ class OutputFiles:
 
 
 class RankOutput:
-    """Everything that a job writes passes through here. Belongs to one thread."""
+    """All output of a job passes through it. Belongs to one thread."""
 
     def __init__(
         self,
@@ -318,7 +318,7 @@ class RankOutput:
         """Prepare for one more rank than there were at the start.
 
         Raises:
-            UsageError: Its files cannot be made; it can go on without them.
+            UsageError: Its files cannot be made; it can continue without them.
         """
         if self._files is not None:
             self._files.add(rank)

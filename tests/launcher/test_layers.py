@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 import horovodlike.launcher
 from horovodlike.launcher.agent import START_AGENT
+from horovodlike.launcher.schedulers import Scheduler, registry
+from horovodlike.launcher.schedulers.registry import SCHEDULERS
 
 PACKAGE = "horovodlike.launcher"
 LAYERS = (
@@ -36,6 +41,14 @@ def test_no_layer_imports_from_one_above_it() -> None:
             (file.name, name) for name in imports(file) if name.removeprefix(f"{PACKAGE}.").split(".")[0] in above
         ]
     assert not upwards
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS, ids=lambda scheduler: scheduler.name)
+def test_a_scheduler_is_named_in_its_own_module_and_the_registry_only(scheduler: Scheduler) -> None:
+    own = {sys.modules[type(scheduler).__module__].__file__, registry.__file__}
+    words = {scheduler.name, scheduler.program, scheduler.node_name, *scheduler.prefixes} - {"ssh", ""}
+    pattern = re.compile(rf"\b({'|'.join(words)})", re.IGNORECASE)
+    assert [file for file in FOLDER.rglob("*.py") if str(file) not in own and pattern.search(file.read_text())] == []
 
 
 def test_the_agent_needs_the_standard_library_only() -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,9 +11,11 @@ import pytest
 
 from horovodlike.launcher.errors import UsageError
 from horovodlike.launcher.planning.hosts import HostSlots
-from horovodlike.launcher.schedulers import JobAllocation
+from horovodlike.launcher.planning.job_spec import RemoteStart
+from horovodlike.launcher.schedulers import AGENT, JobAllocation, Scheduler
 from horovodlike.launcher.schedulers.flux import parse_resources
-from horovodlike.launcher.schedulers.registry import find_allocation, find_hosts
+from horovodlike.launcher.schedulers.registry import SCHEDULERS, find_allocation, find_hosts, scheduler_of
+from horovodlike.launcher.schedulers.ssh import Ssh
 
 SLURM = {
     "SLURM_JOB_ID": "77",
@@ -20,6 +23,17 @@ SLURM = {
     "SLURM_TASKS_PER_NODE": "4(x2),3",
     "SLURM_JOB_CPUS_PER_NODE": "8(x2),6",
 }
+
+
+@pytest.mark.parametrize("scheduler", [*SCHEDULERS, Ssh()], ids=lambda scheduler: scheduler.name)
+def test_the_interface(scheduler: Scheduler) -> None:
+    remote = RemoteStart(scheduler=scheduler.name)
+    assert scheduler_of(remote).name == scheduler.name
+    assert scheduler.hosts({}) is None
+    words = scheduler.start_command("node-1", remote, 30.0)
+    assert words[0] == scheduler.program
+    assert any("node-1" in word for word in words)
+    assert " ".join(words).endswith(shlex.join(AGENT))
 
 
 def test_slurm() -> None:

@@ -331,14 +331,9 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], program: str = "hvdru
         where = replace(where, num_proc=where.num_proc or _SELFTEST_RANKS)
     if where.num_proc is None:
         raise UsageError(f"how many ranks? Give -np N, for instance: {program} -np 2 python train.py")
-    return make_spec(
-        values,
-        where,
-        elastic,
-        settings,
-        environ,
-        files=names if elastic is None or elastic.discovery_script is None else None,
-        command=command,
+    asked = JobSpec(
+        where.num_proc,
+        command,
         remote=_remote(arguments, where),
         nodes=nodes,
         bind_to=Binding(arguments.bind_to),
@@ -352,6 +347,8 @@ def parse(argv: Sequence[str], environ: Mapping[str, str], program: str = "hvdru
         names={"--gpus-per-rank": gpus_name},
         reasons=(where.reason,),
     )
+    files = names if elastic is None or elastic.discovery_script is None else None
+    return make_spec(asked, values, where, elastic, settings, environ, files=files)
 
 
 def _open_standard_streams() -> None:

@@ -2,14 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from horovodlike import config
 from horovodlike.config import SETTINGS, Config
 from horovodlike.launcher.agent.host_probe import why_unwritable
 from horovodlike.launcher.elastic import HostDiscovery
 from horovodlike.launcher.errors import UsageError
-from horovodlike.launcher.planning.job_spec import ElasticSpec, JobSpec, Nodes
+from horovodlike.launcher.planning.job_spec import ElasticSpec, JobSpec
 from horovodlike.launcher.schedulers.registry import HostResolution
 
 if TYPE_CHECKING:  # they take time to import, and a command line with an error does not need them
@@ -18,6 +19,7 @@ if TYPE_CHECKING:  # they take time to import, and a command line with an error 
 
 
 def make_spec(
+    asked: JobSpec,
     values: Config,
     where: HostResolution,
     elastic: ElasticSpec | None,
@@ -25,11 +27,11 @@ def make_spec(
     environ: Mapping[str, str],
     *,
     files: Mapping[str, str] | None,
-    **rest: Any,
 ) -> JobSpec:
     """Put a job together, and check the files that ranks of this machine will write.
 
     Args:
+        asked: The command, the number of ranks, and all else that neither settings nor hosts decide.
         values: All settings.
         where: The hosts of the job.
         elastic: The elastic part of the job, or None.
@@ -37,14 +39,12 @@ def make_spec(
         environ: The environment, from which the other settings come.
         files: By setting, the option that asks for a file; others were asked for by variables. None for hosts that are
             not known yet, so that nothing is checked.
-        **rest: Further fields of the job.
 
     Raises:
         UsageError: A file cannot be written.
     """
     names = files or {}
-    nodes: Nodes | None = rest.get("nodes")
-    has_rank_0 = nodes.number == 0 if nodes else not where.hosts or where.hosts[0].host == where.here
+    has_rank_0 = asked.nodes.number == 0 if asked.nodes else not where.hosts or where.hosts[0].host == where.here
     written = () if values.timeline.upper() in ("", "DYNAMIC") else (values.timeline,)
     found = [("timeline", path) for path in written]
     if values.autotune_log and has_rank_0 and (values.autotune or "autotune_log" in names):
@@ -57,8 +57,8 @@ def make_spec(
             raise UsageError(f"{shown} cannot be written: {trouble}; name a file in a folder that exists")
     if elastic is not None:
         settings = {**settings, SETTINGS["network_timeout"].variable: f"{values.heartbeat_timeout:g}"}
-    return JobSpec(
-        num_proc=where.num_proc or 1,
+    return replace(
+        asked,
         settings=settings,
         hosts=where.hosts,
         here=where.here,
@@ -68,7 +68,6 @@ def make_spec(
         network_interface=values.network_interface,
         gpus_per_rank=values.gpus_per_rank,
         files=written,
-        **rest,
     )
 
 

@@ -24,7 +24,7 @@ from horovodlike.launcher.options import (
     take_number_of_ranks,
 )
 from horovodlike.launcher.planning.command import working_folder
-from horovodlike.launcher.planning.job_spec import RemoteStart
+from horovodlike.launcher.planning.job_spec import JobSpec, RemoteStart
 from horovodlike.launcher.schedulers.registry import find_hosts
 from horovodlike.launcher.supervisor import failure_attribution
 from horovodlike.launcher.supervisor.job import Outcome
@@ -138,19 +138,16 @@ def run(
         raise UsageError(str(error)) from None
     elastic = take_elastic(wanted, host_discovery is not None, values)
     where = find_hosts(hosts, hostfile, take_number_of_ranks(num_proc, np), environ, elastic, host_discovery)
-    spec = make_spec(
-        values,
-        where,
-        elastic,
-        settings,
-        environ,
-        files={} if host_discovery is None and (elastic is None or elastic.discovery_script is None) else None,
-        command=(executable or sys.executable, str(_RUN_TASK)),
+    asked = JobSpec(
+        where.num_proc or 1,
+        (executable or sys.executable, str(_RUN_TASK)),
         remote=RemoteStart(port, ssh_identity_file, scheduler=where.scheduler, cpus=where.cpus),
         output_directory=output_filename,
         verbose=bool(verbose),
         names=_names(num_proc, gpus_per_rank),
     )
+    is_discovered = host_discovery is not None or (elastic is not None and elastic.discovery_script is not None)
+    spec = make_spec(asked, values, where, elastic, settings, environ, files=None if is_discovered else {})
     task = _pack(func, tuple(args), dict(kwargs or {}))
     outcome = launch(spec, spec.command, environ, discovery=host_discovery, task=task)
     if elastic is not None:

@@ -183,7 +183,7 @@ class NodeConnection(FrameConnection):
 
 
 @dataclass(eq=False)
-class _PendingConnection:
+class _PendingNode:
     socket: socket.socket
     deadline: float
     nonce: bytes = field(default_factory=lambda: secrets.token_bytes(NONCE_BYTES))
@@ -208,7 +208,7 @@ class NodeListener:
             HostsError: That is not possible.
         """
         self._key, self._nnodes = key, nnodes
-        self._strangers: dict[_PendingConnection, None] = {}  # in order of arrival
+        self._strangers: dict[_PendingNode, None] = {}  # in order of arrival
         self._selector = selectors.DefaultSelector()
         self._listeners: list[socket.socket] = []
         for address in addresses:
@@ -252,7 +252,7 @@ class NodeListener:
         while (now := time.monotonic()) < deadline:
             until = min([deadline, *(stranger.deadline for stranger in self._strangers)])
             for key, _ in self._selector.select(min(max(0.0, until - now), _LONGEST_WAIT)):
-                if not isinstance(key.data, _PendingConnection):
+                if not isinstance(key.data, _PendingNode):
                     self._greet(key.data)
                 elif key.data in self._strangers and (accepted := self._hear(key.data)) is not None:
                     return accepted
@@ -271,7 +271,7 @@ class NodeListener:
         if len(self._strangers) >= _MOST_STRANGERS + self._nnodes:
             self._make_room()
         accepted.setblocking(False)
-        stranger = _PendingConnection(accepted, time.monotonic() + HANDSHAKE_TIMEOUT)
+        stranger = _PendingNode(accepted, time.monotonic() + HANDSHAKE_TIMEOUT)
         self._strangers[stranger] = None
         self._selector.register(accepted, selectors.EVENT_READ, stranger)
         with contextlib.suppress(OSError):
@@ -284,7 +284,7 @@ class NodeListener:
             self._drop(oldest)
         return oldest is not None
 
-    def _hear(self, stranger: _PendingConnection) -> tuple[NodeConnection, int, Frame] | None:
+    def _hear(self, stranger: _PendingNode) -> tuple[NodeConnection, int, Frame] | None:
         try:
             if stranger.link is None:
                 self._read_hello(stranger)
@@ -305,7 +305,7 @@ class NodeListener:
         del self._strangers[stranger]
         return stranger.link, stranger.count, joined[0]
 
-    def _read_hello(self, stranger: _PendingConnection) -> None:
+    def _read_hello(self, stranger: _PendingNode) -> None:
         data = stranger.socket.recv(HELLO_BYTES - len(stranger.hello))
         stranger.hello += data
         if data and len(stranger.hello) < HELLO_BYTES:
@@ -320,7 +320,7 @@ class NodeListener:
         )  # proves that this end holds the key too
         stranger.deadline = time.monotonic() + _JOIN_S
 
-    def _drop(self, stranger: _PendingConnection) -> None:
+    def _drop(self, stranger: _PendingNode) -> None:
         del self._strangers[stranger]
         self._selector.unregister(stranger.socket)
         stranger.socket.close()

@@ -12,7 +12,7 @@ from typing import Any, TypedDict
 from horovodlike._engine.native import ffi, lib
 from horovodlike._engine.ops import counters, text_of
 
-__all__ = ["Flight", "Metrics", "Straggler", "flight_recorder", "metrics"]
+__all__ = ["CollectiveRecord", "Metrics", "Straggler", "flight_recorder", "metrics"]
 
 _NANOSECONDS = 1e9
 
@@ -53,7 +53,7 @@ class Metrics(TypedDict):
     """By rank, the same on all ranks."""
 
 
-class Flight(TypedDict):
+class CollectiveRecord(TypedDict):
     """One collective that this rank took part in. Times are in seconds since the epoch."""
 
     number: int
@@ -80,8 +80,8 @@ def metrics() -> Metrics:
     """
     count = counters()
     num_ranks = count["ranks"]
-    lateness = ffi.new("hvl_lateness[]", num_ranks)
-    lib.hvl_get_lateness(lateness, num_ranks)
+    stats = ffi.new("hvl_straggler_stats[]", num_ranks)
+    lib.hvl_get_straggler_stats(stats, num_ranks)
     return {
         "bytes": count["bytes"],
         "requests": count["requests"],
@@ -93,19 +93,19 @@ def metrics() -> Metrics:
         "peer_wait_seconds": count["peer_wait_ns"] / _NANOSECONDS,
         "shared_memory_bytes": count["segment_bytes"],
         "stragglers": [
-            {"times_late": each.times, "seconds_waited_for": each.waited_ns / _NANOSECONDS} for each in lateness
+            {"times_late": each.times, "seconds_waited_for": each.waited_ns / _NANOSECONDS} for each in stats
         ],
     }
 
 
-def flight_recorder() -> list[Flight]:
+def flight_recorder() -> list[CollectiveRecord]:
     """Return the last collectives of this rank, the oldest first; ``HOROVODLIKE_FLIGHT_RECORDER_SIZE`` at most.
 
     The one that is under way has no end. What waits for other ranks has not begun, and is not here: the file that is
     written when the job breaks (``HOROVODLIKE_FLIGHT_RECORDER``) has it.
     """
-    native: Any = lib.hvl_get_flights()
+    native: Any = lib.hvl_get_collective_records()
     if native == ffi.NULL:
         return []
-    flights: list[Flight] = json.loads(text_of(ffi.gc(native, lib.hvl_free)))
-    return flights
+    records: list[CollectiveRecord] = json.loads(text_of(ffi.gc(native, lib.hvl_free)))
+    return records

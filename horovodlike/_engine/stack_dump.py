@@ -42,8 +42,8 @@ def stop() -> None:
 
 
 def _answer() -> None:
-    while question := lib.hvl_await_stack_question():
-        lib.hvl_answer_stack_question(question, describe_threads(lib.HVL_STACK_BYTES))
+    while question := lib.hvl_await_stack_request():
+        lib.hvl_answer_stack_request(question, describe_threads(lib.HVL_STACK_BYTES))
 
 
 def describe_threads(num_bytes: int) -> bytes:

@@ -27,7 +27,7 @@ extern "C" {
 #pragma GCC visibility push(default)
 
 /* cffi:begin */
-enum { HVL_ABI_VERSION = 8, HVL_STACK_BYTES = 8064, HVL_KEY_BYTES = 32, HVL_MAX_COPIED_BYTES = 16384 };
+enum { HVL_ABI_VERSION = 9, HVL_STACK_BYTES = 8064, HVL_KEY_BYTES = 32, HVL_MAX_COPIED_BYTES = 16384 };
 
 typedef enum hvl_status {
   HVL_OK = 0,
@@ -271,10 +271,10 @@ typedef struct hvl_counters {
 } hvl_counters;
 
 /* The time that the other ranks have waited for one. */
-typedef struct hvl_lateness {
+typedef struct hvl_straggler_stats {
   int64_t times;     /* that it was ready a millisecond or more after the first rank */
   int64_t waited_ns; /* between the first rank and this one, where this one was the last */
-} hvl_lateness;
+} hvl_straggler_stats;
 
 /* Injected faults: the point in the engine, and the kind of fault. For tests of the effect on the other ranks. */
 typedef enum hvl_fault_point {
@@ -357,15 +357,15 @@ void hvl_free(void* data);
 
 /* Stack-dump requests: blocks until other ranks have waited so long for this one that the coordinator asks; returns the
  * number of the question, to answer with text for the report (HVL_STACK_BYTES of it). 0: the job has ended. */
-int64_t hvl_await_stack_question(void);
-void hvl_answer_stack_question(int64_t question, const char* text);
+int64_t hvl_await_stack_request(void);
+void hvl_answer_stack_request(int64_t question, const char* text);
 
 const char* hvl_last_error(void);
 void hvl_get_counters(hvl_counters* counters);
 /* Of the job's ranks 0 to count - 1, as the coordinator has seen them so far. */
-void hvl_get_lateness(hvl_lateness* lateness, int32_t count);
+void hvl_get_straggler_stats(hvl_straggler_stats* lateness, int32_t count);
 /* The last collectives of this rank as a JSON array, to be freed with hvl_free(); null if there is no engine. */
-char* hvl_get_flights(void);
+char* hvl_get_collective_records(void);
 /* From now on writes this rank's activity to a file of trace events, in place of the timeline before; also the begin of
  * batches if `mark_cycles` is not 0. */
 int32_t hvl_start_timeline(const char* path, int32_t mark_cycles);

@@ -64,7 +64,7 @@ def test_metrics_without_an_engine_are_zeros() -> None:
     assert horovodlike.flight_recorder() == []
 
 
-def _flights() -> list[horovodlike._engine.metrics.Flight]:
+def _flights() -> list[horovodlike._engine.metrics.CollectiveRecord]:
     import numpy as np
     from support.collectives import allreduce, enqueue
 

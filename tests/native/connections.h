@@ -31,7 +31,7 @@ class Connections {
     for (int rank = 0; rank < options.size; ++rank) {
       int ends[2];
       REQUIRE(pipe2(ends, O_CLOEXEC | O_NONBLOCK) == 0);
-      bells_.push_back({ends[0], ends[1]});
+      pipes_.push_back({ends[0], ends[1]});
     }
     std::map<int, int> leaders;  // by host
     for (int rank = options.size - 1; rank >= 0; --rank) leaders[hosts[static_cast<size_t>(rank)]] = rank;
@@ -49,7 +49,7 @@ class Connections {
     for (auto& [rank, connections] : by_rank_) {
       for (hvl_connection& connection : connections) close(connection.fd);
     }
-    for (const auto& [from, to] : bells_) {
+    for (const auto& [from, to] : pipes_) {
       close(from);
       close(to);
     }
@@ -62,13 +62,13 @@ class Connections {
   void shut_down(int rank) const {
     for (const hvl_connection& connection : by_rank_.at(rank)) shutdown(connection.fd, SHUT_RDWR);
   }
-  int bell(int rank) const { return bells_[static_cast<size_t>(rank)].first; }
-  std::vector<int> bells_of(const std::vector<int>& hosts, int host) const {
-    std::vector<int> bells;
+  int wakeup_fd(int rank) const { return pipes_[static_cast<size_t>(rank)].first; }
+  std::vector<int> wakeup_fds_of(const std::vector<int>& hosts, int host) const {
+    std::vector<int> fds;
     for (size_t rank = 0; rank < hosts.size(); ++rank) {
-      if (hosts[rank] == host) bells.push_back(bells_[rank].second);
+      if (hosts[rank] == host) fds.push_back(pipes_[rank].second);
     }
-    return bells;
+    return fds;
   }
 
  private:
@@ -87,7 +87,7 @@ class Connections {
 
   const MakeEnds data_ends_;
   std::map<int, std::vector<hvl_connection>> by_rank_;
-  std::vector<std::pair<int, int>> bells_;  // by rank: the ends to read from and to write to
+  std::vector<std::pair<int, int>> pipes_;  // by rank: the ends to read from and to write to
 };
 
 }  // namespace hvl

@@ -9,7 +9,6 @@
 
 #include "fake_gpu.h"
 #include "job_of_threads.h"
-#include "queue/gpu_completion.h"
 
 namespace hvl {
 
@@ -88,7 +87,7 @@ class GpuJob {
   Status wait(int rank, int64_t handle) {
     job_->wait_only(rank, handle);
     HandleTable& table = job_->handles(rank);
-    CHECK_EQ(wait_for_results(&table, &handle, 1, now_ns() + kPatience), HVL_OK);
+    CHECK_EQ(table.wait_for_results(&handle, 1, now_ns() + kPatience), HVL_OK);
     std::vector<hvl_output> outputs;
     Status status = table.consume(handle, &outputs);
     for (const hvl_output& output : outputs) free(output.data);

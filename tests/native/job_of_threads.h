@@ -46,9 +46,10 @@ class Job {
       options.local_pids.assign(pids.begin(), pids.begin() + std::min<int64_t>(num_ranks[host], pids.size()));
       if (num_ranks.size() > 1) {
         options.connections = connections_->of(rank);
-        options.bell = connections_->bell(rank);
+        options.wakeup_fd = connections_->wakeup_fd(rank);
         if (options.local_rank == 0)
-          memories[host]->set_pipes(connections_->bells_of(options.hosts, options.hosts[static_cast<size_t>(rank)]));
+          memories[host]->set_pipes(
+              connections_->wakeup_fds_of(options.hosts, options.hosts[static_cast<size_t>(rank)]));
       }
       handles_.emplace_back();
       engines_.push_back(std::make_unique<Engine>(options, memories[host], &handles_.back()));

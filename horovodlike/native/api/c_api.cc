@@ -109,7 +109,7 @@ EngineOptions options_of(const hvl_config& config) {
     if (config.host_names != nullptr) options.host_names.assign(config.host_names, config.host_names + num_hosts);
     options.connections.assign(config.connections, config.connections + config.num_connections);
     options.fan_out = config.fan_out;
-    options.bell = config.wakeup_fd;
+    options.wakeup_fd = config.wakeup_fd;
     options.seals_data = config.seal_data != 0;
   }
   options.gpu.operations = static_cast<GpuOperations>(config.gpu_operations);
@@ -213,7 +213,7 @@ int32_t hvl_job_status(void) {
   });
 }
 
-int64_t hvl_await_stack_question(void) {
+int64_t hvl_await_stack_request(void) {
   std::shared_ptr<hvl::HostMemory> memory;
   int local_rank = 0;
   if (std::shared_ptr<hvl::Engine> running = hvl::engine()) {  // let go of before waiting
@@ -223,7 +223,7 @@ int64_t hvl_await_stack_question(void) {
   return memory != nullptr ? hvl::await_question(memory.get(), local_rank) : 0;
 }
 
-void hvl_answer_stack_question(int64_t question, const char* text) {
+void hvl_answer_stack_request(int64_t question, const char* text) {
   std::shared_ptr<hvl::Engine> running = hvl::engine();
   if (running == nullptr) return;
   hvl::answer(running->memory().get(), running->options().local_rank, static_cast<uint32_t>(question), text);
@@ -249,8 +249,8 @@ void hvl_get_counters(hvl_counters* counters) {
   counters->segment_bytes = static_cast<int64_t>(hvl::HostMemory::bytes_needed(shape)) / shape.ranks;
 }
 
-void hvl_get_lateness(hvl_lateness* lateness, int32_t count) {
-  std::fill_n(lateness, count, hvl_lateness{});
+void hvl_get_straggler_stats(hvl_straggler_stats* lateness, int32_t count) {
+  std::fill_n(lateness, count, hvl_straggler_stats{});
   std::shared_ptr<hvl::Engine> running = hvl::engine();
   if (running == nullptr) return;
   const std::vector<int> ranks = running->options().local_ranks();
@@ -261,9 +261,9 @@ void hvl_get_lateness(hvl_lateness* lateness, int32_t count) {
   }
 }
 
-char* hvl_get_flights(void) {
+char* hvl_get_collective_records(void) {
   std::shared_ptr<hvl::Engine> running = hvl::engine();
-  return running != nullptr ? strdup(hvl::to_json(running->flights().read()).c_str()) : nullptr;
+  return running != nullptr ? strdup(hvl::to_json(running->flight_recorder().read()).c_str()) : nullptr;
 }
 
 int32_t hvl_start_timeline(const char* path, int32_t mark_cycles) {
@@ -281,7 +281,7 @@ int32_t hvl_arm_fault(int32_t point, int32_t fault, double amount) {
   return hvl::guarded([&] {
     std::shared_ptr<hvl::Engine> running = hvl::engine();
     if (running == nullptr) return hvl::not_initialized();
-    hvl::Strike trigger = hvl::make_trigger(static_cast<hvl_fault>(fault), amount);
+    hvl::FaultAction trigger = hvl::make_trigger(static_cast<hvl_fault>(fault), amount);
     if (trigger == nullptr || (point != HVL_FAULT_IN_NEGOTIATION && point != HVL_FAULT_IN_DATA)) {
       return hvl::Status(HVL_INVALID_ARGUMENT, "there is no such fault");
     }

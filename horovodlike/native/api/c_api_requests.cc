@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "api/c_api.h"
-#include "queue/gpu_completion.h"
 
 struct hvl_prepared {
   std::shared_ptr<hvl::Operation> operation;
@@ -161,7 +160,7 @@ Status unfinished() {
 }
 
 hvl_status wait_until_there(const int64_t* handles, size_t count, uint64_t deadline) {
-  return wait_for_results(&handle_table(), handles, count, deadline, engine() != nullptr);
+  return handle_table().wait_for_results(handles, count, deadline, engine() != nullptr);
 }
 
 // HVL_OK: the handle is complete, and its result is there.
@@ -171,7 +170,7 @@ hvl_status state_with_result(int64_t handle, uint64_t deadline) {
 }
 
 Status hold_up(const int64_t* handles, size_t count, CudaStream stream, uint64_t deadline) {
-  return hold_up_for_results(&handle_table(), handles, count, stream, deadline, engine() != nullptr);
+  return handle_table().hold_up_for_results(handles, count, stream, deadline, engine() != nullptr);
 }
 
 // Whether the handles must not be consumed: the results are not there yet, or the stream is being captured.
@@ -188,20 +187,6 @@ Status finish(int64_t handle, hvl_status state, hvl_output** outputs, int32_t* n
   if (status.ok()) return hand_over(results, outputs, num_outputs);
   free_all(results);
   return status;
-}
-
-// Consumes all; the first error in order.
-Status finish_all(int64_t* handles, int32_t count) {
-  Status first;
-  for (int32_t index = 0; index < count; ++index) {
-    if (handles[index] == 0) continue;
-    std::vector<hvl_output> results;
-    Status status = handle_table().consume(handles[index], &results);
-    free_all(results);
-    handles[index] = 0;
-    if (first.ok()) first = status;
-  }
-  return first;
 }
 
 }  // namespace
@@ -352,7 +337,7 @@ int32_t hvl_wait_all(int64_t* handles, int32_t count, double timeout) {
         hvl::wait_until_there(handles, num_handles, deadline) != HVL_OK) {
       return hvl::unfinished();
     }
-    return hvl::finish_all(handles, count);
+    return hvl::handle_table().consume_all(handles, num_handles);
   });
 }
 
@@ -363,7 +348,7 @@ int32_t hvl_wait_all_on_stream(int64_t* handles, int32_t count, double timeout, 
     if (hvl::wait(handles, num_handles, deadline) != HVL_OK) return hvl::unfinished();
     hvl::Status held = hvl::hold_up(handles, num_handles, stream, deadline);
     if (hvl::leaves_handles(held)) return held;
-    hvl::Status finished = hvl::finish_all(handles, count);
+    hvl::Status finished = hvl::handle_table().consume_all(handles, num_handles);
     return finished.ok() ? held : finished;
   });
 }

@@ -1,8 +1,15 @@
-// Monotonic time in nanoseconds.
+// Monotonic time in nanoseconds, and sleeping for a time on a 32-bit word, within a process or across processes that
+// share the word's memory.
 #pragma once
 
+#include <linux/futex.h>
+#include <sys/syscall.h>
 #include <time.h>
+#include <unistd.h>
 
+#include <atomic>
+#include <cerrno>
+#include <climits>
 #include <cstdint>
 
 namespace hvl {
@@ -26,5 +33,20 @@ inline uint64_t to_ns(double seconds) {
 
 // The longest time that a rank waits for the others when it shuts down.
 constexpr uint64_t kLeaveTimeout = 5 * kSecond;
+
+enum class FutexScope { kProcess, kHost };
+
+// Sleeps while *word == expected, at most `timeout` nanoseconds. Returns EINTR if a signal came, else 0; spurious
+// returns are possible, so the caller looks again.
+inline int futex_wait(std::atomic<uint32_t>* word, uint32_t expected, uint64_t timeout, FutexScope scope) {
+  timespec relative{static_cast<time_t>(timeout / kSecond), static_cast<long>(timeout % kSecond)};
+  int operation = scope == FutexScope::kProcess ? FUTEX_WAIT_PRIVATE : FUTEX_WAIT;
+  long result = syscall(SYS_futex, word, operation, expected, &relative, nullptr, 0);
+  return result == -1 && errno == EINTR ? EINTR : 0;
+}
+
+inline void futex_wake(std::atomic<uint32_t>* word, int count, FutexScope scope) {
+  syscall(SYS_futex, word, scope == FutexScope::kProcess ? FUTEX_WAKE_PRIVATE : FUTEX_WAKE, count, nullptr, nullptr, 0);
+}
 
 }  // namespace hvl

@@ -1,17 +1,35 @@
 // Log lines of the engine, to standard error.
 #pragma once
 
+#include <unistd.h>
+
+#include <atomic>
 #include <string>
 
 namespace hvl {
 
 enum class LogLevel { kTrace, kDebug, kInfo, kWarning, kError, kFatal };
 
-void set_log_level(LogLevel level);
-bool is_logged(LogLevel level);
-// Thread-safe; one line, written at once.
-void log(LogLevel level, const std::string& text);
+inline std::atomic<int> log_threshold{static_cast<int>(LogLevel::kWarning)};
+
+inline void set_log_level(LogLevel level) { log_threshold.store(static_cast<int>(level)); }
+
+inline bool is_logged(LogLevel level) {
+  return static_cast<int>(level) >= log_threshold.load(std::memory_order_relaxed);
+}
+
+// There is nowhere to report that standard error cannot be written. Thread-safe; one line, written at once.
+inline void write_line(const std::string& line) {
+  if (write(STDERR_FILENO, line.data(), line.size()) < 0) return;
+}
+
+inline void log(LogLevel level, const std::string& text) {
+  constexpr const char* kNames[] = {"trace", "debug", "info", "warning", "error", "fatal"};
+  if (!is_logged(level)) return;
+  write_line(std::string("horovodlike ") + kNames[static_cast<int>(level)] + ": " + text + "\n");
+}
+
 // The same for output that the user has asked for: it has no level.
-void tell(const std::string& text);
+inline void tell(const std::string& text) { write_line("horovodlike: " + text + "\n"); }
 
 }  // namespace hvl

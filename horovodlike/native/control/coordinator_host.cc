@@ -18,23 +18,15 @@ Status CoordinatorHost::accept(const Message& message, uint64_t came) {
   return coordinator_.on_message(message, came);
 }
 
-void CoordinatorHost::decide(const std::function<void(const Decision&)>& publish) {
+void CoordinatorHost::decide(const std::function<void(Decision&&)>& publish) {
   if (!accepted_) return;
   accepted_ = false;
   decisions_.clear();
   coordinator_.decide(&decisions_);
   for (Decision& decision : decisions_) {
     if (is_logged(LogLevel::kTrace)) log(LogLevel::kTrace, "decided: " + decision.reason.text());
-    publish(decision);
-    log_.push_back(std::move(decision.record));
+    publish(std::move(decision));
   }
-}
-
-bool CoordinatorHost::next(Record* record) {
-  if (log_.empty()) return false;
-  *record = std::move(log_.front());
-  log_.pop_front();
-  return true;
 }
 
 Status CoordinatorHost::check_stalls(StackDumpRequests* questions, const std::function<void()>& show_inquiry) {
@@ -57,6 +49,14 @@ Status CoordinatorHost::check_stalls(StackDumpRequests* questions, const std::fu
   }
   log(LogLevel::kWarning, asked.warning + "\n" + questions->report());
   return Status();  // if it is over, the next call asks the others
+}
+
+Status LoopbackControlPlane::next(Record* record, bool* found) {
+  *found = !log_.empty();
+  if (!*found) return Status();
+  *record = std::move(log_.front());
+  log_.pop_front();
+  return Status();
 }
 
 }  // namespace hvl

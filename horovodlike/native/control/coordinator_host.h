@@ -1,13 +1,14 @@
-// The environment of the coordinator on the rank that holds it, independent of the transport of messages and log.
+// The environment of the coordinator on the rank that holds it, independent of the transport of messages and log; and
+// the control plane of a job of one rank, which needs nothing else.
 #pragma once
 
 #include <deque>
 #include <functional>
+#include <utility>
 #include <vector>
 
 #include "control/control_plane.h"
 #include "negotiate/coordinator.h"
-#include "negotiate/stall_inspector.h"
 #include "observe/stack_dump.h"
 
 namespace hvl {
@@ -27,13 +28,11 @@ class CoordinatorHost {
   Status accept(int rank, const Message& message, uint64_t sent);
   // A message for all the ranks that it names; `came`: its time of arrival, by the host's clock.
   Status accept(const Message& message, uint64_t came);
-  // Decides; passes every decision to `publish`, then keeps its record for this rank.
-  void decide(const std::function<void(const Decision&)>& publish);
-  bool next(Record* record);
+  // Decides, and passes every decision to `publish`.
+  void decide(const std::function<void(Decision&&)>& publish);
   void set_fusion_threshold(int64_t num_bytes) { coordinator_.set_fusion_threshold(num_bytes); }
-  const std::vector<StragglerStats>& lateness() const { return coordinator_.lateness(); }
+  const std::vector<StragglerStats>& straggler_stats() const { return coordinator_.straggler_stats(); }
   bool has_messages() const { return accepted_; }
-  bool has_records() const { return !log_.empty(); }
   // Requests stack dumps of ranks that others have waited for too long; a later call, when they have answered, reports.
   // Never waits. Calls show_inquiry() while it asks about a tensor whose time is over.
   Status check_stalls(StackDumpRequests* questions, const std::function<void()>& show_inquiry);
@@ -43,8 +42,26 @@ class CoordinatorHost {
   StallInspector inspector_;
   StallVerdict verdict_;  // about which the missing ranks were asked; without a warning: none was asked
   std::vector<Decision> decisions_;
+  bool accepted_ = false;  // messages came since the last decision
+};
+
+class LoopbackControlPlane : public ControlPlane {
+ public:
+  explicit LoopbackControlPlane(const CoordinatorHostOptions& options) : coordinator_host_(options) {}
+
+  Status send(const Message& message) override { return coordinator_host_.accept(0, message, now_ns()); }
+  Status pump(bool*) override {
+    coordinator_host_.decide([this](Decision&& decision) { log_.push_back(std::move(decision.record)); });
+    return Status();
+  }
+  Status next(Record* record, bool* found) override;
+  bool has_news() override { return coordinator_host_.has_messages() || !log_.empty(); }
+  bool is_flushed() override { return true; }
+  Status check_stalls() override { return Status(); }
+
+ private:
+  CoordinatorHost coordinator_host_;
   std::deque<Record> log_;  // records that this rank has still to run
-  bool accepted_ = false;   // messages came since the last decision
 };
 
 }  // namespace hvl

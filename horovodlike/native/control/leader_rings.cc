@@ -44,13 +44,20 @@ Status LeaderRings::receive(const Accept& accept, bool* progressed) {
   return Status();
 }
 
-uint64_t LeaderRings::publish(const Record& record, const std::vector<int>& concerned) {
+void LeaderRings::publish(Record record, const std::vector<int>& concerned) {
   frame_.clear();
   encode(record, &frame_);
   unheard_ += frame_.size();
   for (int rank : concerned) concerned_[static_cast<size_t>(rank)] = true;
   if (concerned.empty()) concerned_.assign(concerned_.size(), true);
-  return log_.send(frame_);
+  own_.push_back({std::move(record), log_.send(frame_)});
+}
+
+bool LeaderRings::next(Record* record) {
+  if (!has_next()) return false;
+  *record = std::move(own_.front().record);
+  own_.pop_front();
+  return true;
 }
 
 void LeaderRings::pump(bool* progressed) {
@@ -77,9 +84,9 @@ bool LeaderRings::has_news() const {
                                         [](const RingBufferReader& reader) { return reader.has_frame(); });
 }
 
-void LeaderRings::show(const std::vector<StragglerStats>& lateness, const std::vector<int>& ranks) {
+void LeaderRings::show(const std::vector<StragglerStats>& stats, const std::vector<int>& ranks) {
   for (int local_rank = 0; local_rank < memory_->shape().ranks; ++local_rank) {
-    const StragglerStats& each = lateness[static_cast<size_t>(ranks[static_cast<size_t>(local_rank)])];
+    const StragglerStats& each = stats[static_cast<size_t>(ranks[static_cast<size_t>(local_rank)])];
     RankBlock& block = memory_->rank(local_rank);
     if (block.waited_for.load(std::memory_order_relaxed) == each.waited) continue;  // keep the line shared
     block.waited_for.store(each.waited, std::memory_order_relaxed);

@@ -1,6 +1,7 @@
 // The ring buffers of one host as seen by its leader (local rank 0): requests of the others arrive, the log is sent.
 #pragma once
 
+#include <deque>
 #include <functional>
 #include <memory>
 #include <string>
@@ -22,27 +23,34 @@ class LeaderRings {
   // Passes on all messages that have arrived; sets *progressed if there were any.
   Status receive(const Accept& accept, bool* progressed);
 
-  // Appends a record to the log; pump() passes it on. `concerned`: local ranks that must act on it; empty: all. Returns
-  // its end in the log's stream.
-  uint64_t publish(const Record& record, const std::vector<int>& concerned);
+  // Appends a record to the log; pump() passes it on. `concerned`: local ranks that must act on it; empty: all.
+  void publish(Record record, const std::vector<int>& concerned);
   // Sets *progressed if anything was passed on.
   void pump(bool* progressed);
-  // True if all others of the host can read the log up to that position.
-  bool has_written(uint64_t end) const { return log_.has_written(end); }
+  // The next record that the leader itself runs. It runs one only when the others of the host can read it, too: while
+  // it does, the rest of the log is not passed on, and they would never begin.
+  bool has_next() const { return !own_.empty() && log_.has_written(own_.front().end); }
+  bool next(Record* record);
   bool is_flushed() const { return log_.is_flushed(); }
   // True if receive() or pump() would do something.
   bool has_news() const;
 
-  // Publishes to the host how long others have waited for its ranks. `ranks`: by local rank, the index in `lateness`.
-  void show(const std::vector<StragglerStats>& lateness, const std::vector<int>& ranks);
+  // Publishes to the host how long others have waited for its ranks. `ranks`: by local rank, the index in `stats`.
+  void show(const std::vector<StragglerStats>& stats, const std::vector<int>& ranks);
   // Publishes to the host that the coordinator asks about missing ranks; see HostHeader.
   void show_inquiry() { memory_->header().inquiries.fetch_add(1, std::memory_order_relaxed); }
 
  private:
+  struct Published {
+    Record record;
+    uint64_t end;  // in the stream of the ring buffer
+  };
+
   void notify_readers();
 
   std::shared_ptr<HostMemory> memory_;
   RingBufferWriter log_;
+  std::deque<Published> own_;  // what the leader has still to run
   // The ranks to wake for the written records; and the bytes written since all ranks were woken.
   std::vector<bool> concerned_;  // by local rank
   uint64_t unheard_ = 0;

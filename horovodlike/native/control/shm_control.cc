@@ -30,17 +30,10 @@ Status ShmCoordinator::pump(bool* progressed) {
       progressed);
   if (!status.ok()) return status;
   const bool has_heard = coordinator_host_.has_messages();
-  coordinator_host_.decide([this](const Decision& decision) {
-    record_ends_.push_back(rings_.publish(decision.record, decision.concerned));
-  });
+  coordinator_host_.decide(
+      [this](Decision&& decision) { rings_.publish(std::move(decision.record), decision.concerned); });
   rings_.pump(progressed);
-  if (has_heard) rings_.show(coordinator_host_.lateness(), ranks_);
-  return Status();
-}
-
-Status ShmCoordinator::next(Record* record, bool* found) {
-  *found = next_is_public() && coordinator_host_.next(record);
-  if (*found) record_ends_.pop_front();
+  if (has_heard) rings_.show(coordinator_host_.straggler_stats(), ranks_);
   return Status();
 }
 
@@ -49,29 +42,5 @@ ShmWorker::ShmWorker(std::shared_ptr<HostMemory> memory, int local_rank)
       requests_(memory_->request_ring(local_rank), kRequestRingBytes, &memory_->rank(local_rank).requests_written,
                 {&memory_->rank(local_rank).requests_read}),
       log_(memory_->log_ring(), kLogRingBytes, &memory_->log_written(), &memory_->rank(local_rank).log_read) {}
-
-Status ShmWorker::send(const Message& message) {
-  frame_.clear();
-  put_time(&frame_);
-  encode(message, &frame_);
-  requests_.send(frame_);
-  is_leaving_ |= message.type == Message::Type::kShutdown;
-  return Status();
-}
-
-Status ShmWorker::pump(bool* progressed) {
-  if (requests_.pump()) {
-    *progressed = true;
-    memory_->notify(0, is_leaving_ ? kWakeNews : kWakeReady);
-  }
-  return Status();
-}
-
-Status ShmWorker::next(Record* record, bool* found) {
-  bool freed = false;
-  *found = log_.receive(&frame_, &freed);
-  if (freed) memory_->notify(0, kWakeRoom);
-  return *found ? decode(frame_.data(), frame_.size(), record) : Status();
-}
 
 }  // namespace hvl

@@ -2,7 +2,6 @@
 // coordinator.
 #pragma once
 
-#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
@@ -21,8 +20,11 @@ class ShmCoordinator : public ControlPlane {
 
   Status send(const Message& message) override { return coordinator_host_.accept(0, message, now_ns()); }
   Status pump(bool* progressed) override;
-  Status next(Record* record, bool* found) override;
-  bool has_news() override { return coordinator_host_.has_messages() || next_is_public() || rings_.has_news(); }
+  Status next(Record* record, bool* found) override {
+    *found = rings_.next(record);
+    return Status();
+  }
+  bool has_news() override { return coordinator_host_.has_messages() || rings_.has_next() || rings_.has_news(); }
   bool is_flushed() override { return rings_.is_flushed(); }
   Status check_stalls() override {
     return coordinator_host_.check_stalls(&questions_, [this] { rings_.show_inquiry(); });
@@ -30,15 +32,10 @@ class ShmCoordinator : public ControlPlane {
   void set_fusion_threshold(int64_t num_bytes) override { coordinator_host_.set_fusion_threshold(num_bytes); }
 
  private:
-  bool next_is_public() const { return !record_ends_.empty() && rings_.has_written(record_ends_.front()); }
-
   const std::vector<int> ranks_;  // by local rank, here the same
   CoordinatorHost coordinator_host_;
   StackDumpRequests questions_;
   LeaderRings rings_;
-  // The ends, in the log's stream, of the records that this rank has still to run. It runs a record only when the
-  // others can read it too: while it runs one the rest of the log is not passed on, and the others would never begin.
-  std::deque<uint64_t> record_ends_;
 };
 
 // For the ranks of a host other than local rank 0.
@@ -46,9 +43,26 @@ class ShmWorker : public ControlPlane {
  public:
   ShmWorker(std::shared_ptr<HostMemory> memory, int local_rank);
 
-  Status send(const Message& message) override;
-  Status pump(bool* progressed) override;
-  Status next(Record* record, bool* found) override;
+  Status send(const Message& message) override {
+    frame_.clear();
+    put_time(&frame_);
+    encode(message, &frame_);
+    requests_.send(frame_);
+    is_leaving_ |= message.type == Message::Type::kShutdown;
+    return Status();
+  }
+  Status pump(bool* progressed) override {
+    if (!requests_.pump()) return Status();
+    *progressed = true;
+    memory_->notify(0, is_leaving_ ? kWakeNews : kWakeReady);
+    return Status();
+  }
+  Status next(Record* record, bool* found) override {
+    bool freed = false;
+    *found = log_.receive(&frame_, &freed);
+    if (freed) memory_->notify(0, kWakeRoom);
+    return *found ? decode(frame_.data(), frame_.size(), record) : Status();
+  }
   bool has_news() override { return log_.has_frame() || requests_.can_pump(); }
   bool is_flushed() override { return requests_.is_flushed(); }
   Status check_stalls() override { return Status(); }

@@ -5,21 +5,25 @@
 
 namespace hvl {
 
+namespace {
+
+std::vector<Channel*> neighbours_of(const std::unique_ptr<Channel>& parent,
+                                    const std::vector<std::unique_ptr<Channel>>& children) {
+  std::vector<Channel*> neighbours;
+  if (parent != nullptr) neighbours.push_back(parent.get());
+  for (const auto& child : children) neighbours.push_back(child.get());
+  return neighbours;
+}
+
+}  // namespace
+
 TreeLeader::TreeLeader(std::shared_ptr<HostMemory> memory, std::vector<int> ranks, std::unique_ptr<Channel> parent,
                        std::vector<std::unique_ptr<Channel>> children)
-    : rings_(std::move(memory)), ranks_(std::move(ranks)), parent_(std::move(parent)), children_(std::move(children)) {}
-
-template <typename Visit>
-void TreeLeader::for_each_channel(Visit&& visit) {
-  if (parent_ != nullptr) visit(parent_.get());
-  for (const auto& child : children_) visit(child.get());
-}
-
-template <typename Check>
-bool TreeLeader::any_channel(Check&& check) const {
-  return (parent_ != nullptr && check(*parent_)) ||
-         std::any_of(children_.begin(), children_.end(), [&](const auto& child) { return check(*child); });
-}
+    : rings_(std::move(memory)),
+      ranks_(std::move(ranks)),
+      parent_(std::move(parent)),
+      children_(std::move(children)),
+      neighbours_(neighbours_of(parent_, children_)) {}
 
 Status TreeLeader::accept_local(int local_rank, const Message& message, uint64_t sent) {
   message_ = message;
@@ -49,7 +53,7 @@ Status TreeLeader::take_frame(bool from_parent) {
     status = decode(body, length, &record_);
     if (!status.ok()) return status;
     observe(record_);
-    publish(record_, {});
+    publish(std::move(record_), {});
     return status;
   }
   return Status(HVL_JOB_BROKEN, "Protocol error: a frame of an unknown type between hosts.");
@@ -67,14 +71,14 @@ Status TreeLeader::receive_from(Channel* channel, bool* progressed) {
 
 Status TreeLeader::pump_channels(bool* progressed) {
   Status first;
-  for_each_channel([&](Channel* channel) {
+  for (Channel* channel : neighbours_) {
     const bool may_end = log_has_ended_ || is_finished_;
     Status status = channel->pump(progressed);
     if (status.ok() && !may_end && channel->has_ended()) {
       status = Status(HVL_JOB_BROKEN, "the connection to " + channel->peer() + " has ended before the job");
     }
     if (first.ok()) first = status;
-  });
+  }
   return log_has_ended_ || is_finished_ ? Status() : first;
 }
 
@@ -86,30 +90,29 @@ Status TreeLeader::pump(bool* progressed) {
   if (!status.ok()) return status;
   status = pump_channels(progressed);
   // A frame that arrived before a connection was lost may contain the reason.
-  for_each_channel([&](Channel* channel) {
+  for (Channel* channel : neighbours_) {
     const Status received = receive_from(channel, progressed);
     if (!received.ok()) status = received;
-  });
+  }
   if (status.ok() && !is_finished_ && has_to_decide()) status = decide();
   rings_.pump(progressed);
   const Status sent = pump_channels(progressed);
   return status.ok() ? sent : status;
 }
 
-void TreeLeader::publish(const Record& record, const std::vector<int>& concerned_ranks) {
+void TreeLeader::publish(Record record, const std::vector<int>& concerned_ranks) {
   std::vector<int> concerned;
   for (size_t local_rank = 0; local_rank < ranks_.size() && !concerned_ranks.empty(); ++local_rank) {
     const bool is_concerned = std::binary_search(concerned_ranks.begin(), concerned_ranks.end(), ranks_[local_rank]);
     if (is_concerned || local_rank == 0) concerned.push_back(static_cast<int>(local_rank));
   }
-  record_ends_.push_back(rings_.publish(record, concerned));
   if (!children_.empty()) {
     begin_frame(Frame::kRecord);
     encode(record, &frame_);
     for (const auto& child : children_) child->send(frame_);
   }
-  log_.push_back(record);
   log_has_ended_ |= record.type == Record::Type::kShutdown;
+  rings_.publish(std::move(record), concerned);
 }
 
 void TreeLeader::send_up(const Message& message) {
@@ -124,18 +127,14 @@ void TreeLeader::show_inquiry() {
   for (const auto& child : children_) child->send(frame_);
 }
 
+// All others that receive the next record from here can read it.
 bool TreeLeader::next_is_public() const {
-  return !log_.empty() && rings_.has_written(record_ends_.front()) &&
-         std::all_of(children_.begin(), children_.end(),
-                     [](const auto& child) { return child->is_flushed() || child->is_over(); });
+  return rings_.has_next() && std::all_of(children_.begin(), children_.end(),
+                                          [](const auto& child) { return child->is_flushed() || child->is_over(); });
 }
 
 Status TreeLeader::next(Record* record, bool* found) {
-  *found = next_is_public();
-  if (!*found) return Status();
-  *record = std::move(log_.front());
-  log_.pop_front();
-  record_ends_.pop_front();
+  *found = next_is_public() && rings_.next(record);
   return Status();
 }
 
@@ -144,19 +143,21 @@ bool TreeLeader::has_news() {
   if (next_is_public() || has_to_decide() || rings_.has_news()) return true;
   bool progressed = false;
   if (!pump_channels(&progressed).ok()) return true;  // pump() finds the error, too
-  return any_channel([](const Channel& channel) { return channel.has_frame(); });
+  return std::any_of(neighbours_.begin(), neighbours_.end(),
+                     [](const Channel* channel) { return channel->has_frame(); });
 }
 
 bool TreeLeader::is_flushed() {
   if (!rings_.is_flushed()) return false;
-  return !any_channel(
-      [this](const Channel& channel) { return !channel.is_over() && (is_finished_ || !channel.is_flushed()); });
+  return std::all_of(neighbours_.begin(), neighbours_.end(), [this](const Channel* channel) {
+    return channel->is_over() || (!is_finished_ && channel->is_flushed());
+  });
 }
 
 void TreeLeader::finish() {
   if (is_finished_) return;
   is_finished_ = true;
-  for_each_channel([](Channel* channel) { channel->finish(); });
+  for (Channel* channel : neighbours_) channel->finish();
 }
 
 // Only accepts what has arrived: decide() acts on it when the collective is over.
@@ -164,10 +165,10 @@ Status TreeLeader::check_other_hosts() {
   bool progressed = false;
   Status status = pump_channels(&progressed);
   // The rank that broke the job first sends the reason before its connections are lost.
-  for_each_channel([&](Channel* channel) {
+  for (Channel* channel : neighbours_) {
     const Status received = receive_from(channel, &progressed);
     if (!received.ok()) status = received;
-  });
+  }
   return status;
 }
 
@@ -175,14 +176,14 @@ void TreeLeader::tell_broken(const std::string& text) {
   if (is_finished_) return;
   begin_frame(Frame::kBroken);
   frame_ += text;
-  for_each_channel([this](Channel* channel) { channel->send(frame_); });
+  for (Channel* channel : neighbours_) channel->send(frame_);
   bool progressed = false;
   finish();
   pump_channels(&progressed);
 }
 
 void TreeLeader::close_in_child() {
-  for_each_channel([](Channel* channel) { channel->close(); });
+  for (Channel* channel : neighbours_) channel->close();
 }
 
 TreeRoot::TreeRoot(std::shared_ptr<HostMemory> memory, const CoordinatorHostOptions& options, std::vector<int> ranks,
@@ -193,11 +194,8 @@ TreeRoot::TreeRoot(std::shared_ptr<HostMemory> memory, const CoordinatorHostOpti
       questions_(memory, std::move(pids), std::move(ranks), std::move(relays)) {}
 
 Status TreeRoot::decide() {
-  coordinator_host_.decide([this](const Decision& decision) { publish(decision.record, decision.concerned); });
-  Record already_published;
-  while (coordinator_host_.next(&already_published)) {
-  }
-  rings().show(coordinator_host_.lateness(), ranks());
+  coordinator_host_.decide([this](Decision&& decision) { publish(std::move(decision.record), decision.concerned); });
+  show(coordinator_host_.straggler_stats());
   return Status();
 }
 

@@ -3,7 +3,6 @@
 // leader holds the coordinator; the others aggregate the requests of their subtree (negotiate/aggregator.h).
 #pragma once
 
-#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
@@ -44,12 +43,12 @@ class TreeLeader : public ControlPlane {
   virtual void observe(const Record&) {}
 
   // Sends to this host and all below it.
-  void publish(const Record& record, const std::vector<int>& concerned_ranks);
+  void publish(Record record, const std::vector<int>& concerned_ranks);
   void send_up(const Message& message);
   // Publishes to this host and all below it that the coordinator asks about missing ranks.
   void show_inquiry();
-  LeaderRings& rings() { return rings_; }
-  const std::vector<int>& ranks() const { return ranks_; }
+  // Publishes to this host how long others have waited for its ranks.
+  void show(const std::vector<StragglerStats>& stats) { rings_.show(stats, ranks_); }
 
  private:
   enum class Frame : char { kMessage = 'M', kRecord = 'R', kBroken = 'B', kInquiry = 'I' };
@@ -58,10 +57,6 @@ class TreeLeader : public ControlPlane {
   Status receive_from(Channel* channel, bool* progressed);
   Status take_frame(bool from_parent);
   Status pump_channels(bool* progressed);
-  template <typename Visit>
-  void for_each_channel(Visit&& visit);
-  template <typename Check>
-  bool any_channel(Check&& check) const;
   void begin_frame(Frame type) { frame_.assign(1, static_cast<char>(type)); }
   bool next_is_public() const;
 
@@ -69,11 +64,8 @@ class TreeLeader : public ControlPlane {
   const std::vector<int> ranks_;
   const std::unique_ptr<Channel> parent_;
   const std::vector<std::unique_ptr<Channel>> children_;
-  // The records that this rank has still to run, and their ends in the ring buffer's stream. It runs a record only when
-  // all others that receive it from here can read it: meanwhile the rest of the log is not passed on.
-  std::deque<Record> log_;
-  std::deque<uint64_t> record_ends_;
-  bool log_has_ended_ = false;  // those that have run its last record may leave
+  const std::vector<Channel*> neighbours_;  // the parent, if there is one, and the children
+  bool log_has_ended_ = false;              // those that have run its last record may leave
   bool is_finished_ = false;
   std::string frame_;
   Message message_;

@@ -45,7 +45,7 @@ void CollectiveReporter::begin(const Collective& collective) {
     record.enqueued_at = std::min(record.enqueued_at, enqueued);
     negotiated += begun - enqueued;
   }
-  records_.begin(record);
+  flight_recorder_.begin(record);
   timeline_.begin(collective.tensors, collective.number, begun);
   begun_at_ = begun;
   EngineCounters& counters = context_.counters;
@@ -56,7 +56,7 @@ void CollectiveReporter::begin(const Collective& collective) {
 
 void CollectiveReporter::end() {
   const uint64_t now = now_ns();
-  records_.end(now);
+  flight_recorder_.end(now);
   timeline_.end(now);
   context_.counters.execution_time.fetch_add(static_cast<int64_t>(now - begun_at_), std::memory_order_relaxed);
 }
@@ -94,7 +94,7 @@ void CollectiveReporter::write_records(const Status& reason,
   std::ofstream file(path);
   file << "{\"rank\": " << options.rank << ", \"size\": " << options.size << ", \"pid\": " << getpid()
        << ", \"written\": " << clock.seconds(now_ns()) << ", \"reason\": " << quoted(reason.message())
-       << ",\n\"collectives\": " << to_json(records_.read()) << ",\n\"in_flight\": [" << described << "\n]}\n";
+       << ",\n\"collectives\": " << to_json(flight_recorder_.read()) << ",\n\"in_flight\": [" << described << "\n]}\n";
   file.close();
   if (!file) log(LogLevel::kWarning, "cannot write what the flight recorder has to '" + path + "'");
 }

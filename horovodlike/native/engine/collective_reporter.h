@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "collective/team.h"
+#include "collective/data_plane.h"
 #include "engine/engine_context.h"
 #include "observe/flight_recorder.h"
 #include "observe/timeline.h"
@@ -26,9 +26,9 @@ struct Collective {
 class CollectiveReporter {
  public:
   explicit CollectiveReporter(EngineContext* context)
-      : context_(*context), records_(context->options.flight_recorder_size), timeline_(context->options.rank) {}
+      : context_(*context), flight_recorder_(context->options.flight_recorder_size), timeline_(context->options.rank) {}
 
-  const FlightRecorder& records() const { return records_; }
+  const FlightRecorder& flight_recorder() const { return flight_recorder_; }
   Timeline& timeline() { return timeline_; }
 
   // The rest is for the holder of the engine lock.
@@ -43,7 +43,7 @@ class CollectiveReporter {
 
  private:
   EngineContext& context_;
-  FlightRecorder records_;
+  FlightRecorder flight_recorder_;
   Timeline timeline_;
   uint64_t begun_at_ = 0;  // of the collective under way
 };

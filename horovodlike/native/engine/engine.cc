@@ -12,10 +12,11 @@ Engine::Engine(const EngineOptions& options, std::shared_ptr<HostMemory> memory,
       requests_(&context_),
       reporter_(&context_),
       tuner_(&context_),
-      executor_(&context_, &requests_, &reporter_, &tuner_),
-      negotiator_(&context_, &requests_, &executor_),
-      watch_(&context_, &requests_, &executor_, &negotiator_),
-      shutdown_(&context_, &requests_, &executor_, &negotiator_, &reporter_, &tuner_),
+      gpu_(&context_),
+      executor_(&context_, &requests_, &reporter_, &tuner_, &gpu_),
+      negotiator_(&context_, &requests_, &executor_, &gpu_),
+      watch_(&context_, &requests_, &negotiator_, &gpu_),
+      shutdown_(&context_, &requests_, &executor_, &negotiator_, &reporter_, &tuner_, &gpu_),
       loop_(&context_, &requests_, &executor_, &negotiator_, &tuner_, &watch_, &shutdown_) {}
 
 Engine::~Engine() { shut_down(); }
@@ -30,7 +31,7 @@ void Engine::shut_down() {
 
 void Engine::close_in_child() {
   context_.control->close_in_child();
-  executor_.close_in_child();
+  context_.data_plane->close_in_child();
 }
 
 Status Engine::enqueue(std::unique_ptr<PendingRequest> entry, int64_t* handle) {
@@ -62,7 +63,7 @@ Status Engine::enqueue(std::unique_ptr<PendingRequest> entry, int64_t* handle) {
 
 Status Engine::request_gpu(int device, CudaStream stream, std::shared_ptr<const GpuRequest>* request) {
   const Status status = job_status();  // the device of a job that is broken may fail, too
-  return status.ok() ? executor_.gpu().access().request(device, stream, request) : status;
+  return status.ok() ? gpu_.access().request(device, stream, request) : status;
 }
 
 }  // namespace hvl

@@ -41,7 +41,7 @@ class Engine {
 
   const EngineOptions& options() const { return context_.options; }
   const EngineCounters& counters() const { return context_.counters; }
-  const FlightRecorder& flights() const { return reporter_.records(); }
+  const FlightRecorder& flight_recorder() const { return reporter_.flight_recorder(); }
   Timeline& timeline() { return reporter_.timeline(); }
   Fault& fault(hvl_fault_point point) { return point == HVL_FAULT_IN_DATA ? executor_.fault() : negotiator_.fault(); }
   // Nanoseconds that collectives have waited for other ranks.
@@ -53,6 +53,7 @@ class Engine {
   RequestTable requests_;
   CollectiveReporter reporter_;
   TuningObserver tuner_;
+  GpuExecutor gpu_;
   Executor executor_;
   Negotiator negotiator_;
   PeerWatch watch_;

@@ -9,7 +9,8 @@
 #include <utility>
 
 #include "collective/hosts/hosts_data_plane.h"
-#include "control/loopback_control.h"
+#include "collective/loopback.h"
+#include "collective/shm/shm_data_plane.h"
 #include "control/shm_control.h"
 #include "control/tree_control.h"
 
@@ -104,6 +105,28 @@ std::unique_ptr<ControlPlane> make_control(const EngineOptions& options, const s
   return std::make_unique<ShmCoordinator>(memory, coordinator_host_options(options), options.local_pids);
 }
 
+// Null in a job of one host.
+std::unique_ptr<Poller> make_poller(const EngineOptions& options) {
+  if (!options.has_several_hosts()) return nullptr;
+  auto poller = std::make_unique<Poller>();
+  check(poller->open(options.wakeup_fd));
+  return poller;
+}
+
+std::unique_ptr<DataPlane> make_hosts_data_plane(const EngineOptions& options,
+                                                 const std::shared_ptr<HostMemory>& memory, Waiter* waiter) {
+  auto mesh = std::make_unique<Mesh>(options.size);
+  for (const hvl_connection& connection : options.connections) {
+    if (connection.use != HVL_DATA) continue;
+    const std::string peer = options.describe_remote(connection.rank);
+    std::unique_ptr<DataSeal> seal;
+    if (options.seals_data) seal = std::make_unique<DataSeal>(connection.send_key, connection.receive_key, peer);
+    mesh->add(connection.rank, duplicate(connection.fd), peer, std::move(seal));
+  }
+  return std::make_unique<HostsDataPlane>(memory, options.rank, options.local_rank, options.hosts, std::move(mesh),
+                                          waiter);
+}
+
 }  // namespace
 
 std::vector<int> EngineOptions::local_ranks() const {
@@ -128,25 +151,12 @@ std::string EngineOptions::describe_remote(int of_rank) const {
   return "rank " + std::to_string(of_rank) + (host < host_names.size() ? " on host " + host_names[host] : "");
 }
 
-std::unique_ptr<Poller> make_poller(const EngineOptions& options) {
-  if (!options.has_several_hosts()) return nullptr;
-  auto poller = std::make_unique<Poller>();
-  check(poller->open(options.bell));
-  return poller;
-}
-
-std::unique_ptr<DataPlane> make_hosts_data_plane(const EngineOptions& options,
-                                                 const std::shared_ptr<HostMemory>& memory, Waiter* waiter) {
-  auto mesh = std::make_unique<Mesh>(options.size);
-  for (const hvl_connection& connection : options.connections) {
-    if (connection.use != HVL_DATA) continue;
-    const std::string peer = options.describe_remote(connection.rank);
-    std::unique_ptr<DataSeal> seal;
-    if (options.seals_data) seal = std::make_unique<DataSeal>(connection.send_key, connection.receive_key, peer);
-    mesh->add(connection.rank, duplicate(connection.fd), peer, std::move(seal));
-  }
-  return std::make_unique<HostsDataPlane>(memory, options.rank, options.local_rank, options.hosts, std::move(mesh),
-                                          waiter);
+std::unique_ptr<DataPlane> make_data_plane(const EngineOptions& options, const std::shared_ptr<HostMemory>& memory,
+                                           Waiter* waiter) {
+  if (options.size == 1) return std::make_unique<LoopbackDataPlane>();
+  if (options.external) return std::make_unique<ExternalDataPlane>(*options.external, options.local_rank, waiter);
+  if (options.has_several_hosts()) return make_hosts_data_plane(options, memory, waiter);
+  return std::make_unique<ShmDataPlane>(memory, options.local_rank, waiter);
 }
 
 EngineContext::EngineContext(const EngineOptions& engine_options, std::shared_ptr<HostMemory> host_memory,
@@ -157,7 +167,8 @@ EngineContext::EngineContext(const EngineOptions& engine_options, std::shared_pt
       queue(++engines_started, &own_block().queued),
       poller(make_poller(options)),
       waiter(memory, waiter_options(*this)),
-      control(make_control(options, memory, poller.get())) {}
+      control(make_control(options, memory, poller.get())),
+      data_plane(make_data_plane(options, memory, &waiter)) {}
 
 void EngineContext::check_other_hosts() const {
   const Status status = control->check_other_hosts();

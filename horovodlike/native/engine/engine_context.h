@@ -10,7 +10,7 @@
 
 #include "collective/external_data_plane.h"
 #include "control/control_plane.h"
-#include "nccl/nccl_data_plane.h"
+#include "cuda/gpu_access.h"
 #include "negotiate/coordinator.h"
 #include "queue/handle_table.h"
 #include "queue/tensor_queue.h"
@@ -48,7 +48,7 @@ struct EngineOptions {
   std::vector<std::string> host_names;
   int fan_out = 16;
   std::vector<hvl_connection> connections;
-  int bell = -1;
+  int wakeup_fd = -1;
   bool seals_data = false;  // between hosts
 
   bool has_several_hosts() const { return !connections.empty(); }
@@ -92,12 +92,11 @@ struct EngineContext {
   // For the holder of the engine lock.
   Waiter waiter;
   const std::unique_ptr<ControlPlane> control;
+  const std::unique_ptr<DataPlane> data_plane;  // of tensors on the CPU
 };
 
-// Of jobs of several hosts, else null. These throw std::runtime_error where the system refuses something, and so does
-// the constructor above.
-std::unique_ptr<Poller> make_poller(const EngineOptions& options);
-std::unique_ptr<DataPlane> make_hosts_data_plane(const EngineOptions& options,
-                                                 const std::shared_ptr<HostMemory>& memory, Waiter* waiter);
+// Throws std::runtime_error where the system refuses something, and so does the constructor above.
+std::unique_ptr<DataPlane> make_data_plane(const EngineOptions& options, const std::shared_ptr<HostMemory>& memory,
+                                           Waiter* waiter);
 
 }  // namespace hvl

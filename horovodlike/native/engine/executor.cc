@@ -7,8 +7,6 @@
 #include <utility>
 
 #include "base/memory.h"
-#include "collective/loopback.h"
-#include "collective/shm/shm_data_plane.h"
 
 namespace hvl {
 
@@ -25,14 +23,6 @@ int64_t bytes_of_row(const TensorSignature& tensor) {
 }
 
 uint64_t to_bytes(int64_t rows, int64_t row_bytes) { return static_cast<uint64_t>(rows * row_bytes); }
-
-std::unique_ptr<DataPlane> make_data_plane(const EngineOptions& options, const std::shared_ptr<HostMemory>& memory,
-                                           Waiter* waiter) {
-  if (options.size == 1) return std::make_unique<LoopbackDataPlane>();
-  if (options.external) return std::make_unique<ExternalDataPlane>(*options.external, options.local_rank, waiter);
-  if (options.has_several_hosts()) return make_hosts_data_plane(options, memory, waiter);
-  return std::make_unique<ShmDataPlane>(memory, options.local_rank, waiter);
-}
 
 // The members of each host, whose average Adasum combines.
 std::vector<AveragedMembers> averaged_by_host(const EngineOptions& options, const Team& team, const Team& counted) {
@@ -53,38 +43,30 @@ std::vector<AveragedMembers> averaged_by_host(const EngineOptions& options, cons
 
 }  // namespace
 
-Executor::Executor(EngineContext* context, RequestTable* requests, CollectiveReporter* reporter, TuningObserver* tuner)
-    : context_(*context),
-      requests_(*requests),
-      reporter_(*reporter),
-      tuner_(*tuner),
-      data_plane_(make_data_plane(context->options, context->memory, &context->waiter)),
-      gpu_(context, data_plane_.get()) {}
-
-Status Executor::start(Collective* collective, const Known& known) {
+Status Executor::start(Collective* collective, const Definition& definition) {
   std::swap(collective_, *collective);
   reporter_.begin(collective_);
-  is_on_gpu_ = known.signature.device == HVL_CUDA;
+  is_on_gpu_ = definition.signature.device == HVL_CUDA;
   Status status;
   if (is_on_gpu_) {
     status = gpu_.begin(collective_);
   } else {
-    if (known.signature.kind == HVL_ALLREDUCE) tuner_.on_allreduce(collective_);
-    data_plane_->begin(collective_.team, collective_.number);
+    if (definition.signature.kind == HVL_ALLREDUCE) tuner_.on_allreduce(collective_);
+    context_.data_plane->begin(collective_.team, collective_.number);
   }
-  if (status.ok()) status = prepare(known);
+  if (status.ok()) status = prepare(definition);
   return status.ok() ? go_on() : status;
 }
 
-Status Executor::prepare(const Known& known) {
+Status Executor::prepare(const Definition& definition) {
   batch_.num_completed = 0;
   group_.num_done = 0;
   Status status;
-  switch (known.signature.kind) {
-    case HVL_ALLGATHER: status = prepare_allgather(known); break;
-    case HVL_ALLTOALL: status = prepare_alltoall(known); break;
+  switch (definition.signature.kind) {
+    case HVL_ALLGATHER: status = prepare_allgather(definition); break;
+    case HVL_ALLTOALL: status = prepare_alltoall(definition); break;
     case HVL_REDUCESCATTER: prepare_reducescatter(); return Status();
-    default: prepare_batch(); return known.signature.op == HVL_ADASUM ? prepare_adasum() : Status();
+    default: prepare_batch(); return definition.signature.op == HVL_ADASUM ? prepare_adasum() : Status();
   }
   return status.ok() && is_on_gpu_ ? gpu_.hold_until_allocated() : status;
 }
@@ -190,19 +172,19 @@ Status Executor::allocate(const PendingRequest& entry, size_t index, const Tenso
   return Status();
 }
 
-Status Executor::prepare_allgather(const Known& known) {
+Status Executor::prepare_allgather(const Definition& definition) {
   const PendingRequest& entry = collective_.first();
   group_.gathers.clear();
   for (size_t t = 0; t < entry.signature().tensors.size(); ++t) {
     int64_t rows = 0;
-    for (int rank : collective_.team->ranks) rows += known.varying_of(rank)[t];
+    for (int rank : collective_.team->ranks) rows += definition.varying_of(rank)[t];
     char* next = nullptr;
     Status status = allocate(entry, t, entry.signature().tensors[t], rows, &next);
     if (!status.ok()) return status;
     Gather gather{entry.memory_of(t).input, {}};
     const int64_t row_bytes = bytes_of_row(entry.signature().tensors[t]);
     for (int rank : collective_.team->ranks) {
-      gather.blocks.push_back({next, to_bytes(known.varying_of(rank)[t], row_bytes)});
+      gather.blocks.push_back({next, to_bytes(definition.varying_of(rank)[t], row_bytes)});
       next += gather.blocks.back().num_bytes;
     }
     group_.gathers.push_back(std::move(gather));
@@ -210,22 +192,23 @@ Status Executor::prepare_allgather(const Known& known) {
   return Status();
 }
 
-Status Executor::prepare_alltoall(const Known& known) {
+Status Executor::prepare_alltoall(const Definition& definition) {
   group_.exchanges.clear();
   Status status;
-  for (size_t t = 0; status.ok() && t < known.signature.tensors.size(); ++t) status = prepare_exchange(known, t);
+  for (size_t t = 0; status.ok() && t < definition.signature.tensors.size(); ++t)
+    status = prepare_exchange(definition, t);
   return status;
 }
 
 // The rows from every rank to every other one are known. Those for a rank that takes no part stay.
-Status Executor::prepare_exchange(const Known& known, size_t tensor) {
+Status Executor::prepare_exchange(const Definition& definition, size_t tensor) {
   const PendingRequest& entry = collective_.first();
   const Signature& signature = entry.signature();
   const Team& members = *collective_.members;
   const int64_t row_bytes = bytes_of_row(signature.tensors[tensor]);
   const size_t splits_begin = signature.tensors.size() + tensor * members.size();
   const auto rows_between = [&](int from, int to) {
-    return known.varying_of(from)[splits_begin + static_cast<size_t>(members.place_of(to))];
+    return definition.varying_of(from)[splits_begin + static_cast<size_t>(members.place_of(to))];
   };
   int64_t rows = 0;
   Exchange exchange{};
@@ -284,7 +267,7 @@ void Executor::prepare_reducescatter() {
 }
 
 Status Executor::go_on_with_adasum() {
-  Status status = is_on_gpu_ ? gpu_.go_on_with_adasum() : adasum_.go_on(data_plane_.get());
+  Status status = is_on_gpu_ ? gpu_.go_on_with_adasum() : adasum_.go_on(context_.data_plane.get());
   if (status.ok()) complete(collective_.tensors.front());
   return status;
 }
@@ -324,7 +307,7 @@ void Executor::complete(NamedTensor* tensor, std::vector<hvl_output> outputs) {
 
 void Executor::end() {
   is_running_ = false;
-  for (hvl_output& output : outputs_) data_plane_->holds_memory() ? leak(output.data) : free(output.data);
+  for (hvl_output& output : outputs_) context_.data_plane->holds_memory() ? leak(output.data) : free(output.data);
   outputs_.clear();
 }
 

@@ -2,11 +2,9 @@
 // the requests. For the holder of the engine lock.
 #pragma once
 
-#include <memory>
 #include <vector>
 
 #include "collective/adasum.h"
-#include "collective/data_plane.h"
 #include "engine/collective_reporter.h"
 #include "engine/gpu_executor.h"
 #include "engine/request_table.h"
@@ -17,11 +15,13 @@ namespace hvl {
 
 class Executor {
  public:
-  Executor(EngineContext* context, RequestTable* requests, CollectiveReporter* reporter, TuningObserver* tuner);
+  Executor(EngineContext* context, RequestTable* requests, CollectiveReporter* reporter, TuningObserver* tuner,
+           GpuExecutor* gpu)
+      : context_(*context), requests_(*requests), reporter_(*reporter), tuner_(*tuner), gpu_(*gpu) {}
 
-  // Starts the collective, and swaps it with the last one, whose memory can be used again. `known`: its first tensor's
-  // definition. An interrupted collective is running, and the next holder of the engine lock continues it.
-  Status start(Collective* collective, const Known& known);
+  // Starts the collective, and swaps it with the last one, whose memory can be used again. `definition`: of its first
+  // tensor. An interrupted collective is running, and the next holder of the engine lock continues it.
+  Status start(Collective* collective, const Definition& definition);
   Status go_on();
   bool is_running() const { return is_running_; }
   bool has_failed() const { return has_failed_; }  // the last one
@@ -29,9 +29,7 @@ class Executor {
   Status complete_with(NamedTensor* tensor, int64_t number);
   // The job has ended, and so have all requests.
   void end();
-  void close_in_child() { data_plane_->close_in_child(); }
 
-  GpuExecutor& gpu() { return gpu_; }
   Fault& fault() { return fault_; }
 
  private:
@@ -49,12 +47,12 @@ class Executor {
     size_t num_done = 0;              // tensors
   };
 
-  DataPlane* plane() const { return is_on_gpu_ ? gpu_.plane() : data_plane_.get(); }
-  Status prepare(const Known& known);
+  DataPlane* plane() const { return is_on_gpu_ ? gpu_.plane() : context_.data_plane.get(); }
+  Status prepare(const Definition& definition);
   Status prepare_adasum();
-  Status prepare_allgather(const Known& known);
-  Status prepare_alltoall(const Known& known);
-  Status prepare_exchange(const Known& known, size_t tensor);
+  Status prepare_allgather(const Definition& definition);
+  Status prepare_alltoall(const Definition& definition);
+  Status prepare_exchange(const Definition& definition, size_t tensor);
   void prepare_batch();
   void prepare_reducescatter();
   Reduction reduction_of(const Signature& signature, size_t tensor) const;
@@ -69,9 +67,8 @@ class Executor {
   RequestTable& requests_;
   CollectiveReporter& reporter_;
   TuningObserver& tuner_;
+  GpuExecutor& gpu_;
   Fault fault_;
-  const std::unique_ptr<DataPlane> data_plane_;
-  GpuExecutor gpu_;
   Collective collective_;
   bool is_running_ = false;
   bool has_failed_ = false;

@@ -10,17 +10,17 @@ namespace hvl {
 Status GpuExecutor::begin(const Collective& collective) {
   collective_ = &collective;
   if (plane_ == nullptr) {
-    auto plane = std::make_unique<NcclDataPlane>(context_.options.gpu, access_.gpu(), cpu_plane_, &context_.waiter,
-                                                 context_.options.local_rank, context_.options.size);
+    auto plane = std::make_unique<NcclDataPlane>(context_.options.gpu, access_.gpu(), context_.data_plane.get(),
+                                                 &context_.waiter, context_.options.local_rank, context_.options.size);
     const Status status = plane->open([this](const char* input) { return name_of_input(input); });
     if (!status.ok()) return status;
     plane_ = std::move(plane);
   }
   plane_->begin(collective.team, collective.number);
-  plane_->set_name(name_collective());
+  plane_->stream().set_name(name_collective());
   Status status;
   for (const NamedTensor* tensor : collective.tensors) {
-    if (status.ok()) status = plane_->hold_until_ready(*tensor->entry->gpu);
+    if (status.ok()) status = plane_->stream().hold_until_ready(*tensor->entry->gpu);
   }
   return status;
 }
@@ -61,7 +61,7 @@ Status GpuExecutor::prepare_adasum(const Batch& batch, Adasum* adasum, std::vect
 }
 
 GpuResultPtr GpuExecutor::result_of(const PendingRequest& entry, Status* status) const {
-  const GpuResultPtr& result = plane_->result();
+  const GpuResultPtr& result = plane_->stream().result();
   if (result != nullptr && entry.callbacks.done != nullptr) *status = result->done().hold_up(entry.gpu->stream);
   return result;
 }

@@ -7,14 +7,13 @@
 
 #include "collective/adasum.h"
 #include "engine/collective_reporter.h"
+#include "nccl/nccl_data_plane.h"
 
 namespace hvl {
 
 class GpuExecutor {
  public:
-  // `cpu_plane` moves the data that goes through the memory of the host, and outlives this.
-  GpuExecutor(EngineContext* context, DataPlane* cpu_plane)
-      : context_(*context), cpu_plane_(cpu_plane), access_(context->options.gpu) {}
+  explicit GpuExecutor(EngineContext* context) : context_(*context), access_(context->options.gpu) {}
 
   // Any thread.
   GpuAccess& access() { return access_; }
@@ -24,7 +23,7 @@ class GpuExecutor {
   DataPlane* plane() const { return plane_.get(); }
   // The outputs have been allocated. The caller's allocator may have given memory that the caller's stream still works
   // with.
-  Status hold_until_allocated() { return plane_->hold_until_now(*collective_->first().gpu); }
+  Status hold_until_allocated() { return plane_->stream().hold_until_now(*collective_->first().gpu); }
   void* allocate_by_caller(const hvl_callbacks& callbacks, int32_t index, const hvl_output& output) const;
   Status prepare_adasum(const Batch& batch, Adasum* adasum, std::vector<AveragedMembers> averaged);
   Status go_on_with_adasum() { return plane_->on_host(); }
@@ -32,7 +31,7 @@ class GpuExecutor {
   // waits.
   GpuResultPtr result_of(const PendingRequest& entry, Status* status) const;
 
-  bool is_working() const { return plane_ != nullptr && plane_->is_working(); }
+  bool is_working() const { return plane_ != nullptr && plane_->stream().is_working(); }
   bool is_busy() const { return plane_ != nullptr && plane_->is_busy(); }
   // Whether the device still works well.
   Status check() { return is_busy() ? plane_->check() : Status(); }
@@ -46,7 +45,6 @@ class GpuExecutor {
   std::string name_of_input(const char* input) const;  // null: the first tensor's
 
   EngineContext& context_;
-  DataPlane* const cpu_plane_;
   GpuAccess access_;
   std::unique_ptr<NcclDataPlane> plane_;    // from the first collective on a GPU on
   const Collective* collective_ = nullptr;  // under way

@@ -9,8 +9,8 @@
 
 namespace hvl {
 
-Negotiator::Negotiator(EngineContext* context, RequestTable* requests, Executor* executor)
-    : context_(*context), requests_(*requests), executor_(*executor) {
+Negotiator::Negotiator(EngineContext* context, RequestTable* requests, Executor* executor, GpuExecutor* gpu)
+    : context_(*context), requests_(*requests), executor_(*executor), gpu_(*gpu) {
   std::vector<int> all_ranks(static_cast<size_t>(context_.options.size));
   std::iota(all_ranks.begin(), all_ranks.end(), 0);
   process_sets_[0] = std::make_shared<Team>(std::move(all_ranks), context_.options.rank);
@@ -165,24 +165,24 @@ void Negotiator::fail(const Record& record) {
 
 // All ranks count the collectives; those that take no part do nothing else.
 Status Negotiator::execute(const Record& record) {
-  const Known* known = record.ids.empty() ? nullptr : requests_.find(record.ids.front());
-  if (known == nullptr) {
+  const Definition* definition = record.ids.empty() ? nullptr : requests_.find(record.ids.front());
+  if (definition == nullptr) {
     return Status(HVL_JOB_BROKEN, "the log asks for a batch of tensors that it has not defined");
   }
   next_.number = ++num_executed_;
   next_.begun_at = last_record_;
-  const TeamPtr& members = process_sets_.at(known->signature.process_set);
+  const TeamPtr& members = process_sets_.at(definition->signature.process_set);
   next_.members = members.get();
   next_.team = team_without(members, record.absent);
   next_.counted = context_.options.average_counts_joined ? next_.members : next_.team.get();
   if (!next_.team->is_member()) return Status();
   const Status status = requests_.find_tensors(record.ids, &next_.tensors);
   if (!status.ok()) return status;
-  switch (known->signature.kind) {
+  switch (definition->signature.kind) {
     case HVL_JOIN: return executor_.complete_with(next_.tensors.front(), record.last_joined);
     case HVL_ADD_PROCESS_SET:
-    case HVL_REMOVE_PROCESS_SET: return change_process_sets(known->signature, next_.tensors.front());
-    default: return executor_.start(&next_, *known);
+    case HVL_REMOVE_PROCESS_SET: return change_process_sets(definition->signature, next_.tensors.front());
+    default: return executor_.start(&next_, *definition);
   }
 }
 
@@ -200,7 +200,7 @@ TeamPtr Negotiator::team_without(const TeamPtr& members, const std::vector<int32
 Status Negotiator::change_process_sets(const Signature& signature, NamedTensor* tensor) {
   if (signature.kind == HVL_REMOVE_PROCESS_SET) {
     const auto removed = process_sets_.find(static_cast<int32_t>(signature.arguments[0]));
-    executor_.gpu().forget(removed->second);
+    gpu_.forget(removed->second);
     process_sets_.erase(removed);
     requests_.complete(tensor, Status());
     return Status();

@@ -13,7 +13,7 @@ namespace hvl {
 
 class Negotiator {
  public:
-  Negotiator(EngineContext* context, RequestTable* requests, Executor* executor);
+  Negotiator(EngineContext* context, RequestTable* requests, Executor* executor, GpuExecutor* gpu);
 
   // Tells the coordinator that this rank shuts down.
   Status announce_stop();
@@ -47,6 +47,7 @@ class Negotiator {
   EngineContext& context_;
   RequestTable& requests_;
   Executor& executor_;
+  GpuExecutor& gpu_;
   Fault fault_;
   std::vector<std::unique_ptr<PendingRequest>> new_entries_;
   Message ready_;

@@ -13,7 +13,7 @@ constexpr uint64_t kStallCheckInterval = 250 * kMillisecond;
 Status PeerWatch::check() {
   if (context_.memory->is_broken()) return Status(HVL_JOB_BROKEN, context_.memory->broken_text());
   context_.waiter.check_peers();
-  Status status = executor_.gpu().check();
+  Status status = gpu_.check();
   if (!status.ok() || negotiator_.leaving_since() != 0) return status;
   const uint64_t now = now_ns();
   const uint64_t stop_announced_at = negotiator_.stop_announced_at();

@@ -10,11 +10,13 @@ namespace hvl {
 
 class PeerWatch {
  public:
-  PeerWatch(EngineContext* context, RequestTable* requests, Executor* executor, Negotiator* negotiator)
-      : context_(*context), requests_(*requests), executor_(*executor), negotiator_(*negotiator) {}
+  PeerWatch(EngineContext* context, const RequestTable* requests, const Negotiator* negotiator, GpuExecutor* gpu)
+      : context_(*context), requests_(*requests), negotiator_(*negotiator), gpu_(*gpu) {}
 
   // An error breaks the job.
   Status check();
+  // True if check() must watch this rank's GPU even if nothing else happens.
+  bool watches_gpu() const { return gpu_.is_busy(); }
 
  private:
   Status check_coordinator(uint64_t now);
@@ -23,9 +25,9 @@ class PeerWatch {
   std::string describe_silence(uint64_t seconds) const;
 
   EngineContext& context_;
-  RequestTable& requests_;
-  Executor& executor_;
-  Negotiator& negotiator_;
+  const RequestTable& requests_;
+  const Negotiator& negotiator_;
+  GpuExecutor& gpu_;
   uint64_t last_check_ = 0;
   uint32_t inquiries_ = 0;     // of HostHeader, as last seen
   uint64_t last_inquiry_ = 0;  // when their number last changed

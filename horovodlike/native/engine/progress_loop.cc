@@ -16,7 +16,7 @@ namespace {
 constexpr uint64_t kIdleInterval = 500 * kMillisecond;
 constexpr int64_t kWorthSending = 1 << 20;  // bytes
 constexpr uint64_t kMaxHold = 50 * kMillisecond;
-constexpr uint64_t kFirstRing = kMillisecond;
+constexpr uint64_t kFirstRequest = kMillisecond;
 
 // Counts one more thread that waits, as long as this lives.
 class CountedWait {
@@ -156,7 +156,7 @@ void ProgressLoop::run() {
     if (lock.owns_lock()) {
       work(WaitingParty::kEngineThread, [] { return false; }, UINT64_MAX);
       ended = shutdown_.has_ended();
-      is_gpu_watched_ = executor_.gpu().is_busy();
+      is_gpu_watched_ = watch_.watches_gpu();
       timeout = idle_timeout();
       give_back(std::move(lock));
     }
@@ -174,9 +174,9 @@ void ProgressLoop::give_back(std::unique_lock<std::mutex> lock) {
   const uint32_t seen = doorbell().notifications(WaitingParty::kEngineThread);
   doorbell().arm(WaitingParty::kEngineThread, listening());
   if (context_.poller != nullptr) context_.poller->let_engine_thread_listen(true);
-  const bool more = shutdown_.has_ended() || has_work() || (executor_.gpu().is_busy() && !is_gpu_watched_);
+  const bool more = shutdown_.has_ended() || has_work() || (watch_.watches_gpu() && !is_gpu_watched_);
   lock.unlock();
-  // A ring before the engine lock was free has woken the engine's thread in vain.
+  // A notification before the engine lock was free has woken the engine's thread in vain.
   if (!more && doorbell().notifications(WaitingParty::kEngineThread) == seen) return;
   if (context_.poller != nullptr) {
     context_.poller->call_engine_thread();
@@ -189,7 +189,7 @@ void ProgressLoop::give_back(std::unique_lock<std::mutex> lock) {
 // interrupted, for the engine's own when there is nothing to do for the moment.
 void ProgressLoop::work(WaitingParty worker, const std::function<bool()>& enough, uint64_t deadline) noexcept {
   const DefaultArithmetic arithmetic;
-  doorbell().go_off_duty();
+  doorbell().disarm();
   if (context_.poller != nullptr) context_.poller->let_engine_thread_listen(false);
   context_.waiter.take_turn(worker, deadline, &enough);
   if (worker == WaitingParty::kWaitingThread) idle_wait_.since = 0;  // it begins to wait
@@ -268,12 +268,12 @@ uint32_t ProgressLoop::listening() const {
 
 uint64_t ProgressLoop::idle_timeout() const {
   if (negotiator_.leaving_since() != 0) return kWatchInterval;
-  uint64_t timeout = requests_.num_in_flight() > 0 || executor_.gpu().is_busy() ? kWatchInterval : kIdleInterval;
-  if (!context_.options.overlap) timeout = std::min(timeout, kMaxHold);  // no ring tells of requests that are held back
+  uint64_t timeout = requests_.num_in_flight() > 0 || watch_.watches_gpu() ? kWatchInterval : kIdleInterval;
+  if (!context_.options.overlap) timeout = std::min(timeout, kMaxHold);  // none notifies of requests that are held back
   const uint64_t now = now_ns();
   auto be_there_at = [&](uint64_t time) { timeout = std::min(timeout, time - std::min(now, time)); };
   if (hold_.since != 0) be_there_at(hold_.since + hold_.limit);
-  if (idle_wait_.since != 0) be_there_at(idle_wait_.next_ring);
+  if (idle_wait_.since != 0) be_there_at(idle_wait_.next_request);
   be_there_at(context_.control->next_deadline());
   if (context_.poller != nullptr && !context_.control->is_flushed()) timeout = std::min(timeout, kMillisecond);
   return timeout;
@@ -287,9 +287,9 @@ void ProgressLoop::request_peer_flush() {
     idle_wait_.since = 0;
   } else if (idle_wait_.since == 0) {
     idle_wait_.since = now;
-    idle_wait_.next_ring = now + kFirstRing;
-  } else if (now >= idle_wait_.next_ring) {
-    idle_wait_.next_ring = now + std::min(now - idle_wait_.since, kMaxHold);
+    idle_wait_.next_request = now + kFirstRequest;
+  } else if (now >= idle_wait_.next_request) {
+    idle_wait_.next_request = now + std::min(now - idle_wait_.since, kMaxHold);
     context_.memory->notify_holders(context_.options.local_rank);
   }
 }

@@ -40,7 +40,7 @@ class ProgressLoop {
   // A thread waits while nothing happens.
   struct IdleWait {
     uint64_t since = 0;  // when it was first seen; 0: no thread does
-    uint64_t next_ring = 0;
+    uint64_t next_request = 0;
   };
 
   // Any thread.

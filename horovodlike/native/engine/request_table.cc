@@ -20,37 +20,37 @@ bool RequestTable::is_agreed(NamedTensor* tensor) const {
   const std::shared_ptr<Operation>& operation = tensor->entry->operation;
   if (tensor->id == NamedTensor::kNoId) return false;
   if (tensor->agreed == operation) return true;
-  const Known& known = known_.at(tensor->id);
-  Signature expected = known.signature;
-  put_varying(known.varying_of(context_.options.rank), known.varying_per_rank, &expected);
+  const Definition& definition = definitions_.at(tensor->id);
+  Signature expected = definition.signature;
+  put_varying(definition.varying_of(context_.options.rank), definition.varying_per_rank, &expected);
   if (expected != operation->signature) return false;
   tensor->agreed = operation;
   return true;
 }
 
 void RequestTable::define(const Record& record) {
-  Known& known = known_[record.id];
-  known.signature = record.signature;
-  known.varying = record.varying;
-  known.varying_per_rank = record.varying_per_rank;
-  adopt(record.id, &known);
-  if (known.tensor != nullptr) known.tensor->agreed = nullptr;
+  Definition& definition = definitions_[record.id];
+  definition.signature = record.signature;
+  definition.varying = record.varying;
+  definition.varying_per_rank = record.varying_per_rank;
+  adopt(record.id, &definition);
+  if (definition.tensor != nullptr) definition.tensor->agreed = nullptr;
 }
 
 // A tensor that this rank has announced in full gets an id.
-void RequestTable::adopt(TensorId id, Known* known) {
-  auto waiting = in_full_.find(key_of(known->signature.process_set, known->signature.name));
+void RequestTable::adopt(TensorId id, Definition* definition) {
+  auto waiting = in_full_.find(key_of(definition->signature.process_set, definition->signature.name));
   if (waiting == in_full_.end()) return;
-  known->tensor = std::move(waiting->second);
-  known->tensor->id = id;
+  definition->tensor = std::move(waiting->second);
+  definition->tensor->id = id;
   in_full_.erase(waiting);
 }
 
 std::shared_ptr<NamedTensor> RequestTable::forget(TensorId id) {
-  auto known = known_.find(id);
-  if (known == known_.end()) return nullptr;
-  std::shared_ptr<NamedTensor> tensor = std::move(known->second.tensor);
-  known_.erase(known);
+  auto found = definitions_.find(id);
+  if (found == definitions_.end()) return nullptr;
+  std::shared_ptr<NamedTensor> tensor = std::move(found->second.tensor);
+  definitions_.erase(found);
   if (tensor == nullptr || tensor->id != id) return nullptr;
   context_.queue.forget_id(tensor.get());
   if (tensor->entry == nullptr) return nullptr;
@@ -62,22 +62,22 @@ std::shared_ptr<NamedTensor> RequestTable::forget(TensorId id) {
   return tensor;
 }
 
-const Known* RequestTable::find(TensorId id) const {
-  const auto known = known_.find(id);
-  return known == known_.end() ? nullptr : &known->second;
+const Definition* RequestTable::find(TensorId id) const {
+  const auto found = definitions_.find(id);
+  return found == definitions_.end() ? nullptr : &found->second;
 }
 
 Status RequestTable::find_tensors(const std::vector<TensorId>& ids, std::vector<NamedTensor*>* tensors) {
   tensors->clear();
   for (TensorId id : ids) {
-    auto known = known_.find(id);
+    auto found = definitions_.find(id);
     // It may have been defined while this rank had joined, and has not changed since.
-    if (known != known_.end() && known->second.tensor == nullptr) adopt(id, &known->second);
-    if (known == known_.end() || known->second.tensor == nullptr || known->second.tensor->entry == nullptr) {
+    if (found != definitions_.end() && found->second.tensor == nullptr) adopt(id, &found->second);
+    if (found == definitions_.end() || found->second.tensor == nullptr || found->second.tensor->entry == nullptr) {
       return Status(HVL_JOB_BROKEN, "the log asks for a tensor that this rank has not announced (id " +
                                         std::to_string(id) + "): please report this as a defect of horovodlike");
     }
-    tensors->push_back(known->second.tensor.get());
+    tensors->push_back(found->second.tensor.get());
   }
   return Status();
 }
@@ -91,8 +91,8 @@ std::shared_ptr<NamedTensor> RequestTable::take_by_name(const Signature& signatu
     in_full_.erase(waiting);
     return tensor;
   }
-  for (auto& known : known_) {
-    if (known.second.tensor != nullptr && known.second.tensor->key == key) tensor = known.second.tensor;
+  for (auto& [id, definition] : definitions_) {
+    if (definition.tensor != nullptr && definition.tensor->key == key) tensor = definition.tensor;
   }
   return tensor;
 }
@@ -119,8 +119,8 @@ void RequestTable::fail_all(const Status& status) {
   for (auto& waiting : unknown) {
     if (waiting.second->entry != nullptr) complete(waiting.second.get(), status);
   }
-  for (auto& known : known_) {
-    NamedTensor* tensor = known.second.tensor.get();
+  for (auto& [id, definition] : definitions_) {
+    NamedTensor* tensor = definition.tensor.get();
     if (tensor == nullptr) continue;
     if (tensor->entry != nullptr) complete(tensor, status);
     tensor->agreed = nullptr;
@@ -133,7 +133,7 @@ std::vector<const PendingRequest*> RequestTable::in_flight() const {
     if (tensor != nullptr && tensor->entry != nullptr) entries.push_back(tensor->entry.get());
   };
   for (const auto& waiting : in_full_) add(waiting.second.get());
-  for (const auto& known : known_) add(known.second.tensor.get());
+  for (const auto& [id, definition] : definitions_) add(definition.tensor.get());
   std::sort(entries.begin(), entries.end(), [](const PendingRequest* one, const PendingRequest* other) {
     return std::tie(one->enqueued_at, one->handle, one) < std::tie(other->enqueued_at, other->handle, other);
   });

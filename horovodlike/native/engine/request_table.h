@@ -12,7 +12,7 @@
 namespace hvl {
 
 // The definition of an id of the log.
-struct Known {
+struct Definition {
   Signature signature;
   std::vector<int64_t> varying;  // laid out as in Record
   size_t varying_per_rank = 0;
@@ -38,7 +38,7 @@ class RequestTable {
   // as announced in full. Else null.
   std::shared_ptr<NamedTensor> forget(TensorId id);
   // Null: the log has not defined it.
-  const Known* find(TensorId id) const;
+  const Definition* find(TensorId id) const;
   // The tensors of these ids, each of which must have a request in flight.
   Status find_tensors(const std::vector<TensorId>& ids, std::vector<NamedTensor*>* tensors);
   // Null: no request is known under this name.
@@ -58,8 +58,8 @@ class RequestTable {
     const auto is_found = [&](const NamedTensor* tensor, bool is_in_full) {
       return tensor != nullptr && tensor->entry != nullptr && fits(*tensor->entry, is_in_full);
     };
-    for (const auto& [id, known] : known_) {
-      if (is_found(known.tensor.get(), false)) return true;
+    for (const auto& [id, definition] : definitions_) {
+      if (is_found(definition.tensor.get(), false)) return true;
     }
     for (const auto& [key, tensor] : in_full_) {
       if (is_found(tensor.get(), true)) return true;
@@ -68,10 +68,10 @@ class RequestTable {
   }
 
  private:
-  void adopt(TensorId id, Known* known);
+  void adopt(TensorId id, Definition* definition);
 
   EngineContext& context_;
-  std::unordered_map<TensorId, Known> known_;
+  std::unordered_map<TensorId, Definition> definitions_;
   std::unordered_map<std::string, std::shared_ptr<NamedTensor>> in_full_;  // announced without an id, by key
   size_t num_in_flight_ = 0;
 };

@@ -13,10 +13,10 @@ constexpr uint64_t kTimeToSayWhy = 300 * kMillisecond;
 // The work that a GPU was given before is done first, however long that takes: streams wait for it, and cannot be told
 // that it failed. Until then this rank watches the others, and they watch it.
 Status Shutdown::leave() {
-  const Status status = executor_.gpu().check();
+  const Status status = gpu_.check();
   if (!status.ok()) return status;
-  if (executor_.gpu().is_working()) {
-    executor_.gpu().warn_if_busy(negotiator_.leaving_since());
+  if (gpu_.is_working()) {
+    gpu_.warn_if_busy(negotiator_.leaving_since());
     return Status();
   }
   flush_before_leaving();
@@ -76,7 +76,7 @@ void Shutdown::end(const Status& reason) {
   }
   tuner_.stop();
   context_.queue.close(status);
-  executor_.gpu().end(status);
+  gpu_.end(status);
   negotiator_.gather_queued();  // requests that came before the queue was closed
   requests_.fail_all(status);
   executor_.end();

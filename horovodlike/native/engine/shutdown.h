@@ -9,13 +9,14 @@ namespace hvl {
 class Shutdown {
  public:
   Shutdown(EngineContext* context, RequestTable* requests, Executor* executor, Negotiator* negotiator,
-           CollectiveReporter* reporter, TuningObserver* tuner)
+           CollectiveReporter* reporter, TuningObserver* tuner, GpuExecutor* gpu)
       : context_(*context),
         requests_(*requests),
         executor_(*executor),
         negotiator_(*negotiator),
         reporter_(*reporter),
-        tuner_(*tuner) {}
+        tuner_(*tuner),
+        gpu_(*gpu) {}
 
   bool has_ended() const { return has_ended_; }
   // The log has ended: ends the job on this rank, unless a GPU still works; then it is called again.
@@ -34,6 +35,7 @@ class Shutdown {
   Negotiator& negotiator_;
   CollectiveReporter& reporter_;
   TuningObserver& tuner_;
+  GpuExecutor& gpu_;
   bool has_ended_ = false;
 };
 

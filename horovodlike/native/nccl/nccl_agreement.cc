@@ -1,11 +1,10 @@
-// The part of the data plane in which the members of a process set agree on whether they use NCCL.
+#include "nccl/nccl_agreement.h"
 
 #include <algorithm>
 #include <cstring>
 #include <utility>
 
 #include "base/log.h"
-#include "nccl/nccl_data_plane.h"
 #include "negotiate/rank_set.h"
 
 namespace hvl {
@@ -19,99 +18,108 @@ void refuse(const std::string& why_not, Introduction* introduction) {
 
 }  // namespace
 
-// Before the members of a process set do something together for the first time.
-Status NcclDataPlane::agree() {
-  if (members_ == nullptr || members_->state == Members::State::kReady) return Status();
+Status NcclAgreement::agree() {
+  if (state_ == State::kReady) return Status();
   Status status;
-  if (members_->state == Members::State::kNew) introduce(members_);
-  if (members_->state == Members::State::kIntroducing) {
-    status = cpu_->allgather(members_->exchange);
-    if (status.ok()) status = choose(members_);
+  if (state_ == State::kNew) introduce();
+  if (state_ == State::kIntroducing) {
+    status = context_.cpu->allgather(exchange_);
+    if (status.ok()) status = choose();
   }
-  if (status.ok() && members_->state == Members::State::kNaming) {
-    status = cpu_->broadcast(members_->naming, 0, [](uint64_t) {});
-    if (status.ok()) status = choose(members_);
+  if (status.ok() && state_ == State::kNaming) {
+    status = context_.cpu->broadcast(naming_, 0, [](uint64_t) {});
+    if (status.ok()) status = choose();
   }
-  if (status.ok() && members_->state == Members::State::kConnecting) {
-    status = settle(members_->communicator.get());
-    if (status.ok()) members_->state = Members::State::kReady;
+  if (status.ok() && state_ == State::kConnecting) {
+    status = wait_for_nccl();
+    if (status.ok()) state_ = State::kReady;
   }
   return status;
 }
 
-void NcclDataPlane::introduce(Members* members) {
+void NcclAgreement::introduce() {
   Introduction mine{};
-  mine.gpu = gpu_->uuid();
-  mine.operations = static_cast<int32_t>(options_.operations);
-  if (nccl_.has_value()) {
-    mine.nccl_version = nccl_->version();
+  mine.gpu = context_.gpu->uuid();
+  mine.operations = static_cast<int32_t>(context_.operations);
+  if (context_.nccl.has_value()) {
+    mine.nccl_version = context_.nccl->version();
   } else {
-    refuse(why_no_nccl_, &mine);
+    refuse(context_.why_no_nccl, &mine);
   }
-  members->introductions.assign(1 + team_->size(), Introduction());
-  members->introductions[0] = mine;
-  char* next = reinterpret_cast<char*>(members->introductions.data());
-  members->exchange = Gather{next, {}};
+  introductions_.assign(1 + team_->size(), Introduction());
+  introductions_[0] = mine;
+  char* next = reinterpret_cast<char*>(introductions_.data());
+  exchange_ = Gather{next, {}};
   for (size_t place = 0; place < team_->size(); ++place) {
-    members->exchange.blocks.push_back({next += sizeof(Introduction), sizeof(Introduction)});
+    exchange_.blocks.push_back({next += sizeof(Introduction), sizeof(Introduction)});
   }
-  members->state = Members::State::kIntroducing;
+  state_ = State::kIntroducing;
 }
 
 // Called after the introductions, and again when the first member has made the id of a communicator, or has failed to.
-Status NcclDataPlane::choose(Members* members) {
-  const bool is_named = members->state == Members::State::kNaming;
-  const std::vector<Introduction> introductions(members->introductions.begin() + 1, members->introductions.end());
+Status NcclAgreement::choose() {
+  const bool is_named = state_ == State::kNaming;
+  const std::vector<Introduction> introductions(introductions_.begin() + 1, introductions_.end());
   const TransportChoice choice = choose_transport(introductions, team_->ranks);
-  if (!is_named &&
-      team_->size() == static_cast<size_t>(size_)) {  // a smaller team may leave GPUs to ranks outside of it
-    const std::string advice = advise_on_placement(introductions, team_->ranks, team_->mine, gpu_->visible());
+  // A smaller team may leave GPUs to ranks outside of it.
+  if (!is_named && team_->size() == static_cast<size_t>(context_.size)) {
+    const std::string advice = advise_on_placement(introductions, team_->ranks, team_->mine, context_.gpu->visible());
     if (!advice.empty()) log(LogLevel::kWarning, advice);
   }
   if (!choice.uses_nccl) {
-    if (options_.operations == GpuOperations::kNccl) {
+    if (context_.operations == GpuOperations::kNccl) {
       return Status(HVL_JOB_BROKEN, "HOROVODLIKE_GPU_OPERATIONS=nccl cannot be followed: " + choice.reason);
     }
-    const LogLevel level = options_.operations == GpuOperations::kStaging ? LogLevel::kDebug : LogLevel::kWarning;
+    const LogLevel level = context_.operations == GpuOperations::kStaging ? LogLevel::kDebug : LogLevel::kWarning;
     if (team_->mine == 0) log(level, "tensors on GPUs go through the memory of the host: " + choice.reason);
-    members->state = Members::State::kReady;
+    state_ = State::kReady;
     return Status();
   }
   if (!is_named) {
-    name(members);
+    name();
     return Status();
   }
-  members->communicator = std::make_unique<NcclCommunicator>(*nccl_, stream_);
-  members->state = Members::State::kConnecting;
-  return members->communicator->start(introductions[0].id, static_cast<int>(team_->size()),
-                                      static_cast<int>(team_->mine));
+  communicator_ = std::make_unique<NcclCommunicator>(*context_.nccl, context_.stream);
+  state_ = State::kConnecting;
+  return communicator_->start(introductions[0].id, static_cast<int>(team_->size()), static_cast<int>(team_->mine));
 }
 
 // NCCL listens for the members from the moment that it makes an id, so an id is made only if it will be used.
-void NcclDataPlane::name(Members* members) {
-  Introduction* first = &members->introductions[1];
+void NcclAgreement::name() {
+  Introduction* first = &introductions_[1];
   if (team_->mine == 0) {
-    const NcclResult result = nccl_->ncclGetUniqueId(&first->id);
-    if (result != kNcclSuccess) refuse(nccl_->describe(result, nullptr), first);
+    const NcclResult result = context_.nccl->ncclGetUniqueId(&first->id);
+    if (result != kNcclSuccess) refuse(context_.nccl->describe(result, nullptr), first);
   }
   char* memory = reinterpret_cast<char*>(first);
-  members->naming.add(memory, memory, sizeof *first, Reduction());
-  members->state = Members::State::kNaming;
+  naming_.add(memory, memory, sizeof *first, Reduction());
+  state_ = State::kNaming;
 }
 
-// Waits until NCCL has given the calls' work to the device, for which it may need the other members.
-Status NcclDataPlane::settle(NcclCommunicator* communicator) {
+Status NcclAgreement::launch(const std::vector<NcclReduction>& reductions,
+                             const std::function<void(NcclCommunicator*)>& calls) {
+  has_launched_ = true;
+  return communicator_->launch(reductions, [&] { calls(communicator_.get()); });
+}
+
+Status NcclAgreement::settle() {
+  const Status status = has_launched_ ? wait_for_nccl() : Status();
+  if (status.ok()) has_launched_ = false;
+  return status;
+}
+
+Status NcclAgreement::wait_for_nccl() {
   Status failure;
   const auto is_over = [&] {
     bool done = false;
-    if (failure.ok()) failure = communicator->poll(&done);
+    if (failure.ok()) failure = communicator_->poll(&done);
     return done || !failure.ok();
   };
-  Status status = waiter_->wait_polling(is_over, [this] { return others(); });
+  Status status = context_.waiter->wait_polling(is_over, [this] { return others(); });
   return failure.ok() ? status : failure;
 }
 
-std::string NcclDataPlane::others() const {
+std::string NcclAgreement::others() const {
   std::vector<int> ranks = team_->ranks;
   ranks.erase(ranks.begin() + static_cast<std::ptrdiff_t>(team_->mine));
   if (ranks.empty()) return "NCCL";

@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/clock.h"
 #include "base/log.h"
+#include "base/memory.h"
 
 namespace hvl {
 
@@ -20,47 +20,35 @@ bool have_one_length(const Blocks& blocks) {
 
 NcclDataPlane::NcclDataPlane(const GpuOptions& options, std::shared_ptr<Gpu> gpu, DataPlane* cpu, Waiter* waiter,
                              int local_rank, int size)
-    : options_(options), gpu_(std::move(gpu)), cpu_(cpu), waiter_(waiter), local_rank_(local_rank), size_(size) {}
+    : options_(options),
+      gpu_(std::move(gpu)),
+      cpu_(cpu),
+      waiter_(waiter),
+      stream_(waiter->describe(local_rank) + ", GPU " + std::to_string(gpu_->device()), gpu_, waiter),
+      teams_(NcclContext{options.operations, gpu_, cpu, waiter, size}) {}
+
+// The stream is idle, or its remaining work outlives this: then the memory that it copies from is leaked, too.
+NcclDataPlane::~NcclDataPlane() {
+  const bool has_ended = teams_.abort() && stream_.drain();
+  stream_.close(has_ended);
+  if (!has_ended) leak(new std::shared_ptr<PinnedMemory>(staging_->memory()));
+}
 
 Status NcclDataPlane::open(NameOf name_of) {
   name_of_ = std::move(name_of);
-  Status status = gpu_->make_stream(&stream_);
-  if (!status.ok()) return broken(status);
-  staging_ = std::make_unique<Staging>(who(), gpu_, stream_, options_.staging_bytes, cpu_, waiter_);
-  if (options_.operations == GpuOperations::kStaging) return Status();
-  NcclApi nccl{};
-  status = NcclApi::load(options_.nccl_library, &nccl);
-  if (status.ok()) nccl_ = nccl;
-  why_no_nccl_ = status.message();
-  return Status();
+  Status status = stream_.open();
+  if (!status.ok()) return status;
+  staging_ = std::make_unique<Staging>(stream_.who(), gpu_, stream_.get(), options_.staging_bytes, cpu_, waiter_);
+  teams_.open(options_.nccl_library, stream_.get());
+  return status;
 }
 
 void NcclDataPlane::begin(TeamPtr team, uint64_t number) {
   team_ = std::move(team);
   cpu_->begin(team_, number);
-  members_ = nullptr;
   stage_ = Stage::kAgree;
-  result_ = nullptr;
-  ready_.clear();
-  if (!team_->is_whole) return;
-  std::unique_ptr<Members>& members = all_members_[team_.get()];
-  if (members == nullptr) members = std::make_unique<Members>();
-  members->team = team_;
-  members_ = members.get();
-}
-
-Status NcclDataPlane::hold_until_ready(const GpuRequest& request) {
-  if (request.ready == last_ready_) return Status();
-  last_ready_ = request.ready;
-  ready_.push_back(request.ready);
-  return broken(request.ready->hold_up(stream_));
-}
-
-Status NcclDataPlane::hold_until_now(const GpuRequest& request) {
-  GpuEventPtr now;
-  Status status = gpu_->record_callers(request.stream, &now);
-  if (status.code() == HVL_INVALID_ARGUMENT) return Status();  // captured by now: no memory comes free on it
-  return broken(status.ok() ? now->hold_up(stream_) : status);
+  stream_.begin();
+  teams_.begin(team_);
 }
 
 // Runs one collective: `start` is called once, and gives the work to NCCL or the staging.
@@ -68,23 +56,22 @@ Status NcclDataPlane::run(const std::function<Status()>& start) {
   const Gpu::Current current(*gpu_);
   Status status = current.status();
   if (status.ok() && stage_ == Stage::kAgree) {
-    status = agree();
+    status = teams_.agreement().agree();
     if (status.ok()) stage_ = Stage::kStart;
   }
   if (status.ok() && stage_ == Stage::kStart) {
-    has_launched_ = false;
-    if (!team_->is_whole && uses_nccl_otherwise()) warn_staged("some ranks of its process set have joined");
+    if (!team_->is_whole && teams_.use_nccl()) warn_staged("some ranks of its process set have joined");
     status = start();
     if (status.ok()) stage_ = Stage::kSettle;
   }
   if (status.ok() && stage_ == Stage::kSettle) {
-    if (has_launched_) status = settle(members_->communicator.get());
+    status = teams_.agreement().settle();
     if (status.ok()) stage_ = Stage::kStaged;
   }
   if (status.ok()) status = staging_->go_on();
-  if (status.ok()) status = note_result();
+  if (status.ok()) status = stream_.end(staging_->memory());
   if (status.code() != HVL_IN_PROGRESS) stage_ = Stage::kAgree;
-  return broken(status);
+  return stream_.broken(status);
 }
 
 // Also warns if NCCL does not do it, although the members use it.
@@ -94,32 +81,10 @@ NcclReduction NcclDataPlane::plan_for(const Reduction& reduction, const char* in
   return plan;
 }
 
-bool NcclDataPlane::uses_nccl_otherwise() const {
-  return std::any_of(all_members_.begin(), all_members_.end(),
-                     [](const auto& each) { return each.second->communicator != nullptr; });
-}
-
 // Once for each reason. input: that of the tensor; null: the first one of the collective.
 void NcclDataPlane::warn_staged(const char* why, const char* input) {
   if (team_->mine != 0 || !staged_for_.insert(why).second) return;
   log(LogLevel::kWarning, "'" + name_of_(input) + "' and its like go through the memory of the host: " + why);
-}
-
-Status NcclDataPlane::note_result() {
-  GpuEventPtr done;
-  Status status = gpu_->record(stream_, &done);
-  if (!status.ok()) return status;
-  result_ = std::make_shared<GpuResult>(std::move(done));
-  if (in_flight_.empty()) progressed_at_ = now_ns();
-  in_flight_.push_back({result_, staging_->memory(), name_, ready_});
-  return status;
-}
-
-Status NcclDataPlane::launch(const std::vector<NcclReduction>& reductions,
-                             const std::function<void(NcclCommunicator*)>& calls) {
-  has_launched_ = true;
-  NcclCommunicator* communicator = members_->communicator.get();
-  return communicator->launch(reductions, [&] { calls(communicator); });
 }
 
 Status NcclDataPlane::allreduce(const Batch& batch, const FinalBytes& final_bytes) {
@@ -143,7 +108,7 @@ Status NcclDataPlane::start_allreduce(const Batch& batch) {
   });
   Status status;
   if (!reduced.empty()) {
-    status = launch(reductions, [&](NcclCommunicator* nccl) {
+    status = teams_.agreement().launch(reductions, [&](NcclCommunicator* nccl) {
       for (size_t i = 0; i < reduced.size(); ++i) {
         const Segment& segment = *reduced[i];
         const uint64_t count = segment.num_bytes / size_of(segment.reduction.dtype);
@@ -158,7 +123,7 @@ Status NcclDataPlane::broadcast(const Batch& batch, int root, const FinalBytes& 
   Status status = run([&] {
     const bool is_root = root == static_cast<int>(team_->mine);
     if (!uses_nccl()) return staging_->broadcast(batch, root, is_root);
-    return launch({}, [&](NcclCommunicator* nccl) {
+    return teams_.agreement().launch({}, [&](NcclCommunicator* nccl) {
       for (const Segment& segment : batch.segments()) {
         if (segment.num_bytes == 0) continue;
         nccl->broadcast(is_root ? segment.input : segment.output, segment.output, segment.num_bytes, root);
@@ -172,7 +137,7 @@ Status NcclDataPlane::broadcast(const Batch& batch, int root, const FinalBytes& 
 Status NcclDataPlane::allgather(const Gather& gather) {
   return run([&] {
     if (!uses_nccl()) return staging_->allgather(gather, team_->mine);
-    return launch({}, [&](NcclCommunicator* nccl) {
+    return teams_.agreement().launch({}, [&](NcclCommunicator* nccl) {
       const std::vector<Block<char>>& blocks = gather.blocks;
       if (have_one_length(blocks)) {
         if (blocks[0].num_bytes > 0) nccl->all_gather(gather.input, blocks[0].data, blocks[0].num_bytes);
@@ -192,7 +157,7 @@ Status NcclDataPlane::reducescatter(const Scatter& scatter) {
     const std::vector<Block<const char>>& blocks = scatter.blocks;
     const NcclReduction plan = plan_for(scatter.reduction, blocks[0].data);
     if (!uses_nccl() || plan.why_not != nullptr) return staging_->reducescatter(scatter, team_->mine);
-    return launch({plan}, [&](NcclCommunicator* nccl) {
+    return teams_.agreement().launch({plan}, [&](NcclCommunicator* nccl) {
       const size_t bytes_of_element = size_of(scatter.reduction.dtype);
       if (have_one_length(blocks)) {
         if (blocks[0].num_bytes == 0) return;
@@ -215,10 +180,10 @@ Status NcclDataPlane::alltoall(const Exchange& exchange) {
     const Block<const char>& own = exchange.sent[mine];
     Status status;
     if (own.num_bytes > 0) {
-      status = gpu_->copy_on_device(own.data, exchange.received[mine].data, own.num_bytes, stream_);
+      status = gpu_->copy_on_device(own.data, exchange.received[mine].data, own.num_bytes, stream_.get());
     }
     if (!status.ok()) return status;
-    return launch({}, [&](NcclCommunicator* nccl) {
+    return teams_.agreement().launch({}, [&](NcclCommunicator* nccl) {
       for (size_t place = 0; place < exchange.sent.size(); ++place) {
         if (place == mine) continue;
         const Block<const char>& sent = exchange.sent[place];
@@ -231,7 +196,7 @@ Status NcclDataPlane::alltoall(const Exchange& exchange) {
 }
 
 Status NcclDataPlane::prepare_on_host(const Batch& batch, Batch* host, std::function<Status(DataPlane*)> work) {
-  return broken(staging_->whole(batch, host, std::move(work)));
+  return stream_.broken(staging_->whole(batch, host, std::move(work)));
 }
 
 Status NcclDataPlane::on_host() {
@@ -243,14 +208,19 @@ Status NcclDataPlane::on_host() {
   return status;
 }
 
-// An error of the device or of NCCL breaks the job, and names its rank.
-Status NcclDataPlane::broken(const Status& status) const {
-  if (status.ok() || status.code() == HVL_IN_PROGRESS || status.code() == HVL_JOB_BROKEN) return status;
-  return Status(HVL_JOB_BROKEN, who() + ": " + status.message());
+Status NcclDataPlane::check() {
+  const Gpu::Current current(*gpu_);
+  Status status = current.status();
+  if (status.ok()) status = stream_.check();
+  if (status.ok() && !stream_.is_working()) teams_.finish_retired();
+  if (status.ok() && stream_.is_working()) status = teams_.check();
+  return stream_.broken(status.ok() ? stream_.check_stall() : status);
 }
 
-std::string NcclDataPlane::who() const {
-  return waiter_->describe(local_rank_) + ", GPU " + std::to_string(gpu_->device());
+void NcclDataPlane::abort(const Status& why) {
+  stream_.fail(why);  // before the device can continue
+  // Work under way may still write to its tensors.
+  stream_.let_go(teams_.abort() && stream_.drain());
 }
 
 }  // namespace hvl

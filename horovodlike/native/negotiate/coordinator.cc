@@ -73,7 +73,7 @@ Coordinator::State::State(const CoordinatorOptions& given) : options(given), tab
   std::iota(all_ranks.begin(), all_ranks.end(), 0);
   add_process_set(std::move(all_ranks));
   num_joins.resize(static_cast<size_t>(options.size));
-  lateness.resize(static_cast<size_t>(options.size));
+  straggler_stats.resize(static_cast<size_t>(options.size));
 }
 
 // ---- Messages -------------------------------------------------------------------------------------------------------
@@ -104,7 +104,8 @@ void Coordinator::State::complete(TensorState* entry, bool joins) {
   completed.push_back(entry->id);
   join_is_complete |= joins || entry->kind == HVL_JOIN ||
                       (entry->requested && find_process_set(entry->process_set)->is_joined_by(*entry));
-  if (entry->kind != HVL_JOIN) lateness[static_cast<size_t>(entry->last.rank())].add(entry->since, entry->last.time());
+  if (entry->kind != HVL_JOIN)
+    straggler_stats[static_cast<size_t>(entry->last.rank())].add(entry->since, entry->last.time());
 }
 
 // For an undefined id. A rank that has not read yet that it was evicted sends the request again when it does.
@@ -405,7 +406,7 @@ std::vector<Pending> Coordinator::pending(uint64_t latest) const {
   return result;
 }
 
-const std::vector<StragglerStats>& Coordinator::lateness() const { return state_->lateness; }
+const std::vector<StragglerStats>& Coordinator::straggler_stats() const { return state_->straggler_stats; }
 
 uint64_t Coordinator::negotiated_in_full() const { return state_->num_requests; }
 

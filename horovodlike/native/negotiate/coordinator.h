@@ -66,7 +66,7 @@ class Coordinator {
   ~Coordinator();
 
   // `sent`: the time of sending, in nanoseconds of the host's clock; messages of different ranks may arrive in another
-  // order. It is only stored, for pending() and lateness(). An invalid message is an error, and the job is broken.
+  // order. It is only stored, for pending() and straggler_stats(). An invalid message is an error: the job is broken.
   Status on_message(int rank, const Message& message, uint64_t sent);
   // The same for all the ranks that the message names, as if each of them had sent it. `came`: its time of arrival, by
   // the host's clock. Announcements by id cost the same for any number of consecutive ranks.
@@ -82,13 +82,40 @@ class Coordinator {
   // The tensors that have been waited for since `latest` or longer, oldest first.
   std::vector<Pending> pending(uint64_t latest = UINT64_MAX) const;
   // By rank.
-  const std::vector<StragglerStats>& lateness() const;
+  const std::vector<StragglerStats>& straggler_stats() const;
   // Requests that came with a full signature, from all ranks together.
   uint64_t negotiated_in_full() const;
 
  private:
   struct State;
   std::unique_ptr<State> state_;
+};
+
+// The verdict on tensors that some ranks have ready and others not.
+struct StallVerdict {
+  std::string warning;       // empty: nothing new to say
+  bool shut_down = false;    // the job must end, with `warning` as the reason
+  std::vector<int> missing;  // ranks, ascending
+};
+
+class StallInspector {
+ public:
+  // Seconds; 0 turns the warning off, or means that a stalled job is never ended.
+  StallInspector(double warning_time, double shutdown_time);
+
+  // `now` in nanoseconds, as `since` of the pending tensors. A stall is reported once, and again when it gets worse.
+  StallVerdict inspect(const std::vector<Pending>& pending, uint64_t now);
+  // A tensor that is waited for only since a later time is no stall.
+  uint64_t latest_stall(uint64_t now) const;
+  // True if a tensor has been waited for so long that the job must end.
+  bool is_over(const std::vector<Pending>& pending, uint64_t now) const;
+
+ private:
+  bool ends_job(const Pending& tensor, uint64_t now) const;
+
+  uint64_t warning_time_;
+  uint64_t shutdown_time_;
+  uint64_t last_warning_ = 0;
 };
 
 }  // namespace hvl

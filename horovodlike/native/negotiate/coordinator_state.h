@@ -118,8 +118,8 @@ struct Coordinator::State {
   std::vector<OpenBatch> batches;   // open ones while deciding, at most one per process set, device and absent ranks
   size_t num_undecided = 0;         // of `completed`, while deciding
   uint64_t num_requests = 0;
-  std::vector<StragglerStats> lateness;  // by rank
-  bool join_is_complete = false;         // of some process set, and not decided yet
+  std::vector<StragglerStats> straggler_stats;  // by rank
+  bool join_is_complete = false;                // of some process set, and not decided yet
   bool shutting_down = false;
   bool shutdown_decided = false;
   std::string shutdown_text;

@@ -1,9 +1,8 @@
-#include "negotiate/stall_inspector.h"
-
 #include <algorithm>
 #include <set>
 
 #include "base/clock.h"
+#include "negotiate/coordinator.h"
 #include "negotiate/rank_set.h"
 
 namespace hvl {

@@ -26,7 +26,7 @@ bool is_tcp(int fd) {
 
 }  // namespace
 
-Strike make_trigger(hvl_fault fault, double amount) {
+FaultAction make_trigger(hvl_fault fault, double amount) {
   switch (fault) {
     case HVL_FAULT_RAISE: return [] { throw std::runtime_error("a fault was injected (horovodlike.testing)"); };
     case HVL_FAULT_SIGNAL: return [amount] { kill(getpid(), static_cast<int>(amount)); };

@@ -13,12 +13,12 @@
 
 namespace hvl {
 
-using Strike = std::function<void()>;
+using FaultAction = std::function<void()>;
 
 class Fault {
  public:
   // Any thread. Replaces the fault that was armed before; null: arms none.
-  void arm(Strike trigger) {
+  void arm(FaultAction trigger) {
     const std::lock_guard<std::mutex> lock(mutex_);
     is_armed_.store(trigger != nullptr, std::memory_order_relaxed);
     trigger_ = std::move(trigger);
@@ -28,7 +28,7 @@ class Fault {
 
   // For the holder of the engine lock. An exception that the fault throws breaks the job.
   void trigger() {
-    Strike armed;
+    FaultAction armed;
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       is_armed_.store(false, std::memory_order_relaxed);
@@ -40,11 +40,11 @@ class Fault {
  private:
   std::mutex mutex_;  // a leaf; guards trigger_
   std::atomic<bool> is_armed_{false};
-  Strike trigger_;
+  FaultAction trigger_;
 };
 
 // `amount`: the number of a signal, or seconds. Null: there is no such fault.
-Strike make_trigger(hvl_fault fault, double amount);
+FaultAction make_trigger(hvl_fault fault, double amount);
 // Shuts down all TCP connections of this process, as if the network were gone: its descriptors stay open.
 void cut_connections();
 

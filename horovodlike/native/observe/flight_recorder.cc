@@ -18,8 +18,8 @@ void CollectiveRecord::set_name(const std::string& text) {
 FlightRecorder::FlightRecorder(size_t capacity)
     : capacity_(std::max<size_t>(1, capacity)), slots_(std::make_unique<Slot[]>(capacity_)) {}
 
-void FlightRecorder::begin(const CollectiveRecord& flight) {
-  current_ = flight;
+void FlightRecorder::begin(const CollectiveRecord& record) {
+  current_ = record;
   const uint64_t index = num_begun_.load(std::memory_order_relaxed);
   write(&slots_[index % capacity_]);
   num_begun_.store(index + 1, std::memory_order_release);
@@ -41,7 +41,7 @@ void FlightRecorder::write(Slot* slot) {
 }
 
 std::vector<CollectiveRecord> FlightRecorder::read() const {
-  std::vector<CollectiveRecord> flights;
+  std::vector<CollectiveRecord> records;
   const uint64_t end = num_begun_.load(std::memory_order_acquire);
   for (uint64_t index = end - std::min<uint64_t>(end, capacity_); index < end; ++index) {
     const Slot& slot = slots_[index % capacity_];
@@ -49,27 +49,27 @@ std::vector<CollectiveRecord> FlightRecorder::read() const {
     const uint64_t version = slot.version.load(std::memory_order_acquire);
     for (size_t word = 0; word < kWords; ++word) words[word] = slot.words[word].load(std::memory_order_acquire);
     if (version % 2 != 0 || slot.version.load(std::memory_order_relaxed) != version) continue;
-    CollectiveRecord flight;
-    memcpy(static_cast<void*>(&flight), words, sizeof words);
-    flights.push_back(flight);
+    CollectiveRecord record;
+    memcpy(static_cast<void*>(&record), words, sizeof words);
+    records.push_back(record);
   }
   // A slot may have been used again meanwhile.
-  std::sort(flights.begin(), flights.end(),
+  std::sort(records.begin(), records.end(),
             [](const CollectiveRecord& a, const CollectiveRecord& b) { return a.number < b.number; });
-  return flights;
+  return records;
 }
 
-std::string to_json(const std::vector<CollectiveRecord>& flights) {
+std::string to_json(const std::vector<CollectiveRecord>& records) {
   const EpochClock clock;
   std::string json = "[";
-  for (const CollectiveRecord& flight : flights) {
+  for (const CollectiveRecord& record : records) {
     json += json.size() > 1 ? ",\n" : "\n";
-    json += "{\"number\": " + std::to_string(flight.number) + ", \"kind\": " + quoted(name_of(flight.kind)) +
-            ", \"name\": " + quoted(flight.name) + ", \"requests\": " + std::to_string(flight.num_requests) +
-            ", \"bytes\": " + std::to_string(flight.num_bytes) +
-            ", \"process_set\": " + std::to_string(flight.process_set) +
-            ", \"enqueued\": " + clock.seconds(flight.enqueued_at) + ", \"begun\": " + clock.seconds(flight.begun_at) +
-            ", \"ended\": " + (flight.ended_at == 0 ? "null" : clock.seconds(flight.ended_at)) + "}";
+    json += "{\"number\": " + std::to_string(record.number) + ", \"kind\": " + quoted(name_of(record.kind)) +
+            ", \"name\": " + quoted(record.name) + ", \"requests\": " + std::to_string(record.num_requests) +
+            ", \"bytes\": " + std::to_string(record.num_bytes) +
+            ", \"process_set\": " + std::to_string(record.process_set) +
+            ", \"enqueued\": " + clock.seconds(record.enqueued_at) + ", \"begun\": " + clock.seconds(record.begun_at) +
+            ", \"ended\": " + (record.ended_at == 0 ? "null" : clock.seconds(record.ended_at)) + "}";
   }
   return json + "\n]";
 }

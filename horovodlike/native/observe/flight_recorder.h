@@ -35,7 +35,7 @@ class FlightRecorder {
   explicit FlightRecorder(size_t capacity);
 
   // The one writer. Neither takes memory.
-  void begin(const CollectiveRecord& flight);
+  void begin(const CollectiveRecord& record);
   void end(uint64_t now);
   // Any thread: all records, the oldest first.
   std::vector<CollectiveRecord> read() const;
@@ -58,6 +58,6 @@ class FlightRecorder {
 };
 
 // A JSON array of objects; times in seconds since the epoch, `null` for a collective that has not ended.
-std::string to_json(const std::vector<CollectiveRecord>& flights);
+std::string to_json(const std::vector<CollectiveRecord>& records);
 
 }  // namespace hvl

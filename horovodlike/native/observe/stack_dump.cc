@@ -8,7 +8,7 @@
 #include <iterator>
 #include <utility>
 
-#include "base/futex.h"
+#include "base/clock.h"
 
 namespace hvl {
 

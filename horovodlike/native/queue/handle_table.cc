@@ -1,19 +1,39 @@
 #include "queue/handle_table.h"
 
+#include <time.h>
+
+#include <cstdlib>
 #include <cstring>
 #include <utility>
 
-#include "base/futex.h"
+#include "base/clock.h"
 
 namespace hvl {
 
 namespace {
 
+constexpr uint64_t kPollInterval = 20 * kMicrosecond;
+constexpr uint64_t kTimeToSayWhy = 300 * kMillisecond;
 constexpr int kIndexBits = 24;
 constexpr int64_t kIndexMask = (int64_t{1} << kIndexBits) - 1;
 
 uint32_t index_of(int64_t handle) { return static_cast<uint32_t>(handle & kIndexMask); }
 uint32_t generation_of(int64_t handle) { return static_cast<uint32_t>(handle >> kIndexBits); }
+
+// Also if it failed. The engine finds an error of the device, too, breaks the job and tells all ranks whose device it
+// is. But not if there is no engine any more, or nothing in flight that it watches: then this thread reports it.
+bool is_there(GpuResult* result, bool has_engine) {
+  bool done = false;
+  const Status status = result->done().query(&done);
+  if (!result->failure().ok()) return result->is_over();  // until then the memory is in use
+  if (status.ok() && done) return true;
+  if (status.ok()) return false;
+  const uint64_t since = result->done().failing_since();
+  if (has_engine && (since == 0 || now_ns() - since < kTimeToSayWhy)) return false;
+  result->fail(Status(HVL_JOB_BROKEN, status.message()));
+  result->let_go();
+  return true;
+}
 
 }  // namespace
 
@@ -122,6 +142,35 @@ GpuResultPtr HandleTable::result_on_gpu(int64_t handle) {
   return slot != nullptr ? slot->on_gpu : nullptr;
 }
 
+hvl_status HandleTable::wait_for_results(const int64_t* handles, size_t count, uint64_t deadline, bool has_engine) {
+  if (!has_results_on_gpu()) return HVL_OK;
+  for (size_t left = count; left > 0; --left) {  // the last one first: the others are there before
+    const GpuResultPtr result = result_on_gpu(handles[left - 1]);
+    while (result != nullptr && !is_there(result.get(), has_engine)) {
+      if (now_ns() >= deadline) return HVL_IN_PROGRESS;
+      const timespec pause{0, static_cast<long>(kPollInterval)};
+      if (nanosleep(&pause, nullptr) == -1 && errno == EINTR) return HVL_IN_PROGRESS;
+    }
+  }
+  return HVL_OK;
+}
+
+Status HandleTable::hold_up_for_results(const int64_t* handles, size_t count, CudaStream stream, uint64_t deadline,
+                                        bool has_engine) {
+  if (!has_results_on_gpu()) return Status();
+  GpuResultPtr last;
+  Status status;
+  for (size_t index = 0; index < count; ++index) {
+    GpuResultPtr result = result_on_gpu(handles[index]);
+    if (result == nullptr || result == last) continue;  // those of one batch have the same
+    if (status.ok()) status = result->done().hold_up_callers(stream);
+    last = std::move(result);
+  }
+  if (status.ok() || status.code() == HVL_INVALID_ARGUMENT) return status;
+  const bool are_there = wait_for_results(handles, count, deadline, has_engine) == HVL_OK;
+  return are_there ? status : Status(HVL_IN_PROGRESS, status.message());
+}
+
 Status HandleTable::consume(int64_t handle, std::vector<hvl_output>* outputs) {
   GpuResultPtr on_gpu;  // let go of after the lock
   std::lock_guard<std::mutex> lock(mutex_);
@@ -136,6 +185,18 @@ Status HandleTable::consume(int64_t handle, std::vector<hvl_output>* outputs) {
   }
   release(handle, slot);
   return status;
+}
+
+Status HandleTable::consume_all(int64_t* handles, size_t count) {
+  Status first;
+  for (size_t index = 0; index < count; ++index) {
+    if (handles[index] == 0) continue;
+    std::vector<hvl_output> dropped;
+    const Status status = consume(std::exchange(handles[index], 0), &dropped);
+    for (const hvl_output& output : dropped) free(output.data);
+    if (first.ok()) first = status;
+  }
+  return first;
 }
 
 hvl_status HandleTable::take_copy(int64_t handle, char* result, Status* status) {

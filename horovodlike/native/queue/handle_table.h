@@ -32,13 +32,21 @@ class HandleTable {
   hvl_status poll(int64_t handle);
   // Sleeps until completion, a signal or the deadline (now_ns() time). HVL_OK, HVL_IN_PROGRESS, HVL_UNKNOWN_HANDLE.
   hvl_status wait(int64_t handle, uint64_t deadline);
-  // Whether any complete handle has a result on a GPU; and that of this one, null if it has none.
-  bool has_results_on_gpu() const { return num_on_gpu_.load() > 0; }
-  GpuResultPtr result_on_gpu(int64_t handle);
+  // The handles are complete or unknown. Waits on the host until the GPU has done their work, or has failed, or the job
+  // is broken: HVL_OK. HVL_IN_PROGRESS: not until the deadline (now_ns() time) or a signal. If it has failed, an engine
+  // gets some time to say it first.
+  hvl_status wait_for_results(const int64_t* handles, size_t count, uint64_t deadline, bool has_engine = true);
+  // The same, but a stream waits for it in place of the host. HVL_INVALID_ARGUMENT: the stream is being captured. If it
+  // cannot be made to wait, the host waits, so that the memory is not in use after any other error either.
+  Status hold_up_for_results(const int64_t* handles, size_t count, CudaStream stream, uint64_t deadline,
+                             bool has_engine = true);
   // The result of a complete handle, which is then unknown.
   Status consume(int64_t handle, std::vector<hvl_output>* outputs);
-  // The same for a handle of create_with_copy(), if it is complete: writes its copy to `result` if it has not failed.
-  // HVL_OK; HVL_IN_PROGRESS; HVL_UNKNOWN_HANDLE.
+  // The same for many, without their outputs; writes 0 over the handles, and skips those of 0. The first error in
+  // order.
+  Status consume_all(int64_t* handles, size_t count);
+  // As consume(), for a handle of create_with_copy(), if it is complete: writes its copy to `result` if it has not
+  // failed. HVL_OK; HVL_IN_PROGRESS; HVL_UNKNOWN_HANDLE.
   hvl_status take_copy(int64_t handle, char* result, Status* status);
   // Around fork(): no other thread is in the table then.
   void lock() { mutex_.lock(); }
@@ -63,6 +71,8 @@ class HandleTable {
   int64_t take_slot(Slot** slot);  // mutex_ is held
   Slot* find(int64_t handle);      // null if unknown; mutex_ is held
   void release(int64_t handle, Slot* slot);
+  bool has_results_on_gpu() const { return num_on_gpu_.load() > 0; }
+  GpuResultPtr result_on_gpu(int64_t handle);  // null if it has none
 
   std::mutex mutex_;        // a leaf: no other lock is taken while it is held
   std::deque<Slot> slots_;  // a deque: slots keep their address

@@ -7,7 +7,7 @@
 #include <cerrno>
 #include <cstdint>
 
-#include "base/futex.h"
+#include "base/clock.h"
 
 namespace hvl {
 
@@ -25,23 +25,23 @@ enum WakeReason : uint32_t {
 // meanwhile.
 enum class WaitingParty : uint32_t { kEngineThread, kWaitingThread };
 
-// Wakes the thread on duty, at the cost of one shared load if it does not sleep. Any number of threads notify.
+// Wakes the thread that has armed it, at the cost of one shared load if none has. Any number of threads notify.
 //
-// The sleeper arms the doorbell (it is then on duty), checks its condition once more and only then sleeps; a notifier
-// changes the condition and then checks which thread is on duty. All of these are sequentially consistent, so one of
-// the two sees the other. Each sleeper has its own futex word: the engine's thread continues to sleep while another one
-// is on duty.
+// The sleeper arms the doorbell, checks its condition once more and only then sleeps; a notifier changes the condition
+// and then checks which thread has armed the doorbell. All of these are sequentially consistent, so one of the two sees
+// the other. Each sleeper has its own futex word: the engine's thread continues to sleep after another one has armed
+// the doorbell.
 //
 // A rank that also waits for sockets sleeps in poll(), where no futex wakes it: the notifier writes to a pipe.
 class Doorbell {
  public:
   // `pipe`: the write end of the notified rank's pipe; -1: it has none.
   void notify(WakeReason why, int pipe) {
-    uint32_t duty = duty_.load();
+    uint32_t armed = armed_.load();
     // If it changes meanwhile, another thread notifies, or a thread arms the doorbell and then checks its condition.
-    if ((duty & why) == 0 || !duty_.compare_exchange_strong(duty, 0)) return;
+    if ((armed & why) == 0 || !armed_.compare_exchange_strong(armed, 0)) return;
     if (pipe == -1) {
-      wake(static_cast<WaitingParty>(duty >> kWakeReasonBits));
+      wake(static_cast<WaitingParty>(armed >> kWakeReasonBits));
     } else {
       const char byte = 0;
       while (write(pipe, &byte, 1) == -1 && errno == EINTR) {  // full: it is awake, or will be
@@ -49,16 +49,16 @@ class Doorbell {
     }
   }
 
-  // Wakes the sleeper, on duty or not.
+  // Wakes the sleeper, whether or not it has armed the doorbell.
   void wake(WaitingParty sleeper) {
     std::atomic<uint32_t>& notifications = notifications_[index_of(sleeper)];
     notifications.fetch_add(1);
     futex_wake(&notifications, 1, FutexScope::kHost);
   }
 
-  void arm(WaitingParty sleeper, uint32_t listening) { duty_.store(index_of(sleeper) << kWakeReasonBits | listening); }
+  void arm(WaitingParty sleeper, uint32_t listening) { armed_.store(index_of(sleeper) << kWakeReasonBits | listening); }
   // The caller is awake: notifications do not wake any thread.
-  void go_off_duty() { duty_.store(0); }
+  void disarm() { armed_.store(0); }
 
   // The value to pass to sleep(): read it before arming.
   uint32_t notifications(WaitingParty sleeper) const { return notifications_[index_of(sleeper)].load(); }
@@ -68,13 +68,13 @@ class Doorbell {
     return futex_wait(&notifications_[index_of(sleeper)], seen, timeout, FutexScope::kHost);
   }
 
-  // The same unless `condition` holds already; off duty afterwards.
+  // Arms the doorbell, does the same unless `condition` holds already, and disarms it.
   template <typename Condition>
   int sleep_unless(WaitingParty sleeper, uint32_t listening, Condition&& condition, uint64_t timeout) {
     uint32_t seen = notifications(sleeper);
     arm(sleeper, listening);
     int result = condition() ? 0 : sleep(sleeper, seen, timeout);
-    go_off_duty();
+    disarm();
     return result;
   }
 
@@ -83,7 +83,7 @@ class Doorbell {
   static uint32_t index_of(WaitingParty sleeper) { return static_cast<uint32_t>(sleeper); }
 
   std::atomic<uint32_t> notifications_[2] = {};
-  std::atomic<uint32_t> duty_{0};  // 0: none; else the reasons to wake for, and above them the sleeper
+  std::atomic<uint32_t> armed_{0};  // 0: by no thread; else the reasons to wake for, and above them the sleeper
 };
 
 }  // namespace hvl

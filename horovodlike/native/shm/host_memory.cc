@@ -9,39 +9,7 @@
 #include <cerrno>
 #include <cstring>
 
-#include "base/types.h"
-
 namespace hvl {
-
-namespace {
-
-constexpr size_t kPage = 4096;
-
-}  // namespace
-
-size_t HostMemory::rank_offset(int local_rank) {
-  return round_up(sizeof(HostHeader), kCacheLine) + static_cast<size_t>(local_rank) * sizeof(RankBlock);
-}
-
-std::atomic<uint64_t>& HostMemory::log_written() {
-  return *reinterpret_cast<std::atomic<uint64_t>*>(base_ + rank_offset(shape_.ranks));
-}
-
-char* HostMemory::log_ring() { return base_ + round_up(rank_offset(shape_.ranks) + kCacheLine, kPage); }
-
-char* HostMemory::request_ring(int local_rank) {
-  return log_ring() + kLogRingBytes + static_cast<size_t>(local_rank) * kRequestRingBytes;
-}
-
-StackBlock& HostMemory::stacks(int local_rank) {
-  return reinterpret_cast<StackBlock*>(request_ring(shape_.ranks))[local_rank];
-}
-
-char* HostMemory::slot(int local_rank, uint64_t chunk) {
-  size_t depth = static_cast<size_t>(shape_.slot_depth);
-  size_t index = static_cast<size_t>(local_rank) * depth + chunk % depth;
-  return reinterpret_cast<char*>(&stacks(shape_.ranks)) + index * static_cast<size_t>(shape_.slot_bytes);
-}
 
 size_t HostMemory::bytes_needed(const HostShape& shape) {
   size_t slots = static_cast<size_t>(shape.ranks) * static_cast<size_t>(shape.slot_depth);
@@ -100,13 +68,6 @@ std::string HostMemory::broken_text() {
     nanosleep(&pause, nullptr);
   }
   return header().broken.load() == 2 ? header().broken_text : "a rank was lost while it reported a lost rank";
-}
-
-bool HostMemory::another_waits(int local_rank) {
-  for (int peer = 0; peer < shape_.ranks; ++peer) {
-    if (peer != local_rank && rank(peer).waits.load() != 0) return true;
-  }
-  return false;
 }
 
 void HostMemory::notify_holders(int local_rank) {

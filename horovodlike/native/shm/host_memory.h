@@ -15,11 +15,13 @@
 #include <vector>
 
 #include "base/status.h"
+#include "base/types.h"
 #include "shm/doorbell.h"
 
 namespace hvl {
 
 constexpr size_t kCacheLine = 64;
+constexpr size_t kPage = 4096;
 constexpr size_t kLogRingBytes = 256 << 10;
 constexpr size_t kRequestRingBytes = 64 << 10;
 
@@ -88,11 +90,19 @@ class HostMemory {
   const HostShape& shape() const { return shape_; }
   HostHeader& header() { return *reinterpret_cast<HostHeader*>(base_); }
   RankBlock& rank(int local_rank) { return *reinterpret_cast<RankBlock*>(base_ + rank_offset(local_rank)); }
-  std::atomic<uint64_t>& log_written();
-  char* log_ring();
-  char* request_ring(int local_rank);
-  StackBlock& stacks(int local_rank);
-  char* slot(int local_rank, uint64_t chunk);
+  std::atomic<uint64_t>& log_written() {
+    return *reinterpret_cast<std::atomic<uint64_t>*>(base_ + rank_offset(shape_.ranks));
+  }
+  char* log_ring() { return base_ + round_up(rank_offset(shape_.ranks) + kCacheLine, kPage); }
+  char* request_ring(int local_rank) {
+    return log_ring() + kLogRingBytes + static_cast<size_t>(local_rank) * kRequestRingBytes;
+  }
+  StackBlock& stacks(int local_rank) { return reinterpret_cast<StackBlock*>(request_ring(shape_.ranks))[local_rank]; }
+  char* slot(int local_rank, uint64_t chunk) {
+    const size_t depth = static_cast<size_t>(shape_.slot_depth);
+    const size_t index = static_cast<size_t>(local_rank) * depth + chunk % depth;
+    return reinterpret_cast<char*>(&stacks(shape_.ranks)) + index * static_cast<size_t>(shape_.slot_bytes);
+  }
 
   // From now on ranks are notified through these pipes (by local rank), since they also wait for sockets. Must be
   // called before any rank's engine works.
@@ -106,13 +116,20 @@ class HostMemory {
   bool is_broken() { return header().broken.load() != 0; }
   std::string broken_text();
   void notify_all_but(int local_rank, WakeReason why);
-  bool another_waits(int local_rank);
+  bool another_waits(int local_rank) {
+    for (int peer = 0; peer < shape_.ranks; ++peer) {
+      if (peer != local_rank && rank(peer).waits.load() != 0) return true;
+    }
+    return false;
+  }
   // Wakes the other ranks that defer requests.
   void notify_holders(int local_rank);
 
  private:
   HostMemory(char* base, size_t bytes, const HostShape& shape) : base_(base), bytes_(bytes), shape_(shape) {}
-  static size_t rank_offset(int local_rank);
+  static size_t rank_offset(int local_rank) {
+    return round_up(sizeof(HostHeader), kCacheLine) + static_cast<size_t>(local_rank) * sizeof(RankBlock);
+  }
 
   char* base_;
   size_t bytes_;

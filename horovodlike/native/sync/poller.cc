@@ -33,19 +33,20 @@ int poll_for(std::vector<pollfd>* polled, uint64_t timeout) {
 }  // namespace
 
 Poller::~Poller() {
-  for (int fd : {bell_, call_, news_, duty_}) {
+  for (int fd : {pipe_, call_, news_, call_or_news_}) {
     if (fd != -1) close(fd);
   }
 }
 
-Status Poller::open(int bell) {
-  bell_ = fcntl(bell, F_DUPFD_CLOEXEC, 0);
+Status Poller::open(int pipe) {
+  pipe_ = fcntl(pipe, F_DUPFD_CLOEXEC, 0);
   call_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   news_ = epoll_create1(EPOLL_CLOEXEC);
-  duty_ = epoll_create1(EPOLL_CLOEXEC);
-  if (bell_ == -1 || call_ == -1 || news_ == -1 || duty_ == -1) return failed("open what wakes the engine");
-  if (control(news_, EPOLL_CTL_ADD, bell_, EPOLLIN) == -1 || control(duty_, EPOLL_CTL_ADD, call_, EPOLLIN) == -1 ||
-      control(duty_, EPOLL_CTL_ADD, news_, EPOLLIN) == -1) {
+  call_or_news_ = epoll_create1(EPOLL_CLOEXEC);
+  if (pipe_ == -1 || call_ == -1 || news_ == -1 || call_or_news_ == -1) return failed("open what wakes the engine");
+  if (control(news_, EPOLL_CTL_ADD, pipe_, EPOLLIN) == -1 ||
+      control(call_or_news_, EPOLL_CTL_ADD, call_, EPOLLIN) == -1 ||
+      control(call_or_news_, EPOLL_CTL_ADD, news_, EPOLLIN) == -1) {
     return failed("watch what wakes the engine");
   }
   return Status();
@@ -57,7 +58,7 @@ Status Poller::watch(int fd) {
 
 int Poller::sleep(uint64_t timeout) {
   const int result = poll_for(&polled_, timeout);
-  silence();
+  drain();
   return result;
 }
 
@@ -67,20 +68,20 @@ int Poller::sleep_idle(uint64_t timeout) {
 }
 
 int Poller::sleep_in_collective(const Sockets* sockets, uint64_t timeout) {
-  polled_.assign({pollfd{bell_, POLLIN, 0}});
+  polled_.assign({pollfd{pipe_, POLLIN, 0}});
   if (sockets != nullptr) sockets->add_to(&polled_);
   return sleep(timeout);
 }
 
 // Drains the pipe: a thread that is awake checks everything.
-void Poller::silence() {
+void Poller::drain() {
   char bytes[256];
-  while (read(bell_, bytes, sizeof bytes) == static_cast<ssize_t>(sizeof bytes)) {
+  while (read(pipe_, bytes, sizeof bytes) == static_cast<ssize_t>(sizeof bytes)) {
   }
 }
 
 void Poller::sleep_engine_thread(uint64_t timeout) {
-  std::vector<pollfd> polled{pollfd{duty_, POLLIN, 0}};
+  std::vector<pollfd> polled{pollfd{call_or_news_, POLLIN, 0}};
   poll_for(&polled, timeout);
   uint64_t calls = 0;
   while (read(call_, &calls, sizeof calls) == -1 && errno == EINTR) {
@@ -94,8 +95,8 @@ void Poller::call_engine_thread() {
 }
 
 void Poller::let_engine_thread_listen(bool listens) {
-  control(duty_, EPOLL_CTL_MOD, news_, listens ? static_cast<uint32_t>(EPOLLIN) : 0u);
-  if (!listens) silence();
+  control(call_or_news_, EPOLL_CTL_MOD, news_, listens ? static_cast<uint32_t>(EPOLLIN) : 0u);
+  if (!listens) drain();
 }
 
 }  // namespace hvl

@@ -20,7 +20,9 @@ constexpr uint64_t kPollInterval = 50 * kMicrosecond;
 }  // namespace
 
 Waiter::Waiter(std::shared_ptr<HostMemory> memory, WaiterOptions options)
-    : memory_(std::move(memory)), options_(std::move(options)), crowded_(memory_->shape().ranks > options_.processors) {
+    : memory_(std::move(memory)),
+      options_(std::move(options)),
+      spinner_(memory_.get(), options_.local_rank, options_.processors) {
   pidfds_.assign(static_cast<size_t>(memory_->shape().ranks), -1);
   for (size_t peer = 0; peer < options_.pids.size(); ++peer) {
     if (static_cast<int>(peer) == options_.local_rank) continue;
@@ -102,23 +104,6 @@ void Waiter::check_stall(uint64_t patience, const std::function<Stall()>& descri
   if (!status.ok()) memory_->break_job(status.message());
 }
 
-void Waiter::show_processor() {
-  std::atomic<int>& shown = memory_->rank(options_.local_rank).processor;
-  const int processor = sched_getcpu() + 1;
-  if (shown.load(std::memory_order_relaxed) != processor) shown.store(processor, std::memory_order_relaxed);
-}
-
-// After a sleep: halves the limit if another rank ran on the processor on which this thread was spinning, else doubles
-// it.
-void Waiter::adapt_spin_limit() {
-  const int mine = memory_->rank(options_.local_rank).processor.load(std::memory_order_relaxed);
-  bool shared = false;
-  for (int peer = 0; peer < memory_->shape().ranks && !shared; ++peer) {
-    shared = peer != options_.local_rank && memory_->rank(peer).processor.load(std::memory_order_relaxed) == mine;
-  }
-  spin_limit_ = shared ? std::max(spin_limit_ / 2, kLazySpin) : std::min(2 * spin_limit_, kUrgentSpin);
-}
-
 void Waiter::check_leaving() {
   if (options_.leaving == nullptr || !options_.leaving->load()) return;
   uint64_t now = now_ns();
@@ -152,9 +137,8 @@ Status Waiter::wait_for_device(const std::function<bool()>& condition, const std
 Status Waiter::poll_until(const std::function<bool()>& condition, const std::function<void()>& check) {
   const uint64_t start = now_ns();
   if (vain_.since == 0) vain_.since = start;
-  uint64_t ignored = 0;
   Status status;
-  if (spin_until(condition, urgent_ ? kPollSpin : kLazySpin, crowded_, &ignored) == Spin::kInVain) {
+  if (!spinner_.spin_for(kPollSpin, condition)) {
     options_.before_sleep();
     while (!condition()) {
       if (memory_->is_broken()) {

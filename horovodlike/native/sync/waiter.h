@@ -2,8 +2,6 @@
 // and meanwhile checks that the awaited ranks are alive and make progress.
 #pragma once
 
-#include <sched.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
@@ -15,13 +13,9 @@
 
 #include "shm/host_memory.h"
 #include "sync/poller.h"
+#include "sync/spinner.h"
 
 namespace hvl {
-
-// Waking a sleeper takes 5 to 50 us, so spinning that long pays off when a thread waits for a result. If spinning keeps
-// an awaited rank from running, the limit is halved, down to the lazy one, until each has its own processor again.
-constexpr uint64_t kUrgentSpin = 200 * kMicrosecond;
-constexpr uint64_t kLazySpin = 2 * kMicrosecond;
 
 struct WaiterOptions {
   int local_rank = 0;
@@ -45,41 +39,6 @@ struct Stall {
   std::string why = "stopped, swapped out, or its processor is taken";
 };
 
-enum class Spin { kInVain, kNotNeeded, kWorthIt };
-
-// Spins until `condition` holds, at most `limit` nanoseconds; adds the time that it took to `spent`, to the nearest
-// reading of the clock.
-//
-// If it yields, other runnable threads get the processor now and then. If there is a processor for every thread, not
-// yielding is better: two threads that yield to each other stay on one processor, whereas a sleeper is woken on a free
-// one.
-template <typename Condition>
-Spin spin_until(Condition&& condition, uint64_t limit, bool yields, uint64_t* spent) {
-  constexpr int kLooks = 16;  // between two readings of the clock
-  uint64_t start = 0;
-  uint64_t now = 0;
-  for (;;) {
-    for (int look = 0; look < kLooks; ++look) {
-      if (condition()) {
-        *spent += now - start;
-        return start == 0 ? Spin::kNotNeeded : Spin::kWorthIt;
-      }
-#if defined(__x86_64__)
-      __builtin_ia32_pause();
-#elif defined(__aarch64__)
-      asm volatile("yield");
-#endif
-    }
-    now = now_ns();
-    if (start == 0) start = now;
-    if (now - start >= limit) {
-      *spent += now - start;
-      return Spin::kInVain;
-    }
-    if (yields) sched_yield();
-  }
-}
-
 class Waiter {
  public:
   Waiter(std::shared_ptr<HostMemory> memory, WaiterOptions options);
@@ -87,8 +46,8 @@ class Waiter {
   Waiter(const Waiter&) = delete;
   Waiter& operator=(const Waiter&) = delete;
 
-  // A thread of this process waits for a result: spinning is the best use of the processor.
-  void set_urgent(bool urgent) { urgent_ = urgent; }
+  // As in Spinner.
+  void set_urgent(bool urgent) { spinner_.set_urgent(urgent); }
   // Describes the waits that follow: the waiting thread, its deadline (now_ns() clock), and a predicate that ends a
   // wait early. `enough` must live until the next turn.
   void take_turn(WaitingParty sleeper, uint64_t deadline, const std::function<bool()>* enough) {
@@ -107,7 +66,7 @@ class Waiter {
   template <typename Condition>
   Status wait(Condition&& condition, const std::function<bool(int)>& lags, const Sockets* sockets = nullptr) {
     uint64_t spent = 0;
-    const bool found = spin(condition, &spent);
+    const bool found = spinner_.spin(condition, &spent);
     if (spent > 0) add_waited(spent);
     if (found) vain_ = {};
     return found ? Status() : sleep_until(std::function<bool()>(std::cref(condition)), lags, sockets);
@@ -128,14 +87,7 @@ class Waiter {
   template <typename Condition>
   bool spin(Condition&& condition) {
     uint64_t ignored = 0;
-    return spin(condition, &ignored);
-  }
-  template <typename Condition>
-  bool spin(Condition&& condition, uint64_t* spent) {
-    show_processor();
-    const Spin result = spin_until(condition, urgent_ ? spin_limit_ : kLazySpin, crowded_, spent);
-    if (result == Spin::kWorthIt) spin_limit_ = std::min(2 * spin_limit_, kUrgentSpin);
-    return result != Spin::kInVain;
+    return spinner_.spin(condition, &ignored);
   }
 
   // Sleeps until a notification, a signal or `timeout` nanoseconds later, unless `condition` holds.
@@ -161,10 +113,10 @@ class Waiter {
     } else {
       doorbell.arm(sleeper_, listening);
       if (!condition()) result = poll(limit);
-      doorbell.go_off_duty();
+      doorbell.disarm();
     }
     if (result == EINTR) signalled_ = true;
-    adapt_spin_limit();
+    spinner_.adapt();
   }
   void add_waited(uint64_t time) { waited_.store(waited() + time, std::memory_order_relaxed); }
   Status sleep_until(const std::function<bool()>& condition, const std::function<bool(int)>& lags,
@@ -173,8 +125,6 @@ class Waiter {
                        const Sockets* sockets);
   Status poll_until(const std::function<bool()>& condition, const std::function<void()>& check);
   void check_leaving();
-  void show_processor();
-  void adapt_spin_limit();
   bool any_lags(const std::function<bool(int)>& lags) const;
   std::string name_laggards(const std::function<bool(int)>& lags, const Sockets* sockets) const;
   void check_stall(uint64_t patience, const std::function<Stall()>& describe);
@@ -182,9 +132,7 @@ class Waiter {
   std::shared_ptr<HostMemory> memory_;
   WaiterOptions options_;
   std::vector<int> pidfds_;  // by local rank; -1: not watched
-  const bool crowded_;       // more ranks than processors
-  bool urgent_ = false;
-  uint64_t spin_limit_ = kUrgentSpin;
+  Spinner spinner_;
   WaitingParty sleeper_ = WaitingParty::kEngineThread;
   uint64_t deadline_ = UINT64_MAX;
   const std::function<bool()>* enough_ = nullptr;

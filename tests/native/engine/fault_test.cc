@@ -25,7 +25,7 @@ struct Fall {
   std::atomic<int> triggers{0};
   std::atomic<uint64_t> at{0};
 
-  void check(Job& job, const Strike& trigger, const std::function<bool(int, const std::string&)>& is_right) {
+  void check(Job& job, const FaultAction& trigger, const std::function<bool(int, const std::string&)>& is_right) {
     std::vector<uint64_t> failed_at(static_cast<size_t>(job.size()));
     job.on_all([&](int rank) {
       Status status;

@@ -12,11 +12,11 @@ namespace hvl {
 namespace {
 
 CollectiveRecord flight_of(uint64_t number) {
-  CollectiveRecord flight;
-  flight.number = flight.enqueued_at = flight.begun_at = number;
-  flight.num_bytes = static_cast<int64_t>(number);
-  flight.set_name("tensor " + std::to_string(number));
-  return flight;
+  CollectiveRecord record;
+  record.number = record.enqueued_at = record.begun_at = number;
+  record.num_bytes = static_cast<int64_t>(number);
+  record.set_name("tensor " + std::to_string(number));
+  return record;
 }
 
 TEST(the_last_ones_are_kept) {
@@ -26,22 +26,22 @@ TEST(the_last_ones_are_kept) {
     recorder.begin(flight_of(number));
     if (number < 5) recorder.end(number + 100);
   }
-  const std::vector<CollectiveRecord> flights = recorder.read();
-  REQUIRE(flights.size() == 3);
-  CHECK_EQ(flights[0].number, 3u);
-  CHECK_EQ(flights[1].ended_at, 104u);
-  CHECK_EQ(flights[2].ended_at, 0u);
-  CHECK_EQ(std::string(flights[2].name), "tensor 5");
+  const std::vector<CollectiveRecord> records = recorder.read();
+  REQUIRE(records.size() == 3);
+  CHECK_EQ(records[0].number, 3u);
+  CHECK_EQ(records[1].ended_at, 104u);
+  CHECK_EQ(records[2].ended_at, 0u);
+  CHECK_EQ(std::string(records[2].name), "tensor 5");
 }
 
-TEST(a_reader_sees_whole_flights_while_they_are_written) {
+TEST(a_reader_sees_whole_records_while_they_are_written) {
   FlightRecorder recorder(4);
   std::atomic<bool> done{false};
   std::thread reader([&] {
     while (!done) {
-      for (const CollectiveRecord& flight : recorder.read()) {
-        CHECK_EQ(flight.num_bytes, static_cast<int64_t>(flight.number));
-        CHECK_EQ(std::string(flight.name), "tensor " + std::to_string(flight.number));
+      for (const CollectiveRecord& record : recorder.read()) {
+        CHECK_EQ(record.num_bytes, static_cast<int64_t>(record.number));
+        CHECK_EQ(std::string(record.name), "tensor " + std::to_string(record.number));
       }
     }
   });
@@ -54,24 +54,24 @@ TEST(a_reader_sees_whole_flights_while_they_are_written) {
 }
 
 TEST(a_name_is_cut_between_characters_and_quoted) {
-  CollectiveRecord flight;
-  flight.set_name(std::string(66, 'a') + "\xc3\xa4");  // a letter of two bytes, of which one would fit
-  CHECK_EQ(std::string(flight.name), std::string(66, 'a'));
-  flight.set_name("a\"b\\c\n");
-  CHECK_HAS(to_json({flight}), R"("name": "a\"b\\c\u000a")");
+  CollectiveRecord record;
+  record.set_name(std::string(66, 'a') + "\xc3\xa4");  // a letter of two bytes, of which one would fit
+  CHECK_EQ(std::string(record.name), std::string(66, 'a'));
+  record.set_name("a\"b\\c\n");
+  CHECK_HAS(to_json({record}), R"("name": "a\"b\\c\u000a")");
 }
 
 TEST(moments_in_which_several_tensors_are_waited_for_count_once) {
-  StragglerStats lateness;
-  lateness.add(10 * kSecond, 12 * kSecond);
-  lateness.add(11 * kSecond, 12 * kSecond);
-  lateness.add(11 * kSecond, 13 * kSecond);
-  CHECK_EQ(lateness.waited, 3 * kSecond);
-  CHECK_EQ(lateness.times, 2);
-  lateness.add(20 * kSecond, 20 * kSecond + kLate - 1);
-  CHECK_EQ(lateness.times, 2);
-  lateness.add(21 * kSecond, 19 * kSecond);
-  CHECK_EQ(lateness.waited, 3 * kSecond + kLate - 1);
+  StragglerStats straggler_stats;
+  straggler_stats.add(10 * kSecond, 12 * kSecond);
+  straggler_stats.add(11 * kSecond, 12 * kSecond);
+  straggler_stats.add(11 * kSecond, 13 * kSecond);
+  CHECK_EQ(straggler_stats.waited, 3 * kSecond);
+  CHECK_EQ(straggler_stats.times, 2);
+  straggler_stats.add(20 * kSecond, 20 * kSecond + kLate - 1);
+  CHECK_EQ(straggler_stats.times, 2);
+  straggler_stats.add(21 * kSecond, 19 * kSecond);
+  CHECK_EQ(straggler_stats.waited, 3 * kSecond + kLate - 1);
 }
 
 TEST(the_last_rank_is_the_one_that_was_ready_last_not_the_one_that_was_heard_last) {
@@ -85,10 +85,10 @@ TEST(the_last_rank_is_the_one_that_was_ready_last_not_the_one_that_was_heard_las
   CHECK(coordinator.on_message(2, message, 2 * kSecond).ok());
   CHECK_EQ(coordinator.pending()[0].since, 2 * kSecond);
   CHECK(coordinator.on_message(1, message, 3 * kSecond).ok());
-  CHECK_EQ(coordinator.lateness()[0].waited, 3 * kSecond);
-  CHECK_EQ(coordinator.lateness()[0].times, 1);
-  CHECK_EQ(coordinator.lateness()[1].times, 0);
-  CHECK_EQ(coordinator.lateness()[2].times, 0);
+  CHECK_EQ(coordinator.straggler_stats()[0].waited, 3 * kSecond);
+  CHECK_EQ(coordinator.straggler_stats()[0].times, 1);
+  CHECK_EQ(coordinator.straggler_stats()[1].times, 0);
+  CHECK_EQ(coordinator.straggler_stats()[2].times, 0);
 }
 
 TEST(engines_record_the_same_collectives_and_count_their_time) {
@@ -100,14 +100,14 @@ TEST(engines_record_the_same_collectives_and_count_their_time) {
   });
   for (int rank = 0; rank < 3; ++rank) {
     const Engine& engine = job.engine(rank);
-    const std::vector<CollectiveRecord> flights = engine.flights().read();
-    REQUIRE(flights.size() == 10);
-    CHECK_EQ(flights[9].number, 10u);
-    CHECK_EQ(flights[0].num_bytes, 4000);
+    const std::vector<CollectiveRecord> records = engine.flight_recorder().read();
+    REQUIRE(records.size() == 10);
+    CHECK_EQ(records[9].number, 10u);
+    CHECK_EQ(records[0].num_bytes, 4000);
     CHECK_EQ(engine.counters().executed.load(), 10);
     int64_t negotiated = 0;
-    for (const CollectiveRecord& flight : flights)
-      negotiated += static_cast<int64_t>(flight.begun_at - flight.enqueued_at);
+    for (const CollectiveRecord& record : records)
+      negotiated += static_cast<int64_t>(record.begun_at - record.enqueued_at);
     CHECK_EQ(engine.counters().negotiation_time.load(), negotiated);
     CHECK(engine.counters().execution_time.load() > 0);
     CHECK(static_cast<int64_t>(engine.waited_for_peers()) <= engine.counters().execution_time.load());

@@ -6,7 +6,7 @@
 
 #include "check.h"
 #include "hosts_job.h"
-#include "negotiate/stall_inspector.h"
+#include "negotiate/coordinator.h"
 #include "observe/stack_dump.h"
 
 namespace hvl {

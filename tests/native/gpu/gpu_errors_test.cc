@@ -346,7 +346,7 @@ TEST(a_device_that_is_busy_when_the_job_ends_gets_as_long_as_it_needs) {
   job.job().wait_only(0, handle);
   std::thread leaving([&] { job.job().engine(0).shut_down(); });
   HandleTable& table = job.job().handles(0);
-  CHECK_EQ(wait_for_results(&table, &handle, 1, now_ns() + 100 * options.leave_timeout), HVL_IN_PROGRESS);
+  CHECK_EQ(table.wait_for_results(&handle, 1, now_ns() + 100 * options.leave_timeout), HVL_IN_PROGRESS);
   fake_gpu::release(job.stream(0));
   leaving.join();
   CHECK_EQ(job.wait(0, handle).message(), "");
@@ -435,7 +435,7 @@ TEST(a_device_that_fails_is_found_out_by_who_asks) {
   HandleTable& table = job.job().handles(0);
   hvl_status state = HVL_IN_PROGRESS;
   for (const uint64_t deadline = now_ns() + 10 * kSecond; state != HVL_OK && now_ns() < deadline;) {
-    state = wait_for_results(&table, handles.data(), handles.size(), now_ns());
+    state = table.wait_for_results(handles.data(), handles.size(), now_ns());
   }
   CHECK_EQ(state, HVL_OK);
   fake_gpu::fail(0, "cuEventQuery", 0);

@@ -48,9 +48,9 @@ TEST(a_request_is_complete_before_the_gpu_has_its_tensor) {
     const int64_t handle = begin_allreduce(job, rank, "x", mine);
     job.job().wait_only(rank, handle);
     HandleTable& table = job.job().handles(rank);
-    CHECK_EQ(wait_for_results(&table, &handle, 1, now_ns()), HVL_IN_PROGRESS);
+    CHECK_EQ(table.wait_for_results(&handle, 1, now_ns()), HVL_IN_PROGRESS);
     CHECK_EQ((*mine)[0], 0.0F);
-    CHECK_EQ(hold_up_for_results(&table, &handle, 1, job.stream(rank), now_ns() + kPatience).message(), "");
+    CHECK_EQ(table.hold_up_for_results(&handle, 1, job.stream(rank), now_ns() + kPatience).message(), "");
     consume(job, rank, handle);
     // Work that the stream is given after that finds the result.
     fake_gpu::compute(job.stream(rank), mine->data(), kBytes, [=] {

@@ -48,25 +48,26 @@ class Planes {
     for (int rank = 0; rank < size_; ++rank) {
       options.rank = rank;
       options.connections = connections.of(rank);
-      options.bell = connections.bell(rank);
+      options.wakeup_fd = connections.wakeup_fd(rank);
       const std::vector<int> local_ranks = options.local_ranks();
       const auto place = std::find(local_ranks.begin(), local_ranks.end(), rank) - local_ranks.begin();
       options.local_rank = static_cast<int>(place);
       const size_t host = static_cast<size_t>(hosts[static_cast<size_t>(rank)]);
       if (host == memories.size()) {
         memories.push_back(HostMemory::anonymous(HostShape{static_cast<int>(local_ranks.size()), 4096, 4}));
-        REQUIRE(memories.back()->set_pipes(connections.bells_of(hosts, static_cast<int>(host))).ok());
+        REQUIRE(memories.back()->set_pipes(connections.wakeup_fds_of(hosts, static_cast<int>(host))).ok());
       }
       auto each = std::make_unique<Rank>();
       each->options = options;
       each->memory = memories[host];
-      each->poller = make_poller(options);
+      each->poller = std::make_unique<Poller>();
+      REQUIRE(each->poller->open(options.wakeup_fd).ok());
       WaiterOptions waiter;
       waiter.local_rank = options.local_rank;
       waiter.ranks = local_ranks;
       waiter.poller = each->poller.get();
       each->waiter = std::make_unique<Waiter>(each->memory, waiter);
-      each->plane = make_hosts_data_plane(options, each->memory, each->waiter.get());
+      each->plane = make_data_plane(options, each->memory, each->waiter.get());
       std::vector<int> all;
       for (int other = 0; other < size_; ++other) all.push_back(other);
       each->all = std::make_shared<Team>(all, rank);

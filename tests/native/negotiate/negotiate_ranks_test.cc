@@ -89,8 +89,8 @@ TEST(times_are_what_they_were_on_the_way) {
   driver.ready(0, {1}, 96 * kMillisecond);
   driver.ready(3, {1}, 96 * kMillisecond);
   CHECK_EQ(driver.decide(), "execute 1");
-  CHECK_EQ(driver.coordinator.lateness()[1].times, 1);
-  CHECK_EQ(driver.coordinator.lateness()[1].waited, 2 * kMillisecond);
+  CHECK_EQ(driver.coordinator.straggler_stats()[1].times, 1);
+  CHECK_EQ(driver.coordinator.straggler_stats()[1].waited, 2 * kMillisecond);
   message = ready_of({0, 1, 2, 3}, {1});
   message.age = message.spread = UINT64_MAX;  // older than the clock
   CHECK_EQ(hear(&driver, message, 1), "");
@@ -205,7 +205,7 @@ class TwoCoordinators {
       CHECK(pending[i].missing == others[i].missing);
     }
     for (size_t rank = 0; rank < static_cast<size_t>(size_); ++rank) {
-      CHECK_EQ(at_once_.coordinator.lateness()[rank].waited, singly_.coordinator.lateness()[rank].waited);
+      CHECK_EQ(at_once_.coordinator.straggler_stats()[rank].waited, singly_.coordinator.straggler_stats()[rank].waited);
     }
     CHECK_EQ(at_once_.coordinator.negotiated_in_full(), singly_.coordinator.negotiated_in_full());
   }

@@ -32,13 +32,13 @@ struct Network {
 // It comes between the last look of a thread that has nothing to do and the look with which it makes sure that it may
 // sleep.
 TEST(what_comes_while_a_rank_falls_asleep_is_gone_on_with) {
-  int bell[2];
-  REQUIRE(pipe2(bell, O_NONBLOCK | O_CLOEXEC) == 0);
+  int pipe[2];
+  REQUIRE(pipe2(pipe, O_NONBLOCK | O_CLOEXEC) == 0);
   auto memory = HostMemory::anonymous(HostShape{1, 4096, 4});
-  REQUIRE(memory->set_pipes({bell[1]}).ok());
+  REQUIRE(memory->set_pipes({pipe[1]}).ok());
   Poller poller;
-  REQUIRE(poller.open(bell[0]).ok());
-  for (int end : bell) close(end);
+  REQUIRE(poller.open(pipe[0]).ok());
+  for (int end : pipe) close(end);
 
   Network network;
   WaiterOptions options;

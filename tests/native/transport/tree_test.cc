@@ -20,11 +20,11 @@ constexpr ChannelKey kToRoot = {2};
 // The root of a job of one rank on each host, and the channels of its children to it.
 struct Tree {
   explicit Tree(int num_children) : memory(HostMemory::anonymous(HostShape{1, 4096, 2})) {
-    int bell[2];
-    REQUIRE(pipe2(bell, O_NONBLOCK | O_CLOEXEC) == 0);
-    REQUIRE(poller.open(bell[0]).ok());
-    close(bell[0]);
-    ringing_end = bell[1];
+    int pipe[2];
+    REQUIRE(pipe2(pipe, O_NONBLOCK | O_CLOEXEC) == 0);
+    REQUIRE(poller.open(pipe[0]).ok());
+    close(pipe[0]);
+    write_end = pipe[1];
     std::vector<std::unique_ptr<Channel>> to_children;
     for (int child = 1; child <= num_children; ++child) {
       int ends[2];
@@ -39,7 +39,7 @@ struct Tree {
                                       std::vector<std::vector<int>>(), std::move(to_children));
   }
 
-  ~Tree() { close(ringing_end); }
+  ~Tree() { close(write_end); }
   Tree(const Tree&) = delete;
   Tree& operator=(const Tree&) = delete;
 
@@ -67,7 +67,7 @@ struct Tree {
 
   std::shared_ptr<HostMemory> memory;
   Poller poller;
-  int ringing_end = -1;
+  int write_end = -1;
   std::unique_ptr<TreeRoot> root;
   std::vector<std::unique_ptr<Channel>> children;
 };

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "collective/team.h"
+#include "collective/data_plane.h"
 
 namespace hvl {
 

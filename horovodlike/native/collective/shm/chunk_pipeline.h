@@ -19,7 +19,7 @@
 #include <utility>
 #include <vector>
 
-#include "collective/team.h"
+#include "collective/data_plane.h"
 #include "sync/waiter.h"
 
 namespace hvl {

@@ -1,0 +1,54 @@
+// The teams that have run collectives on GPUs, and the life of their communicators until these have ended.
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "nccl/nccl_agreement.h"
+
+namespace hvl {
+
+// For the thread that holds the engine lock.
+class NcclTeams {
+ public:
+  explicit NcclTeams(NcclContext context) : context_(std::move(context)), none_(&context_, nullptr) {}
+  NcclTeams(const NcclTeams&) = delete;
+  NcclTeams& operator=(const NcclTeams&) = delete;
+  // Must be called before anything else. `library`: NCCL's file.
+  void open(const std::string& library, CudaStream stream);
+
+  // The next collective is this team's. It uses no NCCL if a rank of the process set takes no part.
+  void begin(const TeamPtr& team);
+  // That of the team of the last begin().
+  NcclAgreement& agreement() { return *current_; }
+  NcclCommunicator* communicator() const { return current_->communicator(); }
+  // Whether any team uses NCCL.
+  bool use_nccl() const;
+
+  // An error: a communicator has failed.
+  Status check() const;
+  // No collective of this team comes any more: its communicator is finished later.
+  void forget(const TeamPtr& team);
+  bool has_retired() const { return !retired_.empty(); }
+  // The device has no work. Does not wait for communicators that cannot be finished.
+  void finish_retired();
+  // The job ends, and the device has no work.
+  void close();
+  // Ends the work of all communicators on the device. False: one could not be aborted in time, now or earlier.
+  bool abort();
+
+ private:
+  void retire_all();
+
+  NcclContext context_;
+  NcclAgreement none_;
+  std::map<const Team*, std::unique_ptr<NcclAgreement>> by_team_;
+  NcclAgreement* current_ = &none_;
+  std::vector<std::unique_ptr<NcclCommunicator>> retired_;  // no longer used
+  bool is_stuck_ = false;                                   // a communicator could not be aborted in time
+};
+
+}  // namespace hvl

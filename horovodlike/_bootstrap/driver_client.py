@@ -1,10 +1,6 @@
 """The connection of a worker to the driver in hvdrun, which decides which processes are members of the job, and when.
 
-Their messages are JSON objects. The worker sends ``{"do": "ready", "commits": number, "why": word,
-"reason": text}`` (give me a place), ``{"do": "leaving"}``, ``{"do": "finished"}`` and, if it trains again after that,
-``{"do": "training"}``; the driver ``{"place": {"generation": number, "variables": {name: value}}}`` or ``{"removed":
-reason}`` to the first of these, and at any time ``{"changed": {"number": number, "added": bool, "removed": bool}}`` and
-``{"stop": reason}``.
+Their messages are JSON objects: docs/developers/protocols.md lists them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Makes the connections of one rank's mesh, all at the same time, in one thread and with one selector."""
 
 import contextlib
-import errno
 import selectors
 import time
 from collections.abc import Sequence
@@ -20,23 +19,13 @@ from horovodlike._bootstrap.mesh_handshake import (
     make_challenge,
 )
 from horovodlike._net.connect import make_error, start
+from horovodlike._net.pending import OUT_OF_RESOURCES, PendingConnection, PendingConnections, send_whole
 from horovodlike._net.secure_channel import HANDSHAKE_TIMEOUT, AuthenticationError, JobKey, VersionError
 
 _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 1.0
 _TRIES_IF_REFUSED = 6  # within two seconds; a network that only now comes up gets a chance
 _MOST_PENDING = 64
-_OUT_OF_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-
-
-@dataclass(eq=False)
-class _PendingConnection:
-    """A connection that this rank has accepted and that is not authenticated yet."""
-
-    link: socket
-    challenge: bytes
-    deadline: float
-    hello: bytearray = field(default_factory=bytearray)
 
 
 @dataclass(eq=False)
@@ -95,24 +84,23 @@ class Builder:
             connection_id: _Attempt(connection_id) for connection_id in connection_ids if connection_id.high == rank
         }
         self._resting = set(self._attempts.values())  # without a socket, until it is time to try again
-        self._pending: dict[_PendingConnection, None] = {}  # in order of arrival
-        self._most_pending = _MOST_PENDING + 2 * len(self._expected)
 
     def run(self) -> None:
         """Make the connections: until each is there or has a problem, at the latest when the time is over."""
         deadline = time.monotonic() + self._timeout
+        most = _MOST_PENDING + 2 * len(self._expected)
         with selectors.DefaultSelector() as self._selector:
+            self._pending = PendingConnections(self._selector, make_challenge, HELLO_BYTES, most, HANDSHAKE_TIMEOUT)
             self._listener.setblocking(False)
             self._selector.register(self._listener, selectors.EVENT_READ, None)
             try:
                 while (self._attempts or self._awaited) and (now := time.monotonic()) < deadline:
-                    self._drop_late(now)
+                    self._pending.drop_late(now)
                     self._begin_attempts(now)
-                    for key, events in self._selector.select(self._seconds_left(deadline)):
-                        self._handle(key.data, events)
+                    for key, _ in self._selector.select(self._seconds_left(deadline)):
+                        self._handle(key.data)
             finally:
-                for pending in list(self._pending):
-                    self._drop(pending)
+                self._pending.close()
         self._give_up()
 
     def close(self) -> None:
@@ -125,76 +113,33 @@ class Builder:
         self.done.clear()
 
     def _seconds_left(self, deadline: float) -> float:
-        times = [deadline, *(attempt.again_at for attempt in self._resting)]
-        if self._pending:
-            times.append(next(iter(self._pending)).deadline)
+        times = [deadline, self._pending.next_deadline() or deadline, *(attempt.again_at for attempt in self._resting)]
         return max(0.0, min(times) - time.monotonic())
 
-    def _handle(self, data: _PendingConnection | _Attempt | None, events: int) -> None:
+    def _handle(self, data: PendingConnection | _Attempt | None) -> None:
         if data is None:
-            self._accept()
-        elif isinstance(data, _PendingConnection):
-            if data.link.fileno() >= 0:
-                self._read_hello(data)
+            self._pending.accept(self._listener)
+        elif isinstance(data, PendingConnection):
+            if data in self._pending and (hello := self._pending.read(data)) is not None:
+                self._answer_hello(data, hello)
         elif data.link is not None:
             self._continue(data)
 
     # Connections that other ranks begin.
 
-    def _accept(self) -> None:
+    def _answer_hello(self, pending: PendingConnection, hello: bytes) -> None:
         try:
-            accepted, _ = self._listener.accept()
-        except OSError as error:
-            if error.errno in _OUT_OF_RESOURCES:
-                if not self._pending:
-                    raise
-                self._drop(next(iter(self._pending)))
-            return
-        if len(self._pending) >= self._most_pending:
-            self._drop(next(iter(self._pending)))
-        accepted.setblocking(False)
-        pending = _PendingConnection(accepted, make_challenge(), time.monotonic() + HANDSHAKE_TIMEOUT)
-        self._pending[pending] = None
-        self._selector.register(accepted, selectors.EVENT_READ, pending)
-        try:
-            _send_whole(accepted, pending.challenge)
-        except OSError:
-            self._drop(pending)
-
-    def _read_hello(self, pending: _PendingConnection) -> None:
-        try:
-            data = pending.link.recv(HELLO_BYTES - len(pending.hello))
-            pending.hello += data
-            if not data:
-                self._drop(pending)
-            elif len(pending.hello) == HELLO_BYTES:
-                connection_id, proof, keys = accept_hello(self._key, pending.challenge, bytes(pending.hello))
-                if connection_id not in self._expected:
-                    raise AuthenticationError(f"rank {self._rank} expects no such connection")
-                _send_whole(pending.link, proof)
-                self._complete(pending, connection_id, keys)
-        except (BlockingIOError, InterruptedError):
-            return
+            connection_id, proof, keys = accept_hello(self._key, pending.challenge, hello)
+            if connection_id not in self._expected:
+                raise AuthenticationError(f"rank {self._rank} expects no such connection")
+            send_whole(pending.socket, proof)
         except (OSError, AuthenticationError):
-            self._drop(pending)
-
-    def _complete(self, pending: _PendingConnection, connection_id: ConnectionId, keys: Keys) -> None:
-        self._pending.pop(pending)
-        self._selector.unregister(pending.link)
+            self._pending.drop(pending)
+            return
         if connection_id in self.done:  # the other side lost it, and has connected again
             self.done[connection_id][0].close()
-        self.done[connection_id] = (pending.link, keys)
+        self.done[connection_id] = (self._pending.release(pending), keys)
         self._awaited.discard(connection_id)
-
-    def _drop_late(self, now: float) -> None:
-        while self._pending and (oldest := next(iter(self._pending))).deadline <= now:
-            self._drop(oldest)
-
-    def _drop(self, pending: _PendingConnection) -> None:
-        self._pending.pop(pending, None)
-        with contextlib.suppress(KeyError):
-            self._selector.unregister(pending.link)
-        pending.link.close()
 
     # Connections that this rank begins.
 
@@ -214,7 +159,7 @@ class Builder:
             start(attempt.link, (address, port))
             self._selector.register(attempt.link, selectors.EVENT_WRITE, attempt)
         except OSError as error:
-            if error.errno in _OUT_OF_RESOURCES:
+            if error.errno in OUT_OF_RESOURCES:
                 raise
             self._fail(attempt, str(error.strerror), refused=True)
 
@@ -247,7 +192,7 @@ class Builder:
         attempt.received.clear()
         if not attempt.proof:
             hello, attempt.proof, attempt.keys = answer_challenge(self._key, attempt.connection_id, message)
-            _send_whole(attempt.link, hello)
+            send_whole(attempt.link, hello)
             return
         if not is_proof(attempt.proof, message):
             raise AuthenticationError("it does not hold the key of this job")
@@ -287,9 +232,3 @@ class Builder:
             self._give_up_attempt(attempt)
         for connection_id in self._awaited:
             self.problems[connection_id] = f"it did not connect within {self._timeout:g} s"
-
-
-def _send_whole(connected: socket, data: bytes) -> None:
-    """Send a short message, all of which fits into the kernel's buffer of a connection that has sent little."""
-    if connected.send(data) != len(data):
-        raise make_error(errno.ENOBUFS)

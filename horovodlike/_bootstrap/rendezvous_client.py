@@ -20,6 +20,7 @@ from horovodlike._net.secure_channel import (
     VersionError,
     job_digest,
 )
+from horovodlike._net.secure_server import encode
 from horovodlike.errors import RendezvousError
 
 _SERVER_GRACE = 5.0
@@ -177,7 +178,7 @@ class Rendezvous:
             message = {"do": "abort", "group": str(self.generation), "reason": reason[:2000]}
             deadline = time.monotonic() + _SERVER_GRACE
             try:
-                self._link.send(_encode(message), deadline)
+                self._link.send(encode(message), deadline)
                 while "aborted" not in json.loads(self._link.receive(deadline)):
                     pass
             except (OSError, RendezvousError):
@@ -188,7 +189,7 @@ class Rendezvous:
         if self._link is not None:
             # If the server has exited, no other rank waits for this message.
             with contextlib.suppress(OSError, RendezvousError):
-                self._link.send(_encode({"do": "leave"}), time.monotonic() + _SERVER_GRACE)
+                self._link.send(encode({"do": "leave"}), time.monotonic() + _SERVER_GRACE)
             self._hang_up()
 
     def __enter__(self) -> "Rendezvous":
@@ -204,7 +205,7 @@ class Rendezvous:
             raise RendezvousError("this rank has left the rendezvous")
         timeout = min(self._timeout + patience, LONGEST_TIMEOUT)
         message = {"do": "arrive", "topic": topic, "payload": payload, "timeout": timeout}
-        encoded = _encode(message)
+        encoded = encode(message)
         most = (FRAME_LIMIT - 4096) // self.size
         if len(encoded) > most:
             raise ValueError(f"a value of {len(encoded)} bytes is over the limit of {most} bytes for {self.size} ranks")
@@ -245,7 +246,3 @@ class Rendezvous:
 
 class UnreachableError(RendezvousError):
     """No process listens there, or none answers."""
-
-
-def _encode(message: dict[str, Any]) -> bytes:
-    return json.dumps(message, separators=(",", ":")).encode()

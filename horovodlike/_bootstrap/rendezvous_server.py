@@ -6,16 +6,21 @@
 
 import contextlib
 import json
-import os
 import socket
 import threading
 import time
-import weakref
 from collections import deque
 
 from horovodlike._bootstrap.rendezvous_state import RendezvousState, Reply
 from horovodlike._net.listen import is_everywhere, listen
-from horovodlike._net.secure_channel import HANDSHAKE_TIMEOUT, FrameError, Identity, JobKey, job_digest
+from horovodlike._net.secure_channel import (
+    HANDSHAKE_TIMEOUT,
+    FrameError,
+    Identity,
+    JobKey,
+    close_in_child,
+    job_digest,
+)
 from horovodlike._net.secure_server import Connection, ProtocolError, SecureServer, encode
 from horovodlike._net.socket_options import ensure_descriptors
 
@@ -24,18 +29,6 @@ _EXITS_AT_ONCE = 4096
 _FREE_PORT_ATTEMPTS = 8
 LONGEST_TIMEOUT = 1_000_000.0
 """Seconds that a rank may ask to wait for the others."""
-
-
-_servers: "weakref.WeakSet[RendezvousServer]" = weakref.WeakSet()
-
-
-def _close_in_child() -> None:
-    """Close the parent's connections in a forked child: open, they would hide the parent's death from its peers."""
-    for server in _servers:
-        server._close_sockets()
-
-
-os.register_at_fork(after_in_child=_close_in_child)
 
 
 class RendezvousServer:
@@ -109,7 +102,8 @@ class RendezvousServer:
         self._server.listen(listeners)
         self._wake, self._wakened = socket.socketpair()
         self._server.wake_by(self._wakened)
-        _servers.add(self)
+        close_in_child(self._wake)
+        close_in_child(self._wakened)
         self._thread = threading.Thread(target=self._serve, name="horovodlike-rendezvous", daemon=True)
         self._thread.start()
 
@@ -136,7 +130,6 @@ class RendezvousServer:
             self._wake.send(b"\0")
         self._thread.join()
         self._thread = None
-        _servers.discard(self)
 
     def __enter__(self) -> "RendezvousServer":
         """Start the server."""
@@ -153,7 +146,9 @@ class RendezvousServer:
                 self._turn(self._patience())
             self._send_last_replies(time.monotonic() + _FLUSH_SECONDS)
         finally:
-            self._close_sockets()
+            self._server.close()
+            self._wake.close()
+            self._wakened.close()
 
     def _patience(self) -> float | None:
         deadlines = [each for each in (self._server.next_deadline(), self._state.next_deadline()) if each is not None]
@@ -182,12 +177,6 @@ class RendezvousServer:
         for connection in list(self._members.values()):
             self._server.send(connection, {"closed": self._state.last_failure()})
             self._server.flush(connection, deadline)
-
-    def _close_sockets(self) -> None:
-        """Close everything. Also runs in a forked child."""
-        self._server.close()
-        self._wake.close()
-        self._wakened.close()
 
     # What the secure server calls.
 

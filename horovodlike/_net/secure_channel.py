@@ -12,7 +12,7 @@ one after the other, every part but the last one having a fixed length.
 4. A *frame* is: length of the payload (4 bytes), payload, ``MAC(session key; sequence number, direction, payload)``. A
    frame that is replayed, dropped, reordered, reflected or changed fails.
 
-Everything here is pure but :class:`ClientChannel`, the client's end.
+Everything here is pure but the client's end.
 """
 
 import hashlib
@@ -24,6 +24,7 @@ import struct
 import time
 import weakref
 from dataclasses import dataclass
+from typing import Protocol
 
 from horovodlike.errors import RendezvousError
 
@@ -199,9 +200,9 @@ def _hello_mac(key: JobKey, nonce: bytes, body: bytes) -> bytes:
     return key.mac(b"horovodlike hello", _SEQUENCE.pack(PROTOCOL_VERSION), TO_SERVER, nonce, body)
 
 
-def make_challenge(nonce: bytes) -> bytes:
-    """Return the server's first bytes."""
-    return _CHALLENGE.pack(_MAGIC, PROTOCOL_VERSION, nonce)
+def make_challenge() -> bytes:
+    """Return the server's first bytes, with a new nonce."""
+    return _CHALLENGE.pack(_MAGIC, PROTOCOL_VERSION, secrets.token_bytes(NONCE_BYTES))
 
 
 def answer_challenge(key: JobKey, identity: Identity, challenge: bytes) -> tuple[bytes, Sealer, Opener]:
@@ -227,12 +228,12 @@ def answer_challenge(key: JobKey, identity: Identity, challenge: bytes) -> tuple
     return hello, Sealer(to_server, TO_SERVER), Opener(to_client, TO_CLIENT)
 
 
-def accept_hello(key: JobKey, nonce: bytes, hello: bytes) -> tuple[Identity, Sealer, Opener]:
+def accept_hello(key: JobKey, challenge: bytes, hello: bytes) -> tuple[Identity, Sealer, Opener]:
     """Verify a hello: the server's part of the handshake.
 
     Args:
         key: The job's key.
-        nonce: The nonce of the challenge that was sent.
+        challenge: What was sent.
         hello: The client's :data:`HELLO_BYTES` bytes.
 
     Returns:
@@ -241,6 +242,7 @@ def accept_hello(key: JobKey, nonce: bytes, hello: bytes) -> tuple[Identity, Sea
     Raises:
         AuthenticationError: The client does not hold the key.
     """
+    _, _, nonce = _CHALLENGE.unpack(challenge)
     body, mac = hello[: _HELLO.size], hello[_HELLO.size :]
     if not hmac.compare_digest(_hello_mac(key, nonce, body), mac):
         raise AuthenticationError("the client does not hold the job's key")
@@ -249,16 +251,43 @@ def accept_hello(key: JobKey, nonce: bytes, hello: bytes) -> tuple[Identity, Sea
     return Identity(rank, size, job), Sealer(to_client, TO_CLIENT), Opener(to_server, TO_SERVER)
 
 
-_links: "weakref.WeakSet[ClientChannel]" = weakref.WeakSet()
+class _Closable(Protocol):
+    def close(self) -> object: ...
+
+
+_to_close: "weakref.WeakSet[_Closable]" = weakref.WeakSet()
+
+
+def close_in_child(connections: _Closable) -> None:
+    """Have connections closed in a forked child.
+
+    Open there, they would hide the parent's death from its peers, and the child could speak for it.
+    """
+    _to_close.add(connections)
 
 
 def _close_in_child() -> None:
-    """Close the connections in a forked child: it must neither speak for this rank nor keep its connection open."""
-    for link in _links:
-        link.close()
+    for connections in _to_close:
+        connections.close()
 
 
 os.register_at_fork(after_in_child=_close_in_child)
+
+
+def introduce(connected: socket.socket, key: JobKey, identity: Identity, deadline: float) -> tuple[Sealer, Opener]:
+    """Do the client's part of the handshake; the proof that the server holds the key is its first frame.
+
+    Raises:
+        VersionError: The server speaks something else.
+        OSError: The connection is lost, or the server did not answer in time (``TimeoutError``).
+    """
+    challenge = b""
+    while len(challenge) < CHALLENGE_BYTES:
+        challenge += _receive_some(connected, CHALLENGE_BYTES - len(challenge), deadline)
+    hello, sealer, opener = answer_challenge(key, identity, challenge)
+    connected.settimeout(_left(deadline))
+    connected.sendall(hello)
+    return sealer, opener
 
 
 class ClientChannel:
@@ -275,25 +304,13 @@ class ClientChannel:
         self._payloads: list[bytes] = []
         self._proven = False
         self.socket = connected
-        _links.add(self)
+        close_in_child(self)
         try:
             self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            challenge = b""
-            while len(challenge) < CHALLENGE_BYTES:
-                challenge += self._receive_some(CHALLENGE_BYTES - len(challenge), deadline)
-            hello, self._sealer, self._opener = answer_challenge(key, identity, challenge)
-            self.socket.settimeout(_left(deadline))
-            self.socket.sendall(hello)
+            self._sealer, self._opener = introduce(connected, key, identity, deadline)
         except BaseException:
             self.socket.close()
             raise
-
-    def _receive_some(self, most: int, deadline: float) -> bytes:
-        self.socket.settimeout(_left(deadline))
-        data = self.socket.recv(most)
-        if not data:
-            raise ConnectionResetError("the server closed the connection")
-        return data
 
     def send(self, payload: bytes, deadline: float) -> None:
         """Send one frame.
@@ -315,7 +332,7 @@ class ClientChannel:
         """
         try:
             while not self._payloads:
-                self._payloads += self._opener.feed(self._receive_some(1 << 16, deadline))
+                self._payloads += self._opener.feed(_receive_some(self.socket, 1 << 16, deadline))
         except (FrameError, ConnectionError) as error:
             if not self._proven:
                 raise AuthenticationError(str(error)) from None
@@ -326,6 +343,14 @@ class ClientChannel:
     def close(self) -> None:
         """Close the connection; do nothing if it is closed."""
         self.socket.close()
+
+
+def _receive_some(connected: socket.socket, most: int, deadline: float) -> bytes:
+    connected.settimeout(_left(deadline))
+    data = connected.recv(most)
+    if not data:
+        raise ConnectionResetError("the server closed the connection")
+    return data
 
 
 def _left(deadline: float) -> float:

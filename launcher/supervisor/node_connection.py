@@ -6,20 +6,18 @@ the handshake of :mod:`horovodlike._net.secure_channel`, whose frames carry thos
 """
 
 import contextlib
-import os
-import secrets
 import selectors
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from horovodlike._net.connect import dial
+from horovodlike._net.listen import listen
+from horovodlike._net.pending import PendingConnection, PendingConnections
 from horovodlike._net.secure_channel import (
-    CHALLENGE_BYTES,
     HANDSHAKE_TIMEOUT,
     HELLO_BYTES,
-    NONCE_BYTES,
     AuthenticationError,
     FrameError,
     Identity,
@@ -28,10 +26,11 @@ from horovodlike._net.secure_channel import (
     Sealer,
     VersionError,
     accept_hello,
-    answer_challenge,
+    introduce,
     job_digest,
     make_challenge,
 )
+from horovodlike.errors import RendezvousError
 from horovodlike.launcher.agent.protocol import Frame, FrameKind, InvalidFrameError, encode_seconds
 from horovodlike.launcher.errors import HostsError
 from horovodlike.launcher.supervisor.connection import FrameConnection, watch_descriptor
@@ -40,7 +39,6 @@ _JOB = job_digest("the launchers of a job's nodes")
 _PIECE = 64 * 1024
 _MOST_STRANGERS = 128
 _LONGEST_WAIT = 60.0
-_SHORTEST_WAIT = 0.001
 _MOST_DENIALS = 5
 """Node 0 also hangs up on a launcher when too many strangers come at the same time."""
 _JOIN_S = 10.0
@@ -183,13 +181,12 @@ class NodeConnection(FrameConnection):
 
 
 @dataclass(eq=False)
-class _PendingNode:
-    socket: socket.socket
+class _Joining:
+    """A launcher that holds the key and has not sent its JOIN yet."""
+
+    link: NodeConnection
+    count: int  # of nodes, as it was given
     deadline: float
-    nonce: bytes = field(default_factory=lambda: secrets.token_bytes(NONCE_BYTES))
-    hello: bytearray = field(default_factory=bytearray)
-    link: NodeConnection | None = None  # once it has shown that it holds the key
-    count: int = 0
 
 
 class NodeListener:
@@ -207,22 +204,19 @@ class NodeListener:
         Raises:
             HostsError: That is not possible.
         """
-        self._key, self._nnodes = key, nnodes
-        self._strangers: dict[_PendingNode, None] = {}  # in order of arrival
+        self._key = key
         self._selector = selectors.DefaultSelector()
+        most = _MOST_STRANGERS + nnodes
+        self._strangers = PendingConnections(self._selector, make_challenge, HELLO_BYTES, most, HANDSHAKE_TIMEOUT)
+        self._joining: dict[_Joining, None] = {}
         self._listeners: list[socket.socket] = []
-        for address in addresses:
-            family = socket.AF_INET6 if ":" in address else socket.AF_INET
-            try:
-                listener = socket.create_server((address, port), family=family, backlog=nnodes + _MOST_STRANGERS)
-            except OSError as error:
-                self.close()
-                raise HostsError(
-                    f"node 0 cannot listen on {address} port {port}: {os.strerror(error.errno or 0)}; choose another "
-                    "--rendezvous"
-                ) from None
+        try:
+            self._listeners = listen("node 0", addresses, [port])
+        except RendezvousError as error:
+            self.close()
+            raise HostsError(f"{error}; choose another --rendezvous") from None
+        for listener in self._listeners:
             listener.setblocking(False)
-            self._listeners.append(listener)
             self._selector.register(listener, selectors.EVENT_READ, listener)
 
     def __enter__(self) -> "NodeListener":
@@ -234,10 +228,12 @@ class NodeListener:
         self.close()
 
     def close(self) -> None:
-        """Stop listening; close the connections that have not authenticated themselves."""
-        for each in (*self._listeners, *(stranger.socket for stranger in self._strangers)):
-            each.close()
-        self._strangers.clear()
+        """Stop listening; close the connections that have not joined."""
+        for listener in self._listeners:
+            listener.close()
+        for joining in list(self._joining):
+            self._drop(joining)
+        self._strangers.close()
         self._selector.close()
 
     def accept(self, deadline: float) -> tuple[NodeConnection, int, Frame] | None:
@@ -250,80 +246,68 @@ class NodeListener:
             The connection, the number of nodes that the other launcher was given, and its JOIN; None when time is up.
         """
         while (now := time.monotonic()) < deadline:
-            until = min([deadline, *(stranger.deadline for stranger in self._strangers)])
+            deadlines = [
+                deadline,
+                self._strangers.next_deadline() or deadline,
+                *(one.deadline for one in self._joining),
+            ]
+            until = min(deadlines)
             for key, _ in self._selector.select(min(max(0.0, until - now), _LONGEST_WAIT)):
-                if not isinstance(key.data, _PendingNode):
-                    self._greet(key.data)
-                elif key.data in self._strangers and (accepted := self._hear(key.data)) is not None:
-                    return accepted
+                if isinstance(key.data, _Joining):
+                    if (frame := self._read_join(key.data)) is not None:
+                        return key.data.link, key.data.count, frame
+                elif not isinstance(key.data, PendingConnection):
+                    self._accept(key.data)
+                elif key.data in self._strangers and (hello := self._strangers.read(key.data)) is not None:
+                    self._authenticate(key.data, hello)
             # Only now: a message that came in time may have waited here.
-            for stranger in [each for each in self._strangers if each.deadline <= now]:
-                self._drop(stranger)
+            self._strangers.drop_late(now)
+            for joining in [each for each in self._joining if each.deadline <= now]:
+                self._drop(joining)
         return None
 
-    def _greet(self, listener: socket.socket) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         try:
-            accepted, _ = listener.accept()
-        except OSError:  # it has hung up already, or there is no free descriptor: make room, or at least don't spin
-            if not self._make_room():
-                time.sleep(_PAUSE_S)
+            self._strangers.accept(listener)
+        except OSError:  # there is no free descriptor: at least don't spin
+            time.sleep(_PAUSE_S)
+
+    def _authenticate(self, stranger: PendingConnection, hello: bytes) -> None:
+        try:
+            identity, sealer, opener = accept_hello(self._key, stranger.challenge, hello)
+            if identity.job != _JOB or not 0 < identity.rank < identity.size:
+                raise AuthenticationError("it is no launcher of another node")
+        except AuthenticationError:
+            self._strangers.drop(stranger)
             return
-        if len(self._strangers) >= _MOST_STRANGERS + self._nnodes:
-            self._make_room()
-        accepted.setblocking(False)
-        stranger = _PendingNode(accepted, time.monotonic() + HANDSHAKE_TIMEOUT)
-        self._strangers[stranger] = None
-        self._selector.register(accepted, selectors.EVENT_READ, stranger)
-        with contextlib.suppress(OSError):
-            accepted.send(make_challenge(stranger.nonce))
+        link = NodeConnection(self._strangers.release(stranger), sealer, opener, identity.rank)
+        joining = _Joining(link, identity.size, time.monotonic() + _JOIN_S)
+        self._joining[joining] = None
+        self._selector.register(link, selectors.EVENT_READ, joining)
+        link.send(FrameKind.ALIVE, 0, encode_seconds(HANDSHAKE_TIMEOUT))  # proves that this end holds the key too
 
-    def _make_room(self) -> bool:
-        """Drop the oldest connection that has not proved to hold the key, if there is one."""
-        oldest = next((each for each in self._strangers if each.link is None), None)
-        if oldest is not None:
-            self._drop(oldest)
-        return oldest is not None
-
-    def _hear(self, stranger: _PendingNode) -> tuple[NodeConnection, int, Frame] | None:
+    def _read_join(self, joining: _Joining) -> Frame | None:
+        """Return the JOIN of a launcher, and watch it no longer; None if it has not come yet, or the launcher has gone."""
         try:
-            if stranger.link is None:
-                self._read_hello(stranger)
-                return None
-            frames = stranger.link.receive()
+            frames = joining.link.receive()
         except BlockingIOError:
             return None
-        except (OSError, AuthenticationError, InvalidFrameError):
+        except (OSError, InvalidFrameError):
             frames = None
         if frames is None:
-            self._drop(stranger)
+            self._drop(joining)
             return None
-        joined = [frame for frame in frames if frame.kind is FrameKind.JOIN]
-        if not joined:
-            return None
-        assert stranger.link is not None
-        self._selector.unregister(stranger.socket)
-        del self._strangers[stranger]
-        return stranger.link, stranger.count, joined[0]
+        joined = next((frame for frame in frames if frame.kind is FrameKind.JOIN), None)
+        if joined is not None:
+            self._selector.unregister(joining.link)
+            del self._joining[joining]
+        return joined
 
-    def _read_hello(self, stranger: _PendingNode) -> None:
-        data = stranger.socket.recv(HELLO_BYTES - len(stranger.hello))
-        stranger.hello += data
-        if data and len(stranger.hello) < HELLO_BYTES:
-            return
-        identity, sealer, opener = accept_hello(self._key, stranger.nonce, bytes(stranger.hello))
-        if identity.job != _JOB or not 0 < identity.rank < identity.size:
-            raise AuthenticationError("it is no launcher of another node")
-        stranger.count = identity.size
-        stranger.link = NodeConnection(stranger.socket, sealer, opener, identity.rank)
-        stranger.link.send(
-            FrameKind.ALIVE, 0, encode_seconds(HANDSHAKE_TIMEOUT)
-        )  # proves that this end holds the key too
-        stranger.deadline = time.monotonic() + _JOIN_S
-
-    def _drop(self, stranger: _PendingNode) -> None:
-        del self._strangers[stranger]
-        self._selector.unregister(stranger.socket)
-        stranger.socket.close()
+    def _drop(self, joining: _Joining) -> None:
+        self._selector.unregister(joining.link)
+        del self._joining[joining]
+        joining.link.kill()
+        joining.link.hang_up()
 
 
 def connect_node(key: JobKey, node: int, nnodes: int, host: str, port: int, deadline: float) -> NodeConnection:
@@ -366,15 +350,7 @@ def _introduce(connected: socket.socket, key: JobKey, identity: Identity, deadli
     """Return when both ends have shown that they hold the key; node 0 says nothing more before JOIN."""
     until = min(deadline, time.monotonic() + HANDSHAKE_TIMEOUT)
     try:
-        challenge = b""
-        while len(challenge) < CHALLENGE_BYTES:
-            connected.settimeout(max(_SHORTEST_WAIT, until - time.monotonic()))
-            data = connected.recv(CHALLENGE_BYTES - len(challenge))
-            if not data:
-                raise ConnectionResetError("it hung up")
-            challenge += data
-        hello, sealer, opener = answer_challenge(key, identity, challenge)
-        connected.sendall(hello)
+        sealer, opener = introduce(connected, key, identity, until)
         link = NodeConnection(connected, sealer, opener, 0)
         try:
             link.await_frame(until, FrameKind.ALIVE)

@@ -31,7 +31,7 @@ from horovodlike._net.secure_channel import (
 KEY = JobKey(bytes(range(32)))
 OTHER_KEY = JobKey(bytes(range(1, 33)))
 IDENTITY = Identity(3, 5, job_digest("job"))
-NONCE = b"n" * 32
+CHALLENGE = make_challenge()
 
 
 def pair(direction: bytes = TO_SERVER) -> tuple[Sealer, Opener]:
@@ -39,57 +39,57 @@ def pair(direction: bytes = TO_SERVER) -> tuple[Sealer, Opener]:
 
 
 def test_both_sides_prove_the_key_and_agree_who_the_client_is() -> None:
-    challenge = make_challenge(NONCE)
-    assert len(challenge) == CHALLENGE_BYTES
+    challenge = make_challenge()
+    assert challenge != CHALLENGE and len(challenge) == CHALLENGE_BYTES
     hello, client_sealer, client_opener = answer_challenge(KEY, IDENTITY, challenge)
     assert len(hello) == HELLO_BYTES <= 512
-    identity, server_sealer, server_opener = accept_hello(KEY, NONCE, hello)
+    identity, server_sealer, server_opener = accept_hello(KEY, challenge, hello)
     assert identity == IDENTITY
     assert server_opener.feed(client_sealer.seal(b"up")) == [b"up"]
     assert client_opener.feed(server_sealer.seal(b"down")) == [b"down"]
 
 
 def test_hello_with_another_key() -> None:
-    hello, _, _ = answer_challenge(OTHER_KEY, IDENTITY, make_challenge(NONCE))
+    hello, _, _ = answer_challenge(OTHER_KEY, IDENTITY, CHALLENGE)
     with pytest.raises(AuthenticationError):
-        accept_hello(KEY, NONCE, hello)
+        accept_hello(KEY, CHALLENGE, hello)
 
 
 def test_hello_replayed_to_another_connection() -> None:
-    hello, _, _ = answer_challenge(KEY, IDENTITY, make_challenge(NONCE))
+    hello, _, _ = answer_challenge(KEY, IDENTITY, CHALLENGE)
     with pytest.raises(AuthenticationError):
-        accept_hello(KEY, b"m" * 32, hello)
+        accept_hello(KEY, make_challenge(), hello)
 
 
 def test_server_without_the_key_is_found_out_by_its_first_frame() -> None:
-    _, _, client_opener = answer_challenge(KEY, IDENTITY, make_challenge(NONCE))
-    theirs, _, _ = answer_challenge(OTHER_KEY, IDENTITY, make_challenge(NONCE))
-    _, impostor, _ = accept_hello(OTHER_KEY, NONCE, theirs)
+    _, _, client_opener = answer_challenge(KEY, IDENTITY, CHALLENGE)
+    theirs, _, _ = answer_challenge(OTHER_KEY, IDENTITY, CHALLENGE)
+    _, impostor, _ = accept_hello(OTHER_KEY, CHALLENGE, theirs)
     with pytest.raises(FrameError):
         client_opener.feed(impostor.seal(b"welcome"))
 
 
 def test_every_bit_of_the_hello_counts() -> None:
-    hello, _, _ = answer_challenge(KEY, IDENTITY, make_challenge(NONCE))
+    hello, _, _ = answer_challenge(KEY, IDENTITY, CHALLENGE)
     for position in range(len(hello) * 8):
         changed = bytearray(hello)
         changed[position // 8] ^= 1 << position % 8
         with pytest.raises(AuthenticationError):
-            accept_hello(KEY, NONCE, bytes(changed))
+            accept_hello(KEY, CHALLENGE, bytes(changed))
 
 
 @pytest.mark.parametrize("length", [0, 1, HELLO_BYTES - 1, HELLO_BYTES + 1])
 def test_hello_of_another_length(length: int) -> None:
-    hello, _, _ = answer_challenge(KEY, IDENTITY, make_challenge(NONCE))
+    hello, _, _ = answer_challenge(KEY, IDENTITY, CHALLENGE)
     with pytest.raises(AuthenticationError):
-        accept_hello(KEY, NONCE, (hello + b"x")[:length])
+        accept_hello(KEY, CHALLENGE, (hello + b"x")[:length])
 
 
 def test_a_stranger_and_another_version() -> None:
     with pytest.raises(VersionError, match="not a horovodlike rendezvous"):
         answer_challenge(KEY, IDENTITY, b"HTTP/1.1 400 Bad Request\r\n".ljust(CHALLENGE_BYTES))
     with pytest.raises(VersionError, match="version 9 .* same horovodlike"):
-        answer_challenge(KEY, IDENTITY, struct.pack(">4sH32s", b"HVLR", 9, NONCE))
+        answer_challenge(KEY, IDENTITY, struct.pack(">4sH32s", b"HVLR", 9, bytes(32)))
 
 
 def test_every_bit_of_a_frame_counts() -> None:

@@ -275,7 +275,8 @@ def test_a_rank_comes_back_before_the_server_saw_it_go(key: bytes, monkeypatch: 
         connections.append(connection)
     connections[1].close()
     server.close()
-    server._close_sockets()
+    for each in (server._server, server._wake, server._wakened):
+        each.close()
 
 
 def test_what_listens_is_something_else(serve: Serve, connect: Connect) -> None:

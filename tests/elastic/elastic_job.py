@@ -87,7 +87,7 @@ class ElasticJob:
         before: Mapping[str, str] | None = None,
         **settings: str,
     ) -> None:
-        from horovodlike._net.pickling import dumps
+        from horovodlike._net.object_seal import dumps
 
         module = sys.modules[fn.__module__]
         cloudpickle.register_pickle_by_value(module)
@@ -274,12 +274,12 @@ class ElasticJob:
 
     def _attend(self, accepted: socket.socket) -> None:
         with accepted:
-            nonce = secrets.token_bytes(32)
-            accepted.sendall(secure_channel.make_challenge(nonce))
+            challenge = secure_channel.make_challenge()
+            accepted.sendall(challenge)
             hello = accepted.recv(secure_channel.HELLO_BYTES, socket.MSG_WAITALL)
             if len(hello) < secure_channel.HELLO_BYTES:
                 return
-            identity, sealer, opener = secure_channel.accept_hello(self._key, nonce, hello)
+            identity, sealer, opener = secure_channel.accept_hello(self._key, challenge, hello)
             assert identity == Identity(identity.rank, 0, job_digest(f"elastic/{self._job}"))
             worker = self.workers[identity.rank]
             with self._happened:

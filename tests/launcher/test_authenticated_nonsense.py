@@ -13,7 +13,6 @@ from time import monotonic
 import pytest
 
 from horovodlike._net.secure_channel import (
-    NONCE_BYTES,
     Identity,
     JobKey,
     accept_hello,
@@ -38,7 +37,7 @@ from horovodlike.launcher.supervisor.writer import Writer
 
 SLACK_S = 15.0  # what a busy machine may add
 KEY = JobKey(bytes(32))
-NONCE = bytes(NONCE_BYTES)
+CHALLENGE = make_challenge()
 Connect = Callable[[int], tuple[NodeConnection, NodeConnection]]
 
 
@@ -56,8 +55,8 @@ def connect(stack: contextlib.ExitStack) -> Connect:
         with socket.create_server(("127.0.0.1", 0)) as server:
             theirs = socket.create_connection(server.getsockname())
             ours, _ = server.accept()
-        hello, sealer, opener = answer_challenge(KEY, Identity(node, 3, bytes(32)), make_challenge(NONCE))
-        _, our_sealer, our_opener = accept_hello(KEY, NONCE, hello)
+        hello, sealer, opener = answer_challenge(KEY, Identity(node, 3, bytes(32)), CHALLENGE)
+        _, our_sealer, our_opener = accept_hello(KEY, CHALLENGE, hello)
         links = NodeConnection(ours, our_sealer, our_opener, node), NodeConnection(theirs, sealer, opener, 0)
         for link in links:
             stack.callback(link.hang_up)

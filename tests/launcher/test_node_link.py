@@ -12,13 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from horovodlike._net import connect
+from horovodlike._net import connect, pending, secure_channel
 from horovodlike._net.connect import dial
 from horovodlike._net.secure_channel import (
     CHALLENGE_BYTES,
     HANDSHAKE_TIMEOUT,
     HELLO_BYTES,
-    NONCE_BYTES,
     Identity,
     JobKey,
     accept_hello,
@@ -51,8 +50,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    monkeypatch.setattr(connect, "time", made)
-    monkeypatch.setattr(node_connection, "time", made)
+    for module in (connect, node_connection, pending, secure_channel):
+        monkeypatch.setattr(module, "time", made)
     return made
 
 
@@ -203,11 +202,11 @@ def test_a_node_tries_again_when_its_hello_is_not_answered(where: str) -> None:
         for answers in (False, True):
             connected, _ = server.accept()
             with connected:
-                nonce = secrets.token_bytes(NONCE_BYTES)
-                connected.sendall(make_challenge(nonce))
+                challenge = make_challenge()
+                connected.sendall(challenge)
                 hello = connected.recv(HELLO_BYTES, socket.MSG_WAITALL)
                 if answers:
-                    _, sealer, _ = accept_hello(KEY, nonce, hello)
+                    _, sealer, _ = accept_hello(KEY, challenge, hello)
                     connected.sendall(sealer.seal(encode(FrameKind.ALIVE, 0, encode_seconds(1.0))))
                     node.result(SLACK_S).hang_up()
 

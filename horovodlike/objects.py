@@ -16,8 +16,7 @@ from horovodlike._engine import ops
 from horovodlike._engine.arguments import integer
 from horovodlike._engine.native import ffi
 from horovodlike._engine.ops import DType, Kind, Request
-from horovodlike._net.object_seal import NO_ROOT, Context, ObjectSeal, Opened
-from horovodlike._net.pickling import dumps
+from horovodlike._net.object_seal import NO_ROOT, Context, ObjectSeal, Opened, dumps
 from horovodlike.errors import HorovodInternalError, MismatchError
 from horovodlike.process_set import UnnamedCounter
 

@@ -179,7 +179,7 @@ def _check_horovod_arguments(given: dict[str, Any], network_interfaces: str | Se
 
 
 def _pack(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bytes:
-    from horovodlike._net.pickling import dumps
+    from horovodlike._net.object_seal import dumps
 
     search_path = json.dumps([os.path.abspath(entry) for entry in sys.path]).encode()
     try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import numbers
+import warnings
 from collections.abc import Iterable
 from typing import Any
 
@@ -71,6 +72,18 @@ def reduce_op(op: Any, operation: str, *, adasum: bool = True) -> int:
     if op == ReduceOp.ADASUM and not adasum:
         raise UnsupportedReductionError(no_adasum(operation))
     return op
+
+
+def op_of_average(op: int | None, average: bool, stacklevel: int = 4) -> int:
+    """Return what a script asks for in the old way, by `average`; `stacklevel` is that of the warning.
+
+    Raises:
+        ValueError: `op` is given as well.
+    """
+    if op is not None:
+        raise ValueError("op supersedes average: give only one of them")
+    warnings.warn("average is deprecated: use op=Average or op=Sum", DeprecationWarning, stacklevel=stacklevel)
+    return int(ReduceOp.AVERAGE if average else ReduceOp.SUM)
 
 
 def no_adasum(operation: str) -> str:

@@ -12,68 +12,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from horovodlike._engine.native import ffi, lib
-from horovodlike._engine.requests import (
-    ERRORS,
-    IN_PROGRESS,
-    MAX_COPIED_BYTES,
-    WAIT_SLICE_SECONDS,
-    Allocation,
-    Device,
-    DType,
-    GpuStream,
-    Kind,
-    MemoryFormat,
-    Output,
-    ReduceOp,
-    Request,
-    RequestList,
-    before_waiting,
-    check,
-    forget,
-    give_up,
-    hand_over,
-    shape_of,
-    text_of,
-    until_complete,
-    wait_for_given_up,
-)
+from horovodlike._engine.requests import *  # bindings take them from this module as well
 from horovodlike.errors import HorovodInternalError
-
-__all__ = [
-    "IN_PROGRESS",
-    "MAX_COPIED_BYTES",
-    "Allocation",
-    "DType",
-    "Device",
-    "GpuStream",
-    "Kind",
-    "MemoryFormat",
-    "Output",
-    "ReduceOp",
-    "Request",
-    "RequestList",
-    "before_waiting",
-    "carry_out",
-    "carry_out_once",
-    "check",
-    "counters",
-    "forget",
-    "forget_interrupted",
-    "give_up",
-    "hand_over",
-    "has_ended",
-    "is_in_flight",
-    "is_known",
-    "poll",
-    "take_copy",
-    "text_of",
-    "wait",
-    "wait_all",
-    "wait_done",
-    "wait_for_given_up",
-    "wait_on_stream",
-    "wait_until_complete",
-]
 
 # By name and description: requests that the next call of the same resumes.
 _interrupted: dict[tuple[str, object], int] = {}

@@ -1,4 +1,4 @@
-"""End-to-end authentication of what another rank interprets: objects, and agreements of elastic jobs.
+"""Objects on their way to another rank: how they are pickled, and end-to-end authentication of what it interprets.
 
 Collectives move bytes over connections, memory and libraries (TCP, shared memory, MPI) that do not detect changes, or
 need not. So each rank puts its bytes into an *envelope*, and nothing is read out of one before
@@ -18,17 +18,21 @@ was changed cannot reach beyond what has been received.
 from __future__ import annotations
 
 import hmac
+import io
 import itertools
 import struct
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from types import CodeType
+from typing import Any, NamedTuple
+
+import cloudpickle  # type: ignore[import-untyped]
 
 from horovodlike._net.secure_channel import MAC_BYTES, JobKey
 from horovodlike.errors import IntegrityError
 
-__all__ = ["NO_ROOT", "Context", "ObjectSeal", "Opened"]
+__all__ = ["NO_ROOT", "Context", "ObjectSeal", "Opened", "dumps"]
 
 NO_ROOT = -1
 
@@ -164,3 +168,30 @@ class ObjectSeal:
             "send, or memory or a network card is defective: find out what it is, and carry the job's network through "
             "an encrypted tunnel (docs/users/security.md)"
         )
+
+
+_NO_FILE = "<dynamic-code>"  # from cloudpickle 3.1.3 on, in place of the name of a function's file
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """A pickler that keeps the names of files: tracebacks show lines of them, and TensorFlow's AutoGraph reads them."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is not CodeType:
+            return super().reducer_override(obj)
+        make, arguments = self.dispatch_table[CodeType](obj)
+        return make, tuple(obj.co_filename if argument == _NO_FILE else argument for argument in arguments)
+
+
+def dumps(obj: object) -> bytes:
+    """Pickle an object, also functions and classes of scripts and notebooks, by cloudpickle.
+
+    `pickle.loads` reads it where cloudpickle is installed.
+
+    Raises:
+        Exception: Whatever the object's own `__reduce__` or `__getstate__` raises.
+        pickle.PicklingError: A part of it cannot be sent.
+    """
+    with io.BytesIO() as file:
+        _Pickler(file).dump(obj)
+        return file.getvalue()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 from horovodlike import basics
@@ -13,7 +14,7 @@ from horovodlike.elastic._membership import agree_to_start
 from horovodlike.elastic._state import State
 from horovodlike.errors import HorovodInternalError, HostsUpdatedInterrupt, MismatchError, UnsupportedReductionError
 
-__all__ = ["run"]
+__all__ = ["run", "run_translated"]
 
 Result = TypeVar("Result")
 
@@ -52,6 +53,24 @@ def run(func: Callable[..., Result]) -> Callable[..., Result]:
         return result
 
     return wrapper
+
+
+def run_translated(
+    func: Callable[..., Result], translated: Callable[[], AbstractContextManager[object]]
+) -> Callable[..., Result]:
+    """Do what `run` does, for a framework that makes errors of its own of the engine's; for bindings.
+
+    Args:
+        func: The training function.
+        translated: Returns a context that raises the engine's error in place of the framework's.
+    """
+
+    @functools.wraps(func)
+    def translating(*args: Any, **kwargs: Any) -> Result:
+        with translated():
+            return func(*args, **kwargs)
+
+    return run(translating)
 
 
 def _train(

@@ -10,7 +10,7 @@ from typing import Any
 from horovodlike import basics
 from horovodlike._bootstrap import driver_client
 from horovodlike._engine import ops
-from horovodlike._net.pickling import dumps
+from horovodlike._net.object_seal import dumps
 from horovodlike.elastic import _membership
 from horovodlike.elastic._state_file import StateFile
 from horovodlike.errors import HostsUpdatedInterrupt

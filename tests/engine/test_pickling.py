@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import cloudpickle
 import pytest
 
-from horovodlike._net.pickling import dumps
+from horovodlike._net.object_seal import dumps
 
 
 def _make(factor: int) -> Callable[[int], int]:

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 from support.ranks import RankPool
 
-from horovodlike.timeline import path_of_rank, start_timeline, stop_timeline
-from horovodlike.timeline.merge import merge
+from horovodlike.timeline import merge, path_of_rank, start_timeline, stop_timeline
 
 PATIENCE_SECONDS = 30
 

@@ -56,7 +56,7 @@ class Mpi:
         timeout: float = 90.0,
     ) -> Ended:
         """Has a launcher start ranks that call a function, and returns when it has ended."""
-        from horovodlike._net.pickling import dumps
+        from horovodlike._net.object_seal import dumps
 
         module = sys.modules[fn.__module__]
         cloudpickle.register_pickle_by_value(module)  # test modules cannot be imported by the ranks

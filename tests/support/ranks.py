@@ -115,7 +115,7 @@ class RankPool:
 
     def start(self, fn: Callable[..., Any], arguments: Sequence[tuple[Any, ...]] | None = None) -> None:
         """Have all ranks call a function, and return at once."""
-        from horovodlike._net.pickling import dumps
+        from horovodlike._net.object_seal import dumps
 
         module = sys.modules[fn.__module__]
         cloudpickle.register_pickle_by_value(module)  # test modules cannot be imported by the ranks

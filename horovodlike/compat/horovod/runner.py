@@ -24,7 +24,7 @@ class _NeedsNames:
         return self._function(*args, **kwargs)
 
     def __reduce__(self) -> tuple[Callable[[bytes], Any], tuple[bytes]]:
-        from horovodlike._net.pickling import dumps
+        from horovodlike._net.object_seal import dumps
 
         return _restore, (dumps(self._function),)
 

@@ -1,20 +1,56 @@
-"""Timelines of several ranks made into one."""
+"""The timeline: what each rank did when, for Chrome's ``about:tracing`` or https://ui.perfetto.dev.
+
+Every rank writes a file of its own, which is whole at any time; ``python -m horovodlike.timeline`` lays those of all
+ranks over each other. A row is a tensor and, within it, a rank. ``NEGOTIATE_ALLREDUCE`` lasts from when the rank had
+the tensor ready until all ranks had and it was its turn, ``ALLREDUCE`` until its batch was done.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from horovodlike.timeline import path_of_rank
+from horovodlike import basics
+from horovodlike._bootstrap.environment import path_of_rank
+from horovodlike._engine import ops
+from horovodlike._engine.native import lib
 
-__all__ = ["files_of_job", "merge", "merge_files"]
+__all__ = ["files_of_job", "merge", "merge_files", "path_of_rank", "start_timeline", "stop_timeline"]
 
 Event = dict[str, Any]
 
 _START = "start_time_since_epoch_in_micros"
+
+
+def start_timeline(file_path: str | os.PathLike[str], mark_cycles: bool = False) -> None:
+    """Begin to write a timeline of this rank. Call it on all ranks, or on those that are of interest.
+
+    One that is being written already is ended first. ``HOROVODLIKE_TIMELINE`` does the same in ``init()``.
+
+    Args:
+        file_path: For all ranks; see :func:`path_of_rank` for what is made of it. An existing file is overwritten.
+        mark_cycles: Also mark where batches begin.
+
+    Raises:
+        ValueError: Not initialised, or the file cannot be written.
+    """
+    path = path_of_rank(file_path, basics.rank())
+    ops.check(lib.hvl_start_timeline(os.fsencode(path), mark_cycles))
+
+
+def stop_timeline() -> None:
+    """End the timeline of this rank; its file is complete afterwards. Does nothing if there is none.
+
+    Raises:
+        ValueError: Not initialised.
+    """
+    basics.rank()
+    lib.hvl_stop_timeline()
 
 
 def files_of_job(file_path: Path) -> list[Path]:
@@ -75,3 +111,30 @@ def merge_files(paths: Sequence[Path], output: Path) -> int:
     lines = ",\n".join(json.dumps(event) for event in events)
     output.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
     return len(events)
+
+
+def main() -> int:
+    """Merge the timelines that the command line names."""
+    import argparse
+
+    what = "Lay the timelines of all ranks over each other, in one file."
+    parser = argparse.ArgumentParser(prog="python -m horovodlike.timeline", description=what)
+    parser.add_argument("timeline", type=Path, help="what HOROVODLIKE_TIMELINE or start_timeline() was given")
+    parser.add_argument("-o", "--output", type=Path, help="default: timeline.merged.json for timeline.json")
+    options = parser.parse_args()
+    path: Path = options.timeline
+    output: Path = options.output or path.with_name(f"{path.stem}.merged{path.suffix}")
+    try:
+        paths = files_of_job(path)
+        if not paths:
+            raise FileNotFoundError(f"there is no {path}")
+        count = merge_files(paths, output)
+    except (OSError, ValueError) as problem:
+        print(f"horovodlike.timeline: {problem}", file=sys.stderr)
+        return 1
+    print(f"{output}: {count} events of {len(paths)} files; open it at https://ui.perfetto.dev")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -86,7 +86,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     """Find what depends on Keras's backend when it is asked for."""
     if name == "Compression":
-        from horovodlike.keras._backends import backend
+        from horovodlike.keras import _backend
 
-        return backend.current().Compression
+        return _backend.current().Compression
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

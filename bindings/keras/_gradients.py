@@ -14,8 +14,8 @@ import keras
 from keras import ops
 
 from horovodlike import basics
-from horovodlike.keras._backends import backend
-from horovodlike.keras._options import Local, Options
+from horovodlike.keras import _backend
+from horovodlike.keras._wrapping import Local, Options
 from horovodlike.process_set import check_registered, global_process_set
 
 Apply = Callable[[list[Any]], None]
@@ -36,7 +36,7 @@ class Gradients:
         self.options = options
         self.local = local
         self.is_done = False  # those that come are reduced already
-        self._backend = backend.current()
+        self._backend = _backend.current()
         self._key = key
         self._accumulators: dict[Any, keras.Variable] = {}
         self._accumulated: set[Any] = set()  # those that have had a gradient since the last step
@@ -158,10 +158,10 @@ class Gradients:
                 result[position] = gradient
         return result
 
-    def _reduction(self) -> backend.Reduction:
+    def _reduction(self) -> _backend.Reduction:
         factor = self.options.gradient_predivide_factor
         compression = self.options.compression or self._backend.Compression.none
-        return backend.Reduction(self.options.op, 1.0 / factor, factor, compression, self.options.process_set)
+        return _backend.Reduction(self.options.op, 1.0 / factor, factor, compression, self.options.process_set)
 
     def _groups(self, variables: Sequence[Any]) -> list[list[int]]:
         groups = self.options.groups

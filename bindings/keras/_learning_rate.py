@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from horovodlike import basics
-from horovodlike.keras._backends.module import OfSameKeras, keras
+from horovodlike.keras._backend import OfSameKeras, keras
 from horovodlike.keras._objects import objects
 
 __all__ = ["LearningRateScheduleCallback", "LearningRateWarmupCallback"]

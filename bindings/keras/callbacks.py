@@ -10,7 +10,7 @@ import numpy as np
 from horovodlike import basics
 from horovodlike import objects as objects_module
 from horovodlike.keras import _arrays
-from horovodlike.keras._backends.module import OfSameKeras, keras
+from horovodlike.keras._backend import OfSameKeras, keras
 from horovodlike.keras._learning_rate import LearningRateScheduleCallback, LearningRateWarmupCallback
 from horovodlike.keras._objects import objects
 from horovodlike.keras.functions import broadcast_variables, join, variables_of

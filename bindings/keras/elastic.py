@@ -23,19 +23,18 @@ A commit takes place when all callbacks have seen the end of a batch or an epoch
 
 from __future__ import annotations
 
-import functools
 import pickle
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
 
-from horovodlike import elastic
-from horovodlike._net.pickling import dumps
+from horovodlike._net.object_seal import dumps
 from horovodlike.elastic import ObjectState, State
+from horovodlike.elastic._loop import run_translated
 from horovodlike.elastic._state import check_results
-from horovodlike.keras._backends import backend
-from horovodlike.keras._backends.module import OfSameKeras, check, keras
+from horovodlike.keras import _backend
+from horovodlike.keras._backend import OfSameKeras, check, keras
 from horovodlike.keras._objects import objects
 from horovodlike.keras.functions import broadcast_variables
 from horovodlike.process_set import global_process_set
@@ -52,14 +51,7 @@ def run(func: Callable[..., Result]) -> Callable[..., Result]:
     On the TensorFlow backend a broken job shows as an error of TensorFlow's, which becomes a `HorovodInternalError`.
     Other errors pass as they are.
     """
-    translated = backend.current().translated
-
-    @functools.wraps(func)
-    def translating(*args: Any, **kwargs: Any) -> Result:
-        with translated():
-            return func(*args, **kwargs)
-
-    return elastic.run(translating)
+    return run_translated(func, _backend.current().translated)
 
 
 class KerasState(ObjectState):

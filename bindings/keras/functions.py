@@ -9,9 +9,8 @@ import numpy as np
 
 from horovodlike import basics
 from horovodlike._engine.arguments import check_compression
-from horovodlike.keras import _arrays
-from horovodlike.keras._backends import backend
-from horovodlike.keras._backends.module import check
+from horovodlike.keras import _arrays, _backend
+from horovodlike.keras._backend import check
 from horovodlike.keras._objects import objects
 from horovodlike.process_set import ProcessSet, global_process_set
 
@@ -153,7 +152,7 @@ def join() -> int:
     Raises:
         HorovodInternalError: The job is broken or shut down.
     """
-    last = backend.current().join()
+    last = _backend.current().join()
     _arrays.forget_numbers(0)  # the ranks have made different numbers of calls
     return last
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from typing import Any
 
 from horovodlike import basics
 from horovodlike._engine.arguments import check_compression, check_name, passes_per_step, predivide_factor, reduce_op
-from horovodlike.keras._backends.module import check, keras
+from horovodlike.keras._backend import check, keras
 from horovodlike.keras._objects import objects
-from horovodlike.keras._options import Groups, Local, Options
+from horovodlike.keras._wrapping import Groups, Local, Options
 from horovodlike.process_set import ProcessSet, check_registered, global_process_set
 
 __all__ = ["DistributedOptimizer", "PartialDistributedOptimizer"]
@@ -77,16 +78,8 @@ def DistributedOptimizer(
     """
     del device_dense, device_sparse
     options = Options(
-        name=name,
-        compression=compression,
-        sparse_as_dense=sparse_as_dense,
-        gradient_predivide_factor=gradient_predivide_factor,
-        op=reduce_op(op, "DistributedOptimizer"),
-        backward_passes_per_step=passes_per_step(backward_passes_per_step, "DistributedOptimizer"),
-        average_aggregated_gradients=average_aggregated_gradients,
-        groups=_one_of(num_groups, groups),
-        process_set=process_set,
-        scale_local_gradients=scale_local_gradients,
+        *(name, compression, sparse_as_dense, gradient_predivide_factor, op, backward_passes_per_step),
+        *(average_aggregated_gradients, _one_of(num_groups, groups), process_set, scale_local_gradients),
     )
     return _wrapped(optimizer, options, Local(), "DistributedOptimizer")
 
@@ -128,21 +121,15 @@ def PartialDistributedOptimizer(
     if not all(isinstance(layer, keras.layers.Layer) for layer in layers):
         raise ValueError(f"All local layers must be of keras.layers.Layer type, got {layers!r}")
     options = Options(
-        name=name,
-        compression=compression,
-        sparse_as_dense=sparse_as_dense,
-        gradient_predivide_factor=gradient_predivide_factor,
-        op=reduce_op(op, "PartialDistributedOptimizer"),
-        backward_passes_per_step=passes_per_step(backward_passes_per_step, "PartialDistributedOptimizer"),
-        average_aggregated_gradients=average_aggregated_gradients,
-        groups=_one_of(num_groups, groups),
-        process_set=process_set,
-        scale_local_gradients=scale_local_gradients,
+        *(name, compression, sparse_as_dense, gradient_predivide_factor, op, backward_passes_per_step),
+        *(average_aggregated_gradients, _one_of(num_groups, groups), process_set, scale_local_gradients),
     )
     return _wrapped(optimizer, options, Local(layers), "PartialDistributedOptimizer")
 
 
 def _wrapped(optimizer: Any, options: Options, local: Local, caller: str) -> Any:
+    passes = passes_per_step(options.backward_passes_per_step, caller)
+    options = replace(options, op=reduce_op(options.op, caller), backward_passes_per_step=passes)
     check(optimizer, caller)
     optimizer = keras.optimizers.get(optimizer)
     _check(optimizer, options, caller)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from os import PathLike
 from typing import Any
 
-from horovodlike.keras._backends.module import keras
+from horovodlike.keras._backend import keras
 from horovodlike.keras._objects import objects
 from horovodlike.keras.optimizer import DistributedOptimizer
 

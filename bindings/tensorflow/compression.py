@@ -43,6 +43,13 @@ class NoneCompressor(Compressor):
 class _CastCompressor(Compressor):
     """Sends floating-point tensors in a narrower type, and others as they are."""
 
+    narrow: tf.DType
+
+    @classmethod
+    def compress(cls, tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        """Return the tensor in the narrower type (if it is floating point), and its own."""
+        return tf.cast(tensor, cls.narrow) if tensor.dtype.is_floating else tensor, tensor.dtype
+
     @staticmethod
     def decompress(tensor: tf.Tensor, ctx: Any) -> tf.Tensor:
         """Return the tensor in the dtype `ctx`, that of the original."""
@@ -52,19 +59,13 @@ class _CastCompressor(Compressor):
 class FP16Compressor(_CastCompressor):
     """Sends floating-point tensors as IEEE half precision: 11 bits of precision, nothing above 65504."""
 
-    @staticmethod
-    def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        """Return the tensor as float16 (if it is floating point), and its dtype."""
-        return tf.cast(tensor, tf.float16) if tensor.dtype.is_floating else tensor, tensor.dtype
+    narrow = tf.float16
 
 
 class BF16Compressor(_CastCompressor):
     """Sends floating-point tensors as bfloat16: 8 bits of precision, the range of float32."""
 
-    @staticmethod
-    def compress(tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        """Return the tensor as bfloat16 (if it is floating point), and its dtype."""
-        return tf.cast(tensor, tf.bfloat16) if tensor.dtype.is_floating else tensor, tensor.dtype
+    narrow = tf.bfloat16
 
 
 class Compression:

@@ -17,7 +17,6 @@ found out when it runs. Only process sets are part of what has been traced; trac
 
 from __future__ import annotations
 
-import functools
 import pickle
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -25,9 +24,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import tensorflow as tf
 
-from horovodlike import elastic
-from horovodlike._net.pickling import dumps
+from horovodlike._net.object_seal import dumps
 from horovodlike.elastic import ObjectState
+from horovodlike.elastic._loop import run_translated
 from horovodlike.elastic._state import check_results
 from horovodlike.tensorflow._ops.calls import translated
 from horovodlike.tensorflow.functions import broadcast_variables
@@ -47,13 +46,7 @@ def run(func: Callable[..., Result]) -> Callable[..., Result]:
     A broken job shows as an error of TensorFlow's there, in a graph and in `model.fit()`. It becomes a
     `HorovodInternalError`; other errors of TensorFlow pass unchanged.
     """
-
-    @functools.wraps(func)
-    def translating(*args: Any, **kwargs: Any) -> Result:
-        with translated():
-            return func(*args, **kwargs)
-
-    return elastic.run(translating)
+    return run_translated(func, translated)
 
 
 class TensorFlowState(ObjectState):

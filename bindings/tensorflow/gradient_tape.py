@@ -151,19 +151,9 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
 ) -> Any:
     """Do what `DistributedGradientTape` does, for all but the gradients of some layers, which stay on their rank.
 
-    Args:
-        gradtape: As for `DistributedGradientTape`, and so are the others.
-        device_dense: Not needed.
-        device_sparse: Not needed.
-        compression: See there.
-        sparse_as_dense: See there.
-        op: See there.
-        gradient_predivide_factor: See there.
-        num_groups: See there.
-        groups: See there.
-        process_set: See there.
-        local_layers: A Keras layer, also one of tf_keras (Keras 2), or a list of them.
-        scale_local_gradients: Divide their gradients by the number of ranks.
+    `local_layers` is a Keras layer, also one of tf_keras (Keras 2), or a list of them. All other arguments are those of
+    `DistributedGradientTape`; with `scale_local_gradients` the gradients of these layers are divided by the number of
+    ranks.
 
     Raises:
         ValueError: Something in `local_layers` is no layer, or the arguments contradict each other.

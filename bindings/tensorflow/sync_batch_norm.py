@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from horovodlike.basics import Sum
-from horovodlike.keras._backends.module import is_tf_keras, keras
+from horovodlike.keras._backend import is_tf_keras, keras
 from horovodlike.process_set import ProcessSet, global_process_set, registered_of
 from horovodlike.tensorflow._ops.calls import outermost
 from horovodlike.tensorflow.mpi_ops import allreduce, grouped_allreduce

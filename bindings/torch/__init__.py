@@ -19,8 +19,7 @@ from horovodlike.basics import *  # the names that all bindings share
 from horovodlike.errors import HorovodInternalError
 from horovodlike.process_set import ProcessSet, add_process_set, global_process_set, remove_process_set
 from horovodlike.timeline import start_timeline, stop_timeline
-from horovodlike.torch import elastic
-from horovodlike.torch._compile import compiled_ops  # noqa: F401  # has torch.compile trace the collectives
+from horovodlike.torch import _compiled_ops, elastic  # noqa: F401  # the first has torch.compile trace the collectives
 from horovodlike.torch.compression import Compression, GradientReducer, PowerSGD, TopK
 from horovodlike.torch.consistency import check_consistency
 from horovodlike.torch.functions import (

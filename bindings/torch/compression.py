@@ -6,8 +6,7 @@ reduce to "one tensor, summed over the ranks" is a `GradientReducer`, of which `
 
 from __future__ import annotations
 
-import torch
-
+from horovodlike.torch._ops.compressors import BF16Compressor, Compressor, FP16Compressor, NoneCompressor
 from horovodlike.torch._optimizer.gradient_reducer import Collectives, GradientReducer
 from horovodlike.torch._optimizer.powersgd import PowerSGD
 from horovodlike.torch._optimizer.topk import TopK
@@ -23,62 +22,6 @@ __all__ = [
     "PowerSGD",
     "TopK",
 ]
-
-
-class Compressor:
-    """Interface of a compression: two static functions, of which the second undoes the first."""
-
-    @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, object]:
-        """Return the tensor to send and whatever `decompress` needs to know about the original."""
-        raise NotImplementedError
-
-    @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: object) -> torch.Tensor:
-        """Return `tensor`, which has been reduced over the ranks, in the form that the original had."""
-        raise NotImplementedError
-
-
-class NoneCompressor(Compressor):
-    """Sends every tensor as it is."""
-
-    @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, object]:
-        """Return the tensor itself."""
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: object) -> torch.Tensor:
-        """Return the tensor itself."""
-        return tensor
-
-
-class _CastCompressor(Compressor):
-    """Sends floating-point tensors in a narrower type, and others as they are."""
-
-    @staticmethod
-    def decompress(tensor: torch.Tensor, ctx: object) -> torch.Tensor:
-        """Return the tensor in the dtype `ctx`, that of the original."""
-        assert isinstance(ctx, torch.dtype)
-        return tensor.to(ctx)
-
-
-class FP16Compressor(_CastCompressor):
-    """Sends floating-point tensors as IEEE half precision: 11 bits of precision, nothing above 65504."""
-
-    @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, object]:
-        """Return the tensor as float16 (if it is floating point), and its dtype."""
-        return tensor.to(torch.float16) if tensor.is_floating_point() else tensor, tensor.dtype
-
-
-class BF16Compressor(_CastCompressor):
-    """Sends floating-point tensors as bfloat16: 8 bits of precision, the range of float32."""
-
-    @staticmethod
-    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, object]:
-        """Return the tensor as bfloat16 (if it is floating point), and its dtype."""
-        return tensor.to(torch.bfloat16) if tensor.is_floating_point() else tensor, tensor.dtype
 
 
 class Compression:

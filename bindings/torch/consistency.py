@@ -17,7 +17,7 @@ import torch
 from horovodlike import objects
 from horovodlike.errors import MismatchError
 from horovodlike.process_set import ProcessSet, global_process_set, registered_id
-from horovodlike.torch._compile import disable_compile
+from horovodlike.torch._ops import disable_compile
 
 _DIGEST_BYTES = 16
 

@@ -15,7 +15,7 @@ import torch
 from horovodlike import basics, objects
 from horovodlike.errors import HorovodInternalError
 from horovodlike.process_set import ProcessSet, global_process_set, registered_id
-from horovodlike.torch._compile import disable_compile
+from horovodlike.torch._ops import disable_compile
 from horovodlike.torch._ops.handles import full_name
 from horovodlike.torch.mpi_ops import broadcast_async_, synchronize
 

@@ -25,64 +25,42 @@ whole or not at all (`grouped_*`). What holds for all:
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
 
+from horovodlike import basics
 from horovodlike._engine import ops
-from horovodlike._engine.arguments import check_name
+from horovodlike._engine.arguments import op_of_average
 from horovodlike._engine.ops import Kind, Request
 from horovodlike.basics import *  # scripts take them from this module as well
-from horovodlike.basics import Average, Sum
+from horovodlike.basics import Average
 from horovodlike.errors import HorovodInternalError
 from horovodlike.process_set import ProcessSet, global_process_set, registered_id
 from horovodlike.timeline import start_timeline, stop_timeline
-from horovodlike.torch._compile import disable_compile
+from horovodlike.torch._ops import disable_compile
 from horovodlike.torch._ops.alltoall import alltoall, alltoall_async, grouped_alltoall, grouped_alltoall_async
 from horovodlike.torch._ops.autograd import run
-from horovodlike.torch._ops.broadcast import (
-    broadcast,
-    broadcast_,
-    broadcast_async,
-    broadcast_async_,
-    grouped_broadcast,
-    grouped_broadcast_,
-    grouped_broadcast_async,
-    grouped_broadcast_async_,
-)
-from horovodlike.torch._ops.calls import compressed, group, reduction_call, result
+from horovodlike.torch._ops.calls import compressed, group, plain_call, reduction_call, result
+from horovodlike.torch._ops.compressors import Compressor, NoneCompressor
 from horovodlike.torch._ops.handles import (
     CALLS_KEPT,
     Call,
     forget_numbers,
-    full_name,
     poll,
     start_again_in_place,
     start_in_place,
     start_in_place_and_remember,
+    start_reducescatter,
     start_to_new,
     synchronize,
 )
-from horovodlike.torch._ops.reducescatter import (
-    grouped_reducescatter,
-    grouped_reducescatter_async,
-    reducescatter,
-    reducescatter_async,
-)
 from horovodlike.torch._ops.sparse import sparse_allreduce_async
 from horovodlike.torch._ops.variable_size import start_allgather
-from horovodlike.torch.compression import Compression, Compressor
 
 __all__ = [
-    "Adasum",
-    "Average",
     "HorovodInternalError",
-    "Max",
-    "Min",
-    "Product",
-    "Sum",
     "allgather",
     "allgather_async",
     "allreduce",
@@ -96,13 +74,6 @@ __all__ = [
     "broadcast_",
     "broadcast_async",
     "broadcast_async_",
-    "ccl_built",
-    "cross_rank",
-    "cross_size",
-    "cuda_built",
-    "ddl_built",
-    "gloo_built",
-    "gloo_enabled",
     "grouped_allgather",
     "grouped_allgather_async",
     "grouped_allreduce",
@@ -117,28 +88,16 @@ __all__ = [
     "grouped_broadcast_async_",
     "grouped_reducescatter",
     "grouped_reducescatter_async",
-    "init",
-    "is_homogeneous",
-    "is_initialized",
     "join",
-    "local_rank",
-    "local_size",
-    "mpi_built",
-    "mpi_enabled",
-    "mpi_threads_supported",
-    "nccl_built",
     "poll",
-    "rank",
     "reducescatter",
     "reducescatter_async",
-    "rocm_built",
-    "shutdown",
-    "size",
     "sparse_allreduce_async",
     "start_timeline",
     "stop_timeline",
     "synchronize",
 ]
+__all__ += basics.__all__
 
 
 def _allreduce_call(
@@ -151,18 +110,21 @@ def _allreduce_call(
     process_set: ProcessSet,
 ) -> Call:
     if average is not None:
-        if op is not None:
-            raise ValueError("op supersedes average: give only one of them")
-        warnings.warn("average is deprecated: use op=Average or op=Sum", DeprecationWarning, stacklevel=3)
-        op = Average if average else Sum
+        op = op_of_average(op, average)
     return reduction_call(Kind.ALLREDUCE, operation, name, op, prescale, postscale, process_set)
+
+
+def _reduce(call: Call, tensors: Sequence[torch.Tensor], compression: type[Compressor]) -> list[torch.Tensor]:
+    pairs = compressed(compression, tensors, call.name)
+    reduced = run(call, [sent for sent, _ in pairs])
+    return [compression.decompress(tensor, ctx) for tensor, (_, ctx) in zip(reduced, pairs, strict=True)]
 
 
 def allreduce(
     tensor: torch.Tensor,
     average: bool | None = None,
     name: str | None = None,
-    compression: type[Compressor] = Compression.none,
+    compression: type[Compressor] = NoneCompressor,
     op: int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -259,7 +221,7 @@ def grouped_allreduce(
     tensors: Sequence[torch.Tensor],
     average: bool | None = None,
     name: str | None = None,
-    compression: type[Compressor] = Compression.none,
+    compression: type[Compressor] = NoneCompressor,
     op: int | None = None,
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
@@ -267,9 +229,7 @@ def grouped_allreduce(
 ) -> list[torch.Tensor]:
     """Do what `allreduce` does for a list of tensors, of any dtypes, as one operation; return a list."""
     call = _allreduce_call("grouped_allreduce", average, name, op, prescale_factor, postscale_factor, process_set)
-    pairs = compressed(compression, group(tensors, call.name), call.name)
-    reduced = run(call, [sent for sent, _ in pairs])
-    return [compression.decompress(tensor, ctx) for tensor, (_, ctx) in zip(reduced, pairs, strict=True)]
+    return _reduce(call, group(tensors, call.name), compression)
 
 
 def grouped_allreduce_async(
@@ -314,19 +274,6 @@ def grouped_allreduce_async_(
     return start_in_place(call, group(tensors, call.name), single=False)
 
 
-def _allgather_call(operation: str, name: str | None, process_set: ProcessSet) -> Call:
-    set_id = registered_id(process_set)
-    check_name(name, operation)
-    return (_new_allgather if name is None else _known_allgather)(operation, name, set_id)
-
-
-def _new_allgather(operation: str, name: str | None, set_id: int) -> Call:
-    return Call(Kind.ALLGATHER, full_name(operation, name, set_id), process_set=set_id)
-
-
-_known_allgather = lru_cache(maxsize=CALLS_KEPT)(_new_allgather)
-
-
 def allgather(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
@@ -343,19 +290,19 @@ def allgather(
         HorovodInternalError: The ranks disagree, or the job is broken or shut down.
         ValueError: An argument cannot be used, or the name is in flight already.
     """
-    return run(_allgather_call("allgather", name, process_set), [tensor])[0]
+    return run(plain_call(Kind.ALLGATHER, "allgather", name, process_set), [tensor])[0]
 
 
 def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
     """Start what `allgather` does and return a handle for `poll` and `synchronize`. Not differentiable."""
-    return start_allgather(_allgather_call("allgather", name, process_set), [tensor], single=True)
+    return start_allgather(plain_call(Kind.ALLGATHER, "allgather", name, process_set), [tensor], single=True)
 
 
 def grouped_allgather(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> tuple[torch.Tensor, ...]:
     """Do what `allgather` does for a list of tensors, of any dtypes, as one operation; return a tuple."""
-    call = _allgather_call("grouped_allgather", name, process_set)
+    call = plain_call(Kind.ALLGATHER, "grouped_allgather", name, process_set)
     return run(call, group(tensors, call.name))
 
 
@@ -363,8 +310,173 @@ def grouped_allgather_async(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> int:
     """Start what `grouped_allgather` does and return a handle, whose result is a tuple."""
-    call = _allgather_call("grouped_allgather", name, process_set)
+    call = plain_call(Kind.ALLGATHER, "grouped_allgather", name, process_set)
     return start_allgather(call, group(tensors, call.name), single=False)
+
+
+def broadcast(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """Return the root's tensor as a new tensor on every rank.
+
+    Differentiable: the gradient is the average of the ranks' gradients on the root, and zero elsewhere.
+
+    Args:
+        tensor: Of the same shape and dtype on all ranks; its content matters on the root only.
+        root_rank: The (global) rank whose tensor is sent.
+        name: What the ranks match the operation by; counted if None.
+        process_set: The ranks that take part.
+
+    Raises:
+        HorovodInternalError: The ranks disagree, or the job is broken or shut down.
+        ValueError: An argument cannot be used, or the name is in flight already.
+    """
+    return run(plain_call(Kind.BROADCAST, "broadcast", name, process_set, root_rank), [tensor])[0]
+
+
+def broadcast_async(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
+    """Start what `broadcast` does and return a handle for `poll` and `synchronize`. Not differentiable."""
+    return start_to_new(plain_call(Kind.BROADCAST, "broadcast", name, process_set, root_rank), [tensor], single=True)
+
+
+def broadcast_(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """Overwrite the tensor with the root's on every rank, and return it. Not differentiable."""
+    call = plain_call(Kind.BROADCAST, "broadcast", name, process_set, root_rank)
+    return result(start_in_place(call, [tensor], single=True, waits=True), torch.Tensor)
+
+
+def broadcast_async_(
+    tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
+    """Start what `broadcast_` does and return a handle for `poll` and `synchronize`."""
+    return start_in_place(plain_call(Kind.BROADCAST, "broadcast", name, process_set, root_rank), [tensor], single=True)
+
+
+def grouped_broadcast(
+    tensors: Sequence[torch.Tensor],
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> tuple[torch.Tensor, ...]:
+    """Do what `broadcast` does for a list of tensors, of any dtypes, as one operation; return a tuple."""
+    call = plain_call(Kind.BROADCAST, "grouped_broadcast", name, process_set, root_rank)
+    return run(call, group(tensors, call.name))
+
+
+def grouped_broadcast_async(
+    tensors: Sequence[torch.Tensor],
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Start what `grouped_broadcast` does and return a handle, whose result is a tuple. Not differentiable."""
+    call = plain_call(Kind.BROADCAST, "grouped_broadcast", name, process_set, root_rank)
+    return start_to_new(call, group(tensors, call.name), single=False)
+
+
+def grouped_broadcast_(
+    tensors: Sequence[torch.Tensor],
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> tuple[torch.Tensor, ...]:
+    """Do what `broadcast_` does for a list of tensors, of any dtypes, as one operation; return a tuple of them."""
+    call = plain_call(Kind.BROADCAST, "grouped_broadcast", name, process_set, root_rank)
+    return result(start_in_place(call, group(tensors, call.name), single=False, waits=True), tuple)
+
+
+def grouped_broadcast_async_(
+    tensors: Sequence[torch.Tensor],
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Start what `grouped_broadcast_` does and return a handle, whose result is a tuple."""
+    call = plain_call(Kind.BROADCAST, "grouped_broadcast", name, process_set, root_rank)
+    return start_in_place(call, group(tensors, call.name), single=False)
+
+
+def reducescatter(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    compression: type[Compressor] = NoneCompressor,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> torch.Tensor:
+    """Reduce a tensor over all ranks and return this rank's rows of the result.
+
+    Dimension 0 is divided among the ranks in their order. If it is no multiple of their number, the first ranks get a
+    row more; if it is less than their number, the last ranks get an empty tensor.
+
+    Differentiable for Average and Sum: the gradient is the allgather of the gradients, times the factors and, for Sum,
+    times the number of ranks.
+
+    Args:
+        tensor: Of at least one dimension, and of the same shape and dtype on all ranks.
+        name: What the ranks match the operation by; counted if None.
+        compression: What to send instead of the tensor.
+        op: Average, Sum, Min, Max or Product. Average truncates integers; bool knows no Average.
+        process_set: The ranks that take part.
+        prescale_factor: Multiplies the tensor before the reduction.
+        postscale_factor: Multiplies the result.
+
+    Raises:
+        HorovodInternalError: The ranks disagree, or the job is broken or shut down.
+        UnsupportedReductionError: `op` is Adasum.
+        ValueError: An argument cannot be used, or the name is in flight already.
+    """
+    call = reduction_call(Kind.REDUCESCATTER, "reducescatter", name, op, prescale_factor, postscale_factor, process_set)
+    return _reduce(call, [tensor], compression)[0]
+
+
+def reducescatter_async(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> int:
+    """Start what `reducescatter` does and return a handle for `poll` and `synchronize`. Not differentiable."""
+    call = reduction_call(Kind.REDUCESCATTER, "reducescatter", name, op, prescale_factor, postscale_factor, process_set)
+    return start_reducescatter(call, [tensor], single=True)
+
+
+def grouped_reducescatter(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    compression: type[Compressor] = NoneCompressor,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[torch.Tensor]:
+    """Do what `reducescatter` does for a list of tensors, of any dtypes, as one operation; return a list."""
+    call = reduction_call(
+        Kind.REDUCESCATTER, "grouped_reducescatter", name, op, prescale_factor, postscale_factor, process_set
+    )
+    return _reduce(call, group(tensors, call.name), compression)
+
+
+def grouped_reducescatter_async(
+    tensors: Sequence[torch.Tensor],
+    name: str | None = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> int:
+    """Start what `grouped_reducescatter` does and return a handle, whose result is a tuple."""
+    call = reduction_call(
+        Kind.REDUCESCATTER, "grouped_reducescatter", name, op, prescale_factor, postscale_factor, process_set
+    )
+    return start_reducescatter(call, group(tensors, call.name), single=False)
 
 
 @lru_cache(maxsize=CALLS_KEPT)

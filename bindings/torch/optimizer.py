@@ -16,7 +16,7 @@ import torch
 from horovodlike import basics
 from horovodlike._engine.arguments import check_compression, check_name, passes_per_step, predivide_factor, reduce_op
 from horovodlike.process_set import ProcessSet, check_registered, global_process_set
-from horovodlike.torch._compile import disable_compile
+from horovodlike.torch._ops import disable_compile
 from horovodlike.torch._optimizer.adasum_delta import AdasumDeltaReduction
 from horovodlike.torch._optimizer.compressed_reduction import CompressedReduction
 from horovodlike.torch._optimizer.copies import CopiedOptions, Options

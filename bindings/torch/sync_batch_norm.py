@@ -20,8 +20,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from horovodlike import basics
 from horovodlike.process_set import ProcessSet, global_process_set
-from horovodlike.torch._compile import disable_compile
-from horovodlike.torch._ops import gpu
+from horovodlike.torch._ops import disable_compile, gpu
 from horovodlike.torch._ops.calls import result
 from horovodlike.torch.mpi_ops import allgather, allgather_async, allreduce, grouped_allgather
 

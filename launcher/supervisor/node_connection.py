@@ -287,7 +287,7 @@ class NodeListener:
         link.send(FrameKind.ALIVE, 0, encode_seconds(HANDSHAKE_TIMEOUT))  # proves that this end holds the key too
 
     def _read_join(self, joining: _Joining) -> Frame | None:
-        """Return the JOIN of a launcher, and watch it no longer; None if it has not come yet, or the launcher has gone."""
+        """Return a launcher's JOIN, and watch it no longer; None: it has not come yet, or the launcher has gone."""
         try:
             frames = joining.link.receive()
         except BlockingIOError:

@@ -12,7 +12,7 @@ KERAS = pytest.mark.parametrize(
 
 
 def _model(seed, optimizer, layers=None, **options):
-    from horovodlike.keras._backends.module import keras
+    from horovodlike.keras._backend import keras
 
     keras.utils.set_random_seed(seed)
     model = keras.Sequential(layers or [keras.Input((4,)), keras.layers.Dense(3)])
@@ -37,7 +37,7 @@ class _Watching:
     """Makes a callback that notes something at the end of each batch."""
 
     def __new__(cls, look):
-        from horovodlike.keras._backends.module import keras
+        from horovodlike.keras._backend import keras
 
         class Watching(keras.callbacks.Callback):
             def __init__(self):
@@ -52,7 +52,7 @@ class _Watching:
 
 def _broadcast():
     import horovodlike.keras as hvd
-    from horovodlike.keras._backends.module import keras
+    from horovodlike.keras._backend import keras
 
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9))
     model = _model(hvd.rank(), optimizer)
@@ -95,7 +95,7 @@ def test_broadcast(keras_ranks):
 
 def _metrics():
     import horovodlike.keras as hvd
-    from horovodlike.keras._backends.module import keras
+    from horovodlike.keras._backend import keras
 
     callback = hvd.callbacks.MetricAverageCallback()
     logs = {"loss": 1.0 + hvd.rank(), "accuracy": float(hvd.rank())}
@@ -127,7 +127,7 @@ def _rate(model):
 
 def _schedule():
     import horovodlike.keras as hvd
-    from horovodlike.keras._backends.module import keras
+    from horovodlike.keras._backend import keras
 
     def rates(callbacks, epochs=4, optimizer=None):
         model = _model(0, hvd.DistributedOptimizer(optimizer or keras.optimizers.SGD(0.5)))
@@ -167,7 +167,7 @@ def _schedule():
 def _momentum_correction(correct):
     """Make two steps at 0.5 and one at 0.05; return where momentum alone would take the variable."""
     import horovodlike.keras as hvd
-    from horovodlike.keras._backends.module import keras
+    from horovodlike.keras._backend import keras
 
     model = _model(0, hvd.DistributedOptimizer(keras.optimizers.SGD(0.5, momentum=0.5)))
     callback = hvd.callbacks.LearningRateScheduleCallback(0.5, 0.1, momentum_correction=correct)
@@ -177,7 +177,7 @@ def _momentum_correction(correct):
 
 def _momenta():
     """In proportion to the learning rate: what SGD has that multiplies its momenta by it only when it uses them."""
-    from horovodlike.keras._backends.module import keras
+    from horovodlike.keras._backend import keras
 
     layers = _model(0, "sgd")
     weights, momenta = layers.get_weights(), None
@@ -223,7 +223,7 @@ def test_learning_rates(keras_ranks):
 def _uneven(batches, validation):
     """Rank r trains on the first batches[r] of the same batches in each of two epochs."""
     import horovodlike.keras as hvd
-    from horovodlike.keras._backends.module import keras
+    from horovodlike.keras._backend import keras
 
     rank = hvd.rank()
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9))
@@ -260,7 +260,7 @@ def _uneven(batches, validation):
 def _short_batches():
     """The last batch of rank 1 is short: its gradient counts as much as that of rank 0."""
     import horovodlike.keras as hvd
-    from horovodlike.keras._backends.module import keras
+    from horovodlike.keras._backend import keras
 
     model = _model(0, hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)))
     x, y = (array[: 8 - hvd.rank()] for array in _data(8))
@@ -284,7 +284,7 @@ def test_uneven_data(keras_ranks):
 
 def _checkpoint(folder):
     import horovodlike.keras as hvd
-    from horovodlike.keras._backends.module import keras
+    from horovodlike.keras._backend import keras
 
     model = _model(0, hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)))
     checkpoint = hvd.callbacks.BestModelCheckpoint(monitor="loss")

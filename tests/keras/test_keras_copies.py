@@ -31,7 +31,7 @@ def _copies():
     import keras
 
     import horovodlike.keras as hvd
-    from horovodlike.keras._backends.keras_3 import gradients_of
+    from horovodlike.keras._keras_3 import gradients_of
 
     def sgd():
         return keras.optimizers.SGD(1.0, name="mine")

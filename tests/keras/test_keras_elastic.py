@@ -16,7 +16,7 @@ KERAS = pytest.mark.parametrize(
 
 def _model(seed=1, steps=1, **options):
     import horovodlike.keras as hvd
-    from horovodlike.keras._backends.module import keras
+    from horovodlike.keras._backend import keras
 
     keras.utils.set_random_seed(seed)
     layers = [keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dropout(0.5), keras.layers.BatchNormalization()]
@@ -44,7 +44,7 @@ def _equal(one, other):
 
 def _saves_and_synchronizes():
     import horovodlike.keras as hvd
-    from horovodlike.keras._backends.module import is_tf_keras, keras
+    from horovodlike.keras._backend import is_tf_keras, keras
     from horovodlike.keras._objects import objects
 
     model = _model(seed=hvd.rank() + 1, run_eagerly=True)
@@ -170,7 +170,7 @@ def _lives(victim, jobs, ranks_in):
     """Train the same compiled model in one job after the other."""
     import horovodlike.keras as hvd
     from horovodlike import basics
-    from horovodlike.keras._backends.module import keras
+    from horovodlike.keras._backend import keras
 
     basics.is_elastic = lambda: True  # as a driver would have it
     model = _model(seed=1, steps=2, jit_compile=False)

@@ -203,7 +203,7 @@ def _other_backend():
     import keras
 
     import horovodlike.keras as hvd
-    from horovodlike.keras._backends import backend as backend_module
+    from horovodlike.keras import _backend as backend_module
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(keras.backend, "backend", lambda: "jax")

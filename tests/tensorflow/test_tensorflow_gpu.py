@@ -210,8 +210,8 @@ def test_keras_trains_on_gpus(on_gpus):
 def _nobody_waits_for_what_keras_reduces():
     import keras
 
-    from horovodlike.keras._backends import tensorflow
-    from horovodlike.keras._backends.backend import Reduction
+    from horovodlike.keras._backend import Reduction
+    from horovodlike.tensorflow import _keras_backend
 
     reduction = Reduction(hvd.Sum, 1.0, 1.0, hvd.Compression.none, hvd.global_process_set)
     with tf.device(GPU):
@@ -220,7 +220,7 @@ def _nobody_waits_for_what_keras_reduces():
 
         def reduced(groups, second):
             gradients = [tensorflow_gpus.add_one(tensor), second, tensor]
-            return tensorflow.reduce(reduction, groups, ["first", "second", "third"], gradients, variables)
+            return _keras_backend.reduce(reduction, groups, ["first", "second", "third"], gradients, variables)
 
         for groups in ([], [[0, 1]]):
             assert [result is None for result in reduced(groups, None)] == [False, True, False]

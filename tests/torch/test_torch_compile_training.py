@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 import horovodlike.torch as hvd
-from horovodlike.torch._compile import custom_ops
+from horovodlike.torch._ops import custom_ops
 
 pytestmark = pytest.mark.slow
 

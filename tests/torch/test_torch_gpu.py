@@ -12,7 +12,7 @@ from support.gpus import double, pretend, settings
 
 import horovodlike.torch as hvd
 from horovodlike.errors import HorovodInternalError
-from horovodlike.torch._compile import custom_ops
+from horovodlike.torch._ops import custom_ops
 
 SIZES = [1, 2, 3]
 COUNT = 1000

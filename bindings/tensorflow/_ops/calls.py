@@ -16,7 +16,7 @@ from tensorflow.python.ops.gradients_util import PossibleTapeGradientTypes
 
 from horovodlike import basics
 from horovodlike._engine import ops as engine_ops
-from horovodlike._engine.arguments import check_compression, check_name, factor, no_adasum, reduce_op
+from horovodlike._engine.arguments import check_compression, check_name, factor, no_adasum, op_of_average, reduce_op
 from horovodlike.basics import Adasum, Average, Sum
 from horovodlike.process_set import ProcessSet, check_registered, global_process_set, members, registered_id
 from horovodlike.tensorflow._ops.native import ops
@@ -149,14 +149,9 @@ def handle_average_backwards_compatibility(op: int | None, average: bool | None)
     Raises:
         ValueError: Both are given.
     """
-    import warnings
-
     if average is None:
         return Average if op is None else op
-    if op is not None:
-        raise ValueError("op supersedes average: give only one of them")
-    warnings.warn("average is deprecated: use op=Average or op=Sum", DeprecationWarning, stacklevel=4)
-    return Average if average else Sum
+    return op_of_average(op, average, stacklevel=5)
 
 
 def as_tensor(value: Any, operation: str) -> tf.Tensor:

@@ -10,10 +10,10 @@ from horovodlike.keras import __all__ as __all__
 from horovodlike.keras import __getattr__ as __getattr__
 from horovodlike.keras import callbacks as callbacks
 from horovodlike.keras import elastic as elastic
-from horovodlike.keras._backends import module as _module
+from horovodlike.keras._backend import keras as _keras
 
-if _module.keras.backend.backend() != "tensorflow":
+if _keras.backend.backend() != "tensorflow":
     raise ImportError(
         "horovodlike.tensorflow.keras is for Keras on TensorFlow, and Keras uses "
-        f"{_module.keras.backend.backend()!r}: import horovodlike.keras, or set KERAS_BACKEND=tensorflow"
+        f"{_keras.backend.backend()!r}: import horovodlike.keras, or set KERAS_BACKEND=tensorflow"
     )

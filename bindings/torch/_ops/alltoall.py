@@ -7,12 +7,12 @@ from itertools import compress
 
 import torch
 
-from horovodlike._engine.arguments import check_name, split_counts
+from horovodlike._engine.arguments import split_counts
 from horovodlike._engine.ops import Kind
-from horovodlike.process_set import ProcessSet, global_process_set, members, registered_id
+from horovodlike.process_set import ProcessSet, global_process_set, members
 from horovodlike.torch._ops.autograd import is_differentiable
-from horovodlike.torch._ops.calls import group, result
-from horovodlike.torch._ops.handles import Call, full_name
+from horovodlike.torch._ops.calls import group, plain_call, result
+from horovodlike.torch._ops.handles import Call
 from horovodlike.torch._ops.tensor import check
 from horovodlike.torch._ops.variable_size import start_alltoall
 
@@ -46,7 +46,7 @@ def alltoall(
         HorovodInternalError: The ranks disagree, or the job is broken or shut down.
         ValueError: `splits` do not fit the tensor or the process set, or the name is in flight already.
     """
-    call = _call("alltoall", name, process_set)
+    call = plain_call(Kind.ALLTOALL, "alltoall", name, process_set)
     (pair,) = _exchange(call, [tensor], [splits])
     return pair[0] if splits is None else pair
 
@@ -58,7 +58,7 @@ def alltoall_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Start what `alltoall` does and return a handle, whose result is always the pair. Not differentiable."""
-    call = _call("alltoall", name, process_set)
+    call = plain_call(Kind.ALLTOALL, "alltoall", name, process_set)
     return start_alltoall(call, [tensor], [row_counts(tensor, splits, call)], single=True)
 
 
@@ -73,7 +73,7 @@ def grouped_alltoall(
     `splits` has an entry for each tensor, which may be None, and so has the result: the rows of a tensor whose entry is
     None, else the pair.
     """
-    call = _call("grouped_alltoall", name, process_set)
+    call = plain_call(Kind.ALLTOALL, "grouped_alltoall", name, process_set)
     tensors = group(tensors, call.name)
     of_each = _splits_of_each(tensors, splits, call.name)
     pairs = _exchange(call, tensors, of_each)
@@ -87,16 +87,10 @@ def grouped_alltoall_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Start what `grouped_alltoall` does and return a handle, whose result is a tuple of pairs. Not differentiable."""
-    call = _call("grouped_alltoall", name, process_set)
+    call = plain_call(Kind.ALLTOALL, "grouped_alltoall", name, process_set)
     tensors = group(tensors, call.name)
     of_each = _splits_of_each(tensors, splits, call.name)
     return start_alltoall(call, tensors, _counts_of_each(tensors, of_each, call), single=False)
-
-
-def _call(operation: str, name: str | None, process_set: ProcessSet) -> Call:
-    set_id = registered_id(process_set)
-    check_name(name, operation)
-    return Call(Kind.ALLTOALL, full_name(operation, name, set_id), process_set=set_id)
 
 
 def _splits_of_each(

@@ -8,13 +8,13 @@ from typing import TypeVar
 
 import torch
 
-from horovodlike._engine.arguments import called, check_compression, check_name, factor, reduce_op
+from horovodlike._engine.arguments import called, check_compression, check_name, factor, integer, reduce_op
 from horovodlike._engine.ops import Kind
 from horovodlike.basics import Average
 from horovodlike.process_set import ProcessSet, global_process_set, registered_id
+from horovodlike.torch._ops.compressors import Compressor, NoneCompressor
 from horovodlike.torch._ops.handles import CALLS_KEPT, Call, full_name, give_up, synchronize
 from horovodlike.torch._ops.tensor import check
-from horovodlike.torch.compression import Compressor, NoneCompressor
 
 T = TypeVar("T")
 
@@ -47,6 +47,22 @@ def new_reduction(
 
 
 known_reduction = lru_cache(maxsize=CALLS_KEPT)(new_reduction)
+
+
+def plain_call(kind: Kind, operation: str, name: str | None, process_set: ProcessSet, root_rank: int = -1) -> Call:
+    """Return the call of an operation that reduces nothing; `operation` begins its full name."""
+    set_id = registered_id(process_set)
+    check_name(name, operation)
+    if kind is Kind.BROADCAST:
+        root_rank = integer(root_rank, "root_rank", called(operation, name))
+    return (_new_plain if name is None else _known_plain)(kind, operation, name, root_rank, set_id)
+
+
+def _new_plain(kind: Kind, operation: str, name: str | None, root_rank: int, set_id: int) -> Call:
+    return Call(kind, full_name(operation, name, set_id), root_rank=root_rank, process_set=set_id)
+
+
+_known_plain = lru_cache(maxsize=CALLS_KEPT)(_new_plain)
 
 
 def compressed(

@@ -11,9 +11,9 @@ from horovodlike import basics
 from horovodlike._engine.arguments import called, check_name, reduce_op
 from horovodlike._engine.ops import Kind
 from horovodlike.process_set import ProcessSet, global_process_set, members, registered_id
+from horovodlike.torch._ops.compressors import Compressor, NoneCompressor
 from horovodlike.torch._ops.handles import Call, full_name, synchronize
 from horovodlike.torch._ops.variable_size import start_allgather
-from horovodlike.torch.compression import Compressor, NoneCompressor
 
 
 class SparseGathering:

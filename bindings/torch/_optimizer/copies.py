@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from horovodlike.process_set import global_process_set, registered_of
+from horovodlike.torch._ops.compressors import NoneCompressor
 from horovodlike.torch._optimizer.gradient_reducer import GradientReducer
 from horovodlike.torch._optimizer.submission import ReductionOptions
-from horovodlike.torch.compression import Compression
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class CopiedOptions:
             reason = f"compression={type(options.reducer).__name__} has a state of its own for the parameters"
         elif pickled and not _can_be_imported(compression):
             reason = f"compression={compression.__name__} cannot be imported, so that the pickle has none"
-            compression = Compression.none
+            compression = NoneCompressor
         reduction = replace(options.reduction, process_set=global_process_set, compression=compression)
         ranks = None if process_set is global_process_set else process_set.ranks
         return cls(replace(options, reducer=None, reduction=reduction), ranks, reason)

@@ -28,8 +28,7 @@ from horovodlike import basics
 from horovodlike._engine import ops
 from horovodlike._engine.ops import GpuStream
 from horovodlike.process_set import check_registered, global_process_set
-from horovodlike.torch._compile import disable_compile
-from horovodlike.torch._ops import gpu
+from horovodlike.torch._ops import disable_compile, gpu
 from horovodlike.torch._ops.sparse import empty_sparse_like
 from horovodlike.torch._optimizer.gradient_mask import GradientMask
 from horovodlike.torch._optimizer.gradient_reducer import GradientReducer

@@ -12,12 +12,12 @@ from horovodlike._engine import ops
 from horovodlike._engine.ops import GpuStream, Kind, Request
 from horovodlike.process_set import ProcessSet, global_process_set
 from horovodlike.torch._ops import gpu
+from horovodlike.torch._ops.compressors import Compressor, NoneCompressor
 from horovodlike.torch._ops.handles import Call, abandon, build_request
 from horovodlike.torch._ops.loan import Loan, address_of, give_back, has_moved, lend, put
 from horovodlike.torch._ops.sparse import SparseGathering
 from horovodlike.torch._ops.tensor import in_memory_like
 from horovodlike.torch._optimizer.gradient_state import GradientState, GradientStateBatch, Group
-from horovodlike.torch.compression import Compressor, NoneCompressor
 
 CURRENT: Mapping[
     GradientState, GpuStream

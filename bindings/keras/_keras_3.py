@@ -1,22 +1,25 @@
-"""Variables, models and optimizers of Keras 3: see `_objects.Objects`."""
+"""Variables, models and optimizers of Keras 3: see `_objects`.
+
+Loss scaling: all ranks take a step or all skip it. `keras.optimizers.LossScaleOptimizer` looks whether the gradients
+are finite, and only then gives them to the optimizer inside. If that one reduced them, a rank whose own are not finite
+would leave the others waiting. So they are reduced before any rank looks, and an infinity of one rank is one of all.
+`compile()` puts a LossScaleOptimizer around any other under the policy "mixed_float16", without asking: only its class
+can be told.
+"""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import keras
 import numpy as np
 from keras import ops
+from keras.optimizers import LossScaleOptimizer
 
 from horovodlike.keras._gradients import Gradients
-from horovodlike.keras._loss_scaling import build as built_variables
-from horovodlike.keras._loss_scaling import gradients_of, teach
-from horovodlike.keras._options import Local, Options
-from horovodlike.keras._wrapping import Wrapped, subclassed, wrapped_copy
-
-__all__ = ["gradients_of", "wrapped"]
+from horovodlike.keras._wrapping import Local, Options, Wrapped, subclassed
 
 
 def is_tensor(value: Any) -> bool:
@@ -71,7 +74,7 @@ def owner(optimizer: keras.Optimizer, slot: Any, variables: Sequence[Any]) -> An
 
 def innermost(optimizer: keras.Optimizer) -> keras.Optimizer:
     """Return the optimizer that trains, which loss scaling has inside."""
-    return optimizer.inner_optimizer if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) else optimizer
+    return optimizer.inner_optimizer if isinstance(optimizer, LossScaleOptimizer) else optimizer
 
 
 def schedule_of(optimizer: keras.Optimizer) -> Any:
@@ -86,12 +89,20 @@ def momenta(optimizer: keras.Optimizer, variables: Sequence[Any]) -> list[Any] |
     return None if found is None else [momentum for momentum in found if momentum is not None]
 
 
+def gradients_of(optimizer: Any) -> Gradients | None:
+    """Return what reduces the gradients of an optimizer, or of the one inside it; None if nothing does."""
+    return getattr(innermost(optimizer), "_distributed_gradients", None)
+
+
 def forget_fit(model: keras.Model) -> None:
     """Drop what Keras has kept of a `fit()` that was left: the iterator over the validation data of the job before."""
     model._eval_epoch_iterator = None
 
 
 class _Wrapped(Wrapped):
+    def _gradients(self) -> Gradients | None:
+        return gradients_of(self)
+
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
         """Make an optimizer from what `get_config` returned, and wrap it in the same way.
@@ -139,7 +150,7 @@ class _Distributed(_Wrapped):
         if gradients.is_done or not grads:
             self._apply_reduced(grads, trainable_variables)
             return
-        variables = built_variables(self, trainable_variables)
+        variables = _built_variables(self, trainable_variables)
         gradients.apply(grads, variables, lambda reduced: self._apply_reduced(reduced, variables))
 
     def _apply_reduced(self, grads: list[Any], variables: Sequence[Any] | None) -> None:
@@ -162,20 +173,25 @@ class _DistributedLossScale(_Wrapped):
 
 def wrapped(optimizer: keras.Optimizer, options: Options, local: Local) -> keras.Optimizer:
     """Return an optimizer that does the same, with reduced gradients."""
-    teach()
-    _teach_to_copy()
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        added = {"inner_optimizer": wrapped(optimizer.inner_optimizer, options, local)}
-        return subclassed(optimizer, _DistributedLossScale, added, options, local)
+    _teach_loss_scaling()
+    wrap = functools.partial(wrapped, options=options, local=local)
+    if isinstance(optimizer, LossScaleOptimizer):
+        added = {"inner_optimizer": wrap(optimizer.inner_optimizer)}
+        return subclassed(optimizer, _DistributedLossScale, added, wrap)
     gradients = Gradients(options, optimizer._var_key, local)
-    return subclassed(optimizer, _Distributed, {"_distributed_gradients": gradients}, options, local)
+    return subclassed(optimizer, _Distributed, {"_distributed_gradients": gradients}, wrap)
 
 
-def _reduced(optimizer: keras.Optimizer) -> tuple[Any, ...]:
+def _wrapped_copy(make: Callable[..., Any], arguments: Any, options: Options, local: Local) -> Any:
+    """Return the distributed optimizer that a copy or a pickle of one becomes."""
+    return wrapped(make(*arguments), options, local)
+
+
+def _reduced(optimizer: Any) -> tuple[Any, ...]:
     """Return how to make a copy, for `pickle` and `copy`: what Keras makes of the wrapped optimizer, wrapped again."""
     gradients = gradients_of(optimizer)
     assert gradients is not None
-    return wrapped_copy, (*_unwrapped(optimizer).__reduce__(), gradients.options, gradients.local)
+    return _wrapped_copy, (*_unwrapped(optimizer).__reduce__(), gradients.options, gradients.local)
 
 
 def _unwrapped(optimizer: keras.Optimizer) -> keras.Optimizer:
@@ -183,7 +199,7 @@ def _unwrapped(optimizer: keras.Optimizer) -> keras.Optimizer:
     plain_class = optimizer.__class__
     plain = plain_class.__new__(plain_class)
     vars(plain).update(vars(optimizer))
-    if isinstance(plain, keras.optimizers.LossScaleOptimizer):
+    if isinstance(plain, LossScaleOptimizer):
         vars(plain)["inner_optimizer"] = _unwrapped(plain.inner_optimizer)
     else:
         del vars(plain)["_distributed_gradients"]
@@ -191,12 +207,43 @@ def _unwrapped(optimizer: keras.Optimizer) -> keras.Optimizer:
 
 
 @functools.lru_cache(maxsize=1)
-def _teach_to_copy() -> None:
-    """Have LossScaleOptimizer know of copies, if the optimizer inside is distributed."""
-    reduce = keras.optimizers.LossScaleOptimizer.__reduce__
+def _teach_loss_scaling() -> None:
+    """Have a LossScaleOptimizer around a distributed one reduce gradients before it looks, and be copied with it."""
+    apply, reduce = LossScaleOptimizer.apply, LossScaleOptimizer.__reduce__
+
+    @functools.wraps(apply)
+    def reducing_apply(self: Any, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
+        gradients = gradients_of(self)
+        if gradients is None or gradients.is_done:
+            apply(self, grads, trainable_variables)
+            return
+        variables = _built_variables(self, trainable_variables)
+
+        def apply_reduced(reduced: list[Any]) -> None:
+            with gradients.done():
+                apply(self, reduced, variables)
+
+        gradients.apply(list(grads), variables, apply_reduced)
 
     @functools.wraps(reduce)
     def reduce_either(self: Any) -> Any:
         return reduce(self) if gradients_of(self) is None else _reduced(self)
 
-    keras.optimizers.LossScaleOptimizer.__reduce__ = reduce_either
+    LossScaleOptimizer.apply, LossScaleOptimizer.__reduce__ = reducing_apply, reduce_either
+
+
+def _built_variables(optimizer: Any, variables: Sequence[Any] | None) -> list[Any]:
+    """Build an optimizer if necessary, and return its trained variables.
+
+    Raises:
+        ValueError: `variables` is None, and the optimizer is not built.
+    """
+    if variables is None:
+        if not optimizer.built:
+            raise ValueError(
+                f"{optimizer.name} got gradients without variables, and is not built: pass the variables, or call "
+                "optimizer.build(trainable_variables) before"
+            )
+        return list(optimizer._trainable_variables)
+    build(optimizer, variables := list(variables))
+    return variables

@@ -7,10 +7,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovodlike.keras._backends.backend import Reduction, with_those_alone
+from horovodlike.basics import Max
+from horovodlike.keras._backend import Reduction, with_those_alone
 from horovodlike.process_set import ProcessSet
-from horovodlike.tensorflow import Compression, Max, allreduce, grouped_allreduce, join, size_op
 from horovodlike.tensorflow._ops.calls import outermost, translated
+from horovodlike.tensorflow.compression import Compression
+from horovodlike.tensorflow.mpi_ops import allreduce, grouped_allreduce, join, size_op
 
 __all__ = ["Compression", "densify", "divided_by_size", "is_sparse", "is_tracing", "join", "reduce", "translated"]
 

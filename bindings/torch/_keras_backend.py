@@ -9,12 +9,12 @@ from typing import Any
 import keras
 import torch
 
-from horovodlike.keras._backends.backend import Reduction, with_those_alone
+from horovodlike.basics import Max
+from horovodlike.keras._backend import Reduction, with_those_alone
 from horovodlike.process_set import ProcessSet
-from horovodlike.torch import Compression, Max, join
-from horovodlike.torch._compile import disable_compile
-from horovodlike.torch._ops import gpu
-from horovodlike.torch.mpi_ops import allreduce_async_, grouped_allreduce_async_, synchronize
+from horovodlike.torch._ops import disable_compile, gpu
+from horovodlike.torch.compression import Compression
+from horovodlike.torch.mpi_ops import allreduce_async_, grouped_allreduce_async_, join, synchronize
 
 __all__ = ["Compression", "densify", "divided_by_size", "is_sparse", "is_tracing", "join", "reduce", "translated"]
 

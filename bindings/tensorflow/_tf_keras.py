@@ -1,4 +1,4 @@
-"""Variables, models and optimizers of tf_keras, which is Keras 2: see `_objects.Objects`.
+"""Variables, models and optimizers of tf_keras, which is Keras 2: see `_objects`.
 
 There are three kinds of optimizers. Those of `tf_keras.optimizers` ("new") and of `tf_keras.optimizers.legacy`
 ("legacy") have one place where the gradients of replicas are aggregated; loss scaling calls that of the optimizer
@@ -11,14 +11,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 import tf_keras
 
-from horovodlike.keras._options import Local, Options
-from horovodlike.keras._wrapping import Wrapped, subclassed, wrapped_copy
+from horovodlike.keras._wrapping import Local, Options, Wrapped, subclassed
 from horovodlike.tensorflow._gradient_reduction import GradientReduction
 from horovodlike.tensorflow._ops.calls import outermost
 from horovodlike.tensorflow.compression import Compression
@@ -221,11 +221,14 @@ class Gradients:
 class _Wrapped(Wrapped):
     _distributed_gradients: Gradients
 
+    def _gradients(self) -> Gradients | None:
+        return gradients_of(self)
+
     def __reduce__(self) -> tuple[Any, ...]:
         gradients = gradients_of(self)
         assert gradients is not None
         arguments = (self.get_config(),)  # type: ignore[attr-defined]  # the optimizer's class comes next
-        return wrapped_copy, (self.__class__.from_config, arguments, gradients.options, gradients.local)
+        return _wrapped_copy, (self.__class__.from_config, arguments, gradients.options, gradients.local)
 
     # Those of `copy` alone would be of the wrapped class, since legacy optimizers have one.
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
@@ -292,14 +295,19 @@ def gradients_of(optimizer: Any) -> Gradients | None:
 
 def wrapped(optimizer: Any, options: Options, local: Local) -> Any:
     """Return an optimizer that does the same, with reduced gradients."""
-    inner = innermost(optimizer)
+    inner, wrap = innermost(optimizer), partial(wrapped, options=options, local=local)
     if inner is not optimizer:
-        scaled = wrapped(inner, options, local)
-        return subclassed(optimizer, _LossScale, {"_optimizer": scaled, "_trackable": scaled}, options, local)
+        scaled = wrap(inner)
+        return subclassed(optimizer, _LossScale, {"_optimizer": scaled, "_trackable": scaled}, wrap)
     if (of_tensorflow := _of_tensorflow_1(optimizer)) is not None:
         return _wrapped_of_tensorflow_1(of_tensorflow, options, local)
     added = {"_distributed_gradients": Gradients(options, local)}
-    return subclassed(optimizer, _Legacy if _is_legacy(optimizer) else _New, added, options, local)
+    return subclassed(optimizer, _Legacy if _is_legacy(optimizer) else _New, added, wrap)
+
+
+def _wrapped_copy(make: Callable[..., Any], arguments: Any, options: Options, local: Local) -> Any:
+    """Return the distributed optimizer that a copy or a pickle of one becomes."""
+    return wrapped(make(*arguments), options, local)
 
 
 def _wrapped_of_tensorflow_1(optimizer: Any, options: Options, local: Local) -> Any:

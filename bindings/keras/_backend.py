@@ -1,19 +1,77 @@
-"""The interface of Keras's backends: how gradients of the backend's own type are reduced."""
+"""The Keras that this process uses, and the interface of its backends: how gradients of their own type are reduced.
+
+It is Keras 3, or tf_keras, which is Keras 2, where TF_USE_LEGACY_KERAS asks for it. The binding of each framework has
+the backend of Keras that is made of it, and the one of TensorFlow also tf_keras: nothing here imports them by itself.
+"""
 
 from __future__ import annotations
 
-import importlib
+import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache
+from importlib import import_module
 from typing import Any, Protocol
 
-from horovodlike.keras._backends.module import keras
 from horovodlike.process_set import ProcessSet
 
-MODULES = {"tensorflow": "horovodlike.keras._backends.tensorflow", "torch": "horovodlike.keras._backends.torch"}
-"""The backends whose gradients can be reduced, and where they are."""
+# What TensorFlow takes for a yes, for `tf.keras`. It says nothing of Keras 3 on another backend.
+is_tf_keras = os.environ.get("TF_USE_LEGACY_KERAS") in ("1", "true", "True") and os.environ.get(
+    "KERAS_BACKEND", "tensorflow"
+) in ("", "tensorflow")
+
+
+def _imported(package: str) -> Any:
+    try:
+        return import_module(package)
+    except ModuleNotFoundError as error:
+        if error.name != "tf_keras":
+            raise
+        raise ImportError(
+            "TF_USE_LEGACY_KERAS is set, and tf_keras (Keras 2) is not installed: pip install tf_keras, of the version "
+            "of TensorFlow, or unset TF_USE_LEGACY_KERAS to use Keras 3"
+        ) from error
+
+
+keras = _imported("tf_keras" if is_tf_keras else "keras")
+
+_OTHER = {
+    False: ("tf_keras", "tf_keras (Keras 2)", "Keras 3", "set TF_USE_LEGACY_KERAS=1 in the environment of all ranks"),
+    True: ("keras", "Keras 3", "tf_keras (Keras 2)", "unset TF_USE_LEGACY_KERAS, or make it with tf_keras"),
+}
+
+
+def check(given: Any, what: str) -> None:
+    """Check that an object is not of the other Keras, nor of a class that was made of one.
+
+    Args:
+        given: The object.
+        what: Takes it; for the message.
+
+    Raises:
+        TypeError: It is.
+    """
+    package, other, this, remedy = _OTHER[is_tf_keras]
+    if any(cls.__module__.partition(".")[0] == package for cls in type(given).__mro__):
+        raise TypeError(f"{what} is for {this} here, and this {type(given).__name__} is of {other}: {remedy}")
+
+
+class OfSameKeras:
+    """Precedes the class of Keras from which a callback derives, and checks that the model is of the same Keras."""
+
+    def set_model(self, model: Any) -> None:
+        """Take the model that is trained.
+
+        Raises:
+            TypeError: It is of the other Keras.
+        """
+        check(model, f"horovodlike.keras's {type(self).__name__}")
+        super().set_model(model)  # type: ignore[misc]  # Keras's class comes next
+
+
+MODULES = {"tensorflow": "horovodlike.tensorflow._keras_backend", "torch": "horovodlike.torch._keras_backend"}
+"""The backends whose gradients can be reduced, and the modules of the bindings that do it."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +157,7 @@ def current() -> Backend:
             f"horovodlike.keras reduces gradients on the Keras backends {' and '.join(map(repr, MODULES))}, and Keras "
             f"uses {name!r}: set the environment variable KERAS_BACKEND to one of them"
         )
-    return importlib.import_module(MODULES[name])  # type: ignore[return-value]  # a module with these functions
+    return import_module(MODULES[name])  # type: ignore[return-value]  # a module with these functions
 
 
 def with_those_alone(groups: Sequence[Sequence[int]], count: int) -> list[Sequence[int]]:

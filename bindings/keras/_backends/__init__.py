@@ -1,1 +1,0 @@
-"""The differences between the backends and versions of Keras."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -157,6 +157,3 @@ class GradientReduction:
         if isinstance(gradient, tf.IndexedSlices):
             return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
         return values
-
-
-ReduceGradients = Callable[[Sequence[Gradient], Sequence[Variable]], list[Gradient]]

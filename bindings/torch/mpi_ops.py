@@ -180,9 +180,10 @@ def allreduce_(
 ) -> torch.Tensor:
     """Do what `allreduce` does in place, and return the tensor. Not differentiable."""
     arguments = average, prescale_factor, postscale_factor, getattr(process_set, "process_set_id", None)
-    handle = start_again_in_place(name, op, arguments, tensor, True) or _start_in_place(
-        tensor, average, name, op, prescale_factor, postscale_factor, process_set, arguments, True
-    )
+    handle = start_again_in_place(name, op, arguments, tensor, True)
+    if not handle:
+        call = _allreduce_call("allreduce", average, name, op, prescale_factor, postscale_factor, process_set)
+        handle = start_in_place_and_remember(name, op, arguments, call, tensor, True)
     return result(handle, torch.Tensor)
 
 
@@ -197,24 +198,11 @@ def allreduce_async_(
 ) -> int:
     """Start what `allreduce_` does and return a handle for `poll` and `synchronize`."""
     arguments = average, prescale_factor, postscale_factor, getattr(process_set, "process_set_id", None)
-    return start_again_in_place(name, op, arguments, tensor, False) or _start_in_place(
-        tensor, average, name, op, prescale_factor, postscale_factor, process_set, arguments, False
-    )
-
-
-def _start_in_place(
-    tensor: torch.Tensor,
-    average: bool | None,
-    name: str | None,
-    op: int | None,
-    prescale: float,
-    postscale: float,
-    process_set: ProcessSet,
-    arguments: tuple[object, ...],
-    waits: bool,
-) -> int:
-    call = _allreduce_call("allreduce", average, name, op, prescale, postscale, process_set)
-    return start_in_place_and_remember(name, op, arguments, call, tensor, waits)
+    handle = start_again_in_place(name, op, arguments, tensor, False)
+    if not handle:
+        call = _allreduce_call("allreduce", average, name, op, prescale_factor, postscale_factor, process_set)
+        handle = start_in_place_and_remember(name, op, arguments, call, tensor, False)
+    return handle
 
 
 def grouped_allreduce(

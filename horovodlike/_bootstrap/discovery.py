@@ -13,7 +13,7 @@ import ipaddress
 import socket
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from horovodlike._bootstrap.environment import (
     RENDEZVOUS_ADDRESS,
@@ -62,12 +62,12 @@ def join_rendezvous(
         ConfigError: The environment contradicts itself.
     """
     if environ.get(RENDEZVOUS_PORT):
-        address = _Address.parse(environ)
+        given = _GivenAddress(environ, key, place)
         # hvdrun --mpi has mpirun start the ranks, and a server of its own as always.
         if "hvdrun" in (place.launcher, environ.get(RENDEZVOUS_OWNER)):
-            yield JoinedRendezvous(address.join_launcher(_require_key(key, place), place, config))
+            yield JoinedRendezvous(_connect(given.read(), place, config, attempts=3, owner="hvdrun"))
             return
-        discovery: Discovery = address.of_job(_require_key(key, place), place)
+        discovery: Discovery = given
     elif place.local_size == place.size:
         discovery = FileDiscovery(place.job, environ)
     else:
@@ -166,47 +166,21 @@ def _discover(discovery: Discovery, place: RankInfo, config: Config) -> Rendezvo
         pause = min(pause * 1.5, 0.1)
 
 
-def _connect(endpoint: Endpoint, place: RankInfo, config: Config, attempts: int) -> Rendezvous:
-    return Rendezvous(
-        endpoint.hosts,
-        endpoint.port,
-        endpoint.key,
-        place,
-        config.start_timeout,
-        owner="rank 0",
-        attempts=attempts,
-    )
-
-
-@dataclass(frozen=True)
-class _Address:
-    """The address of the server, as the environment has it."""
-
-    hosts: str
-    port: int
-
-    @classmethod
-    def parse(cls, environ: Mapping[str, str]) -> "_Address":
-        text = environ[RENDEZVOUS_PORT]
-        if not (text.isascii() and text.isdigit() and 0 < int(text) < 65536):
-            raise ConfigError(f"{RENDEZVOUS_PORT}={text!r} is not a port")
-        return cls(environ.get(RENDEZVOUS_ADDRESS) or _LOOPBACK, int(text))
-
-    def join_launcher(self, key: JobKey, place: RankInfo, config: Config) -> Rendezvous:
-        return Rendezvous(self.hosts, self.port, key, place, config.start_timeout, owner="hvdrun")
-
-    def of_job(self, key: JobKey, place: RankInfo) -> "_GivenAddress":
-        return _GivenAddress(self, key, place)
+def _connect(endpoint: Endpoint, place: RankInfo, config: Config, attempts: int, owner: str = "rank 0") -> Rendezvous:
+    timeout = config.start_timeout
+    return Rendezvous(endpoint.hosts, endpoint.port, endpoint.key, place, timeout, owner=owner, attempts=attempts)
 
 
 class _GivenAddress:
-    """An address of rank 0's host that the user gave to all ranks."""
+    """An address of the server that the environment gives to all ranks."""
 
-    def __init__(self, address: _Address, key: JobKey, place: RankInfo) -> None:
-        self._address = address
-        self._key = key
+    def __init__(self, environ: Mapping[str, str], key: JobKey | None, place: RankInfo) -> None:
+        text = environ[RENDEZVOUS_PORT]
+        if not (text.isascii() and text.isdigit() and 0 < int(text) < 65536):
+            raise ConfigError(f"{RENDEZVOUS_PORT}={text!r} is not a port")
+        self._given = Endpoint(int(text), _require_key(key, place), environ.get(RENDEZVOUS_ADDRESS) or _LOOPBACK)
         self._place = place
-        self.where = f"at {address.hosts}:{address.port}"
+        self.where = f"at {self._given.hosts}:{self._given.port}"
 
     def choose_endpoint(self) -> Endpoint:
         """Return those of the addresses that this host has.
@@ -217,9 +191,9 @@ class _GivenAddress:
         from horovodlike._net.interfaces import local_addresses
 
         here = {each.address for each in local_addresses()}
-        given = [ipaddress.ip_address(each) for each in resolve(self._address.hosts)]
+        given = [ipaddress.ip_address(each) for each in resolve(self._given.hosts)]
         mine = [each for each in given if each in here or each.is_loopback]
-        what = f"{RENDEZVOUS_ADDRESS}={self._address.hosts!r}"
+        what = f"{RENDEZVOUS_ADDRESS}={self._given.hosts!r}"
         if not mine:
             raise RendezvousError(
                 f"{what} is no address of host {socket.gethostname()}, where rank 0 runs, and where it listens for the "
@@ -230,7 +204,7 @@ class _GivenAddress:
                 f"{what} stands for {mine[0]} on host {socket.gethostname()}, where rank 0 runs, and other hosts "
                 "cannot reach that; set it to an address that they can reach"
             )
-        return Endpoint(self._address.port, self._key, ",".join(str(each) for each in mine))
+        return replace(self._given, hosts=",".join(str(each) for each in mine))
 
     def publish(self, endpoint: Endpoint) -> None:
         """Do nothing: all ranks were given the address."""
@@ -240,7 +214,7 @@ class _GivenAddress:
 
     def read(self) -> Endpoint:
         """Return what the user gave."""
-        return Endpoint(self._address.port, self._key, self._address.hosts)
+        return self._given
 
 
 def resolve(hosts: str) -> list[str]:

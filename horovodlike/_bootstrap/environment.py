@@ -45,11 +45,11 @@ class RankInfo:
 
     Attributes:
         rank: 0 to ``size - 1``.
-        size: Return how many processes the job has.
+        size: The number of processes of the job.
         local_rank: 0 to ``local_size - 1`` among the processes of this host.
-        local_size: Return how many processes of the job this host has.
+        local_size: The number of processes of the job on this host.
         cross_rank: The host's number among the hosts that have a process of this local rank.
-        cross_size: Return how many hosts have a process of this local rank.
+        cross_size: The number of hosts that have a process of this local rank.
         launcher: The launcher of the job, ``none`` if there is none.
         job: A text that is the same on all ranks of the job and differs between jobs; empty in a job of one.
         node_id: The launcher's name for this host, or None. Ranks of different names are on different hosts.

@@ -109,26 +109,23 @@ class Rendezvous:
             raise VersionError(f"rank {self.rank} cannot use {self._where}: {error}") from None
         except OSError as error:
             raise self._unreachable(error) from error
-        try:
-            answer = json.loads(link.receive(deadline))
-        except TimeoutError as error:
-            link.close()
-            raise UnreachableError(
-                f"{self._where} did not answer rank {self.rank} in time; is {self._owner} stopped?"
-            ) from error
-        except AuthenticationError as error:
-            link.close()
-            raise AuthenticationError(
-                f"authentication failed between rank {self.rank} and {self._where} ({error}): they do not hold the "
-                "same key. All ranks of a job need the HOROVODLIKE_SECRET_KEY that its launcher made; was this process "
-                "started in the environment of another job?"
-            ) from None
-        except BaseException:
-            link.close()
-            raise
-        if "refused" in answer:
-            link.close()
-            raise RendezvousError(f"{self._where} refused this process: {answer['refused']}")
+        with contextlib.ExitStack() as stack:
+            stack.callback(link.close)
+            try:
+                answer = json.loads(link.receive(deadline))
+            except TimeoutError as error:
+                raise UnreachableError(
+                    f"{self._where} did not answer rank {self.rank} in time; is {self._owner} stopped?"
+                ) from error
+            except AuthenticationError as error:
+                raise AuthenticationError(
+                    f"authentication failed between rank {self.rank} and {self._where} ({error}): they do not hold the "
+                    "same key. All ranks of a job need the HOROVODLIKE_SECRET_KEY that its launcher made; was this "
+                    "process started in the environment of another job?"
+                ) from None
+            if "refused" in answer:
+                raise RendezvousError(f"{self._where} refused this process: {answer['refused']}")
+            stack.pop_all()
         self.generation = int(answer["generation"])
         self.local_address: str = link.socket.getsockname()[0]
         self.server_address: str = link.socket.getpeername()[0]

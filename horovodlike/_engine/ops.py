@@ -31,11 +31,6 @@ def has_ended() -> HorovodInternalError | None:
     return error(text_of(lib.hvl_last_error()))
 
 
-def is_in_flight(handle: int) -> bool:
-    """Return whether the engine may still use a request's memory: not if the handle is unknown or was waited for."""
-    return bool(lib.hvl_poll(handle) == 0)
-
-
 def is_known(handle: int) -> bool:
     """Return whether a handle can be waited for."""
     return bool(lib.hvl_poll(handle) >= 0)

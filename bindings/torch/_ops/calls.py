@@ -10,7 +10,7 @@ import torch
 
 from horovodlike._engine.arguments import called, check_compression, check_name, factor, integer, reduce_op
 from horovodlike._engine.ops import Kind
-from horovodlike.basics import Average
+from horovodlike.basics import Average, Sum
 from horovodlike.process_set import ProcessSet, global_process_set, registered_id
 from horovodlike.torch._ops.compressors import Compressor, NoneCompressor
 from horovodlike.torch._ops.handles import CALLS_KEPT, Call, full_name, give_up, synchronize
@@ -34,19 +34,7 @@ def reduction_call(
     label = called(operation, name)
     op = Average if op is None else reduce_op(op, label, adasum=kind is Kind.ALLREDUCE)
     prescale, postscale = factor(prescale, "prescale_factor", label), factor(postscale, "postscale_factor", label)
-    if name is None:
-        return new_reduction(kind, operation, None, op, prescale, postscale, set_id)
-    return known_reduction(kind, operation, name, op, prescale, postscale, set_id)
-
-
-def new_reduction(
-    kind: Kind, operation: str, name: str | None, op: int, prescale: float, postscale: float, set_id: int
-) -> Call:
-    """Do what `reduction_call` does, with checked arguments; `known_reduction` keeps those that have names."""
-    return Call(kind, full_name(operation, name, set_id), op, -1, prescale, postscale, set_id)
-
-
-known_reduction = lru_cache(maxsize=CALLS_KEPT)(new_reduction)
+    return (new_call if name is None else known_call)(kind, operation, name, set_id, op, -1, prescale, postscale)
 
 
 def plain_call(kind: Kind, operation: str, name: str | None, process_set: ProcessSet, root_rank: int = -1) -> Call:
@@ -55,14 +43,24 @@ def plain_call(kind: Kind, operation: str, name: str | None, process_set: Proces
     check_name(name, operation)
     if kind is Kind.BROADCAST:
         root_rank = integer(root_rank, "root_rank", called(operation, name))
-    return (_new_plain if name is None else _known_plain)(kind, operation, name, root_rank, set_id)
+    return (new_call if name is None else known_call)(kind, operation, name, set_id, Sum, root_rank)
 
 
-def _new_plain(kind: Kind, operation: str, name: str | None, root_rank: int, set_id: int) -> Call:
-    return Call(kind, full_name(operation, name, set_id), root_rank=root_rank, process_set=set_id)
+def new_call(
+    kind: Kind,
+    operation: str,
+    name: str | None,
+    set_id: int,
+    op: int,
+    root_rank: int,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+) -> Call:
+    """Return a call with checked arguments; `known_call` keeps those that have names."""
+    return Call(kind, full_name(operation, name, set_id), op, root_rank, prescale, postscale, set_id)
 
 
-_known_plain = lru_cache(maxsize=CALLS_KEPT)(_new_plain)
+known_call = lru_cache(maxsize=CALLS_KEPT)(new_call)
 
 
 def compressed(

@@ -24,7 +24,7 @@ from horovodlike._engine.arguments import reduce_op
 from horovodlike._engine.ops import Kind, Request
 from horovodlike.torch._ops.alltoall import Counts, row_counts, send_back
 from horovodlike.torch._ops.autograd import carry_out, is_differentiable, rows_in, run_backward
-from horovodlike.torch._ops.calls import group, known_reduction, new_reduction, result
+from horovodlike.torch._ops.calls import group, known_call, new_call, result
 from horovodlike.torch._ops.handles import Call, next_number, numbered
 from horovodlike.torch._ops.variable_size import start_alltoall
 
@@ -124,9 +124,8 @@ def _call(
     name = _name(name, number)
     if kind in (Kind.ALLREDUCE, Kind.REDUCESCATTER):
         op = reduce_op(op, operation, adasum=kind is Kind.ALLREDUCE)
-        reduction = known_reduction if number is None else new_reduction
-        return reduction(kind, operation, name, op, prescale, postscale, set_id)
-    return Call(kind, f"{operation}.{name}", root_rank=root_rank, process_set=set_id)
+    call = known_call if number is None else new_call
+    return call(kind, operation, name, set_id, op, root_rank, prescale, postscale)
 
 
 def _name(name: str | None, number: torch.Tensor | None) -> str | None:

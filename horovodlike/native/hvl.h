@@ -358,12 +358,12 @@ void hvl_free(void* data);
 /* Stack-dump requests: blocks until other ranks have waited so long for this one that the coordinator asks; returns the
  * number of the question, to answer with text for the report (HVL_STACK_BYTES of it). 0: the job has ended. */
 int64_t hvl_await_stack_request(void);
-void hvl_answer_stack_request(int64_t question, const char* text);
+void hvl_answer_stack_request(int64_t request, const char* text);
 
 const char* hvl_last_error(void);
 void hvl_get_counters(hvl_counters* counters);
 /* Of the job's ranks 0 to count - 1, as the coordinator has seen them so far. */
-void hvl_get_straggler_stats(hvl_straggler_stats* lateness, int32_t count);
+void hvl_get_straggler_stats(hvl_straggler_stats* stats, int32_t count);
 /* The last collectives of this rank as a JSON array, to be freed with hvl_free(); null if there is no engine. */
 char* hvl_get_collective_records(void);
 /* From now on writes this rank's activity to a file of trace events, in place of the timeline before; also the begin of

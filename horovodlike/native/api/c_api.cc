@@ -223,10 +223,10 @@ int64_t hvl_await_stack_request(void) {
   return memory != nullptr ? hvl::await_question(memory.get(), local_rank) : 0;
 }
 
-void hvl_answer_stack_request(int64_t question, const char* text) {
+void hvl_answer_stack_request(int64_t request, const char* text) {
   std::shared_ptr<hvl::Engine> running = hvl::engine();
   if (running == nullptr) return;
-  hvl::answer(running->memory().get(), running->options().local_rank, static_cast<uint32_t>(question), text);
+  hvl::answer(running->memory().get(), running->options().local_rank, static_cast<uint32_t>(request), text);
 }
 
 const char* hvl_last_error(void) { return hvl::last_error.c_str(); }
@@ -249,15 +249,15 @@ void hvl_get_counters(hvl_counters* counters) {
   counters->segment_bytes = static_cast<int64_t>(hvl::HostMemory::bytes_needed(shape)) / shape.ranks;
 }
 
-void hvl_get_straggler_stats(hvl_straggler_stats* lateness, int32_t count) {
-  std::fill_n(lateness, count, hvl_straggler_stats{});
+void hvl_get_straggler_stats(hvl_straggler_stats* stats, int32_t count) {
+  std::fill_n(stats, count, hvl_straggler_stats{});
   std::shared_ptr<hvl::Engine> running = hvl::engine();
   if (running == nullptr) return;
   const std::vector<int> ranks = running->options().local_ranks();
   for (size_t local_rank = 0; local_rank < ranks.size(); ++local_rank) {
     if (ranks[local_rank] >= count) break;
     const hvl::RankBlock& block = running->memory()->rank(static_cast<int>(local_rank));
-    lateness[ranks[local_rank]] = {block.times_late.load(), static_cast<int64_t>(block.waited_for.load())};
+    stats[ranks[local_rank]] = {block.times_late.load(), static_cast<int64_t>(block.waited_for.load())};
   }
 }
 

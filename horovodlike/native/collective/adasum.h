@@ -21,10 +21,10 @@ struct AveragedMembers {
   int divisor = 1;
 };
 
-// One batch. Each member of the team gets its part of all vectors and combines them; only the products of whole vectors
-// are added up over the members, level by level. So each byte is sent about twice, as in an allreduce, and all members
-// end with the same bits. Takes twice the memory of the batch in float32, or float64 if it has such a tensor, and keeps
-// no more than kMostKept of it.
+// Combines one batch. Each member of the team gets its part of all vectors and combines these parts; only the products
+// of whole vectors are added up over the members, level by level. So each byte is sent about twice, as in an allreduce,
+// and all members end with the same bits. Takes twice the memory of the batch in float32, or float64 if it has such a
+// tensor, and keeps no more than kMostKept of that memory for the next batch.
 class Adasum {
  public:
   static constexpr uint64_t kMostKept = 2 << 20;  // bytes

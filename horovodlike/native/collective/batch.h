@@ -1,7 +1,7 @@
 // A batch: tensors that are moved together, as one stream of bytes.
 //
-// Nothing is copied here: a batch is a list of segments, each one tensor's own memory at an offset of the stream.
-// Segments start at multiples of kAlignment, so cutting the stream at any such multiple cuts no element.
+// A batch copies nothing: it is a list of segments, each of which is one tensor's own memory at an offset of the
+// stream. Segments start at multiples of kAlignment, so cutting the stream at any such multiple cuts no element.
 #pragma once
 
 #include <algorithm>

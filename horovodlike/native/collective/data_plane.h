@@ -18,7 +18,7 @@ namespace hvl {
 struct Team {
   std::vector<int> ranks;  // ascending
   size_t mine = 0;         // this rank's place among them; the number of ranks if it is no member
-  bool is_whole = true;    // all of a process set take part
+  bool is_whole = true;    // all members of the process set take part
 
   Team() = default;
   Team(std::vector<int> members, int rank) : ranks(std::move(members)) {
@@ -35,8 +35,8 @@ struct Team {
 
 using TeamPtr = std::shared_ptr<const Team>;
 
-// Called now and then with the number of bytes of the stream that are final in the outputs, so that tensors complete
-// before the batch.
+// Called repeatedly with the number of bytes of the stream that are final in the outputs, so that a tensor completes
+// before its batch does.
 using FinalBytes = std::function<void(uint64_t num_bytes)>;
 
 // The bytes sent to, or received from, one member of a team.
@@ -77,7 +77,7 @@ class DataPlane {
   virtual void begin(TeamPtr team, uint64_t number) = 0;
 
   virtual Status allreduce(const Batch& batch, const FinalBytes& final_bytes) = 0;
-  // root: its place in the team.
+  // `root`: the root's place in the team.
   virtual Status broadcast(const Batch& batch, int root, const FinalBytes& final_bytes) = 0;
   virtual Status allgather(const Gather& gather) = 0;
   virtual Status reducescatter(const Scatter& scatter) = 0;
@@ -86,7 +86,7 @@ class DataPlane {
   // True if something other than this process's threads may still write to the outputs of a failed collective.
   virtual bool holds_memory() const { return false; }
 
-  // As in ControlPlane.
+  // In a forked child: closes its copies of the connections, as ControlPlane::close_in_child() does.
   virtual void close_in_child() {}
 };
 

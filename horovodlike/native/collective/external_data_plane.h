@@ -1,7 +1,7 @@
 // The data plane that moves bytes between ranks with another library, such as MPI, by the functions of hvl_external.
 //
-// It adds up float32 and float64. Everything else that must be reduced is sent to the rank that owns the part, which
-// reduces it with our own arithmetic: such results have the bits of our own transports, whatever the library can do.
+// The library adds up float32 and float64. Everything else that must be reduced is sent to the rank that owns the part,
+// which reduces it with the engine's arithmetic: such results have the same bits as those of the other data planes.
 // Data to send is packed into a buffer, piece by piece; a tensor that is alone, or as large as the buffer, is sent in
 // place.
 #pragma once
@@ -17,8 +17,8 @@ namespace hvl {
 
 struct ExternalOptions {
   hvl_external functions;
-  uint64_t buffer_bytes = 8 << 20;    // that are sent together, of all ranks; a multiple of kAlignment
-  uint64_t in_place_bytes = 1 << 30;  // of one tensor that are sent together at most; likewise
+  uint64_t buffer_bytes = 8 << 20;    // bytes of all ranks that are sent together; a multiple of kAlignment
+  uint64_t in_place_bytes = 1 << 30;  // bytes of one tensor that are sent together at most; a multiple of kAlignment
 };
 
 // For the engine's thread alone: it never returns HVL_IN_PROGRESS.
@@ -45,7 +45,7 @@ class ExternalDataPlane : public DataPlane {
     std::unique_ptr<char[]> data;
     uint64_t num_bytes = 0;
 
-    char* of(uint64_t bytes);  // the contents are lost if that is more than before
+    char* of(uint64_t bytes);  // the contents are lost if `bytes` is more than before
   };
 
   // The data of one library call: a packed range of a batch's stream, or a part of one segment.
@@ -80,7 +80,7 @@ class ExternalDataPlane : public DataPlane {
   const uint64_t in_place_bytes_;
   const int local_rank_;
   Waiter* const waiter_;
-  LoopbackDataPlane loopback_;  // of teams of one
+  LoopbackDataPlane loopback_;  // for teams of one rank
   TeamPtr team_;
   std::vector<int32_t> ranks_;
   hvl_team native_team_{};

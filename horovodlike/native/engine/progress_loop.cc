@@ -290,7 +290,7 @@ void ProgressLoop::request_peer_flush() {
     idle_wait_.next_request = now + kFirstRequest;
   } else if (now >= idle_wait_.next_request) {
     idle_wait_.next_request = now + std::min(now - idle_wait_.since, kMaxHold);
-    context_.memory->notify_holders(context_.options.local_rank);
+    context_.memory->notify_deferring_ranks(context_.options.local_rank);
   }
 }
 

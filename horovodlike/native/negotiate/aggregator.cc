@@ -13,7 +13,7 @@
 namespace hvl {
 namespace {
 
-constexpr uint64_t kNotHeld = 0;  // a deadline
+constexpr uint64_t kNotHeld = 0;  // the deadline of a tensor of which no message is held
 
 }  // namespace
 
@@ -22,8 +22,8 @@ struct Aggregator::State {
   using TensorAt = Tensors::iterator;
 
   struct ProcessSet {
-    RankSet ranks;   // those of the members that are below
-    RankSet joined;  // of these: no tensor waits for them
+    RankSet ranks;   // the members among AggregatorOptions::ranks
+    RankSet joined;  // those of `ranks` that have joined: no tensor waits for them
     std::unordered_map<std::string, TensorAt> names;
   };
 
@@ -60,7 +60,7 @@ struct Aggregator::State {
   AggregatorOptions options;
   std::map<int32_t, ProcessSet> process_sets;
   std::unordered_map<TensorId, TensorAt> ids;
-  Tensors idle;  // nothing of these is held
+  Tensors idle;  // no message about these is held
   Tensors held;  // the earliest deadline first
   std::vector<Outgoing> outgoing;
   bool is_over = false;  // a rank has left, or the log has ended: the coordinator ignores everything after that
@@ -93,7 +93,7 @@ void Aggregator::State::on_request(const Message& message, const Times& times) {
   signature.kind == HVL_JOIN ? release(tensor) : hold_or_release(tensor, *set, times);
 }
 
-// Releases what must be sent before `ranks` request an operation of that kind.
+// Releases the messages that must be sent before the request of `ranks` for an operation of that kind.
 void Aggregator::State::prepare(TensorAt tensor, Kind kind, const RankSet& ranks) {
   // A rank that repeats a request has received an answer to the first one earlier than this host, for example when the
   // process set is removed.
@@ -103,15 +103,15 @@ void Aggregator::State::prepare(TensorAt tensor, Kind kind, const RankSet& ranks
   if (changes_process_sets(kind))
     release_if([](const PartialTensor& held) { return !changes_process_sets(held.kind); });
   if (kind != HVL_JOIN) return;
-  // Tensors that a rank has ready when it joins are executed with it; and tensors that wait only for this rank no
-  // longer wait.
+  // Tensors that a rank has ready when it joins are executed with it, and tensors for which only this rank was missing
+  // are complete.
   const int32_t process_set = tensor->process_set;
   release_if([&](const PartialTensor& held) { return held.process_set == process_set; });
   tensor->joined.add(ranks);
   find_process_set(process_set)->joined.add(ranks);
 }
 
-// True if all ranks that the coordinator can wait for have announced it.
+// True if all ranks of this part of the tree for which the coordinator can wait have announced the tensor.
 bool Aggregator::State::is_complete(const PartialTensor& tensor, const ProcessSet& set) const {
   if (set.joined.empty()) return tensor.is_announced_by(set.ranks.size());
   RankSet needed = set.ranks;
@@ -147,7 +147,7 @@ void Aggregator::State::release_if(F condition) {
   }
 }
 
-// Moves a tensor of which nothing is held any more to the idle ones.
+// Moves a tensor about which no message is held any more to the idle ones.
 void Aggregator::State::settle(TensorAt tensor) {
   if (!tensor->is_empty() || tensor->deadline == kNotHeld) return;
   idle.splice(idle.end(), held, tensor);
@@ -167,9 +167,9 @@ Aggregator::State::TensorAt Aggregator::State::find_or_add(ProcessSet* set, cons
 
 // ---- The log --------------------------------------------------------------------------------------------------------
 
-// A tensor that changes while all ranks take part keeps its id, and nothing of it is held then. A tensor that changes
-// without some ranks gets another id; these ranks have joined, so nothing of theirs is held either, and they announce
-// it again.
+// A tensor that changes while all ranks take part keeps its id, and no message about it is held then. A tensor that
+// changes without some ranks gets another id; these ranks have joined, so no message of theirs is held either, and they
+// announce the tensor again.
 void Aggregator::State::define(const Record& record) {
   ProcessSet* set = find_process_set(record.signature.process_set);
   if (set == nullptr) return;
@@ -207,8 +207,8 @@ void Aggregator::State::answer(TensorAt tensor, const RankSet& absent) {
   for (const auto& [name, other] : set->names) set->joined.add(other->joined);
 }
 
-// If it failed because ranks do not agree, the requests of all but the absent ranks have reached the coordinator, and
-// nothing of theirs is held. If it failed because its process set is removed, this record tells all of them.
+// If the tensor failed because ranks disagree, the requests of all but the absent ranks have reached the coordinator,
+// so none of them is held. If it failed because its process set was removed, this record answers those that are held.
 void Aggregator::State::fail(const Record& record) {
   ProcessSet* set = find_process_set(record.signature.process_set);
   if (set == nullptr) return;
@@ -221,7 +221,7 @@ void Aggregator::State::fail(const Record& record) {
   forget_if_unused(tensor);
 }
 
-// Announcements by the id do not count: the ranks will repeat them when they read this.
+// Announcements by the id do not count any more: the ranks repeat them when they read this record.
 void Aggregator::State::evict(TensorId id) {
   const auto known = ids.find(id);
   if (known == ids.end()) return;

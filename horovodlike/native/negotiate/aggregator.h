@@ -2,12 +2,12 @@
 // the coordinator about one tensor, so that its parent gets one message for all of them.
 //
 // Pure: no clock, thread or I/O. It never decides anything. For each rank it sends only what the rank has sent, in an
-// order in which the rank could have sent it; it delays messages, at most by the patience. It passes on what it cannot
-// merge.
+// order in which the rank could have sent it; it delays a message by AggregatorOptions::patience at most. It passes on
+// what it cannot merge.
 //
-// A rank announces by the ids of the log as far as it has read it. The aggregator has read at least as far: observe()
-// is called first. So an id that it does not know is no longer defined, and is passed on to the coordinator, which
-// knows the reason.
+// A rank announces a tensor by the id that the log has given it. The aggregator has always read the log at least as far
+// as the rank, because observe() gets each record first. So an id that the aggregator does not know is no longer
+// defined; it is passed on to the coordinator, which knows the reason.
 #pragma once
 
 #include <cstdint>

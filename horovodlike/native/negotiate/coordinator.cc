@@ -17,7 +17,7 @@ Decision make_decision(Record::Type type, Reason::Why why, int32_t count, int64_
   return decision;
 }
 
-// The signature of the defined entry on one rank.
+// The signature of a defined tensor on one rank, with that rank's varying values.
 Signature signature_on(const Details& details, int rank) {
   Signature signature = details.signature;
   const size_t begin = static_cast<size_t>(rank) * details.varying_per_rank;
@@ -78,37 +78,37 @@ Coordinator::State::State(const CoordinatorOptions& given) : options(given), tab
 
 // ---- Messages -------------------------------------------------------------------------------------------------------
 
-// `kind`: of the rank's request, which may differ from the kind of the entry.
-Status Coordinator::State::add_ready(TensorState* entry, int rank, Kind kind, uint64_t sent) {
-  if (!table.add_ready(entry, rank)) return announced_again(*entry, rank);
-  note_ready(entry, entry->num_ready == 1, {sent, ReadyMark(sent, rank)});
-  if (entry->kind != HVL_JOIN && num_joins[static_cast<size_t>(rank)] > 0 &&
-      find_process_set(entry->process_set)->has_joined(rank)) {
-    ++entry->num_needed;  // another thread of the rank continues: it takes part
+// `kind`: of the rank's request, which may differ from the kind of the tensor.
+Status Coordinator::State::add_ready(TensorState* tensor, int rank, Kind kind, uint64_t sent) {
+  if (!table.add_ready(tensor, rank)) return announced_again(*tensor, rank);
+  note_ready(tensor, tensor->num_ready == 1, {sent, ReadyMark(sent, rank)});
+  if (tensor->kind != HVL_JOIN && num_joins[static_cast<size_t>(rank)] > 0 &&
+      find_process_set(tensor->process_set)->has_joined(rank)) {
+    ++tensor->num_needed;  // a rank that has joined takes part where another of its threads continues
   }
-  if (kind == HVL_JOIN) on_join(*entry, rank);
-  if (entry->num_ready >= entry->num_needed) complete(entry, kind == HVL_JOIN);
+  if (kind == HVL_JOIN) on_join(*tensor, rank);
+  if (tensor->num_ready >= tensor->num_needed) complete(tensor, kind == HVL_JOIN);
   return Status();
 }
 
-Status Coordinator::State::announced_again(const TensorState& entry, int rank) {
-  return protocol_error(rank, "announced '" + table.details(entry).signature.name + "' again before it was executed");
+Status Coordinator::State::announced_again(const TensorState& tensor, int rank) {
+  return protocol_error(rank, "announced '" + table.details(tensor).signature.name + "' again before it was executed");
 }
 
-void Coordinator::State::note_ready(TensorState* entry, bool is_first, const Readiness& readiness) {
-  entry->since = is_first ? readiness.since : std::min(entry->since, readiness.since);
-  entry->last = is_first ? readiness.last : std::max(entry->last, readiness.last);
+void Coordinator::State::note_ready(TensorState* tensor, bool is_first, const Readiness& readiness) {
+  tensor->since = is_first ? readiness.since : std::min(tensor->since, readiness.since);
+  tensor->last = is_first ? readiness.last : std::max(tensor->last, readiness.last);
 }
 
-void Coordinator::State::complete(TensorState* entry, bool joins) {
-  completed.push_back(entry->id);
-  join_is_complete |= joins || entry->kind == HVL_JOIN ||
-                      (entry->requested && find_process_set(entry->process_set)->is_joined_by(*entry));
-  if (entry->kind != HVL_JOIN)
-    straggler_stats[static_cast<size_t>(entry->last.rank())].add(entry->since, entry->last.time());
+void Coordinator::State::complete(TensorState* tensor, bool joins) {
+  completed.push_back(tensor->id);
+  join_is_complete |= joins || tensor->kind == HVL_JOIN ||
+                      (tensor->requested && find_process_set(tensor->process_set)->is_joined_by(*tensor));
+  if (tensor->kind != HVL_JOIN)
+    straggler_stats[static_cast<size_t>(tensor->last.rank())].add(tensor->since, tensor->last.time());
 }
 
-// For an undefined id. A rank that has not read yet that it was evicted sends the request again when it does.
+// Returns ok if the id was evicted: a rank that has not read that record yet sends the request in full when it does.
 Status Coordinator::State::stale_or_unknown(int rank, TensorId id) {
   if (table.was_given(id) && table.find(id) == nullptr) return Status();
   return protocol_error(rank, "announced the unknown tensor id " + std::to_string(id));
@@ -116,12 +116,12 @@ Status Coordinator::State::stale_or_unknown(int rank, TensorId id) {
 
 Status Coordinator::State::on_ready(int rank, TensorId id, uint64_t sent) {
   before_more_of(rank);
-  TensorState* entry = table.find(id);
-  if (entry == nullptr || !entry->defined) return stale_or_unknown(rank, id);
-  if (entry->process_set != 0 && !is_member(entry->process_set, rank)) {
+  TensorState* tensor = table.find(id);
+  if (tensor == nullptr || !tensor->defined) return stale_or_unknown(rank, id);
+  if (tensor->process_set != 0 && !is_member(tensor->process_set, rank)) {
     return not_a_member(rank);
   }
-  Status status = add_ready(entry, rank, entry->kind, sent);
+  Status status = add_ready(tensor, rank, tensor->kind, sent);
   end_join();
   return status;
 }
@@ -129,13 +129,13 @@ Status Coordinator::State::on_ready(int rank, TensorId id, uint64_t sent) {
 TensorState* Coordinator::State::find_or_add(ProcessSet* set, const Signature& signature) {
   const auto known = set->names.find(signature.name);
   if (known != set->names.end()) return table.find(known->second);
-  TensorState* entry = table.add();
-  entry->process_set = signature.process_set;
-  entry->kind = signature.kind;
-  make_idle(entry);
-  table.details(*entry).signature = signature;
-  set->names.emplace(signature.name, entry->id);
-  return entry;
+  TensorState* tensor = table.add();
+  tensor->process_set = signature.process_set;
+  tensor->kind = signature.kind;
+  make_idle(tensor);
+  table.details(*tensor).signature = signature;
+  set->names.emplace(signature.name, tensor->id);
+  return tensor;
 }
 
 Status Coordinator::State::on_request(int rank, const Signature& signature, uint64_t sent) {
@@ -149,11 +149,11 @@ Status Coordinator::State::on_request(int rank, const Signature& signature, uint
     return Status();
   }
   if (!is_member(signature.process_set, rank)) return not_a_member(rank, signature);
-  TensorState* entry = find_or_add(set, signature);
-  Status status = add_ready(entry, rank, signature.kind, sent);
+  TensorState* tensor = find_or_add(set, signature);
+  Status status = add_ready(tensor, rank, signature.kind, sent);
   if (!status.ok()) return status;
-  entry->requested = true;
-  add_to_proposals(rank, signature, &table.details(*entry).proposals);
+  tensor->requested = true;
+  add_to_proposals(rank, signature, &table.details(*tensor).proposals);
   end_join();
   return status;
 }
@@ -165,129 +165,129 @@ void Coordinator::State::shut_down(int rank, const std::string& text) {
 
 // ---- Decisions ------------------------------------------------------------------------------------------------------
 
-// For an entry that some ranks requested in full: returns it as it is defined now, or null if an error was decided.
-TensorState* Coordinator::State::settle(TensorState* entry, std::vector<Decision>* decisions) {
-  Details& details = table.details(*entry);
+// Compares the requests for a tensor that some ranks requested in full. Null: they differ, and an error was decided.
+TensorState* Coordinator::State::settle(TensorState* tensor, std::vector<Decision>* decisions) {
+  Details& details = table.details(*tensor);
   std::vector<Proposal> proposals = std::move(details.proposals);
   details.proposals.clear();
-  entry->requested = false;
-  if (entry->defined) {
+  tensor->requested = false;
+  if (tensor->defined) {
     std::vector<bool> has_requested(static_cast<size_t>(options.size));
     for (const Proposal& proposal : proposals) {
       for (int rank : proposal.ranks) has_requested[static_cast<size_t>(rank)] = true;
     }
-    for (int rank : find_process_set(entry->process_set)->members) {
-      if (has_requested[static_cast<size_t>(rank)] || !table.is_ready(*entry, rank)) continue;
+    for (int rank : find_process_set(tensor->process_set)->members) {
+      if (has_requested[static_cast<size_t>(rank)] || !table.is_ready(*tensor, rank)) continue;
       add_to_proposals(rank, signature_on(details, rank), &proposals);
     }
   }
-  Verdict verdict = agree(std::move(proposals), find_process_set(entry->process_set)->members, options.size);
-  if (verdict.status.ok()) return define(entry, std::move(verdict), decisions);
-  refuse(entry, verdict.status, decisions);
+  Verdict verdict = agree(std::move(proposals), find_process_set(tensor->process_set)->members, options.size);
+  if (verdict.status.ok()) return define(tensor, std::move(verdict), decisions);
+  refuse(tensor, verdict.status, decisions);
   return nullptr;
 }
 
-void Coordinator::State::refuse(TensorState* entry, const Status& status, std::vector<Decision>* decisions) {
-  close_batches(decisions);  // what was complete earlier comes first
-  decisions->push_back(make_error(table.details(*entry).signature, status, entry->num_ready));
-  decisions->back().record.absent = absent_from(*entry);
-  forget_joins(*entry);
-  make_idle(entry);
-  if (!entry->defined) remove(entry);
+void Coordinator::State::refuse(TensorState* tensor, const Status& status, std::vector<Decision>* decisions) {
+  close_batches(decisions);  // tensors that were complete earlier come first in the log
+  decisions->push_back(make_error(table.details(*tensor).signature, status, tensor->num_ready));
+  decisions->back().record.absent = absent_from(*tensor);
+  forget_joins(*tensor);
+  make_idle(tensor);
+  if (!tensor->defined) remove(tensor);
 }
 
-// No rank has it ready, and all that have not joined will be needed; for a join, all.
-void Coordinator::State::make_idle(TensorState* entry) {
-  table.clear_ready(entry);
-  const ProcessSet& set = *find_process_set(entry->process_set);
-  entry->num_needed = entry->kind == HVL_JOIN ? static_cast<int32_t>(set.members.size()) : set.num_active();
+// Resets a tensor: no rank has it ready, and all ranks that have not joined are needed; for a join, all ranks.
+void Coordinator::State::make_idle(TensorState* tensor) {
+  table.clear_ready(tensor);
+  const ProcessSet& set = *find_process_set(tensor->process_set);
+  tensor->num_needed = tensor->kind == HVL_JOIN ? static_cast<int32_t>(set.members.size()) : set.num_active();
 }
 
-// An absent rank may announce by an id before it reads that the id has changed, so a tensor that changes then gets
-// another id.
-TensorState* Coordinator::State::define(TensorState* entry, Verdict verdict, std::vector<Decision>* decisions) {
-  const Details& known = table.details(*entry);
-  if (entry->defined && verdict.signature == known.signature && verdict.varying == known.varying) return entry;
-  const Reason::Why why = entry->defined ? Reason::Why::kChanged : Reason::Why::kNew;
-  std::vector<int32_t> absent = absent_from(*entry);
-  const TensorId replaced = entry->defined && !absent.empty() ? entry->id : kNoId;
-  if (replaced != kNoId) entry = with_new_id(replaced);
-  Details& details = table.details(*entry);
-  entry->defined = true;
-  entry->kind = verdict.signature.kind;
-  entry->device = verdict.signature.device;
-  entry->fuses = entry->kind == HVL_ALLREDUCE && verdict.signature.op != HVL_ADASUM;
-  entry->num_tensors = static_cast<int32_t>(verdict.signature.tensors.size());
-  entry->num_bytes = verdict.signature.num_bytes();
+// A tensor that changes while ranks are absent gets another id: an absent rank may announce by the old id before it
+// reads that the tensor has changed.
+TensorState* Coordinator::State::define(TensorState* tensor, Verdict verdict, std::vector<Decision>* decisions) {
+  const Details& known = table.details(*tensor);
+  if (tensor->defined && verdict.signature == known.signature && verdict.varying == known.varying) return tensor;
+  const Reason::Why why = tensor->defined ? Reason::Why::kChanged : Reason::Why::kNew;
+  std::vector<int32_t> absent = absent_from(*tensor);
+  const TensorId replaced = tensor->defined && !absent.empty() ? tensor->id : kNoId;
+  if (replaced != kNoId) tensor = with_new_id(replaced);
+  Details& details = table.details(*tensor);
+  tensor->defined = true;
+  tensor->kind = verdict.signature.kind;
+  tensor->device = verdict.signature.device;
+  tensor->fuses = tensor->kind == HVL_ALLREDUCE && verdict.signature.op != HVL_ADASUM;
+  tensor->num_tensors = static_cast<int32_t>(verdict.signature.tensors.size());
+  tensor->num_bytes = verdict.signature.num_bytes();
   details.signature = std::move(verdict.signature);
   details.varying = std::move(verdict.varying);
   details.varying_per_rank = verdict.varying_per_rank;
 
-  Decision decision = make_decision(Record::Type::kDefine, why, entry->num_tensors, entry->num_bytes);
-  decision.record.id = entry->id;
+  Decision decision = make_decision(Record::Type::kDefine, why, tensor->num_tensors, tensor->num_bytes);
+  decision.record.id = tensor->id;
   decision.record.signature = details.signature;
   decision.record.varying = details.varying;
   decision.record.varying_per_rank = details.varying_per_rank;
   decision.record.replaces = replaced;
-  if (replaced == kNoId) decision.concerned = concerned_by(entry->process_set, absent);
+  if (replaced == kNoId) decision.concerned = concerned_by(tensor->process_set, absent);
   if (replaced != kNoId) decision.record.absent = std::move(absent);
   decisions->push_back(std::move(decision));
-  table.touch(entry);
-  return entry;
+  table.touch(tensor);
+  return tensor;
 }
 
-void Coordinator::State::remove(TensorState* entry) {
-  find_process_set(entry->process_set)->names.erase(table.details(*entry).signature.name);
-  table.remove(entry);
+void Coordinator::State::remove(TensorState* tensor) {
+  find_process_set(tensor->process_set)->names.erase(table.details(*tensor).signature.name);
+  table.remove(tensor);
 }
 
-// Returns the batch that has room for the entry.
-OpenBatch* Coordinator::State::batch_for(const TensorState& entry, const std::vector<int32_t>& absent,
+// Returns an open batch that has room for the tensor.
+OpenBatch* Coordinator::State::batch_for(const TensorState& tensor, const std::vector<int32_t>& absent,
                                          std::vector<Decision>* decisions) {
   const auto fits_kind = [&](const OpenBatch& batch) {
-    return batch.process_set == entry.process_set && batch.device == entry.device && batch.absent == absent;
+    return batch.process_set == tensor.process_set && batch.device == tensor.device && batch.absent == absent;
   };
   auto batch = std::find_if(batches.begin(), batches.end(), fits_kind);
   if (batch == batches.end()) {
-    batch = batches.insert(batch, {entry.process_set, entry.device, absent, 0, 0, {}});
-  } else if (options.fusion_threshold == 0 || entry.num_bytes > options.fusion_threshold - batch->bytes ||
+    batch = batches.insert(batch, {tensor.process_set, tensor.device, absent, 0, 0, {}});
+  } else if (options.fusion_threshold == 0 || tensor.num_bytes > options.fusion_threshold - batch->bytes ||
              static_cast<int64_t>(batch->ids.size()) >= options.max_batch) {
     decisions->push_back(make_execute(std::move(*batch)));
-    *batch = {entry.process_set, entry.device, absent, 0, 0, {}};
+    *batch = {tensor.process_set, tensor.device, absent, 0, 0, {}};
   }
   return &*batch;
 }
 
-// Returns the number of ids to reserve at once: the number left, if all are as large as the first.
+// Returns the number of ids for which to reserve memory: as many as the batch takes if all are as large as the first.
 size_t Coordinator::State::likely_batch(const TensorState& first) const {
   const size_t by_bytes = static_cast<size_t>(options.fusion_threshold / std::max<int64_t>(1, first.num_bytes));
   return std::min({num_undecided, std::max<size_t>(1, by_bytes), static_cast<size_t>(options.max_batch)});
 }
 
-void Coordinator::State::execute(TensorState* entry, std::vector<Decision>* decisions) {
-  const std::vector<int32_t> absent = absent_from(*entry);
-  const bool changes = changes_process_sets(entry->kind);
-  Status status = check_absent(*entry, absent);
-  if (status.ok() && changes) status = check_change(table.details(*entry).signature);
-  if (!status.ok()) return refuse(entry, status, decisions);
-  make_idle(entry);
-  table.touch(entry);
-  if (entry->fuses) {
-    OpenBatch* batch = batch_for(*entry, absent, decisions);
-    if (batch->ids.empty()) batch->ids.reserve(likely_batch(*entry));
-    batch->ids.push_back(entry->id);
-    batch->bytes += entry->num_bytes;
-    batch->num_tensors += entry->num_tensors;
+void Coordinator::State::execute(TensorState* tensor, std::vector<Decision>* decisions) {
+  const std::vector<int32_t> absent = absent_from(*tensor);
+  const bool changes = changes_process_sets(tensor->kind);
+  Status status = check_absent(*tensor, absent);
+  if (status.ok() && changes) status = check_change(table.details(*tensor).signature);
+  if (!status.ok()) return refuse(tensor, status, decisions);
+  make_idle(tensor);
+  table.touch(tensor);
+  if (tensor->fuses) {
+    OpenBatch* batch = batch_for(*tensor, absent, decisions);
+    if (batch->ids.empty()) batch->ids.reserve(likely_batch(*tensor));
+    batch->ids.push_back(tensor->id);
+    batch->bytes += tensor->num_bytes;
+    batch->num_tensors += tensor->num_tensors;
     return;
   }
   close_batches(decisions);
-  const Signature change = changes ? table.details(*entry).signature : Signature();
-  const bool joins = entry->kind == HVL_JOIN;
-  if (joins) forget_joins(*entry);
+  const Signature change = changes ? table.details(*tensor).signature : Signature();
+  const bool joins = tensor->kind == HVL_JOIN;
+  if (joins) forget_joins(*tensor);
   if (change.kind == HVL_REMOVE_PROCESS_SET) remove_process_set(static_cast<int32_t>(change.arguments[0]), decisions);
-  decisions->push_back(
-      make_execute({entry->process_set, entry->device, absent, entry->num_bytes, entry->num_tensors, {entry->id}}));
-  if (joins) decisions->back().record.last_joined = find_process_set(entry->process_set)->last_joined;
+  decisions->push_back(make_execute(
+      {tensor->process_set, tensor->device, absent, tensor->num_bytes, tensor->num_tensors, {tensor->id}}));
+  if (joins) decisions->back().record.last_joined = find_process_set(tensor->process_set)->last_joined;
   if (change.kind == HVL_ADD_PROCESS_SET) add_process_set({change.arguments.begin(), change.arguments.end()});
 }
 
@@ -311,13 +311,13 @@ void Coordinator::State::evict(std::vector<Decision>* decisions) {
   const size_t capacity = static_cast<size_t>(options.cache_capacity);
   if (num_defined <= capacity) return;
   std::vector<TensorId> ids;
-  for (TensorState* entry = table.least_recent(); entry != nullptr && num_defined - ids.size() > capacity;) {
-    TensorState* next = table.more_recent(*entry);
-    if (entry->num_ready == 0) {
-      ids.push_back(entry->id);
-      remove(entry);
+  for (TensorState* tensor = table.least_recent(); tensor != nullptr && num_defined - ids.size() > capacity;) {
+    TensorState* next = table.more_recent(*tensor);
+    if (tensor->num_ready == 0) {
+      ids.push_back(tensor->id);
+      remove(tensor);
     }
-    entry = next;
+    tensor = next;
   }
   if (ids.empty()) return;
   Decision decision =
@@ -356,10 +356,10 @@ Status Coordinator::on_message(int rank, const Message& message, uint64_t sent) 
 void Coordinator::State::decide_completed(std::vector<Decision>* decisions) {
   num_undecided = completed.size();
   for (TensorId id : completed) {
-    TensorState* entry = table.find(id);
-    if (entry == nullptr) continue;  // its process set is gone
-    if (entry->requested) entry = settle(entry, decisions);
-    if (entry != nullptr) execute(entry, decisions);
+    TensorState* tensor = table.find(id);
+    if (tensor == nullptr) continue;  // its process set was removed
+    if (tensor->requested) tensor = settle(tensor, decisions);
+    if (tensor != nullptr) execute(tensor, decisions);
     --num_undecided;
   }
   completed.clear();
@@ -384,20 +384,20 @@ void Coordinator::set_fusion_threshold(int64_t num_bytes) { state_->options.fusi
 
 std::vector<Pending> Coordinator::pending(uint64_t latest) const {
   std::vector<std::pair<uint64_t, TensorId>> waiting;
-  state_->table.for_each([&](const TensorState& entry) {
-    // A rank that joins early waits for the others' data, which may take long.
-    if (entry.num_ready == 0 || entry.num_ready >= entry.num_needed || entry.since > latest) return;
-    if (!state_->only_joins(entry)) waiting.emplace_back(entry.since, entry.id);
+  state_->table.for_each([&](const TensorState& tensor) {
+    // Ranks that join early wait until the others have no more data, which may take long and is no stall.
+    if (tensor.num_ready == 0 || tensor.num_ready >= tensor.num_needed || tensor.since > latest) return;
+    if (!state_->only_joins(tensor)) waiting.emplace_back(tensor.since, tensor.id);
   });
   std::sort(waiting.begin(), waiting.end());
   std::vector<Pending> result;
   for (const auto& [since, id] : waiting) {
-    const TensorState* entry = state_->table.find(id);
-    const ProcessSet& set = *state_->find_process_set(entry->process_set);
-    const std::string& name = state_->table.details(*entry).signature.name;
-    Pending pending{name, entry->kind, {}, {}, since, entry->process_set, set.members};
+    const TensorState* tensor = state_->table.find(id);
+    const ProcessSet& set = *state_->find_process_set(tensor->process_set);
+    const std::string& name = state_->table.details(*tensor).signature.name;
+    Pending pending{name, tensor->kind, {}, {}, since, tensor->process_set, set.members};
     for (int rank : set.members) {
-      const bool is_ready = state_->table.is_ready(*entry, rank);
+      const bool is_ready = state_->table.is_ready(*tensor, rank);
       if (is_ready) pending.ready.push_back(rank);
       if (!is_ready && !set.has_joined(rank)) pending.missing.push_back(rank);
     }

@@ -66,7 +66,7 @@ class Coordinator {
   ~Coordinator();
 
   // `sent`: the time of sending, in nanoseconds of the host's clock; messages of different ranks may arrive in another
-  // order. It is only stored, for pending() and straggler_stats(). An invalid message is an error: the job is broken.
+  // order. Only pending() and straggler_stats() use it. An invalid message is an error, and the job is broken.
   Status on_message(int rank, const Message& message, uint64_t sent);
   // The same for all the ranks that the message names, as if each of them had sent it. `came`: its time of arrival, by
   // the host's clock. Announcements by id cost the same for any number of consecutive ranks.
@@ -103,9 +103,9 @@ class StallInspector {
   // Seconds; 0 turns the warning off, or means that a stalled job is never ended.
   StallInspector(double warning_time, double shutdown_time);
 
-  // `now` in nanoseconds, as `since` of the pending tensors. A stall is reported once, and again when it gets worse.
+  // `now`: in nanoseconds, by the clock of Pending::since. A stall is reported once, and again when it gets worse.
   StallVerdict inspect(const std::vector<Pending>& pending, uint64_t now);
-  // A tensor that is waited for only since a later time is no stall.
+  // A tensor that became ready on its first rank after this time is not stalled yet.
   uint64_t latest_stall(uint64_t now) const;
   // True if a tensor has been waited for so long that the job must end.
   bool is_over(const std::vector<Pending>& pending, uint64_t now) const;

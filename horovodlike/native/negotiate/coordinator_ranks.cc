@@ -9,7 +9,7 @@
 namespace hvl {
 namespace {
 
-// The rank that was ready last comes last: it may be the last one to join.
+// Calls `hear` for each rank of the message. The rank that was ready last comes last: it may be the last to join.
 template <typename F>
 Status one_by_one(const Message& message, const Readiness& readiness, F hear) {
   Status status;
@@ -69,16 +69,16 @@ bool Coordinator::State::any_has_joined(const RankSet& ranks) const {
 
 Status Coordinator::State::on_ready(const Message& message, TensorId id, const Readiness& readiness) {
   const RankSet& ranks = message.ranks;
-  TensorState* entry = table.find(id);
-  if (any_has_joined(ranks) || (entry != nullptr && entry->kind == HVL_JOIN)) {
+  TensorState* tensor = table.find(id);
+  if (any_has_joined(ranks) || (tensor != nullptr && tensor->kind == HVL_JOIN)) {
     return one_by_one(message, readiness, [&](int rank, size_t, uint64_t when) { return on_ready(rank, id, when); });
   }
-  if (entry == nullptr || !entry->defined) return stale_or_unknown(ranks.lowest(), id);
-  if (entry->process_set != 0) {
-    const RankSet& members = find_process_set(entry->process_set)->ranks;
+  if (tensor == nullptr || !tensor->defined) return stale_or_unknown(ranks.lowest(), id);
+  if (tensor->process_set != 0) {
+    const RankSet& members = find_process_set(tensor->process_set)->ranks;
     if (!members.contains(ranks)) return not_a_member(lowest_without(ranks, members));
   }
-  Status status = add_ready(entry, ranks, readiness);
+  Status status = add_ready(tensor, ranks, readiness);
   end_join();
   return status;
 }
@@ -94,21 +94,21 @@ Status Coordinator::State::on_request(const Message& request, const Readiness& r
   }
   if (!set->ranks.contains(ranks)) return not_a_member(lowest_without(ranks, set->ranks), signature);
   num_requests += static_cast<uint64_t>(ranks.size());
-  TensorState* entry = find_or_add(set, signature);
-  Status status = add_ready(entry, ranks, readiness);
+  TensorState* tensor = find_or_add(set, signature);
+  Status status = add_ready(tensor, ranks, readiness);
   if (!status.ok()) return status;
-  entry->requested = true;
-  add_to_proposals(request, &table.details(*entry).proposals);
+  tensor->requested = true;
+  add_to_proposals(request, &table.details(*tensor).proposals);
   end_join();
   return status;
 }
 
-// None of them has joined, so all are needed and it is complete with the last of them at the earliest.
-Status Coordinator::State::add_ready(TensorState* entry, const RankSet& ranks, const Readiness& readiness) {
-  const int32_t again = table.add_ready(entry, ranks);
-  if (again >= 0) return announced_again(*entry, again);
-  note_ready(entry, entry->num_ready == ranks.size(), readiness);
-  if (entry->num_ready >= entry->num_needed) complete(entry, false);
+// None of `ranks` has joined, so all are needed, and the tensor is complete with the last of them at the earliest.
+Status Coordinator::State::add_ready(TensorState* tensor, const RankSet& ranks, const Readiness& readiness) {
+  const int32_t again = table.add_ready(tensor, ranks);
+  if (again >= 0) return announced_again(*tensor, again);
+  note_ready(tensor, tensor->num_ready == ranks.size(), readiness);
+  if (tensor->num_ready >= tensor->num_needed) complete(tensor, false);
   return Status();
 }
 

@@ -9,7 +9,7 @@
 
 namespace hvl {
 
-// The ranks agree on the change; whether it is possible depends on the sets that exist by now.
+// Checks a change on which the ranks agree: whether it is possible depends on the process sets that exist now.
 Status Coordinator::State::check_change(const Signature& signature) {
   if (signature.kind == HVL_REMOVE_PROCESS_SET) {
     const int64_t id = signature.arguments[0];
@@ -33,26 +33,26 @@ void Coordinator::State::add_process_set(std::vector<int> members) {
   process_sets.emplace(next_process_set(process_sets), std::move(set));
 }
 
-// Requests on that set fail, and its tensors are removed.
+// Removes a process set: requests on it fail, and its tensors are removed.
 void Coordinator::State::remove_process_set(int32_t process_set, std::vector<Decision>* decisions) {
   Decision evicted;
   evicted.record.type = Record::Type::kEvict;
   evicted.reason = {Reason::Why::kSetRemoved, 0, 0};
   const auto names = std::move(find_process_set(process_set)->names);
   for (const auto& [name, id] : names) {
-    TensorState* entry = table.find(id);
-    if (entry->num_ready > 0) {
+    TensorState* tensor = table.find(id);
+    if (tensor->num_ready > 0) {
       Decision failed;
       failed.record.type = Record::Type::kError;
       failed.record.signature.name = name;
       failed.record.signature.process_set = process_set;
       failed.record.status = HVL_MISMATCH;  // others have removed it while this rank used it
       failed.record.text = "'" + name + "': process set " + std::to_string(process_set) + " has been removed.";
-      failed.reason = {Reason::Why::kRefused, entry->num_ready, 0};
+      failed.reason = {Reason::Why::kRefused, tensor->num_ready, 0};
       decisions->push_back(std::move(failed));
     }
-    if (entry->defined) evicted.record.ids.push_back(id);
-    table.remove(entry);
+    if (tensor->defined) evicted.record.ids.push_back(id);
+    table.remove(tensor);
   }
   const ProcessSet& set = *find_process_set(process_set);
   for (int rank : set.members) num_joins[static_cast<size_t>(rank)] -= set.has_joined(rank) ? 1 : 0;
@@ -62,10 +62,10 @@ void Coordinator::State::remove_process_set(int32_t process_set, std::vector<Dec
   if (!evicted.record.ids.empty()) decisions->push_back(std::move(evicted));
 }
 
-// Tensors that the others have ready are complete if only this rank was missing.
+// Notes that a rank has joined: tensors for which only this rank was missing are complete.
 void Coordinator::State::on_join(const TensorState& join, int rank) {
   ProcessSet& set = *find_process_set(join.process_set);
-  if (set.has_joined(rank)) return;  // under another name, by another thread
+  if (set.has_joined(rank)) return;  // another thread of the rank has joined, under another name
   set.joined[static_cast<size_t>(rank)] = join.id;
   ++set.num_joined;
   set.last_joined = rank;
@@ -73,20 +73,20 @@ void Coordinator::State::on_join(const TensorState& join, int rank) {
   ++num_joined;
   std::vector<std::pair<uint64_t, TensorId>> complete;
   for (const auto& [name, id] : set.names) {
-    TensorState* entry = table.find(id);
-    if (entry->kind == HVL_JOIN || table.is_ready(*entry, rank)) continue;
-    const bool was_complete = entry->num_ready == entry->num_needed;
-    --entry->num_needed;
-    if (!was_complete && entry->num_ready > 0 && entry->num_ready == entry->num_needed) {
-      complete.emplace_back(entry->since, id);
+    TensorState* tensor = table.find(id);
+    if (tensor->kind == HVL_JOIN || table.is_ready(*tensor, rank)) continue;
+    const bool was_complete = tensor->num_ready == tensor->num_needed;
+    --tensor->num_needed;
+    if (!was_complete && tensor->num_ready > 0 && tensor->num_ready == tensor->num_needed) {
+      complete.emplace_back(tensor->since, id);
     }
   }
   std::sort(complete.begin(), complete.end());
   for (const auto& [since, id] : complete) completed.push_back(id);
 }
 
-// The ranks that wait in this join take part again: all have joined, or the join failed. All complete tensors are
-// decided.
+// Has the ranks that wait in this join take part again: all ranks have joined, or the join failed. All complete tensors
+// have been decided before.
 void Coordinator::State::forget_joins(const TensorState& join) {
   ProcessSet& set = *find_process_set(join.process_set);
   if (!set.is_joined_by(join)) return;
@@ -98,22 +98,22 @@ void Coordinator::State::forget_joins(const TensorState& join) {
     --num_joins[static_cast<size_t>(rank)];
     --num_joined;
     for (const auto& [name, id] : set.names) {
-      TensorState* entry = table.find(id);
-      if (entry->kind != HVL_JOIN && !table.is_ready(*entry, rank)) ++entry->num_needed;
+      TensorState* tensor = table.find(id);
+      if (tensor->kind != HVL_JOIN && !table.is_ready(*tensor, rank)) ++tensor->num_needed;
     }
   }
 }
 
-// True if only ranks that have joined wait for it: for the end of the others' data.
-bool Coordinator::State::only_joins(const TensorState& entry) {
-  if (entry.kind != HVL_JOIN) return false;
-  const ProcessSet& set = *find_process_set(entry.process_set);
+// True for a join in which only ranks wait that have joined: they wait until the others have no more data.
+bool Coordinator::State::only_joins(const TensorState& tensor) {
+  if (tensor.kind != HVL_JOIN) return false;
+  const ProcessSet& set = *find_process_set(tensor.process_set);
   return std::all_of(set.members.begin(), set.members.end(),
-                     [&](int rank) { return !table.is_ready(entry, rank) || set.has_joined(rank); });
+                     [&](int rank) { return !table.is_ready(tensor, rank) || set.has_joined(rank); });
 }
 
-// Tensors that are complete without a joined rank are executed without it, even if another thread of the rank announces
-// more.
+// Called before a rank announces a tensor. If the rank has joined and another of its threads announces, tensors that
+// were complete without the rank are still executed without it.
 void Coordinator::State::before_more_of(int rank) {
   if (num_joins[static_cast<size_t>(rank)] > 0) decide_completed(&early);
 }
@@ -125,28 +125,28 @@ void Coordinator::State::end_join() {
   join_is_complete = false;
 }
 
-// The same entry, with the ranks that have it ready, under another id and not defined yet.
+// Returns the same tensor, with the ranks that have it ready, under another id that is not defined yet.
 TensorState* Coordinator::State::with_new_id(TensorId id) {
-  TensorState* entry = table.add();
+  TensorState* tensor = table.add();
   TensorState* old = table.find(id);
-  entry->process_set = old->process_set;
-  entry->num_needed = old->num_needed;
+  tensor->process_set = old->process_set;
+  tensor->num_needed = old->num_needed;
   ProcessSet& set = *find_process_set(old->process_set);
   for (int rank : set.members) {
-    if (table.is_ready(*old, rank)) table.add_ready(entry, rank);
+    if (table.is_ready(*old, rank)) table.add_ready(tensor, rank);
   }
-  set.names[table.details(*old).signature.name] = entry->id;
-  std::replace(set.joined.begin(), set.joined.end(), id, entry->id);  // the ranks that have joined by it
+  set.names[table.details(*old).signature.name] = tensor->id;
+  std::replace(set.joined.begin(), set.joined.end(), id, tensor->id);  // the ranks that have joined by it
   table.remove(old);
-  return entry;
+  return tensor;
 }
 
-std::vector<int32_t> Coordinator::State::absent_from(const TensorState& entry) {
+std::vector<int32_t> Coordinator::State::absent_from(const TensorState& tensor) {
   std::vector<int32_t> absent;
-  const ProcessSet& set = *find_process_set(entry.process_set);
+  const ProcessSet& set = *find_process_set(tensor.process_set);
   if (set.num_joined == 0) return absent;
   for (int rank : set.members) {
-    if (!table.is_ready(entry, rank)) absent.push_back(rank);
+    if (!table.is_ready(tensor, rank)) absent.push_back(rank);
   }
   return absent;
 }
@@ -161,13 +161,13 @@ std::vector<int> Coordinator::State::concerned_by(int32_t process_set, const std
   return concerned;
 }
 
-Status Coordinator::State::check_absent(const TensorState& entry, const std::vector<int32_t>& absent) {
+Status Coordinator::State::check_absent(const TensorState& tensor, const std::vector<int32_t>& absent) {
   if (absent.empty()) return Status();
-  const Signature& signature = table.details(entry).signature;
-  const bool needs_all = changes_process_sets(entry.kind) || entry.kind == HVL_JOIN;
-  const bool needs_root = entry.kind == HVL_BROADCAST;
+  const Signature& signature = table.details(tensor).signature;
+  const bool needs_all = changes_process_sets(tensor.kind) || tensor.kind == HVL_JOIN;
+  const bool needs_root = tensor.kind == HVL_BROADCAST;
   if (!needs_all && !(needs_root && std::binary_search(absent.begin(), absent.end(), signature.root))) return Status();
-  return Status(HVL_INVALID_ARGUMENT, std::string(name_of(entry.kind)) + " '" + signature.name + "' needs " +
+  return Status(HVL_INVALID_ARGUMENT, std::string(name_of(tensor.kind)) + " '" + signature.name + "' needs " +
                                           text_of_ranks({absent.begin(), absent.end()}) + ", which " +
                                           (absent.size() == 1 ? "has" : "have") + " joined.");
 }

@@ -1,4 +1,4 @@
-// The coordinator's state: for its own files only.
+// The coordinator's state. Only coordinator*.cc include this header.
 #pragma once
 
 #include <algorithm>
@@ -29,7 +29,7 @@ struct ProcessSet {
   }
 };
 
-// Allreduces that will be executed together; open until something must come after it.
+// Allreduces that will be executed together. More are added until a record must come after them in the log.
 struct OpenBatch {
   int32_t process_set = 0;
   Device device = HVL_CPU;
@@ -41,18 +41,19 @@ struct OpenBatch {
 
 // The times at which ranks were ready, by the host's clock.
 struct Readiness {
-  uint64_t since;  // the first of them
+  uint64_t since;  // of the first rank
   ReadyMark last;
 };
 
-Status not_a_member(int rank);                              // announced an id
-Status not_a_member(int rank, const Signature& signature);  // asked for that
+// The errors of a rank that is no member of the process set: it announced an id, or requested `signature`.
+Status not_a_member(int rank);
+Status not_a_member(int rank, const Signature& signature);
 Decision make_error(const Signature& request, const Status& status, int32_t num_ranks);
 
 struct Coordinator::State {
   explicit State(const CoordinatorOptions& given);
 
-  // The only place that knows the members. Null: no such process set.
+  // Null: there is no such process set.
   ProcessSet* find_process_set(int32_t process_set) {
     const auto found = process_sets.find(process_set);
     return found == process_sets.end() ? nullptr : &found->second;
@@ -66,10 +67,10 @@ struct Coordinator::State {
   // Messages.
   Status on_ready(int rank, TensorId id, uint64_t sent);
   Status on_request(int rank, const Signature& signature, uint64_t sent);
-  Status add_ready(TensorState* entry, int rank, Kind kind, uint64_t sent);
-  Status announced_again(const TensorState& entry, int rank);
-  void note_ready(TensorState* entry, bool is_first, const Readiness& readiness);
-  void complete(TensorState* entry, bool joins);
+  Status add_ready(TensorState* tensor, int rank, Kind kind, uint64_t sent);
+  Status announced_again(const TensorState& tensor, int rank);
+  void note_ready(TensorState* tensor, bool is_first, const Readiness& readiness);
+  void complete(TensorState* tensor, bool joins);
   Status stale_or_unknown(int rank, TensorId id);
   TensorState* find_or_add(ProcessSet* set, const Signature& signature);
   void shut_down(int rank, const std::string& text);
@@ -77,22 +78,22 @@ struct Coordinator::State {
   // Messages for several ranks: coordinator_ranks.cc.
   Status on_ready(const Message& message, TensorId id, const Readiness& readiness);
   Status on_request(const Message& request, const Readiness& readiness);
-  Status add_ready(TensorState* entry, const RankSet& ranks, const Readiness& readiness);
+  Status add_ready(TensorState* tensor, const RankSet& ranks, const Readiness& readiness);
   bool any_has_joined(const RankSet& ranks) const;
 
   // Decisions.
   void decide_completed(std::vector<Decision>* decisions);
-  TensorState* settle(TensorState* entry, std::vector<Decision>* decisions);
-  TensorState* define(TensorState* entry, Verdict verdict, std::vector<Decision>* decisions);
-  void remove(TensorState* entry);
-  void execute(TensorState* entry, std::vector<Decision>* decisions);
+  TensorState* settle(TensorState* tensor, std::vector<Decision>* decisions);
+  TensorState* define(TensorState* tensor, Verdict verdict, std::vector<Decision>* decisions);
+  void remove(TensorState* tensor);
+  void execute(TensorState* tensor, std::vector<Decision>* decisions);
   Decision make_execute(OpenBatch batch);
-  void make_idle(TensorState* entry);
-  OpenBatch* batch_for(const TensorState& entry, const std::vector<int32_t>& absent, std::vector<Decision>* decisions);
+  void make_idle(TensorState* tensor);
+  OpenBatch* batch_for(const TensorState& tensor, const std::vector<int32_t>& absent, std::vector<Decision>* decisions);
   size_t likely_batch(const TensorState& first) const;
   void close_batches(std::vector<Decision>* decisions);
   void evict(std::vector<Decision>* decisions);
-  void refuse(TensorState* entry, const Status& status, std::vector<Decision>* decisions);
+  void refuse(TensorState* tensor, const Status& status, std::vector<Decision>* decisions);
 
   // Process sets and joined ranks: coordinator_sets.cc.
   Status check_change(const Signature& signature);
@@ -100,26 +101,26 @@ struct Coordinator::State {
   void remove_process_set(int32_t process_set, std::vector<Decision>* decisions);
   void on_join(const TensorState& join, int rank);
   void forget_joins(const TensorState& join);
-  bool only_joins(const TensorState& entry);
+  bool only_joins(const TensorState& tensor);
   TensorState* with_new_id(TensorId id);
   void before_more_of(int rank);
   void end_join();
-  std::vector<int32_t> absent_from(const TensorState& entry);
+  std::vector<int32_t> absent_from(const TensorState& tensor);
   std::vector<int> concerned_by(int32_t process_set, const std::vector<int32_t>& absent);
-  Status check_absent(const TensorState& entry, const std::vector<int32_t>& absent);
+  Status check_absent(const TensorState& tensor, const std::vector<int32_t>& absent);
 
   CoordinatorOptions options;
   std::map<int32_t, ProcessSet> process_sets;  // by id; 0 has all ranks
   std::vector<int32_t> num_joins;              // by rank: process sets on which it has joined
   int32_t num_joined = 0;                      // the sum of these
   TensorTable table;
-  std::vector<TensorId> completed;  // all members ready, not decided yet; in order of completion
+  std::vector<TensorId> completed;  // ready on all members and not decided yet; in order of completion
   std::vector<Decision> early;      // decided before decide() was called
   std::vector<OpenBatch> batches;   // open ones while deciding, at most one per process set, device and absent ranks
   size_t num_undecided = 0;         // of `completed`, while deciding
   uint64_t num_requests = 0;
   std::vector<StragglerStats> straggler_stats;  // by rank
-  bool join_is_complete = false;                // of some process set, and not decided yet
+  bool join_is_complete = false;                // a join on some process set is complete and not decided yet
   bool shutting_down = false;
   bool shutdown_decided = false;
   std::string shutdown_text;

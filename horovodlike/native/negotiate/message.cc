@@ -218,7 +218,7 @@ const char* check_varying(const Signature& signature, const std::vector<int64_t>
   return nullptr;
 }
 
-// Checks the varying values of a request for several ranks. Each rank's tensors must be possible ones.
+// Checks the varying values of a request for several ranks. No rank's tensor may be too large.
 const char* check_varying_of(const Message& message) {
   const Signature& signature = message.signature;
   const size_t num_ranks = static_cast<size_t>(message.ranks.size());
@@ -312,7 +312,7 @@ const char* read_body(Reader* in, Record* record) {
   return "type";
 }
 
-// As new, but what the hot path uses keeps its memory.
+// Makes the object as new, but keeps the memory of the members that the hot path uses.
 void reset(Message* message) {
   message->ids.clear();
   message->signature = Signature();

@@ -23,7 +23,7 @@ constexpr size_t kMaxNameBytes = 4096;
 constexpr size_t kMaxGroup = 65536;
 constexpr int32_t kMaxRanks = 65536;
 
-// Rank to coordinator; also for several ranks together, if an aggregator merged their messages.
+// Rank to coordinator. An aggregator merges messages of several ranks into one.
 struct Message {
   enum class Type : uint8_t {
     kReady = 1,     // `ids`: tensors whose signature the log has defined and that this rank has ready
@@ -61,9 +61,9 @@ Status protocol_error(int rank, const std::string& what);
 struct Record {
   enum class Type : uint8_t {
     kDefine = 1,    // from now on `id` means `signature`; `varying`, `replaces`: see below
-    kExecute = 2,   // run `ids` as one batch, of the members of their process set but for those `absent`
-    kError = 3,     // the request `signature.name` of `signature.process_set` failed with `status` and `text`, but for
-                    // those of ranks that are `absent`
+    kExecute = 2,   // run `ids` as one batch: all members of their process set, except those in `absent`
+    kError = 3,     // the request `signature.name` on `signature.process_set` failed with `status` and `text`, on all
+                    // ranks except those in `absent`
     kEvict = 4,     // `ids` are no longer defined
     kShutdown = 5,  // the job ends; `status` is HVL_SHUT_DOWN or HVL_JOB_BROKEN, `text` says why
   };
@@ -74,8 +74,8 @@ struct Record {
   // ranks' dimensions 0. Zeros for ranks that take no part. Empty for kinds without varying values.
   std::vector<int64_t> varying;
   uint32_t varying_per_rank = 0;
-  // Not 0: the tensor's previous id, no longer defined. A rank that announced by it has announced `id`, except the
-  // `absent` ranks, which announce again.
+  // Not 0: the tensor's previous id, which is no longer defined. An announcement by the previous id counts for `id`,
+  // except from the `absent` ranks, which announce again.
   TensorId replaces = 0;
   std::vector<TensorId> ids;
   std::vector<int32_t> absent;  // ascending; ranks that have joined without these tensors

@@ -25,7 +25,7 @@ void PartialTensor::add_ready(const RankSet& ranks, const Times& times) {
   ready_.times.add(times);
 }
 
-// A rank that announces again has received an answer that is not known here.
+// A rank that announces again has received an answer that has not reached this host yet.
 void PartialTensor::count(const RankSet& ranks) {
   gone_by_id_.remove(ranks);
   gone_in_full_.remove(ranks);

@@ -13,8 +13,8 @@ namespace hvl {
 
 // The times at which ranks were ready, by this host's clock.
 struct Times {
-  uint64_t since = UINT64_MAX;  // the first of them
-  uint64_t last = 0;            // the last of them, `latest`
+  uint64_t since = UINT64_MAX;  // of the first rank
+  uint64_t last = 0;            // of the last rank, `latest`
   int latest = -1;
 
   void add(const Times& other) {
@@ -33,7 +33,7 @@ struct Outgoing {
 
 class PartialTensor {
  public:
-  // As the log defines it; until then, as the first rank requested it.
+  // As the log defines the tensor; until then, as the first rank requested it.
   std::string name;
   int32_t process_set = 0;
   Kind kind = HVL_ALLREDUCE;
@@ -44,24 +44,24 @@ class PartialTensor {
   RankSet joined;         // of a join: the ranks that wait in it
 
   bool is_empty() const { return num_held_ == 0; }
-  // True if `num_ranks` ranks have announced it and wait for the log.
+  // True if `num_ranks` ranks have announced the tensor and wait for the log's answer.
   bool is_announced_by(int32_t num_ranks) const {
     return num_held_ + gone_by_id_.size() + gone_in_full_.size() == num_ranks;
   }
-  RankSet announcers() const;  // those ranks
+  RankSet announcers() const;  // the ranks that is_announced_by() counts
   bool is_unused() const { return id == kNoId && is_empty() && joined.empty() && gone_in_full_.empty(); }
   bool holds_any_of(const RankSet& ranks) const;
 
   void add_ready(const RankSet& ranks, const Times& times);
   void add_request(const Message& request, const Times& times);
-  // Appends the held messages, and holds nothing afterwards.
+  // Appends the held messages; afterwards none is held.
   void release(std::vector<Outgoing>* out);
 
-  // The log has answered it. Announcements of the `absent` ranks count for the next time.
+  // Called when the log has answered the tensor. Announcements of the `absent` ranks count for its next use.
   void answer(const RankSet& absent);
-  // The id is no longer defined: forgets it and the announcements by it.
+  // Forgets the id, which is no longer defined, and the announcements by it.
   void forget_id();
-  // Drops everything held: the log has answered it before it was sent.
+  // Drops the held messages: the log has answered them before they were sent.
   void drop();
 
  private:
@@ -82,16 +82,16 @@ class PartialTensor {
 
   static Message message_of(Request* request);
 
-  // Held.
+  // The held messages.
   Ready ready_;  // by the id
   std::vector<Request> requests_;
   int32_t num_held_ = 0;  // ranks
-  // Sent on, and not answered: no rank is in two of these sets.
+  // The ranks whose messages were sent to the parent host and are not answered yet. No rank is in both sets.
   RankSet gone_by_id_;
   RankSet gone_in_full_;
 };
 
-// Appends that `ranks` have the tensor ready; extends the last message if that says the same of another tensor.
+// Appends a message that `ranks` have the tensor ready; adds the id to the last one if ranks and times are equal.
 void append_ready(TensorId id, const RankSet& ranks, const Times& times, std::vector<Outgoing>* out);
 
 }  // namespace hvl

@@ -13,8 +13,8 @@ std::vector<RankRange>::const_iterator at_or_after(const std::vector<RankRange>&
                           [](const RankRange& range, int64_t value) { return range.last < value; });
 }
 
-constexpr size_t kMostRanks = 8;   // written out one by one
-constexpr size_t kMostPieces = 4;  // of a shortened list: single ranks and runs
+constexpr size_t kMostRanks = 8;   // a longer list is shortened
+constexpr size_t kMostPieces = 4;  // the single ranks and runs that a shortened list shows
 
 std::string one_by_one(const std::vector<int>& ranks) {
   std::string text;
@@ -67,7 +67,7 @@ void RankSet::clear() {
 }
 
 void RankSet::add(const RankRange& range) {
-  // Most often ranks come in ascending order.
+  // The common case: ranks come in ascending order.
   if (ranges_.empty() || int64_t{ranges_.back().last} + 1 < range.first) {
     ranges_.push_back(range);
     size_ += length_of(range);

@@ -30,7 +30,7 @@ class RankSet {
   int32_t highest() const { return ranges_.back().last; }
 
   bool contains(int rank) const;
-  bool contains(const RankSet& other) const;  // all of them
+  bool contains(const RankSet& other) const;  // all ranks of `other`
   // The lowest rank in both sets; -1: none.
   int32_t first_common(const RankSet& other) const;
 
@@ -39,7 +39,7 @@ class RankSet {
   void add(const RankRange& range);
   void add(const RankSet& other);
   void remove(const RankSet& other);
-  void keep(const RankSet& other);  // and remove all others
+  void keep(const RankSet& other);  // removes all ranks that are not in `other`
 
   template <typename F>
   void for_each(F visit) const {

@@ -12,9 +12,9 @@ namespace hvl {
 constexpr uint64_t kLate = kMillisecond;
 
 struct StragglerStats {
-  int64_t times = 0;
+  int64_t times = 0;           // that the rank was late
   uint64_t waited = 0;         // nanoseconds
-  uint64_t counted_until = 0;  // time in which several tensors are waited for counts once
+  uint64_t counted_until = 0;  // so that time in which others wait for several tensors counts once
 
   // The rank was the last one to have a tensor ready, at `ready`; the first one had it `since`.
   void add(uint64_t since, uint64_t ready) {

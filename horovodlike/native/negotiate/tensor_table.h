@@ -1,11 +1,11 @@
 // The tensors that the coordinator knows, by id: the ranks that have each ready, and the order of last use.
 //
-// Ids are assigned in ascending order and an entry's place is its id modulo the size of the table, so that finding it
-// takes one load and no hashing. An id whose place is taken by an older, still living entry is skipped. So memory
-// follows the number of living entries although unnamed operations use up names without end; and an id comes back only
-// after the 32-bit counter has gone round once, far longer than any message is under way. (Reusing places with a
-// generation in the upper bits would bring an id back after a few thousand uses of one place, fewer than a rank may
-// have in flight.)
+// Ids are assigned in ascending order, and a tensor's place in the table is its id modulo the table's size, so that
+// finding it takes one load and no hashing. An id whose place is taken by an older tensor that is still known is
+// skipped. So memory follows the number of known tensors, although unnamed operations use new names without end; and an
+// id is assigned again only after the 32-bit counter has wrapped around, far later than any message is under way.
+// (Reusing places with a generation in the upper bits would assign an id again after a few thousand uses of one place,
+// fewer than a rank may have in flight.)
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ namespace hvl {
 
 constexpr TensorId kNoId = 0;
 
-// The data that on_ready() and the batching of known tensors touch: one cache line.
+// The data of a tensor that on_ready() and the batching of known tensors touch: one cache line.
 struct TensorState {
   TensorId id = kNoId;
   int32_t num_ready = 0;
@@ -35,13 +35,13 @@ struct TensorState {
   int64_t num_bytes = 0;
   uint64_t since = 0;            // when the first rank had it ready
   ReadyMark last;                // when the last rank so far had it ready
-  TensorId less_recent = kNoId;  // neighbours in the order of last use; defined entries only
+  TensorId less_recent = kNoId;  // neighbours in the order of last use; defined tensors only
   TensorId more_recent = kNoId;
 };
 
 static_assert(sizeof(TensorState) == 64);
 
-// The data that only definitions and errors need.
+// The data of a tensor that only definitions and errors need.
 struct Details {
   Signature signature;           // as defined; until then, as the first rank requested it
   std::vector<int64_t> varying;  // as defined, laid out as in Record
@@ -55,53 +55,53 @@ class TensorTable {
 
   // Null if the id is not defined (any more).
   TensorState* find(TensorId id) {
-    TensorState& entry = entries_[id & mask_];
-    return entry.id == id && id != kNoId ? &entry : nullptr;
+    TensorState& tensor = tensors_[id & mask_];
+    return tensor.id == id && id != kNoId ? &tensor : nullptr;
   }
   // True if the id may have been assigned before.
   bool was_given(TensorId id) const { return id != kNoId && (wrapped_ || id < next_id_); }
-  // Moves all entries when the table grows.
+  // Adds a tensor with a new id. Moves all tensors in memory when the table grows.
   TensorState* add();
-  void remove(TensorState* entry);
-  Details& details(const TensorState& entry) { return details_[entry.id & mask_]; }
-  const Details& details(const TensorState& entry) const { return details_[entry.id & mask_]; }
+  void remove(TensorState* tensor);
+  Details& details(const TensorState& tensor) { return details_[tensor.id & mask_]; }
+  const Details& details(const TensorState& tensor) const { return details_[tensor.id & mask_]; }
 
   // False if the rank was ready already.
-  bool add_ready(TensorState* entry, int rank) {
-    uint64_t& word = ready_[(entry->id & mask_) * words_per_entry_ + static_cast<size_t>(rank) / 64];
+  bool add_ready(TensorState* tensor, int rank) {
+    uint64_t& word = ready_[(tensor->id & mask_) * words_per_tensor_ + static_cast<size_t>(rank) / 64];
     const uint64_t bit = uint64_t{1} << (rank % 64);
     if ((word & bit) != 0) return false;
     word |= bit;
-    ++entry->num_ready;
+    ++tensor->num_ready;
     return true;
   }
-  // Adds all of them, unless one was ready already: returns the lowest such rank, else -1.
-  int32_t add_ready(TensorState* entry, const RankSet& ranks);
-  bool is_ready(const TensorState& entry, int rank) const {
-    return (ready_[(entry.id & mask_) * words_per_entry_ + static_cast<size_t>(rank) / 64] >> (rank % 64) & 1) != 0;
+  // Marks all `ranks` as ready, and returns -1; if any was ready already, returns the lowest such rank.
+  int32_t add_ready(TensorState* tensor, const RankSet& ranks);
+  bool is_ready(const TensorState& tensor, int rank) const {
+    return (ready_[(tensor.id & mask_) * words_per_tensor_ + static_cast<size_t>(rank) / 64] >> (rank % 64) & 1) != 0;
   }
-  void clear_ready(TensorState* entry);
+  void clear_ready(TensorState* tensor);
 
-  // Makes a defined entry the most recently used one.
-  void touch(TensorState* entry);
-  // The least recently used of the defined entries, and the next one after `entry`; null at the end.
+  // Makes a defined tensor the most recently used.
+  void touch(TensorState* tensor);
+  // The least recently used of the defined tensors, and the one used next after `tensor`; null at the end.
   TensorState* least_recent() { return find(least_recent_); }
-  TensorState* more_recent(const TensorState& entry) { return find(entry.more_recent); }
+  TensorState* more_recent(const TensorState& tensor) { return find(tensor.more_recent); }
   size_t num_defined() const { return num_defined_; }
 
-  size_t num_places() const { return entries_.size(); }
+  size_t num_places() const { return tensors_.size(); }
   template <typename F>
   void for_each(F visit) const {
-    for (const TensorState& entry : entries_) {
-      if (entry.id != kNoId) visit(entry);
+    for (const TensorState& tensor : tensors_) {
+      if (tensor.id != kNoId) visit(tensor);
     }
   }
 
  private:
   void grow();
-  void unlink(TensorState* entry);
+  void unlink(TensorState* tensor);
 
-  size_t words_per_entry_;
+  size_t words_per_tensor_;
   TensorId next_id_;
   bool wrapped_ = false;
   size_t mask_;
@@ -110,9 +110,9 @@ class TensorTable {
   TensorId least_recent_ = kNoId;
   TensorId most_recent_ = kNoId;
   // By place.
-  std::vector<TensorState> entries_;
+  std::vector<TensorState> tensors_;
   std::vector<Details> details_;
-  std::vector<uint64_t> ready_;  // a bit per rank, words_per_entry_ words per place
+  std::vector<uint64_t> ready_;  // a bit per rank, words_per_tensor_ words per place
 };
 
 }  // namespace hvl

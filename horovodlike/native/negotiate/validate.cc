@@ -11,7 +11,7 @@
 namespace hvl {
 namespace {
 
-constexpr size_t kMostValues = 4;  // of a message
+constexpr size_t kMostValues = 4;  // that an error message shows
 
 // The ranks with one value of a field.
 struct Holders {
@@ -43,7 +43,7 @@ std::string title_of(const Signature& signature) {
   return std::string(name_of(signature.kind)) + " '" + signature.name + "'";
 }
 
-// The value of most ranks first, and of those equally common the one of the lowest rank.
+// Groups the ranks by value. The value of most ranks comes first; of equally common values, that of the lowest rank.
 std::vector<Holders> holders_of(const std::vector<Proposal>& proposals, const ValueText& value_of) {
   std::vector<Holders> all;
   for (const Proposal& proposal : proposals) {
@@ -75,7 +75,7 @@ std::string text_of(const std::vector<Holders>& all) {
   return text;
 }
 
-// Ok if all have the same value. `what`: the name of the values, a plural.
+// Returns ok if all ranks have the same value. `what`: the name of the values, a plural.
 Status compare(const std::vector<Proposal>& proposals, const char* what, const std::string& title,
                const ValueText& value_of) {
   const std::vector<Holders> all = holders_of(proposals, value_of);
@@ -165,7 +165,7 @@ bool fits(const Signature& signature) {
   return true;
 }
 
-// Each tensor of an alltoall has a number of rows for each member.
+// Checks that each tensor of an alltoall has a number of rows for each member.
 Status check_splits(const std::vector<Proposal>& proposals, size_t num_members) {
   if (proposals[0].signature.kind != HVL_ALLTOALL) return Status();
   const size_t num_tensors = proposals[0].signature.tensors.size();

@@ -17,7 +17,7 @@ struct Proposal {
   std::vector<std::vector<int64_t>> varying;  // of each of the `ranks`; empty if nothing may vary
 };
 
-// Adds one rank's request to the proposal that it equals, or as a new one.
+// Adds one rank's request to the proposal with the same signature, or as a new proposal.
 void add_to_proposals(int rank, Signature signature, std::vector<Proposal>* proposals);
 
 // The same for all ranks that the request names.

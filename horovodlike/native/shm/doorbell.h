@@ -1,4 +1,4 @@
-// The doorbell wakes a rank's engine: any rank may notify, and any of the engine's threads may sleep on it.
+// The doorbell: a word in shared memory on which the thread that runs a rank's engine sleeps. Any rank may notify it.
 #pragma once
 
 #include <unistd.h>
@@ -11,11 +11,11 @@
 
 namespace hvl {
 
-// The reason for a notification. A sleeper names the reasons for which it wakes: waking takes long, and it finds
-// everything else when it wakes for one of them.
+// The reason for a notification. A thread names the reasons for which it must be woken: waking takes long, and the
+// thread finds everything else when it wakes for one of them.
 enum WakeReason : uint32_t {
   kWakeNews = 1,      // there is something to do: a new request of this rank, a record in the log, the end of the job
-  kWakeReady = 2,     // another rank has told the coordinator that tensors are ready
+  kWakeReady = 2,     // another rank has announced tensors to the coordinator
   kWakeProgress = 4,  // another rank made progress in the collective under way
   kWakeRoom = 8,      // there is room in a ring buffer that was full
   kWakeAlways = 15
@@ -25,65 +25,63 @@ enum WakeReason : uint32_t {
 // meanwhile.
 enum class WaitingParty : uint32_t { kEngineThread, kWaitingThread };
 
-// Wakes the thread that has armed it, at the cost of one shared load if none has. Any number of threads notify.
+// A thread that is about to sleep arms the doorbell, checks its condition once more, and only then sleeps. A thread
+// that notifies changes the condition and then checks whether the doorbell is armed, which costs one shared load if it
+// is not. All of these accesses are sequentially consistent, so one of the two threads sees what the other did. Each
+// party has a futex word of its own: the engine's own thread continues to sleep while a waiting thread runs the engine.
 //
-// The sleeper arms the doorbell, checks its condition once more and only then sleeps; a notifier changes the condition
-// and then checks which thread has armed the doorbell. All of these are sequentially consistent, so one of the two sees
-// the other. Each sleeper has its own futex word: the engine's thread continues to sleep after another one has armed
-// the doorbell.
-//
-// A rank that also waits for sockets sleeps in poll(), where no futex wakes it: the notifier writes to a pipe.
+// A rank that also waits for sockets sleeps in poll(), where no futex wakes it: the notifying thread writes to a pipe.
 class Doorbell {
  public:
   // `pipe`: the write end of the notified rank's pipe; -1: it has none.
   void notify(WakeReason why, int pipe) {
     uint32_t armed = armed_.load();
-    // If it changes meanwhile, another thread notifies, or a thread arms the doorbell and then checks its condition.
+    // If `armed_` changes in between, another thread notifies, or a thread arms anew and then checks its condition.
     if ((armed & why) == 0 || !armed_.compare_exchange_strong(armed, 0)) return;
     if (pipe == -1) {
       wake(static_cast<WaitingParty>(armed >> kWakeReasonBits));
     } else {
       const char byte = 0;
-      while (write(pipe, &byte, 1) == -1 && errno == EINTR) {  // full: it is awake, or will be
+      while (write(pipe, &byte, 1) == -1 && errno == EINTR) {  // if the pipe is full, the rank is awake or will wake
       }
     }
   }
 
-  // Wakes the sleeper, whether or not it has armed the doorbell.
-  void wake(WaitingParty sleeper) {
-    std::atomic<uint32_t>& notifications = notifications_[index_of(sleeper)];
+  // Wakes the party, whether or not it has armed the doorbell.
+  void wake(WaitingParty party) {
+    std::atomic<uint32_t>& notifications = notifications_[index_of(party)];
     notifications.fetch_add(1);
     futex_wake(&notifications, 1, FutexScope::kHost);
   }
 
-  void arm(WaitingParty sleeper, uint32_t listening) { armed_.store(index_of(sleeper) << kWakeReasonBits | listening); }
-  // The caller is awake: notifications do not wake any thread.
+  void arm(WaitingParty party, uint32_t listening) { armed_.store(index_of(party) << kWakeReasonBits | listening); }
+  // For a thread that is awake: notifications wake no thread from now on.
   void disarm() { armed_.store(0); }
 
   // The value to pass to sleep(): read it before arming.
-  uint32_t notifications(WaitingParty sleeper) const { return notifications_[index_of(sleeper)].load(); }
-  // Sleeps unless there was a notification since `seen`, until a notification, a signal (then it returns EINTR) or
-  // `timeout` nanoseconds later.
-  int sleep(WaitingParty sleeper, uint32_t seen, uint64_t timeout) {
-    return futex_wait(&notifications_[index_of(sleeper)], seen, timeout, FutexScope::kHost);
+  uint32_t notifications(WaitingParty party) const { return notifications_[index_of(party)].load(); }
+  // Sleeps until a notification, a signal (then it returns EINTR) or `timeout` nanoseconds later. Returns at once if
+  // there was a notification after `seen`.
+  int sleep(WaitingParty party, uint32_t seen, uint64_t timeout) {
+    return futex_wait(&notifications_[index_of(party)], seen, timeout, FutexScope::kHost);
   }
 
-  // Arms the doorbell, does the same unless `condition` holds already, and disarms it.
+  // Arms the doorbell, sleeps unless `condition` holds already, and disarms the doorbell.
   template <typename Condition>
-  int sleep_unless(WaitingParty sleeper, uint32_t listening, Condition&& condition, uint64_t timeout) {
-    uint32_t seen = notifications(sleeper);
-    arm(sleeper, listening);
-    int result = condition() ? 0 : sleep(sleeper, seen, timeout);
+  int sleep_unless(WaitingParty party, uint32_t listening, Condition&& condition, uint64_t timeout) {
+    uint32_t seen = notifications(party);
+    arm(party, listening);
+    int result = condition() ? 0 : sleep(party, seen, timeout);
     disarm();
     return result;
   }
 
  private:
   static constexpr int kWakeReasonBits = 4;
-  static uint32_t index_of(WaitingParty sleeper) { return static_cast<uint32_t>(sleeper); }
+  static uint32_t index_of(WaitingParty party) { return static_cast<uint32_t>(party); }
 
   std::atomic<uint32_t> notifications_[2] = {};
-  std::atomic<uint32_t> armed_{0};  // 0: by no thread; else the reasons to wake for, and above them the sleeper
+  std::atomic<uint32_t> armed_{0};  // 0: not armed; else the reasons to wake for, and in the bits above the party
 };
 
 }  // namespace hvl

@@ -70,7 +70,7 @@ std::string HostMemory::broken_text() {
   return header().broken.load() == 2 ? header().broken_text : "a rank was lost while it reported a lost rank";
 }
 
-void HostMemory::notify_holders(int local_rank) {
+void HostMemory::notify_deferring_ranks(int local_rank) {
   for (int peer = 0; peer < shape_.ranks; ++peer) {
     if (peer != local_rank && rank(peer).queued.load() != 0) notify(peer, kWakeNews);
   }

@@ -26,14 +26,14 @@ constexpr size_t kLogRingBytes = 256 << 10;
 constexpr size_t kRequestRingBytes = 64 << 10;
 
 struct alignas(kCacheLine) HostHeader {
-  char token[kCacheLine];  // used by the processes to identify the segment to each other, before hvl_init
+  char token[kCacheLine];  // by which the processes recognise the segment before hvl_init
 
   // The job is broken: 0 no, 1 the text is being written, 2 the text is complete. The first rank to break it writes.
   alignas(kCacheLine) std::atomic<uint32_t> broken;
   char broken_text[32 << 10];  // room for a report with the stacks of several ranks
 
-  // The number of times that the coordinator has told this host that it is about to end a stalled job and asks about
-  // the missing ranks: so the coordinator itself is not stuck. Written by the engine of local rank 0.
+  // How often the coordinator has announced that it is about to end a stalled job and collects a report on the missing
+  // ranks. It shows that the coordinator itself is not stuck. Written by the engine of local rank 0.
   alignas(kCacheLine) std::atomic<uint32_t> inquiries;
 };
 
@@ -104,14 +104,14 @@ class HostMemory {
     return reinterpret_cast<char*>(&stacks(shape_.ranks)) + index * static_cast<size_t>(shape_.slot_bytes);
   }
 
-  // From now on ranks are notified through these pipes (by local rank), since they also wait for sockets. Must be
-  // called before any rank's engine works.
+  // Has ranks notified through these pipes (by local rank) from now on, because they also wait for sockets. Must be
+  // called before any rank's engine runs.
   Status set_pipes(const std::vector<int>& pipes);
   void notify(int local_rank, WakeReason why) {
     rank(local_rank).doorbell.notify(why, pipes_.empty() ? -1 : pipes_[static_cast<size_t>(local_rank)]);
   }
 
-  // The first call wins; all sleepers wake.
+  // Marks the job as broken and wakes all ranks. The text of the first call on the host is kept.
   void break_job(const std::string& text);
   bool is_broken() { return header().broken.load() != 0; }
   std::string broken_text();
@@ -123,7 +123,7 @@ class HostMemory {
     return false;
   }
   // Wakes the other ranks that defer requests.
-  void notify_holders(int local_rank);
+  void notify_deferring_ranks(int local_rank);
 
  private:
   HostMemory(char* base, size_t bytes, const HostShape& shape) : base_(base), bytes_(bytes), shape_(shape) {}
@@ -134,7 +134,7 @@ class HostMemory {
   char* base_;
   size_t bytes_;
   HostShape shape_;
-  std::vector<int> pipes_;  // duplicates
+  std::vector<int> pipes_;  // duplicates of the descriptors, closed in the destructor
 };
 
 }  // namespace hvl

@@ -1,4 +1,4 @@
-// Frames through a ring buffer in shared memory: one writer, one or several readers that all read everything.
+// Frames through a ring buffer in shared memory: one writer, and one or several readers that each read every frame.
 //
 // The ring is a stream: a frame may be longer than the ring and is then transferred piece by piece.
 #pragma once
@@ -21,7 +21,7 @@ class RingBufferWriter {
                    std::vector<std::atomic<uint64_t>*> readers)
       : bytes_(bytes), capacity_(capacity), written_(written), readers_(std::move(readers)) {}
 
-  // Queues a frame: its length, then its bytes. Returns its end in the stream.
+  // Queues a frame: its length, then its bytes. Returns the position of its end in the stream.
   uint64_t send(const std::string& frame);
   // True if all of the stream up to `end` can be read by the readers.
   bool has_written(uint64_t end) const { return written_->load(std::memory_order_relaxed) >= end; }
@@ -49,7 +49,7 @@ class RingBufferReader {
 
   // True if receive() would find something: at least part of a frame.
   bool has_frame() const { return written_->load() != read_->load() || frame_is_here(); }
-  // True if a whole frame came. Sets *freed if it made room in the ring.
+  // True if a whole frame has arrived. Sets *freed if reading made room in the ring.
   bool receive(std::string* frame, bool* freed);
 
  private:
@@ -63,8 +63,8 @@ class RingBufferReader {
   size_t parsed_ = 0;  // bytes of inbox_ that receive() has returned
 };
 
-// The time at which a frame was sent, in front of it: its reader may have slept, and how late a rank is must not depend
-// on when the frame is read.
+// Writes the time of sending in front of a frame: its reader may be asleep, and whether a rank counts as late must not
+// depend on when the frame is read.
 inline void put_time(std::string* frame) {
   const uint64_t now = now_ns();
   frame->append(reinterpret_cast<const char*>(&now), sizeof now);

@@ -10,8 +10,8 @@ namespace hvl {
 
 namespace {
 
-// A phase without larger batches is not training: it reduces a metric, and shows nothing about limits or waits.
-constexpr int64_t kSmallestBatchThatTells = 64 << 10;
+// A phase whose batches are all smaller is not training: it reduces a metric, and shows nothing about limits or waits.
+constexpr int64_t kSmallestTrainingBatch = 64 << 10;
 
 std::string text_of(const Tuned& tuned) {
   char cycle_time[32];
@@ -54,7 +54,7 @@ bool Autotuner::on_batch(const std::vector<uint64_t>& tensors, int64_t num_bytes
   if (is_done() || !sampler_.on_batch(tensors, num_bytes, now, &sample)) return false;
   const Tuned before = current();
   ++num_samples_;
-  if (sample.largest_batch < kSmallestBatchThatTells) {
+  if (sample.largest_batch < kSmallestTrainingBatch) {
     write_row(before, sample.score(), "too small to tell");
     return false;
   }

@@ -24,11 +24,11 @@ class Autotuner {
  public:
   Autotuner(const AutotuneOptions& options, const Tuned& start);
 
-  // A batch begins: see Sampler. True: current() has changed or the search is done.
+  // Called when a batch begins: see Sampler. True: current() has changed, or the search is done.
   bool on_batch(const std::vector<uint64_t>& tensors, int64_t num_bytes, uint64_t now);
   const Tuned& current() const { return search_.current(); }
   bool is_done() const { return search_.is_done(); }
-  // The job ends. Logs it if the search is not done.
+  // Called when the job ends. Logs that the search is not done, if so.
   void stop();
 
  private:

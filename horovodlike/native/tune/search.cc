@@ -63,7 +63,7 @@ bool Search::propose() {
   return false;
 }
 
-// There is no candidate left for the current move.
+// Called when there is no candidate left for the current move.
 void Search::next_move() {
   // A search that came from larger batches does not go back.
   const bool came_from_larger = move_ == Move::kSmallerBatches && has_helped_;

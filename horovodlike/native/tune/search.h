@@ -1,12 +1,12 @@
 // The search for the best values: decides what to measure next. No clock and no randomness: the same scores lead to the
 // same answer.
 //
-// One value at a time is changed by a factor of 4, in one direction, as long as that helps. Each candidate is compared
-// with the best values so far, in turn: one sample of the best, one of the candidate. So a temporary slowdown of the
-// job affects both. The better score by the margin wins a comparison. A candidate replaces the best when it has won
+// One value at a time is changed by a factor of 4, in one direction, as long as that helps. A candidate is compared
+// with the best values so far in turn: one sample of the best, one of the candidate. So a temporary slowdown of the job
+// affects both. The candidate wins a comparison if its score is better by kMargin. It replaces the best when it has won
 // four comparisons more than it has lost; it is dropped when it has lost two more than it has won, or after 11. So one
-// sample that a pause has spoilt decides nothing, without a difference the job keeps its values, and noisier samples
-// lead to more of them.
+// sample that a pause has spoilt decides nothing, the job keeps its values where there is no difference, and the search
+// takes more samples where they are noisy.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ namespace hvl {
 // The values that are tuned while a job runs. Results have the same bits for all of them.
 struct Tuned {
   int64_t fusion_threshold = 128 << 20;  // bytes of a batch at most
-  double cycle_time = 0;                 // seconds that rank 0, and so all, wait for more requests
+  double cycle_time = 0;                 // seconds that rank 0, and so all ranks, wait for more requests
 
   bool operator==(const Tuned& other) const {
     return fusion_threshold == other.fusion_threshold && cycle_time == other.cycle_time;
@@ -49,7 +49,7 @@ class Search {
   bool is_done() const { return move_ == Move::kNone; }
   const Tuned& best() const { return best_; }
   double best_score() const;             // the median; 0 without a sample that counts
-  double gain() const { return gain_; }  // of the best over the start: 1 if that is the best
+  double gain() const { return gain_; }  // score of the best to that of the start: 1 if the start is the best
 
  private:
   enum class Move { kSmallerBatches, kLargerBatches, kLongerWait, kNone };

@@ -62,16 +62,16 @@ TEST(a_name_is_cut_between_characters_and_quoted) {
 }
 
 TEST(moments_in_which_several_tensors_are_waited_for_count_once) {
-  StragglerStats straggler_stats;
-  straggler_stats.add(10 * kSecond, 12 * kSecond);
-  straggler_stats.add(11 * kSecond, 12 * kSecond);
-  straggler_stats.add(11 * kSecond, 13 * kSecond);
-  CHECK_EQ(straggler_stats.waited, 3 * kSecond);
-  CHECK_EQ(straggler_stats.times, 2);
-  straggler_stats.add(20 * kSecond, 20 * kSecond + kLate - 1);
-  CHECK_EQ(straggler_stats.times, 2);
-  straggler_stats.add(21 * kSecond, 19 * kSecond);
-  CHECK_EQ(straggler_stats.waited, 3 * kSecond + kLate - 1);
+  StragglerStats stats;
+  stats.add(10 * kSecond, 12 * kSecond);
+  stats.add(11 * kSecond, 12 * kSecond);
+  stats.add(11 * kSecond, 13 * kSecond);
+  CHECK_EQ(stats.waited, 3 * kSecond);
+  CHECK_EQ(stats.times, 2);
+  stats.add(20 * kSecond, 20 * kSecond + kLate - 1);
+  CHECK_EQ(stats.times, 2);
+  stats.add(21 * kSecond, 19 * kSecond);
+  CHECK_EQ(stats.waited, 3 * kSecond + kLate - 1);
 }
 
 TEST(the_last_rank_is_the_one_that_was_ready_last_not_the_one_that_was_heard_last) {

@@ -10,16 +10,16 @@ using namespace hvl;
 namespace {
 
 TensorState* add_defined(TensorTable* table) {
-  TensorState* entry = table->add();
-  entry->defined = true;
-  table->touch(entry);
-  return entry;
+  TensorState* tensor = table->add();
+  tensor->defined = true;
+  table->touch(tensor);
+  return tensor;
 }
 
 std::vector<TensorId> by_last_use(TensorTable* table) {
   std::vector<TensorId> ids;
-  for (TensorState* entry = table->least_recent(); entry != nullptr; entry = table->more_recent(*entry)) {
-    ids.push_back(entry->id);
+  for (TensorState* tensor = table->least_recent(); tensor != nullptr; tensor = table->more_recent(*tensor)) {
+    ids.push_back(tensor->id);
   }
   return ids;
 }
@@ -30,11 +30,11 @@ TEST(an_id_stands_for_its_entry_until_removed) {
   TensorTable table(2);
   CHECK(table.find(kNoId) == nullptr);
   CHECK(!table.was_given(1));
-  TensorState* entry = add_defined(&table);
-  CHECK_EQ(entry->id, 1);
-  CHECK(table.find(1) == entry);
+  TensorState* tensor = add_defined(&table);
+  CHECK_EQ(tensor->id, 1);
+  CHECK(table.find(1) == tensor);
   CHECK(table.find(1 + 256) == nullptr);  // the same place
-  table.remove(entry);
+  table.remove(tensor);
   CHECK(table.find(1) == nullptr);
   CHECK(table.was_given(1));
   CHECK(!table.was_given(kNoId));
@@ -44,16 +44,16 @@ TEST(growing_keeps_everything) {
   constexpr TensorId kCount = 5000;
   TensorTable table(70);
   for (TensorId id = 1; id <= kCount; ++id) {
-    TensorState* entry = add_defined(&table);
-    REQUIRE(entry->id == id);
-    table.details(*entry).signature.name = std::to_string(id);
-    CHECK(table.add_ready(entry, static_cast<int>(id % 70)));
+    TensorState* tensor = add_defined(&table);
+    REQUIRE(tensor->id == id);
+    table.details(*tensor).signature.name = std::to_string(id);
+    CHECK(table.add_ready(tensor, static_cast<int>(id % 70)));
   }
   for (TensorId id = 1; id <= kCount; ++id) {
-    TensorState* entry = table.find(id);
-    REQUIRE(entry != nullptr);
-    CHECK_EQ(table.details(*entry).signature.name, std::to_string(id));
-    for (int rank = 0; rank < 70; ++rank) CHECK_EQ(table.is_ready(*entry, rank), rank == static_cast<int>(id % 70));
+    TensorState* tensor = table.find(id);
+    REQUIRE(tensor != nullptr);
+    CHECK_EQ(table.details(*tensor).signature.name, std::to_string(id));
+    for (int rank = 0; rank < 70; ++rank) CHECK_EQ(table.is_ready(*tensor, rank), rank == static_cast<int>(id % 70));
   }
   CHECK_EQ(by_last_use(&table).size(), kCount);
   CHECK_EQ(table.num_defined(), kCount);
@@ -83,10 +83,10 @@ TEST(the_counter_goes_round_without_taking_a_living_id) {
   TensorTable table(2, 0xfffffff0);
   const TensorId kept = add_defined(&table)->id;
   for (int i = 0; i < 100; ++i) {
-    TensorState* entry = table.add();
-    CHECK(entry->id != kNoId);
-    CHECK(entry->id != kept);
-    table.remove(entry);
+    TensorState* tensor = table.add();
+    CHECK(tensor->id != kNoId);
+    CHECK(tensor->id != kept);
+    table.remove(tensor);
   }
   CHECK(table.find(kept) != nullptr);
   CHECK(table.was_given(1));
@@ -112,14 +112,14 @@ TEST(order_of_last_use) {
 
 TEST(a_rank_is_ready_once) {
   TensorTable table(65);
-  TensorState* entry = table.add();
-  CHECK(table.add_ready(entry, 64));
-  CHECK(!table.add_ready(entry, 64));
-  CHECK(table.add_ready(entry, 0));
-  CHECK_EQ(entry->num_ready, 2);
-  table.clear_ready(entry);
-  CHECK_EQ(entry->num_ready, 0);
-  CHECK(table.add_ready(entry, 64));
+  TensorState* tensor = table.add();
+  CHECK(table.add_ready(tensor, 64));
+  CHECK(!table.add_ready(tensor, 64));
+  CHECK(table.add_ready(tensor, 0));
+  CHECK_EQ(tensor->num_ready, 2);
+  table.clear_ready(tensor);
+  CHECK_EQ(tensor->num_ready, 0);
+  CHECK(table.add_ready(tensor, 64));
 }
 
 TEST(many_ranks_are_ready_at_once) {
@@ -127,16 +127,16 @@ TEST(many_ranks_are_ready_at_once) {
     for (int first = 0; first < num_ranks; ++first) {
       for (int last : {first, num_ranks - 1}) {
         TensorTable table(num_ranks);
-        TensorState* entry = table.add();
+        TensorState* tensor = table.add();
         RankSet ranks;
         ranks.add(RankRange{first, last});
-        CHECK_EQ(table.add_ready(entry, ranks), -1);
-        CHECK_EQ(entry->num_ready, last - first + 1);
+        CHECK_EQ(table.add_ready(tensor, ranks), -1);
+        CHECK_EQ(tensor->num_ready, last - first + 1);
         for (int rank = 0; rank < num_ranks; ++rank) {
-          CHECK_EQ(table.is_ready(*entry, rank), first <= rank && rank <= last);
+          CHECK_EQ(table.is_ready(*tensor, rank), first <= rank && rank <= last);
         }
-        CHECK_EQ(table.add_ready(entry, RankSet(last)), last);
-        CHECK_EQ(table.add_ready(entry, ranks), first);
+        CHECK_EQ(table.add_ready(tensor, RankSet(last)), last);
+        CHECK_EQ(table.add_ready(tensor, ranks), first);
       }
     }
   }

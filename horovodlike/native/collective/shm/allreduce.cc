@@ -8,13 +8,13 @@ namespace hvl {
 
 namespace {
 
-// Up to this size one synchronisation and more arithmetic is quicker than two and less arithmetic.
+// Up to this size, one synchronisation and more arithmetic take less time than two and less arithmetic.
 constexpr uint64_t kSmallBatch = 32 << 10;
-// A chunk's part for each rank: so small that the slots in use stay in the level 2 cache.
+// The bytes of a chunk's part for each rank: so few that the slots in use stay in the level 2 cache.
 constexpr uint64_t kPart = 32 << 10;
 
-// Copies data that is in memory, not in a cache. A processor's own prefetching stops at each page boundary and starts
-// again in the next page; this prefetching continues.
+// Copies data that is in memory and in no cache into a slot. A processor's own prefetching stops at each page boundary
+// and starts again in the next page; this prefetching continues across it.
 void put_in(char* slot, const char* from, uint64_t num_bytes) {
   constexpr uint64_t kBlock = 256;
   constexpr uint64_t kAhead = 8 << 10;
@@ -74,10 +74,10 @@ class Allreduce {
     return pipeline_.run(num_chunks(), fill, drain);
   }
 
-  // Every rank reduces its part of each chunk, and writes the result over its input in the others' slots; so each reads
-  // the rest from its own slot. Moving bytes between processors is the slow part. This way a cache line moves to the
-  // rank that reduces it and back, and nowhere else: each time it is prefetched for writing, so the receiver owns it,
-  // and no further message is needed to write the result, or the next chunk, into it.
+  // Every rank reduces its part of each chunk, and writes the result over its input in the other ranks' slots, so each
+  // rank reads the rest from its own slot. Moving bytes between processors is the slow part. This way a cache line
+  // moves to the rank that reduces it and back, and nowhere else. Both times it is prefetched for writing: the
+  // receiving processor then owns it, and needs no further message to write the result, or the next chunk, into it.
   Status run_in_parts() {
     const uint64_t ranks = static_cast<uint64_t>(pipeline_.ranks());
     const uint64_t mine = static_cast<uint64_t>(pipeline_.mine());

@@ -8,9 +8,9 @@
 // the data is still in its cache; it waits only when no step is possible. A slot is filled again only when no rank
 // needs its contents.
 //
-// Chunks are numbered so that the counters only ever grow, and that ranks which take no part in a collective do not
-// count its chunks: the chunks of the n-th collective in the log begin at n * 2^24. A slow rank may still drain the
-// last chunks of one collective while others fill the next, also if that is another team's.
+// The chunks of the n-th collective in the log are numbered from n * 2^24. So the counters only ever grow, and a rank
+// that takes no part in a collective does not need to count its chunks. A slow rank may still drain the last chunks of
+// one collective while others fill slots for the next one, even if that one is another team's.
 #pragma once
 
 #include <algorithm>
@@ -44,7 +44,7 @@ class ChunkPipeline {
   int mine() const { return static_cast<int>(team_->mine); }
   uint64_t slot_bytes() const { return static_cast<uint64_t>(memory_->shape().slot_bytes); }
   uint64_t depth() const { return static_cast<uint64_t>(memory_->shape().slot_depth); }
-  // The slot of a member for chunk number `chunk` of the stream that run() works on, or is called for next.
+  // The slot of a member for chunk number `chunk` of the stream that run() works on, or will be called for next.
   char* slot(int place, uint64_t chunk) const {
     return memory_->slot(team_->ranks[static_cast<size_t>(place)], first_slot_ + base_ + chunk);
   }
@@ -55,8 +55,8 @@ class ChunkPipeline {
   Status run(uint64_t count, Fill&& fill, Reduce&& reduce, Drain&& drain) {
     Progress& mine = progress(local_rank_);
     const uint64_t end = base_ + count;
-    // The others are done with this rank's slot when they have reduced, which draining waits for. In the first slots
-    // they may still have to drain the data of an earlier stream.
+    // The other ranks do not need this rank's slot any more when they have reduced the chunk, and draining waits for
+    // that. In the first slots of a stream they may still have to drain the data of an earlier stream.
     auto may_fill = [&] {
       return filled_ < end && filled_ < drained_ + depth() && (filled_ >= base_ + depth() || slot_is_free(filled_));
     };
@@ -202,7 +202,7 @@ class ChunkPipeline {
   }
   bool all_past(Counter Progress::* counter, uint64_t chunk) const { return all_past(*team_, counter, chunk); }
 
-  // For the first chunks of a stream: the previous use may have been another team's.
+  // For the first chunks of a stream: another team may have used the slot before.
   const Use& last_use(uint64_t chunk) const { return uses_[(first_slot_ + chunk) % depth()]; }
   bool slot_is_free(uint64_t chunk) const {
     const Use& use = last_use(chunk);

@@ -7,7 +7,7 @@ namespace hvl {
 
 namespace {
 
-// As for an allreduce: so small that the slots in use stay in the level 2 cache.
+// As in allreduce.cc: so few bytes that the slots in use stay in the level 2 cache.
 constexpr uint64_t kMaxPiece = 32 << 10;
 
 }  // namespace

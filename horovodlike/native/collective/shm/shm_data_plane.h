@@ -14,7 +14,7 @@ namespace hvl {
 // order, so the bits do not depend on the choice.
 Status allreduce(const Batch& batch, ChunkPipeline* pipeline, const FinalBytes& final_bytes);
 
-// The root fills its slots, the others copy out of them.
+// The root fills its slots, and the other ranks copy out of them.
 Status broadcast(const Batch& batch, int root, ChunkPipeline* pipeline, const FinalBytes& final_bytes);
 
 // Chunk c carries the c-th piece of every rank's block; ranks with short blocks have empty pieces at the end.

@@ -4,12 +4,12 @@
 
 * :mod:`horovodlike._bootstrap.environment`: which rank this process is;
 * :class:`RendezvousServer`: what ``hvdrun`` runs, or else rank 0 in its own process;
-* :class:`Rendezvous`: a rank's connection to it, and :mod:`horovodlike._bootstrap.discovery`: how it finds the server;
-* :mod:`horovodlike._net.secure_channel`: what travels between them, authenticated;
+* :class:`Rendezvous`: a rank's connection to the server, which :mod:`horovodlike._bootstrap.discovery` finds;
+* :mod:`horovodlike._net.secure_channel`: the authenticated messages between them;
 * :mod:`horovodlike._bootstrap.topology`: which ranks share a host;
 * :mod:`horovodlike._bootstrap.shared_memory`: the shared memory of the ranks of a host;
-* :mod:`horovodlike._bootstrap.wakeup_pipes` and :mod:`horovodlike._bootstrap.mesh`: with several hosts, what wakes the
-  ranks of a host, and the connections to the ranks of others.
+* :mod:`horovodlike._bootstrap.wakeup_pipes` and :mod:`horovodlike._bootstrap.mesh`: with several hosts, the pipes that
+  wake the ranks of a host, and the connections to ranks of other hosts.
 """
 
 import hashlib
@@ -45,16 +45,16 @@ __all__ = ["JobContext", "Rendezvous", "RendezvousServer", "establish"]
 class JobContext:
     """The result of :func:`establish`: everything the engine needs to start.
 
-    Closed by :meth:`close`, or used as a context manager; an exception in the ``with`` block is sent to the ranks that
-    wait in :meth:`confirm`. Nothing here is needed any more once the engines of all ranks run.
+    Close it with :meth:`close`, or use it as a context manager: an exception in the ``with`` block is sent to the ranks
+    that wait in :meth:`confirm`. It is not needed any more once the engines of all ranks run.
 
     Attributes:
-        place: Where this process stands in the job.
+        place: The rank, local rank and so on of this process.
         table: The hosts of the job, or None in a job of one.
         pids: The process ids of this host's ranks, by local rank.
         processors: How many processors this host's ranks may use, all together.
         segment_fd: The shared memory of this host's ranks, zeroed, or -1 if this host has one rank.
-        connections: To the ranks of other hosts.
+        connections: The connections to ranks of other hosts.
         wakeup_pipes: The pipes that wake the ranks of this host, if the job has several hosts.
         rendezvous: The connection to the other ranks, or None in a job of one.
         object_key: The key of the objects that these ranks send each other in this generation; None in a
@@ -76,7 +76,7 @@ class JobContext:
         """Wait until all ranks have called this, each one with its engine running.
 
         Raises:
-            RendezvousError: A rank failed before it came here; the message says which one and why.
+            RendezvousError: A rank failed before it called this; the message says which one and why.
         """
         if self.rendezvous is not None:
             self.rendezvous.barrier("confirm")
@@ -88,11 +88,11 @@ class JobContext:
 
     @property
     def host_names(self) -> list[str]:
-        """By number, what to call a host in messages."""
+        """By number, the name of a host for messages."""
         return [""] if self.table is None else self.table.names
 
     def close_descriptors(self) -> None:
-        """Close what the engine has duplicated or mapped once it runs."""
+        """Close the descriptors; called when the engine runs, which has duplicated or mapped them."""
         if self.segment_fd >= 0:
             os.close(self.segment_fd)
             self.segment_fd = -1
@@ -104,7 +104,7 @@ class JobContext:
             self.wakeup_pipes = None
 
     def close(self) -> None:
-        """Leaves the job: closes every descriptor, and the server if it is this rank's. May be called again."""
+        """Leave the job: close every descriptor, and the server if this process runs it. May be called again."""
         self.close_descriptors()
         if self.rendezvous is not None:
             self.rendezvous.close()
@@ -132,9 +132,9 @@ def establish(
 ) -> JobContext:
     """Find the other ranks of the job and set up what this host's ranks share.
 
-    Collective: every rank calls it, any number of times, closing the last membership before the next. A job of one
-    touches neither the network nor a file. The job's key is removed from the environment, so that processes that this
-    one starts do not inherit it, and kept for the next call.
+    Collective: every rank calls it, any number of times, and closes each context before the next call. A job of one
+    uses neither the network nor a file. The job's key is removed from the environment, so that processes that this one
+    starts do not inherit it, and kept for the next call.
 
     Args:
         config: The settings; those that must be equal on all ranks are compared.
@@ -143,7 +143,7 @@ def establish(
         key: The key that authenticates these ranks, if it is not the key in the environment.
 
     Returns:
-        The membership, with zeroed shared memory.
+        The context; its shared memory is zeroed.
 
     Raises:
         RendezvousError: The ranks could not find, trust or agree with each other; the message names the ranks.
@@ -154,26 +154,26 @@ def establish(
     place = find_rank_info(source)
     if place.size == 1:
         return JobContext(place, [os.getpid()], processors=len(os.sched_getaffinity(0)))
-    membership = JobContext(place, [])
+    context = JobContext(place, [])
     try:
         with join_rendezvous(place, key, config, source) as joined:
-            rendezvous = membership.rendezvous = joined.rendezvous
-            membership._server = joined.server
-            greetings = _greet(rendezvous, place, config)
-        membership.object_key = rendezvous.derive_key(b"objects", bytes.fromhex(greetings[0]["salt"]))
-        _meet_beside(membership, rendezvous, greetings, config, segment_bytes)
-        assert membership.table is not None
-        if len(membership.table.ranks) > 1:
-            _meet_across(membership, rendezvous, greetings, config)
+            rendezvous = context.rendezvous = joined.rendezvous
+            context._server = joined.server
+            reports = _begin_generation(rendezvous, place, config)
+        context.object_key = rendezvous.derive_key(b"objects", bytes.fromhex(reports[0]["salt"]))
+        _share_memory(context, rendezvous, reports, config, segment_bytes)
+        assert context.table is not None
+        if len(context.table.ranks) > 1:
+            _connect_hosts(context, rendezvous, reports, config)
     except BaseException as error:
-        membership.__exit__(type(error), error, None)
+        context.__exit__(type(error), error, None)
         raise
-    return membership
+    return context
 
 
-def _greet(rendezvous: Rendezvous, place: RankInfo, config: Config) -> list[Any]:
-    """Begin a generation with what every rank must know about every other. It is short: there may be many ranks."""
-    greetings = rendezvous.begin(
+def _begin_generation(rendezvous: Rendezvous, place: RankInfo, config: Config) -> list[Any]:
+    """Begin a generation: all-gather the facts about each rank. They are short, since there may be many ranks."""
+    reports = rendezvous.begin(
         {
             "version": ffi.string(lib.hvl_version()).decode(),
             "pid": os.getpid(),
@@ -184,13 +184,13 @@ def _greet(rendezvous: Rendezvous, place: RankInfo, config: Config) -> list[Any]
             "salt": secrets.token_hex(KEY_BYTES) if place.rank == 0 else "",
         }
     )
-    _compare("the version of horovodlike", "Install the same one", [each["version"] for each in greetings])
-    if len({each["settings"] for each in greetings}) > 1:
+    _compare("the version of horovodlike", "Install the same one", [each["version"] for each in reports])
+    if len({each["settings"] for each in reports}) > 1:
         settings = rendezvous.exchange("settings", _shared_settings(config))
         for index, name in enumerate(_SHARED):
             values = [str(each[index]) for each in settings]
             _compare(SETTINGS[name].variable, "Give it the same value", values)
-    return greetings
+    return reports
 
 
 _SHARED = [name for name, row in SETTINGS.items() if row.same_on_all_ranks]
@@ -201,7 +201,7 @@ def _shared_settings(config: Config) -> list[Any]:
 
 
 def _compare(what: str, remedy: str, values: list[str]) -> None:
-    """Raise an error if the values differ. Every rank decides alike."""
+    """Raise an error if the values differ: the same one on every rank."""
     ranks_of: dict[str, list[int]] = {}
     for rank, value in enumerate(values):
         ranks_of.setdefault(value, []).append(rank)
@@ -210,16 +210,16 @@ def _compare(what: str, remedy: str, values: list[str]) -> None:
         raise RendezvousError(f"{what} differs between the ranks: {found}. {remedy} on all of them")
 
 
-def _meet_beside(
-    membership: JobContext,
+def _share_memory(
+    context: JobContext,
     rendezvous: Rendezvous,
-    greetings: list[dict[str, Any]],
+    reports: list[dict[str, Any]],
     config: Config,
     segment_bytes: Callable[[RankInfo], int],
 ) -> None:
     """Find the ranks of this rank's host, and share memory with them."""
-    place = membership.place
-    expected = HostTable.of([HostFacts(**greeting["host"]) for greeting in greetings])
+    place = context.place
+    expected = HostTable.of([HostFacts(**report["host"]) for report in reports])
     segment = open_segment(rendezvous, place.rank, expected, lambda table: segment_bytes(table.place(place)))
     table = segment.table
     warns = place.rank == 0 and config.log_level not in ("error", "fatal")
@@ -230,24 +230,22 @@ def _meet_beside(
             "which is slower",
             file=sys.stderr,
         )
-    membership.table, membership.segment_fd, membership.place = table, segment.fd, table.place(place)
+    context.table, context.segment_fd, context.place = table, segment.fd, table.place(place)
     beside = table.ranks_beside(place.rank)
-    membership.pids = [greetings[rank]["pid"] for rank in beside]
+    context.pids = [reports[rank]["pid"] for rank in beside]
     usable = 0
     for rank in beside:
-        usable |= int(greetings[rank]["processors"], 16)
-    membership.processors = usable.bit_count()
+        usable |= int(reports[rank]["processors"], 16)
+    context.processors = usable.bit_count()
 
 
-def _meet_across(
-    membership: JobContext, rendezvous: Rendezvous, greetings: list[dict[str, Any]], config: Config
-) -> None:
-    """Connect this rank to those of other hosts. Imports what a job on one host does not need."""
+def _connect_hosts(context: JobContext, rendezvous: Rendezvous, reports: list[dict[str, Any]], config: Config) -> None:
+    """Connect this rank to those of other hosts. The imports are here because jobs on one host do not need them."""
     from horovodlike._bootstrap.mesh import connect_mesh
     from horovodlike._bootstrap.wakeup_pipes import open_wakeup_pipes
 
-    rank, table = membership.place.rank, membership.table
+    rank, table = context.place.rank, context.table
     assert table is not None
-    membership.wakeup_pipes = open_wakeup_pipes(rendezvous, rank, table.ranks_beside(rank), membership.pids)
-    ends = [(str(own), str(server)) for own, server in (greeting["ends"] for greeting in greetings)]
-    membership.connections = connect_mesh(rendezvous, table, config, ends)
+    context.wakeup_pipes = open_wakeup_pipes(rendezvous, rank, table.ranks_beside(rank), context.pids)
+    ends = [(str(own), str(server)) for own, server in (report["ends"] for report in reports)]
+    context.connections = connect_mesh(rendezvous, table, config, ends)

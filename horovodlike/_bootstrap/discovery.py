@@ -1,6 +1,6 @@
-"""The way of a rank to the rendezvous server: the launcher's, or rank 0's where no launcher runs one.
+"""Connecting a rank to the rendezvous server: the launcher's, or rank 0's where no launcher runs one.
 
-Rank 0 publishes the address of its server and the key by what the ranks have in common:
+Rank 0 publishes the address of its server and the job's key by a means that all ranks of the job can use:
 
 * ranks of one host: a file of the user's (:mod:`horovodlike._bootstrap.file_discovery`);
 * an address, a port and a key that the user gave to all of them;
@@ -49,21 +49,21 @@ def join_rendezvous(
     """Connect to the server. All ranks meet inside the ``with`` block; the published endpoint is removed after it.
 
     Args:
-        place: This process's place, in a job of several ranks.
-        key: What all ranks were given, if they were given a key.
+        place: This process's rank, size and so on, in a job of several ranks.
+        key: The key that all ranks were given; None if they were given none.
         config: The settings.
         environ: The environment.
 
     Yields:
-        The connection and the server, which are the caller's to close.
+        The connection and the server; the caller closes them.
 
     Raises:
-        RendezvousError: There is no way to the server.
+        RendezvousError: The server cannot be found or reached.
         ConfigError: The environment contradicts itself.
     """
     if environ.get(RENDEZVOUS_PORT):
         given = _GivenAddress(environ, key, place)
-        # hvdrun --mpi has mpirun start the ranks, and a server of its own as always.
+        # With --mpi, hvdrun has mpirun start the ranks, but still runs the server itself.
         if "hvdrun" in (place.launcher, environ.get(RENDEZVOUS_OWNER)):
             yield JoinedRendezvous(_connect(given.read(), place, config, attempts=3, owner="hvdrun"))
             return
@@ -95,7 +95,7 @@ def _require_key(key: JobKey | None, place: RankInfo) -> JobKey:
 
 
 def _discovery_across_hosts(place: RankInfo, config: Config, environ: Mapping[str, str]) -> Discovery:
-    """Return the discovery that the launcher of several hosts allows. Imports what other jobs do not need."""
+    """Return the discovery that the launcher of several hosts allows. Only such jobs import the modules."""
     from horovodlike._bootstrap import mpi_discovery, slurm_discovery
 
     reasons: dict[str, None] = {}
@@ -117,14 +117,14 @@ def _discovery_across_hosts(place: RankInfo, config: Config, environ: Mapping[st
 def _serve(discovery: Discovery, place: RankInfo, config: Config) -> Iterator[JoinedRendezvous]:
     """Run the server on rank 0 and publish its endpoint until all ranks have connected."""
     endpoint = discovery.choose_endpoint()
-    # A rank that starts anew must not come back to the server of last time.
+    # `once`: a rank that calls init() again must not connect to the server of the last time.
     server = RendezvousServer(endpoint.key, place.size, endpoint.hosts, place.job, endpoint.port, once=True)
     try:
         server.start()
     except RendezvousError as problem:
         if not endpoint.port:
             raise
-        try:  # a launcher that is not recognised as such may run a server there
+        try:  # a launcher that is not among those known may run a server at this address
             rendezvous = _connect(endpoint, place, config, attempts=1)
         except RendezvousError:
             raise problem from None
@@ -145,7 +145,7 @@ def _serve(discovery: Discovery, place: RankInfo, config: Config) -> Iterator[Jo
 
 
 def _discover(discovery: Discovery, place: RankInfo, config: Config) -> Rendezvous:
-    """Wait for rank 0's server. An endpoint that is found may be a crashed job's, so only the time limit is final."""
+    """Connect to rank 0's server, again and again until the time is over: an endpoint may be a crashed job's."""
     deadline = time.monotonic() + config.start_timeout
     pause = 0.002
     found = "there was nothing"
@@ -186,7 +186,7 @@ class _GivenAddress:
         """Return those of the addresses that this host has.
 
         Raises:
-            RendezvousError: It has none of them, or other hosts could not use it.
+            RendezvousError: The host has none of them, or other hosts could not reach it there.
         """
         from horovodlike._net.interfaces import local_addresses
 
@@ -224,7 +224,7 @@ def resolve(hosts: str) -> list[str]:
         hosts: Separated by commas.
 
     Raises:
-        RendezvousError: One of them is not known here.
+        RendezvousError: A name cannot be resolved on this host.
     """
     found: dict[str, None] = {}
     for host in filter(None, (part.strip() for part in hosts.split(","))):

@@ -33,7 +33,7 @@ from horovodlike.errors import ConfigError, RendezvousError
 __all__ = ["Worker", "current", "find"]
 
 _SEND_TIMEOUT = 10.0
-_LISTEN_SECONDS = 3600.0  # the driver may be silent for ever; a deadline is only needed because the link wants one
+_LISTEN_SECONDS = 3600.0  # the driver may be silent for any time; `receive()` only needs some deadline
 _KEEPALIVE_SECONDS, _KEEPALIVE_PROBES = 5, 4
 
 _current: Worker | None = None
@@ -79,7 +79,7 @@ class Worker:
 
     Attributes:
         number: The driver's number for this process, which never changes.
-        generation: The last set of members that this process was one of; 0 before the first.
+        generation: The last generation of which this process was a member; 0 before the first.
         commits: How many commits this process has been through; it never decreases.
         preemption: Whether this process has been asked to leave.
     """
@@ -113,7 +113,7 @@ class Worker:
         job = job_digest(f"elastic/{environ.get(JOB_ID, '')}")
         host, port = environ.get(DRIVER_ADDRESS) or "127.0.0.1", _integer(environ, DRIVER_PORT)
         self._where = f"the driver in hvdrun at {host}:{port}"
-        self._link = self._connect(host, port, Identity(self.number, 0, job), start_timeout)
+        self._channel = self._connect(host, port, Identity(self.number, 0, job), start_timeout)
         threading.Thread(target=self._listen, name="horovodlike-elastic", daemon=True).start()
 
     def _connect(self, host: str, port: int, identity: Identity, start_timeout: float) -> ClientChannel:
@@ -134,24 +134,24 @@ class Worker:
         ) from problem
 
     def explain(self, why: str, reason: str) -> None:
-        """Say why this worker is going to ask for another place: ``broken``, ``changed`` or ``failed``."""
+        """Set the reason with which this worker will ask for another rank: ``broken``, ``changed`` or ``failed``."""
         self._why, self._reason = why, reason[:2000]
 
     def take_place(self, environ: MutableMapping[str, str]) -> JobKey:
-        """Ask for a place and wait until the driver has one, for however long that takes.
+        """Ask for a rank and wait until the driver gives one, for however long that takes.
 
         Args:
-            environ: Gets the variables of the place.
+            environ: Gets the variables that describe the rank.
 
         Returns:
-            The key of the members that this process is now one of.
+            The key of the generation of which this process is now a member.
 
         Raises:
             RendezvousError: The driver is lost.
             SystemExit: This process is no member any more, or has been asked to leave (status 0); or the job has ended.
         """
         if not self.preemption.noted:
-            # A driver that has gone may have said why, so that a failure to send is no reason not to listen.
+            # A failure to send is ignored: a driver that has exited may have sent a reason before, which is read below.
             with contextlib.suppress(OSError):
                 self._say("ready", commits=self.commits, why=self._why, reason=self._reason)
         answer: dict[str, Any] = {"preempted": True} if self.preemption.noted else self._answers.get()
@@ -174,25 +174,25 @@ class Worker:
         raise RendezvousError(f"worker {self.number} has lost {self._where}: {answer['lost']}")
 
     def changes(self) -> tuple[bool, bool]:
-        """Return whether the driver wants to change the members since the last place was given, and to add any."""
+        """Return whether the driver has announced a change of members since it gave the last rank, and an addition."""
         with self._lock:
             return self._changed, self._added
 
     def begin(self) -> None:
-        """Say that this process trains, which the driver takes for granted unless it has finished before."""
+        """Tell the driver that this process trains again; needed only if it has said before that it has finished."""
         if self._has_finished:
             self._has_finished = False
-            with contextlib.suppress(OSError):  # the loss of the driver is noticed when it is needed
+            with contextlib.suppress(OSError):  # that the driver is lost is noticed when the driver is needed
                 self._say("training")
 
     def finish(self) -> None:
-        """Say that the training has come to its end."""
+        """Tell the driver that the training has ended."""
         self._has_finished = True
         with contextlib.suppress(OSError):  # without a driver there is no receiver
             self._say("finished")
 
     def leave(self) -> None:
-        """Say that this process leaves in order.
+        """Tell the driver that this process leaves, and exit.
 
         Raises:
             SystemExit: Always, with status 0.
@@ -204,20 +204,20 @@ class Worker:
 
     def _say(self, verb: str, **more: object) -> None:
         with self._sending:
-            self._link.send(json.dumps({"do": verb, **more}).encode(), time.monotonic() + _SEND_TIMEOUT)
+            self._channel.send(json.dumps({"do": verb, **more}).encode(), time.monotonic() + _SEND_TIMEOUT)
 
     def _wake(self) -> None:
-        """End a wait for a place; called by a signal handler."""
+        """End a wait for a rank; called by a signal handler."""
         self._answers.put({"preempted": True})
 
     def _listen(self) -> None:
         try:
             while True:
                 with contextlib.suppress(TimeoutError):
-                    self._hear(json.loads(self._link.receive(time.monotonic() + _LISTEN_SECONDS)))
+                    self._hear(json.loads(self._channel.receive(time.monotonic() + _LISTEN_SECONDS)))
         except AuthenticationError as error:
             self._answers.put({"lost": f"it refused this process, or does not hold the job's key ({error})"})
-        except Exception as error:  # whatever it is, the thread that trains has to hear of it
+        except Exception as error:  # any error must reach the thread that trains
             self._answers.put({"lost": f"{type(error).__name__}: {error}"})
 
     def _hear(self, message: dict[str, Any]) -> None:
@@ -227,7 +227,7 @@ class Worker:
                 self._added |= bool(message["changed"]["added"])
             return
         if "place" in message:
-            with self._lock:  # what has changed before is what the place follows from
+            with self._lock:  # this rank takes account of all changes so far
                 self._changed = self._added = False
         elif "stop" in message:
             self.preemption.cancel()

@@ -70,7 +70,7 @@ class RankInfo:
 
 @dataclass(frozen=True)
 class _Launcher:
-    """The variables of one launcher. Where several names are given the first one that is set counts."""
+    """The names of one launcher's variables. Where a field has several names, the first one that is set counts."""
 
     name: str
     present: tuple[Names, ...]  # this launcher started the process if one name of each tuple is set
@@ -83,16 +83,16 @@ class _Launcher:
     tasks_per_node: Names = ()  # "4(x2),3": replaces local_size
     job: Names = ()  # all that are set, joined; the first one that is set must be one of job_required
     job_required: Names = ()
-    job_ancestor: Names = ()  # else the process that started all ranks of this host, by its command name
+    job_ancestor: Names = ()  # without these, the command name of the process that started all ranks of this host
     node_id: Names = ()
-    no_place: tuple[str, Names] = ("", ())  # a variable, and the values with which the others mean something else
+    no_place: tuple[str, Names] = ("", ())  # a variable, and its values with which the other variables give no rank
 
 
 def _both(name: str) -> Names:
     return (f"HOROVODLIKE_{name}", f"HOROVOD_{name}")
 
 
-# Slurm's reserved step numbers: interactive, batch, extern, pending. In these the task count is the allocation's.
+# Slurm's reserved step numbers: interactive, batch, extern, pending. Their task count is that of the allocation.
 _SLURM_NO_STEP = ("4294967290", "4294967291", "4294967292", "4294967293")
 
 _LAUNCHERS = (
@@ -198,12 +198,12 @@ def find_rank_info(environ: Mapping[str, str], ancestor: Ancestor = find_ancesto
         ancestor: Identifies the nearest ancestor process that has one of the given command names.
 
     Returns:
-        The place as the launcher sees it. Which ranks do share a host is found out by
-        :func:`horovodlike._bootstrap.bootstrap.establish`.
+        The place as the launcher sees it. :func:`horovodlike._bootstrap.bootstrap.establish` finds out which ranks
+        really share a host.
 
     Raises:
         ConfigError: A variable is missing, is not an integer or contradicts another one.
-        RendezvousError: Nothing tells this job from another one.
+        RendezvousError: Nothing distinguishes this job from another one.
     """
     environ = {name: value.strip() for name, value in environ.items() if value.strip()}
     launcher = next((row for row in _LAUNCHERS if _started_by(row, environ)), None)
@@ -298,7 +298,7 @@ def _job(launcher: _Launcher, place: RankInfo, environ: Mapping[str, str], ances
     if _variable(environ, launcher.job_required):
         return "/".join([launcher.name, *(environ.get(name, "") for name in launcher.job)])
     if launcher.job_ancestor and place.local_size < place.size:
-        return launcher.name  # no process is the ancestor of all ranks: it is the key that tells jobs apart
+        return launcher.name  # no process is the ancestor of all ranks; the key distinguishes the jobs
     found = ancestor(launcher.job_ancestor) if launcher.job_ancestor else None
     if found:
         return f"{launcher.name}/{found}"
@@ -309,9 +309,9 @@ def _job(launcher: _Launcher, place: RankInfo, environ: Mapping[str, str], ances
 
 
 def generation() -> int:
-    """Return the number of this process's generation of an elastic job: each change of the members makes the next.
+    """Return the number of this process's generation of an elastic job: each change of the members begins a new one.
 
-    A job begins with 1, the only one of a job that is not elastic.
+    A job begins with generation 1; a job that is not elastic has no other.
     """
     return int(os.environ.get(GENERATION) or 1)
 

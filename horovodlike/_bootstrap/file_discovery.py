@@ -1,8 +1,8 @@
-"""Discovery of ranks of one host without a launcher: a file of the user's, named by the job.
+"""Discovery of ranks of one host without a launcher: a file that belongs to the user and is named after the job.
 
 Rank 0 writes the port of its rendezvous server and the job's fresh key into a file of mode 0600, in a directory of
 mode 0700 that belongs to the user, and removes it when all ranks have connected. The file appears by an atomic rename,
-so that no rank reads half of it; one that a crashed job of the same name left behind is replaced.
+so that no rank reads half of it; a file that a crashed job of the same name has left behind is replaced.
 """
 
 import contextlib
@@ -41,25 +41,25 @@ class Endpoint:
 
 
 class Discovery(Protocol):
-    """The way in which rank 0 tells the others where its server is.
+    """The interface of discovery: rank 0 publishes the endpoint of its server, and the other ranks read it.
 
     Attributes:
-        where: Where the others look for it, for messages.
+        where: Where the other ranks look for the endpoint, in words for messages.
     """
 
     where: str
 
     def choose_endpoint(self) -> Endpoint:
-        """Return, on rank 0, where the server must listen, and its key."""
+        """Return the endpoint at which the server must listen. Called on rank 0."""
 
     def publish(self, endpoint: Endpoint) -> None:
-        """Tell the others, on rank 0, where the server listens, until :meth:`unpublish`."""
+        """Make the endpoint known to the other ranks until :meth:`unpublish`. Called on rank 0."""
 
     def unpublish(self) -> None:
-        """Undo :meth:`publish` on rank 0 when all have connected or something has failed. May be called again."""
+        """Undo :meth:`publish` on rank 0 when all ranks have connected or one has failed. May be called again."""
 
     def read(self) -> Endpoint | None:
-        """Return, on the others, what rank 0 has published; None if it has not (yet)."""
+        """Return the endpoint that rank 0 has published; None if there is none yet. Called on the other ranks."""
 
 
 class FileDiscovery:
@@ -121,10 +121,10 @@ class FileDiscovery:
         self._published = None
 
     def read(self) -> Endpoint | None:
-        """Read the file; None if it is not there (yet).
+        """Read the file; return None if it does not exist (yet).
 
         Raises:
-            RendezvousError: The directory or the file could be another user's, or the content makes no sense.
+            RendezvousError: The directory or the file could belong to another user, or the content is invalid.
         """
         try:
             with self._opened(create=False) as directory:
@@ -187,7 +187,7 @@ def _check_private(path: str, found: os.stat_result, kind: int, remedy: str) -> 
 
 
 def _remove_stale(directory: int) -> None:
-    """Remove the files of jobs that were killed while they started: their keys open nothing any more."""
+    """Remove the files of jobs that were killed while they started: no server accepts their keys any more."""
     with contextlib.suppress(OSError), os.scandir(directory) as entries:
         for entry in entries:
             with contextlib.suppress(OSError):

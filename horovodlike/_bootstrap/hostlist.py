@@ -6,7 +6,7 @@ import re
 __all__ = ["MOST_HOSTS", "expand_counts", "expand_hosts"]
 
 MOST_HOSTS = 65536
-"""A list that stands for more is taken for a mistake."""
+"""A list of more hosts is taken for a mistake."""
 
 _PIECES = re.compile(r"([^\[\],\s]*)\[([0-9,-]+)\]|([^\[\],\s]+)")
 _RANGE = re.compile(r"([0-9]{1,9})(?:-([0-9]{1,9}))?")

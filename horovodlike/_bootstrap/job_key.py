@@ -18,7 +18,7 @@ def take_key(environ: MutableMapping[str, str]) -> JobKey | None:
     for the next call.
 
     Raises:
-        ConfigError: It is malformed, or others can read its file.
+        ConfigError: The key is malformed, or other users can read its file.
     """
     global _kept_key
     text = environ.pop(SECRET_KEY, "").strip()
@@ -35,10 +35,10 @@ def read_key_file(path: str, source: str) -> JobKey:
 
     Args:
         path: The file: 64 hexadecimal digits, readable by no other user.
-        source: What names it, for errors.
+        source: The variable or option that names the file, for errors.
 
     Raises:
-        ConfigError: It cannot be read, others can read it, or it holds something else.
+        ConfigError: The file cannot be read, other users can read it, or it holds no key.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)

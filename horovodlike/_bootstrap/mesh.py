@@ -1,8 +1,8 @@
 """The connections between ranks of different hosts, made and authenticated before the engine gets them.
 
 Every rank listens on one address, and sends it to the others through the rendezvous, where it cannot be forged. Of two
-ranks the higher one connects. Connections that are not of the mesh get a few seconds and a buffer for a hello; when the
-mesh is complete no rank listens any more.
+ranks the higher one connects. A connection that has not authenticated gets a few seconds and a buffer for one hello.
+When the mesh is complete no rank listens any more.
 """
 
 import json
@@ -35,10 +35,10 @@ class MeshConnection:
     """A connection to a rank of another host, over which both sides have authenticated themselves.
 
     Attributes:
-        socket: Not blocking; nothing has been sent on it since.
+        socket: Does not block; nothing has been sent on it after the handshake.
         rank: The other rank.
         use: ``CONTROL`` or ``DATA``.
-        keys: For the MACs of what the engine sends and receives.
+        keys: The keys of the MACs with which the engine sends and receives.
     """
 
     socket: socket.socket
@@ -53,8 +53,8 @@ def plan_connections(rank: int, table: HostTable, streams: int, fan_out: int) ->
     Args:
         rank: The rank.
         table: The hosts.
-        streams: Connections for data between two ranks of different hosts.
-        fan_out: Of the tree of hosts, the most children of a host.
+        streams: How many connections for data two ranks of different hosts have.
+        fan_out: The most children that a host has in the tree of hosts.
     """
 
     def connection_id(use: int, other: int, number: int = 0) -> ConnectionId:
@@ -128,11 +128,11 @@ def connect_mesh(
 
 
 def _set_options(connected: socket.socket, use: int, config: Config) -> None:
-    """Have small messages sent at once, and a host that does not answer any more noticed."""
+    """Have small messages sent at once, and a connection closed whose host does not answer any more."""
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     set_keepalive(connected, *_keepalive(config.network_timeout))
-    # It also ends connections to a process that is stopped and takes no more, where much may be on its way. Data has
-    # the engine's own watch (transport/tcp/stream.h).
+    # TCP_USER_TIMEOUT also ends a connection to a process that is stopped and receives nothing. On connections for
+    # data, where that may be normal, the engine watches for lost hosts itself (transport/tcp/stream.h).
     if use == CONTROL:
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * config.network_timeout))
     else:
@@ -140,14 +140,14 @@ def _set_options(connected: socket.socket, use: int, config: Config) -> None:
 
 
 def _keepalive(timeout: float) -> tuple[int, int, int]:
-    """Return the arguments of :func:`set_keepalive` that keep within the time-out, where it is long enough."""
+    """Return the arguments of :func:`set_keepalive` that notice a lost host within a time-out of some seconds."""
     idle = max(1, int(timeout / 3))
     interval = max(1, int(timeout / 9))
     return idle, interval, max(1, int((timeout - idle) / interval))
 
 
 def _compare(rendezvous: Rendezvous, table: HostTable, problems: dict[ConnectionId, str], config: Config) -> None:
-    """Tell all ranks which connections failed; every rank decides alike."""
+    """All-gather which connections failed; raise the same error on every rank if any did."""
     reports = rendezvous.exchange(
         "mesh.connected", _report(problems, _REPORT_BYTES // rendezvous.size), patience=config.start_timeout
     )
@@ -156,7 +156,7 @@ def _compare(rendezvous: Rendezvous, table: HostTable, problems: dict[Connection
     for rank, report in enumerate(reports):
         hidden += report["more"]
         for low, high, why in report["problems"]:
-            if rank == high:  # it knows better than the one that waited for it
+            if rank == high:  # the rank that connects knows more about the reason than the one that waits for it
                 reasons[low, high] = why
             else:
                 reasons.setdefault((low, high), why)
@@ -183,9 +183,9 @@ def _report(problems: dict[ConnectionId, str], most: int) -> dict[str, Any]:
     }
     report: dict[str, Any] = {"more": len(pairs), "problems": []}
     for (low, high), why in sorted(pairs.items()):
-        entry = [low, high, why[:200]]
-        if len(json.dumps(report)) + len(json.dumps(entry)) + 64 > most:
+        problem = [low, high, why[:200]]
+        if len(json.dumps(report)) + len(json.dumps(problem)) + 64 > most:
             break
-        report["problems"].append(entry)
+        report["problems"].append(problem)
         report["more"] -= 1
     return report

@@ -1,4 +1,4 @@
-"""Makes the connections of one rank's mesh, all at the same time, in one thread and with one selector."""
+"""The connections of one rank's mesh, made all at the same time, in one thread and with one selector."""
 
 import contextlib
 import selectors
@@ -24,7 +24,7 @@ from horovodlike._net.secure_channel import HANDSHAKE_TIMEOUT, AuthenticationErr
 
 _FIRST_PAUSE = 0.05
 _LONGEST_PAUSE = 1.0
-_TRIES_IF_REFUSED = 6  # within two seconds; a network that only now comes up gets a chance
+_TRIES_IF_REFUSED = 6  # within two seconds: a network may be about to come up
 _MOST_PENDING = 64
 
 
@@ -33,7 +33,7 @@ class _Attempt:
     """A connection that this rank makes."""
 
     connection_id: ConnectionId
-    link: socket | None = None
+    connection: socket | None = None
     connected: bool = False
     received: bytearray = field(default_factory=bytearray)
     proof: bytes = b""  # expected; empty until the challenge is answered
@@ -65,10 +65,10 @@ class Builder:
 
         Args:
             rank: This rank.
-            connection_ids: Its connections.
+            connection_ids: The connections that this rank must have.
             addresses: By rank, the address and port where it listens.
             key: The mesh's key.
-            listener: Where this rank listens; it is the caller's.
+            listener: The socket on which this rank listens; the caller closes it.
             timeout: Seconds until :meth:`run` gives up what is still missing.
         """
         self.done: dict[ConnectionId, tuple[socket, Keys]] = {}
@@ -86,7 +86,7 @@ class Builder:
         self._resting = set(self._attempts.values())  # without a socket, until it is time to try again
 
     def run(self) -> None:
-        """Make the connections: until each is there or has a problem, at the latest when the time is over."""
+        """Make the connections; return when each one is made or has failed, at the latest when the time is over."""
         deadline = time.monotonic() + self._timeout
         most = _MOST_PENDING + 2 * len(self._expected)
         with selectors.DefaultSelector() as self._selector:
@@ -108,8 +108,8 @@ class Builder:
         for connected, _ in self.done.values():
             connected.close()
         for attempt in self._attempts.values():
-            if attempt.link is not None:
-                attempt.link.close()
+            if attempt.connection is not None:
+                attempt.connection.close()
         self.done.clear()
 
     def _seconds_left(self, deadline: float) -> float:
@@ -122,7 +122,7 @@ class Builder:
         elif isinstance(data, PendingConnection):
             if data in self._pending and (hello := self._pending.read(data)) is not None:
                 self._answer_hello(data, hello)
-        elif data.link is not None:
+        elif data.connection is not None:
             self._continue(data)
 
     # Connections that other ranks begin.
@@ -155,25 +155,25 @@ class Builder:
         attempt.connected, attempt.proof = False, b""
         attempt.received.clear()
         try:
-            attempt.link = socket(family, SOCK_STREAM)
-            start(attempt.link, (address, port))
-            self._selector.register(attempt.link, selectors.EVENT_WRITE, attempt)
+            attempt.connection = socket(family, SOCK_STREAM)
+            start(attempt.connection, (address, port))
+            self._selector.register(attempt.connection, selectors.EVENT_WRITE, attempt)
         except OSError as error:
             if error.errno in OUT_OF_RESOURCES:
                 raise
             self._fail(attempt, str(error.strerror), refused=True)
 
     def _continue(self, attempt: _Attempt) -> None:
-        assert attempt.link is not None
+        assert attempt.connection is not None
         try:
             if not attempt.connected:
-                if failure := attempt.link.getsockopt(SOL_SOCKET, SO_ERROR):
+                if failure := attempt.connection.getsockopt(SOL_SOCKET, SO_ERROR):
                     raise make_error(failure)
                 attempt.connected = True
-                self._selector.modify(attempt.link, selectors.EVENT_READ, attempt)
+                self._selector.modify(attempt.connection, selectors.EVENT_READ, attempt)
                 return
             wanted = PROOF_BYTES if attempt.proof else CHALLENGE_BYTES
-            data = attempt.link.recv(wanted - len(attempt.received))
+            data = attempt.connection.recv(wanted - len(attempt.received))
             if not data:
                 self._fail(attempt, "it hung up before it had proven that it is this rank")
                 return
@@ -188,27 +188,27 @@ class Builder:
             self._fail(attempt, error.strerror or str(error), refused=not attempt.connected)
 
     def _answer(self, attempt: _Attempt, message: bytes) -> None:
-        assert attempt.link is not None
+        assert attempt.connection is not None
         attempt.received.clear()
         if not attempt.proof:
             hello, attempt.proof, attempt.keys = answer_challenge(self._key, attempt.connection_id, message)
-            send_whole(attempt.link, hello)
+            send_whole(attempt.connection, hello)
             return
         if not is_proof(attempt.proof, message):
             raise AuthenticationError("it does not hold the key of this job")
         assert attempt.keys is not None
-        self._selector.unregister(attempt.link)
-        self.done[attempt.connection_id] = (attempt.link, attempt.keys)
-        attempt.link = None
+        self._selector.unregister(attempt.connection)
+        self.done[attempt.connection_id] = (attempt.connection, attempt.keys)
+        attempt.connection = None
         del self._attempts[attempt.connection_id]
 
     def _fail(self, attempt: _Attempt, problem: str, *, refused: bool = False) -> None:
-        """Try again soon, but not what is refused again and again."""
-        if attempt.link is not None:
+        """Schedule the next attempt, or give the connection up if it has been refused too often in a row."""
+        if attempt.connection is not None:
             with contextlib.suppress(KeyError):
-                self._selector.unregister(attempt.link)
-            attempt.link.close()
-            attempt.link = None
+                self._selector.unregister(attempt.connection)
+            attempt.connection.close()
+            attempt.connection = None
         attempt.problem = problem
         attempt.refusals = attempt.refusals + 1 if refused else 0
         if attempt.refusals >= _TRIES_IF_REFUSED:
@@ -224,8 +224,8 @@ class Builder:
 
     def _give_up(self) -> None:
         for attempt in list(self._attempts.values()):
-            if attempt.link is not None:
-                attempt.link.close()
+            if attempt.connection is not None:
+                attempt.connection.close()
                 if attempt.connected:
                     attempt.problem = "it accepts connections, but does not answer as a rank does"
                 attempt.problem = attempt.problem or f"no answer for {self._timeout:g} s"

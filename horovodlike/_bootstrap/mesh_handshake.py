@@ -1,13 +1,13 @@
 """The handshake by which two ranks authenticate a connection of the mesh. Pure.
 
-Both have the mesh's key, which is made for it alone. All numbers are big-endian. The lower rank accepts the connection:
+Both ranks have the mesh's key, derived for this mesh alone. Numbers are big-endian. The lower rank accepts:
 
 1. It sends a *challenge*: magic, version, its nonce.
 2. The higher rank answers with a *hello*: body = its nonce, both ranks, the use and the number of the connection; then
-   ``MAC(key; "hello", challenge, body)``. Nothing of the body is looked at before the MAC is verified.
+   ``MAC(key; "hello", challenge, body)``. The body is not used before the MAC is verified.
 3. The lower rank answers with a *proof*: ``MAC(key; "proof", challenge, body)``.
 
-After that the connection carries what the engine sends. A direction's MAC key there is
+After that the connection carries the engine's frames. The key of the MACs of a direction is
 ``MAC(key; "frames", direction, challenge, body)``, so it depends on both nonces.
 """
 
@@ -37,7 +37,7 @@ class ConnectionId:
         use: ``HVL_CONTROL`` or ``HVL_DATA`` of the C API.
         low: The rank that accepts it.
         high: The rank that connects.
-        number: Tells it from the others of the same use and ranks.
+        number: Distinguishes connections of the same use and ranks.
     """
 
     use: int
@@ -52,14 +52,14 @@ class ConnectionId:
 
 @dataclass(frozen=True)
 class Keys:
-    """The keys of the MACs of both directions, for one end. Shows neither."""
+    """The keys of the MACs of both directions, for one end. Its text shows neither key."""
 
     send: JobKey
     receive: JobKey
 
 
 def make_challenge() -> bytes:
-    """Return the first bytes of the rank that accepts."""
+    """Return the challenge, which the accepting rank sends first."""
     return _CHALLENGE.pack(_MAGIC, VERSION, secrets.token_bytes(NONCE_BYTES))
 
 

@@ -1,7 +1,7 @@
 """Discovery of ranks that MPI started on several hosts: rank 0 broadcasts where it listens.
 
-Nothing but that goes through MPI here, on a duplicate of ``MPI.COMM_WORLD``, which has no other messages. MPI
-stays as it was found or as mpi4py initialises it.
+Only that goes through MPI here, on a duplicate of ``MPI.COMM_WORLD``, so that the script's own messages cannot be
+confused with it. This module neither initialises nor finalizes MPI; mpi4py does, where the script has not.
 """
 
 import json
@@ -21,13 +21,13 @@ _MESSAGE_BYTES = 1024
 _LONGEST_PAUSE = 0.02
 
 _duplicate: Any = None
-"""Of ``MPI.COMM_WORLD``; kept for the next ``init()``."""
+"""The duplicate of ``MPI.COMM_WORLD``; kept for the next ``init()``."""
 _unfinished: list[tuple[Any, ...]] = []
-"""Requests that were given up, with what MPI may still read and write."""
+"""Requests that were abandoned, with the memory that MPI may still read and write."""
 
 
 def find_running(place: RankInfo, config: Config, environ: Mapping[str, str]) -> "MpiDiscovery | str":
-    """Do as :func:`find` if the script has imported mpi4py's ``MPI`` already: then it certainly works."""
+    """Call :func:`find` if the script has imported mpi4py's ``MPI`` already: then MPI certainly works."""
     return find(place, config, environ) if "mpi4py.MPI" in sys.modules else ""
 
 
@@ -37,7 +37,7 @@ def find(place: RankInfo, config: Config, environ: Mapping[str, str]) -> "MpiDis
     Returns:
         The discovery, or why there is none; empty if MPI has nothing to do with this job.
     """
-    # Slurm starts ranks of MPI only if it was told so; else MPI may well end the process that initialises it.
+    # Slurm prepares ranks for MPI only if it was told to. In others, initialising MPI may end the process.
     by_slurm = place.launcher == "Slurm" and ("PMI_RANK" in environ or "PMIX_RANK" in environ)
     if place.launcher not in ("Open MPI", "MPICH") and not by_slurm and "mpi4py.MPI" not in sys.modules:
         return ""
@@ -45,7 +45,7 @@ def find(place: RankInfo, config: Config, environ: Mapping[str, str]) -> "MpiDis
         return "MPI cannot be used again after an init() in which not all ranks came; start new processes"
     try:
         from mpi4py import MPI
-    except (ImportError, RuntimeError) as error:  # there may be no MPI library that it could load
+    except (ImportError, RuntimeError) as error:  # mpi4py may find no MPI library to load
         return f"mpi4py cannot be imported ({' '.join(str(error).split())})"
     if not MPI.Is_initialized() or MPI.Is_finalized():
         return "MPI is not initialised"
@@ -75,25 +75,25 @@ class MpiDiscovery:
         """Return a new key, any port, and the addresses that the other hosts are likely to reach."""
         interfaces = local_addresses()
         mine = [str(each.address) for each in interfaces if each.is_reachable]
-        everybody = self._gather(mine)
-        assert everybody is not None
+        by_rank = self._gather(mine)
+        assert by_rank is not None
         if self._config.network_interface.strip():
             hosts = [choose_address(self._config.network_interface, interfaces)]
         else:
-            hosts = shared_addresses(interfaces, [other for other in everybody if other != mine])
+            hosts = shared_addresses(interfaces, [other for other in by_rank if other != mine])
         if not hosts:
             raise RendezvousError("the host of rank 0 has no address that other hosts could reach")
         return Endpoint(0, JobKey.random(), ",".join(hosts[:16]))
 
     def publish(self, endpoint: Endpoint) -> None:
-        """Broadcast it."""
+        """Broadcast the endpoint."""
         self._broadcast([endpoint.port, endpoint.key.hex(), endpoint.hosts])
 
     def unpublish(self) -> None:
         """Do nothing: a broadcast leaves nothing behind."""
 
     def read(self) -> Endpoint | None:
-        """Take part in the broadcast, the first time; rank 0 does so once."""
+        """Receive rank 0's broadcast at the first call; return the same endpoint at later ones."""
         if self._found is None:
             self._gather([str(each.address) for each in local_addresses() if each.is_reachable])
             port, key, hosts = self._broadcast(None)
@@ -129,11 +129,11 @@ class MpiDiscovery:
         return _duplicate
 
     def _wait(self, request: Any, *used: Any) -> None:  # noqa: ANN401
-        """Wait, but not for ever: a rank may have ended, or may never call ``init()``.
+        """Wait for a request, until the start timeout at most: a rank may have exited, or may never call ``init()``.
 
         Args:
             request: MPI's request.
-            used: What has to live as long as the request.
+            used: The objects whose memory must live as long as the request.
         """
         pause = 0.0
         while not request.Test():

@@ -1,4 +1,4 @@
-"""SIGTERM as a notice: the process leaves at the next commit, and nothing is lost."""
+"""SIGTERM as a notice: the process leaves the job at the next commit, so that no work is lost."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ class Preemption:
     """The notice that asks this process to leave.
 
     Attributes:
-        noted: True once SIGTERM has come while :meth:`expected` was on. More of them change nothing: what ends a job
-            often signals all its processes, and so does hvdrun then.
+        noted: True once SIGTERM has arrived within :meth:`expected`. More signals change nothing: a scheduler that ends
+            a job often signals all its processes, and then hvdrun signals them, too.
     """
 
     def __init__(self, wake: Callable[[], None]) -> None:
-        """Have the signal handler call ``wake``, on the main thread between any two steps of it."""
+        """Have the signal handler call ``wake``, on the main thread and between any two instructions of it."""
         self.noted = False
         self._wake = wake
         self._is_expected = False
 
     @contextlib.contextmanager
     def expected(self) -> Iterator[None]:
-        """Treat SIGTERM as a notice in the ``with`` block: on the main thread, and unless the script has a handler."""
+        """Treat SIGTERM as a notice in the ``with`` block: on the main thread, if the script has no handler itself."""
         is_ours = (
             threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
         )
@@ -53,7 +53,7 @@ class Preemption:
         self._is_expected = False
 
     def cancel(self) -> None:
-        """Have SIGTERM end this process, at once if it has come already: the job ends. Callable from any thread."""
+        """Have SIGTERM end this process, as the job ends: at once if it has arrived already. From any thread."""
         if not self._is_expected:
             return
         # signal.signal() is for the main thread only, and that may be in the middle of a long computation.

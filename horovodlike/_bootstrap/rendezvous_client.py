@@ -24,7 +24,7 @@ from horovodlike._net.secure_server import encode
 from horovodlike.errors import RendezvousError
 
 _SERVER_GRACE = 5.0
-"""How much longer than the server a client waits, so that the server's reason comes first."""
+"""Seconds that a client waits longer than the server, so that the server's reason arrives before it gives up."""
 
 
 class Rendezvous:
@@ -33,9 +33,9 @@ class Rendezvous:
     Attributes:
         rank: This rank.
         size: How many ranks take part.
-        generation: How many times the ranks have come together at this server.
-        local_address: This end's address.
-        server_address: The server's, as this rank reaches it.
+        generation: How many generations have begun at this server.
+        local_address: The address of this end of the connection.
+        server_address: The address at which this rank reaches the server.
     """
 
     def __init__(
@@ -56,9 +56,9 @@ class Rendezvous:
             key: The job's key.
             place: This process's rank, the job's size and name.
             start_timeout: Seconds that the connection, and then every operation, waits for the other ranks.
-            owner: Whose process the server is part of, for messages.
+            owner: The process that runs the server, for messages.
             attempts: How often to try when the server closes the connection in the handshake or is slow. If no process
-                listens, that is certain at once.
+                listens, there is no second attempt.
 
         Raises:
             RendezvousError: The server cannot be reached, does not hold the key or refuses this rank.
@@ -69,7 +69,7 @@ class Rendezvous:
         self._timeout = min(start_timeout, LONGEST_TIMEOUT)
         self._where = f"the rendezvous server at {host}:{port}"
         self._owner = owner
-        self._link: ClientChannel | None = None
+        self._channel: ClientChannel | None = None
         self._key = key if isinstance(key, JobKey) else JobKey(key)
         identity = Identity(place.rank, place.size, job_digest(place.job))
         for attempt in range(attempts):
@@ -104,15 +104,15 @@ class Rendezvous:
     def _introduce(self, connected: socket.socket, identity: Identity) -> None:
         deadline = time.monotonic() + min(self._timeout, HANDSHAKE_TIMEOUT)
         try:
-            link = ClientChannel(connected, self._key, identity, deadline)
+            channel = ClientChannel(connected, self._key, identity, deadline)
         except VersionError as error:
             raise VersionError(f"rank {self.rank} cannot use {self._where}: {error}") from None
         except OSError as error:
             raise self._unreachable(error) from error
         with contextlib.ExitStack() as stack:
-            stack.callback(link.close)
+            stack.callback(channel.close)
             try:
-                answer = json.loads(link.receive(deadline))
+                answer = json.loads(channel.receive(deadline))
             except TimeoutError as error:
                 raise UnreachableError(
                     f"{self._where} did not answer rank {self.rank} in time; is {self._owner} stopped?"
@@ -127,9 +127,9 @@ class Rendezvous:
                 raise RendezvousError(f"{self._where} refused this process: {answer['refused']}")
             stack.pop_all()
         self.generation = int(answer["generation"])
-        self.local_address: str = link.socket.getsockname()[0]
-        self.server_address: str = link.socket.getpeername()[0]
-        self._link = link
+        self.local_address: str = channel.socket.getsockname()[0]
+        self.server_address: str = channel.socket.getpeername()[0]
+        self._channel = channel
 
     def derive_key(self, *parts: bytes) -> JobKey:
         """Return a key that only the ranks of this job have, for a purpose that the parts name."""
@@ -151,16 +151,16 @@ class Rendezvous:
         """All-gather a JSON value; returns when every rank has called this with the same topic.
 
         Args:
-            topic: What it is about; the ranks must go through the same topics in the same order.
+            topic: The name of this all-gather; all ranks must use the same topics in the same order.
             payload: The value; encoded it may take :data:`FRAME_LIMIT` bytes divided by the number of ranks.
-            patience: Seconds that others may need before they come here, beyond ``start_timeout``.
+            patience: Seconds beyond ``start_timeout`` that other ranks may take until they call this.
 
         Returns:
             The values by rank.
 
         Raises:
-            RendezvousError: A rank did not come in time, ended, gave up or went to another topic; the message
-                names it.
+            RendezvousError: A rank did not call this in time, exited, gave up or used another topic; the message names
+                it.
             ValueError: The value is too large.
         """
         return self._gather(f"{self.generation}/{topic}", payload, patience)
@@ -170,23 +170,23 @@ class Rendezvous:
         self.exchange(topic, None)
 
     def abort(self, reason: str) -> None:
-        """Give up this generation: whatever the other ranks wait for in it fails at once, with this reason."""
-        if self._link is not None:
+        """Give up this generation: all that other ranks wait for in it fails at once, with this reason."""
+        if self._channel is not None:
             message = {"do": "abort", "group": str(self.generation), "reason": reason[:2000]}
             deadline = time.monotonic() + _SERVER_GRACE
             try:
-                self._link.send(encode(message), deadline)
-                while "aborted" not in json.loads(self._link.receive(deadline)):
+                self._channel.send(encode(message), deadline)
+                while "aborted" not in json.loads(self._channel.receive(deadline)):
                     pass
             except (OSError, RendezvousError):
                 self._hang_up()
 
     def close(self) -> None:
-        """Leave in order; the rank may connect again later. Does nothing if the connection is closed."""
-        if self._link is not None:
+        """Tell the server that this rank leaves; it may connect again later. Does nothing if already closed."""
+        if self._channel is not None:
             # If the server has exited, no other rank waits for this message.
             with contextlib.suppress(OSError, RendezvousError):
-                self._link.send(encode({"do": "leave"}), time.monotonic() + _SERVER_GRACE)
+                self._channel.send(encode({"do": "leave"}), time.monotonic() + _SERVER_GRACE)
             self._hang_up()
 
     def __enter__(self) -> "Rendezvous":
@@ -198,7 +198,7 @@ class Rendezvous:
         self.close()
 
     def _gather(self, topic: str, payload: Any, patience: float = 0.0) -> list[Any]:  # noqa: ANN401
-        if self._link is None:
+        if self._channel is None:
             raise RendezvousError("this rank has left the rendezvous")
         timeout = min(self._timeout + patience, LONGEST_TIMEOUT)
         message = {"do": "arrive", "topic": topic, "payload": payload, "timeout": timeout}
@@ -208,10 +208,10 @@ class Rendezvous:
             raise ValueError(f"a value of {len(encoded)} bytes is over the limit of {most} bytes for {self.size} ranks")
         deadline = time.monotonic() + timeout + _SERVER_GRACE
         try:
-            with contextlib.suppress(ConnectionError):  # what the server said before it went can still be read
-                self._link.send(encoded, deadline)
+            with contextlib.suppress(ConnectionError):  # what the server sent before it closed can still be received
+                self._channel.send(encoded, deadline)
             while True:
-                answer = json.loads(self._link.receive(deadline))
+                answer = json.loads(self._channel.receive(deadline))
                 if answer.get("topic") == topic:
                     break
                 if "closed" in answer:
@@ -236,9 +236,9 @@ class Rendezvous:
         return result
 
     def _hang_up(self) -> None:
-        if self._link is not None:
-            self._link.close()
-            self._link = None
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
 
 
 class UnreachableError(RendezvousError):

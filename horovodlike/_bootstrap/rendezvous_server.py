@@ -48,10 +48,10 @@ class RendezvousServer:
         Args:
             key: The job's key, 32 bytes.
             size: How many ranks the job has.
-            host: The address to listen on, or several separated by commas; never all that the host has.
-            job: The job's name; None lets the key alone tell this job from another.
+            host: The address to listen on, or several separated by commas; never a wildcard address.
+            job: The job's name; None: the key alone distinguishes the job from others.
             port: The port to listen on; 0: a free one.
-            once: For one generation: it listens no more when all ranks have come.
+            once: Serve one generation: stop listening when all ranks have connected.
 
         Raises:
             ValueError: The key, the size or the address cannot be used.
@@ -76,10 +76,10 @@ class RendezvousServer:
 
     @property
     def port(self) -> int:
-        """The port that it listens on.
+        """The port on which the server listens.
 
         Raises:
-            RuntimeError: It has not been started.
+            RuntimeError: The server has not been started.
         """
         if not self._port:
             raise RuntimeError("the rendezvous server has not been started")
@@ -108,7 +108,7 @@ class RendezvousServer:
         self._thread.start()
 
     def exited(self, rank: int, reason: str) -> None:
-        """Note that the process of a rank has exited: ranks that wait for it, or will, are told at once.
+        """Note that the process of a rank has exited: ranks that wait for it now or later get an error at once.
 
         Callable from any thread while the server runs; does nothing once it has been closed.
 
@@ -118,7 +118,7 @@ class RendezvousServer:
         """
         if self._thread is not None:
             self._exits.append((rank, reason))
-            with contextlib.suppress(OSError):  # it is awake already, or has ended
+            with contextlib.suppress(OSError):  # the thread is awake already, or has ended
                 self._wake.send(b"\0", socket.MSG_DONTWAIT)
 
     def close(self) -> None:
@@ -168,17 +168,17 @@ class RendezvousServer:
             rank, reason = self._exits.popleft()
             member = self._members.get(rank)
             if member is not None:
-                self._server.look_at(member)  # it may have left in order, or have disconnected
+                self._server.look_at(member)  # its last message may say that it leaves, or it may have disconnected
             if rank not in self._members:  # a descendant that holds the connection takes part in the rank's place
                 self._reply(self._state.exited(rank, reason))
 
     def _send_last_replies(self, deadline: float) -> None:
-        """Send the last replies, and to ranks that still wait the reason why the server closes."""
+        """Send what is left to send, and then to every rank the reason why the server closes."""
         for connection in list(self._members.values()):
             self._server.send(connection, {"closed": self._state.last_failure()})
             self._server.flush(connection, deadline)
 
-    # What the secure server calls.
+    # Methods that the secure server calls.
 
     def on_connect(self, connection: Connection, identity: Identity) -> str | None:
         """Implement :class:`horovodlike._net.secure_server.ConnectionHandler`."""

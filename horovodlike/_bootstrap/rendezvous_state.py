@@ -20,9 +20,9 @@ class Reply:
 
     Attributes:
         rank: The receiver.
-        topic: What it waits for.
-        result: The payloads by rank, if all is well.
-        error: The reason, if not.
+        topic: The topic for which it waits.
+        result: The payloads by rank, if the topic is complete.
+        error: Why the topic failed, if it did.
     """
 
     rank: int
@@ -79,7 +79,7 @@ class RendezvousState:
         missing = self._missing(topic)
         if not missing:
             return self._complete(topic)
-        gone = [other for other in self._lost if other in missing]  # the first may be why the others have gone
+        gone = [other for other in self._lost if other in missing]  # the first loss may have caused the others
         if gone:
             return self._fail(topic, self._lost[gone[0]])
         if len(self._waiting) == self.size:
@@ -99,7 +99,7 @@ class RendezvousState:
         ]
 
     def left(self, rank: int) -> list[Reply]:
-        """Note that a rank has closed its connection in order; it may come back for another generation."""
+        """Note that a rank has said that it leaves; it may connect again for another generation."""
         return self._forget(rank, f"rank {rank} left")
 
     def lost(self, rank: int, reason: str) -> list[Reply]:

@@ -4,9 +4,9 @@ Two ranks are on the same host only if a test succeeds: each one must find, at t
 opened, the random token that local rank 0 wrote there. Ranks that cannot share memory are on different hosts, whatever
 else they have in common.
 
-The first choice is an anonymous memory file, which no limit of /dev/shm applies to and which no crash can leave behind;
-the others open it through ``/proc``. Where that is forbidden it is a file in /dev/shm, unlinked as soon as all have
-opened it. All memory is allocated now: a lack of it is found here and is no SIGBUS in the middle of training.
+The first choice is an anonymous memory file, to which no limit of /dev/shm applies and which no crash can leave behind;
+the others open it through ``/proc``. Where that is forbidden, the segment is a file in /dev/shm, unlinked when all have
+opened it. All memory is allocated now: too little is an error here, and not a SIGBUS in the middle of training.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ class _Attempt:
     num_bytes: int
     fd: int = -1
     problem: str = ""
-    trying: Sequence[tuple[int, ...]] = ()  # the groups that still try; this one may have finished
+    trying: Sequence[tuple[int, ...]] = ()  # the groups that still try; that of this rank may have finished
 
     @property
     def takes_part(self) -> bool:
@@ -60,7 +60,7 @@ class _Attempt:
 
     @contextlib.contextmanager
     def noting(self) -> Iterator[None]:
-        """Keep a problem, which ends the attempt, for the report to all ranks."""
+        """Keep an error, which ends the attempt, for the report to all ranks."""
         try:
             yield
         except (OSError, RendezvousError, AttributeError) as error:
@@ -79,7 +79,7 @@ class Segment:
     Attributes:
         table: The hosts of the job: the ranks of each one share memory.
         fd: A descriptor of zeroed bytes, which the caller closes; -1 if this rank's host has no other rank.
-        problems: Why ranks that could have shared a host do not, if there are such.
+        problems: For ranks that could have shared a host and do not, the reasons.
     """
 
     table: HostTable
@@ -168,7 +168,7 @@ def _judge(group: tuple[int, ...], problems: Sequence[str], way: str) -> _Verdic
     if not failed:
         return _Verdict(group)
     first = failed[0]
-    if first == group[0]:  # there was nothing that the others could have opened
+    if first == group[0]:  # the leader failed, so the others had nothing to open
         failed = group[1:]
     together = tuple(rank for rank in group if rank not in failed)
     return _Verdict(together, failed, f"with {way}, rank {first}: {problems[first]}")
@@ -206,7 +206,7 @@ def _share_file(rendezvous: Exchange, attempt: _Attempt) -> list[str]:
                 attempt.fd = _open_and_verify(path, attempt.num_bytes, token, os.O_NOFOLLOW)
         return rendezvous.exchange("segment.file.opened", attempt.problem)
     finally:
-        # Every rank tries: one that is killed here leaves the rest to the others.
+        # Every rank tries to unlink the file: one of them may be killed before it does.
         if path:
             with contextlib.suppress(OSError):
                 os.unlink(path)
@@ -275,7 +275,7 @@ def _write_zeros(fd: int, num_bytes: int) -> None:
 
 
 def _space(fd: int) -> str:
-    """Say how much room the file system has, if its size is limited."""
+    """Describe how much room the file system has, if its size is limited."""
     with contextlib.suppress(OSError):
         found = os.fstatvfs(fd)
         if found.f_blocks and os.readlink(f"/proc/self/fd/{fd}").startswith(DIRECTORY):
@@ -294,7 +294,7 @@ def _write_token(fd: int) -> bytes:
 
 
 def _open_and_verify(path: str, num_bytes: int, token: bytes, flags: int) -> int:
-    before = os.stat(path)  # an unlucky path could be a device or a pipe, which must not even be opened
+    before = os.stat(path)  # by accident the path could be a device or a pipe, which must not even be opened
     if not stat.S_ISREG(before.st_mode) or before.st_size != num_bytes:
         raise RendezvousError(f"{path} is not the memory of local rank 0")
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | flags)

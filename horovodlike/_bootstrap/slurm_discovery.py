@@ -1,8 +1,8 @@
 """Discovery of ranks that Slurm started on several hosts, without MPI: a port of rank 0's host.
 
-The job's number determines the port. A process that connects there gets a credential of MUNGE, with which Slurm itself
-authenticates; only processes of the same user in this cluster can open it. It says where the rendezvous server listens,
-and holds the job's key, which leaves rank 0 in no other way. A credential that another user made is not believed.
+The job's number determines the port. A process that connects to it gets a credential of MUNGE, with which Slurm itself
+authenticates; only processes of the same user in this cluster can open it. It contains the address of the rendezvous
+server and the job's key, which rank 0 sends in no other way. A credential that another user has made is ignored.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ _CREDENTIAL_LIMIT = 8192
 _RENEWAL_SECONDS = 60.0  # well before a credential expires
 _READ_SECONDS = 2.0
 _COMMAND_SECONDS = 10.0
-_REPLAYED = 17  # what unmunge says of a credential that another rank of its host has opened before
+_REPLAYED = 17  # the status of unmunge if another rank of this host has opened the credential before
 
 
 def find(place: RankInfo, config: Config, environ: Mapping[str, str]) -> "SlurmDiscovery | str":
@@ -62,7 +62,7 @@ class SlurmDiscovery:
 
         Args:
             place: This process's place.
-            host: Where rank 0 runs: the first of the step's nodes.
+            host: The node of rank 0: the first of the step's nodes.
         """
         self._job = job_digest(place.job)
         self._host = host
@@ -128,7 +128,7 @@ class SlurmDiscovery:
 
 
 class _CredentialServer:
-    """A thread that sends a credential over each connection, and receives nothing."""
+    """Threads that send a credential over each connection that they accept, and receive nothing."""
 
     def __init__(self, content: bytes, hosts: list[str], ports: list[int]) -> None:
         self._content = content
@@ -168,14 +168,14 @@ class _CredentialServer:
     def _current(self) -> bytes:
         with self._lock:
             if time.monotonic() - self._made > _RENEWAL_SECONDS:
-                with contextlib.suppress(RendezvousError):  # the old one is still good for a while
+                with contextlib.suppress(RendezvousError):  # the old credential is still valid for a while
                     self._credential = make_credential(self._content)
                 self._made = time.monotonic()
             return self._credential
 
 
 def _ask(address: str, port: int) -> bytes:
-    """Return what the server there sends; nothing if there is no answer."""
+    """Return the bytes that the server at a port sends; none if there is no answer."""
     with contextlib.suppress(OSError), contextlib.closing(dial(address, port, _READ_SECONDS)) as answers:
         for connected in answers:
             with connected:
@@ -234,12 +234,12 @@ def open_credential(credential: bytes) -> bytes | None:
 
 
 def find_addresses(host: str) -> list[str]:
-    """Return the addresses under which the nodes of a cluster know one of them.
+    """Return the addresses at which the other nodes of a cluster reach a node.
 
-    A node's own name often stands for a loopback address there; then Slurm is asked.
+    On the node itself its name often stands for a loopback address; then Slurm is asked.
 
     Raises:
-        RendezvousError: There is none.
+        RendezvousError: The node has no such address.
     """
     usable = _resolve_outside(host) or _resolve_outside(_node_address(host))
     if usable:

@@ -3,7 +3,7 @@
 Ranks share a host if they have the same node of the launcher (or the same ``HOROVODLIKE_HOSTID`` in its place), kernel,
 process namespace and network namespace, and then succeed in sharing memory
 (:mod:`horovodlike._bootstrap.shared_memory`). All ranks make the same table. Where the launcher counts otherwise, the
-table is right.
+table takes precedence.
 """
 
 import contextlib
@@ -24,13 +24,13 @@ class HostFacts:
 
     Attributes:
         node: The launcher's node, or ``HOROVODLIKE_HOSTID``; None if there is neither.
-        chosen: Whether it is ``HOROVODLIKE_HOSTID``.
+        chosen: Whether ``node`` is ``HOROVODLIKE_HOSTID``.
         name: The name of the machine.
-        boot: Which machine this is, and since when it runs.
-        pid_namespace: In which namespace process ids have a meaning.
-        network_namespace: Which network interfaces there are.
-        local_rank: What the launcher says.
-        local_size: What the launcher says.
+        boot: The kernel's boot id, which identifies the machine until it is restarted.
+        pid_namespace: The namespace in which the process has its id.
+        network_namespace: The namespace of its network interfaces.
+        local_rank: The local rank according to the launcher.
+        local_size: The local size according to the launcher.
     """
 
     node: str | None
@@ -114,7 +114,7 @@ class HostTable:
 
     @property
     def names(self) -> list[str]:
-        """By host, what to call it in messages: no two have the same name."""
+        """By host, its name for messages: no two have the same one."""
         found = [self.facts[group[0]].node or self.facts[group[0]].name for group in self.ranks]
         return [
             name if found.count(name) == 1 else f"{name} ({name_ranks(group)})"
@@ -122,11 +122,11 @@ class HostTable:
         ]
 
     def ranks_beside(self, rank: int) -> tuple[int, ...]:
-        """Return the ranks of this rank's host, itself among them."""
+        """Return the ranks of this rank's host, including itself."""
         return next(group for group in self.ranks if rank in group)
 
     def place(self, place: RankInfo) -> RankInfo:
-        """Return the place, counted by this table."""
+        """Return the rank info with local and cross ranks counted by this table."""
         group = self.ranks_beside(place.rank)
         local_rank = group.index(place.rank)
         across = [each for each in self.ranks if len(each) > local_rank]

@@ -16,7 +16,7 @@ from horovodlike._bootstrap import shared_memory
 from horovodlike._bootstrap.shared_memory import Exchange
 from horovodlike.errors import RendezvousError
 
-# For reading too: a process that wakes a rank that has ended must not get SIGPIPE.
+# Open for reading, too: else a process that wakes a rank that has exited would get SIGPIPE.
 _WRITE_FLAGS = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC
 
 
@@ -128,7 +128,7 @@ class _Own:
 
 
 def _open(path: str, offer: Sequence[Any]) -> int:
-    before = os.stat(path)  # an unlucky path could be a device, which must not even be opened
+    before = os.stat(path)  # by accident the path could be a device, which must not even be opened
     if not stat.S_ISFIFO(before.st_mode) or [before.st_dev, before.st_ino] != list(offer[1:]):
         raise RendezvousError(f"{path} is not the pipe of a rank of this host")
     return os.open(path, _WRITE_FLAGS)

@@ -334,12 +334,12 @@ def ring(membership: JobContext) -> list[int]:
     return found
 
 
-BELLS = [[0, 3], [1, 2, 5], [1, 2, 5], [0, 3], [4], [1, 2, 5]]
+WRITERS = [[0, 3], [1, 2, 5], [1, 2, 5], [0, 3], [4], [1, 2, 5]]
 
 
-def test_bells_reach_the_ranks_of_a_host(on_hosts: StartHosts) -> None:
+def test_wakeup_pipes_reach_the_ranks_of_a_host(on_hosts: StartHosts) -> None:
     with nothing_left():
-        assert on_hosts("abbacb", ring) == BELLS
+        assert on_hosts("abbacb", ring) == WRITERS
 
 
 @pytest.fixture
@@ -351,7 +351,7 @@ def shm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return found
 
 
-def test_bells_where_proc_is_closed(on_hosts: StartHosts, shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wakeup_pipes_where_proc_is_closed(on_hosts: StartHosts, shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = wakeup_pipes._open
 
     def closed(path: str, offer: Sequence[Any]) -> int:
@@ -361,11 +361,11 @@ def test_bells_where_proc_is_closed(on_hosts: StartHosts, shm: Path, monkeypatch
 
     monkeypatch.setattr(wakeup_pipes, "_open", closed)
     with nothing_left():
-        assert on_hosts("abbacb", ring) == BELLS
+        assert on_hosts("abbacb", ring) == WRITERS
     assert os.listdir(shm) == []
 
 
-def test_bells_that_cannot_be_opened(on_hosts: StartHosts, shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wakeup_pipes_that_cannot_be_opened(on_hosts: StartHosts, shm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def closed(path: str, offer: Sequence[Any]) -> int:
         raise PermissionError(13, "closed")
 

@@ -337,14 +337,14 @@ def test_close_leaves_no_thread_and_no_descriptor(key: bytes, connect: Connect) 
 def test_the_key_is_not_shown(key: bytes, serve: Serve, connect: Connect) -> None:
     server = serve(1)
     rendezvous = connect(server, 0, 1)
-    assert rendezvous._link is not None
+    assert rendezvous._channel is not None
     for thing in (
         server,
         rendezvous,
         vars(server),
         vars(rendezvous),
-        vars(rendezvous._link),
-        vars(rendezvous._link._sealer),
+        vars(rendezvous._channel),
+        vars(rendezvous._channel._sealer),
     ):
         assert key.hex() not in repr(thing)
         assert repr(key)[2:-1] not in repr(thing)

@@ -107,10 +107,10 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
     def _reduced_loss(self, loss: Any) -> Any:
         op, process_set = self._reduction.options.op, self._reduction.options.process_set
-        slots = self._reduction.slots
-        if loss is None or op not in (basics.Average, basics.Sum) or not (slots and self._reduction.communicates):
+        states = self._reduction.states
+        if loss is None or op not in (basics.Average, basics.Sum) or not (states and self._reduction.communicates):
             return loss
-        name = f"loss.{min(slot.name for slot in slots)}"
+        name = f"loss.{min(state.name for state in states)}"
         if isinstance(loss, torch.Tensor):
             return allreduce(loss.detach(), name=name, op=op, process_set=process_set)
         return allreduce(
@@ -265,12 +265,12 @@ class _DistributedOptimizer(torch.optim.Optimizer):
         if options.reduction.op == basics.Adasum:
             name = f"delta.{min((name for name, _ in named), default='')}"
             self._delta, named = AdasumDeltaReduction(self, name, options.reduction), []
-        slots = reduction.add(named)
+        states = reduction.add(named)
         self._reduction = reduction
         self._names = names
         self._options = options
         self._known_params = []
-        self._explicit_groups = _make_groups(reduction, slots, options.groups)
+        self._explicit_groups = _make_groups(reduction, states, options.groups)
         self._should_synchronize = True
         self._synchronized = False
         weakref.finalize(self, reduction.remove_hooks).atexit = False
@@ -296,7 +296,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def _parameter_names(self) -> dict[torch.nn.Parameter, str]:
-        return {slot.param: slot.name.removeprefix("allreduce.") for slot in self._reduction.slots}
+        return {state.param: state.name.removeprefix("allreduce.") for state in self._reduction.states}
 
     @property
     def _handles(self) -> dict[torch.nn.Parameter, tuple[int, object]]:
@@ -304,7 +304,7 @@ class _DistributedOptimizer(torch.optim.Optimizer):
 
     @property
     def _requires_update(self) -> set[torch.nn.Parameter]:
-        return {slot.param for slot in self._reduction.slots}
+        return {state.param for state in self._reduction.states}
 
     @property
     def _allreduce_delay(self) -> dict[torch.nn.Parameter, int]:
@@ -400,22 +400,22 @@ def _checked_compression(
 
 
 def _make_groups(
-    reduction: Reduction, slots: list[GradientState], groups: int | list[list[torch.nn.Parameter]] | None
+    reduction: Reduction, states: list[GradientState], groups: int | list[list[torch.nn.Parameter]] | None
 ) -> list[list[torch.nn.Parameter]] | None:
-    """Group the slots as asked; those in no explicit group stay alone."""
+    """Group the states as asked; those in no explicit group stay alone."""
     if not groups:
         return None
     if isinstance(groups, int):
-        count = min(groups, len(slots))
-        bounds = [len(slots) * index // count for index in range(count + 1)] if count else [0]
-        chosen = [slots[begin:end] for begin, end in zip(bounds[:-1], bounds[1:], strict=True)]
+        count = min(groups, len(states))
+        bounds = [len(states) * index // count for index in range(count + 1)] if count else [0]
+        chosen = [states[begin:end] for begin, end in zip(bounds[:-1], bounds[1:], strict=True)]
     else:
-        by_parameter = {slot.param: slot for slot in slots}
+        by_parameter = {state.param: state for state in states}
         chosen = [[by_parameter[param] for param in group if param in by_parameter] for group in groups]
     for group in chosen:
         if group:
             reduction.group(group)
-    return [[slot.param for slot in group] for group in chosen]
+    return [[state.param for state in group] for group in chosen]
 
 
 def DistributedOptimizer(

@@ -130,7 +130,7 @@ def _kept() -> set[int]:
     handles = {*handles_module._in_flight, *requests._given_up}
     handles |= {handle for each in handles_module._abandoned for handle in each}
     for reduction in reduction_module._reductions:
-        handles |= {*reduction._submission._handles, reduction._presence.handle}
+        handles |= {*reduction._submission._handles, reduction._mask.handle}
     return handles
 
 

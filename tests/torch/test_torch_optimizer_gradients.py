@@ -116,7 +116,7 @@ def _channels_last() -> None:
             for weight, added in zip(weights, [*sums, torch.full_like(rare.weight, 3.0)], strict=True):
                 assert torch.equal(weight.grad, passes * added), (options, step)
         if not options and hvd.size() > 1:
-            assert all(slot.alike for slot in optimizer._reduction.slots)  # none of them was copied
+            assert all(state.alike for state in optimizer._reduction.states)  # none of them was copied
 
 
 def _gradients_in_another_order_than_their_parameters() -> None:

@@ -1,4 +1,4 @@
-"""Adaptive summation of what the ranks' own steps have changed."""
+"""Adaptive summation of the changes that each rank's own step makes to the parameters."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ class AdasumDeltaReduction:
     """Makes the step of each rank's optimizer a common one, by Adasum of the changes of the parameters."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, name: str, options: ReductionOptions) -> None:
-        """Take the parameters that the optimizer has by the time of each step and that require a gradient.
+        """Reduce, in each step, the parameters that the optimizer has then and that require a gradient.
 
         Raises:
-            ValueError: The options ask for something that has no meaning here.
+            ValueError: An option has no meaning with Adasum.
         """
         if options.sparse_as_dense:
             raise ValueError("op=Adasum adds up changes of parameters, which are dense: leave sparse_as_dense out")
@@ -30,10 +30,10 @@ class AdasumDeltaReduction:
         self._options = options
 
     def step(self, own_step: Callable[[], T]) -> T:
-        """Do the rank's own step, and replace what it has changed by the sum. All ranks have to call it.
+        """Do the rank's own step, and replace its changes by their sum over the ranks. All ranks have to call this.
 
         Raises:
-            HorovodInternalError: The reduction failed. The parameters are as before the step then.
+            HorovodInternalError: The reduction failed. Then the parameters are as before the step.
         """
         groups = self._optimizer.param_groups
         params = [param for group in groups for param in group["params"] if param.requires_grad]

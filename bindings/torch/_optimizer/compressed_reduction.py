@@ -1,4 +1,4 @@
-"""Reducing the gradients of one optimizer by a `GradientReducer`: all together, when all are there."""
+"""Reducing the gradients of one optimizer by a `GradientReducer`: all together, at the end of the step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from horovodlike.torch.mpi_ops import grouped_allgather, grouped_allreduce_
 
 
 class CompressedReduction(Reduction):
-    """The gradients of one optimizer, which wait for the end of the step and are handed to a reducer then."""
+    """The gradients of one optimizer, all of which are given to a reducer at the end of the step."""
 
     reducer: GradientReducer
 
@@ -39,34 +39,34 @@ class CompressedReduction(Reduction):
         return CompressedReduction(self.options, self.passes, self.reducer)
 
     def hand_over(self, but_small: bool = False) -> None:
-        """Only count: gradients are handed over by `finish`."""
+        """Count the backward passes only: `finish` hands the gradients over."""
         self.count()
 
     def _submit(
-        self, slots: list[GradientState], streams: Mapping[GradientState, GpuStream] = CURRENT, waits: bool = False
+        self, states: list[GradientState], streams: Mapping[GradientState, GpuStream] = CURRENT, waits: bool = False
     ) -> None:
-        for slot in slots:
-            grad = slot.gradient()
+        for state in states:
+            grad = state.gradient()
             if grad is None:
                 continue
-            slot.dense = slot.dense_form_of(grad, self.options.sparse_as_dense)
-            slot.grad = grad
+            state.dense = state.dense_form_of(grad, self.options.sparse_as_dense)
+            state.grad = grad
             self._submission.borrowed.append(grad)
         self._announce_if_complete()
 
     def _wait(self) -> None:
-        # Here all ranks have the same gradients: those that a rank lacked are zeros.
-        slots = sorted((slot for slot in self.slots if slot.grad is not None), key=lambda slot: slot.index)
-        gradients = [(slot.name.removeprefix("allreduce."), slot.dense) for slot in slots if slot.dense is not None]
+        # By now all ranks have the same gradients: those that a rank lacked are zeros.
+        states = sorted((state for state in self.states if state.grad is not None), key=lambda state: state.index)
+        gradients = [(each.name.removeprefix("allreduce."), each.dense) for each in states if each.dense is not None]
         if not gradients:
             return
         ranks = _CountedCollectives(f"{gradients[0][0]}..{gradients[-1][0]}", self.options.process_set)
         with torch.no_grad():
             self.reducer.reduce(gradients, ranks)
-            for slot, (_, dense) in zip(slots, gradients, strict=True):
+            for state, (_, dense) in zip(states, gradients, strict=True):
                 if self.options.op == basics.Sum:
                     dense.mul_(ranks.size)
-                slot.param.grad = dense.to_sparse() if slot.sparse else slot.grad
+                state.param.grad = dense.to_sparse() if state.sparse else state.grad
         self.reducer.bytes_sent += ranks.bytes_sent
         self.reducer.bytes_uncompressed += _bytes_in([dense for _, dense in gradients])
 
@@ -75,7 +75,7 @@ class _CountedCollectives:
     """The collectives of one step."""
 
     def __init__(self, name: str, process_set: ProcessSet) -> None:
-        """Start; `name` begins the names of all operations, and is that of no other optimizer."""
+        """Start counting at 0; `name` begins the names of all operations, and no other optimizer has it."""
         size = process_set.size()
         assert size is not None
         self.size = size

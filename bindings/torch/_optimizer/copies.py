@@ -1,4 +1,4 @@
-"""The options of a `DistributedOptimizer`, and what a copy or a pickle keeps of them until it reduces gradients."""
+"""The options of a `DistributedOptimizer`, and those that a copy or a pickle keeps until it reduces gradients."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ class Options:
 
 @dataclass(frozen=True)
 class CopiedOptions:
-    """The options of a copy, but for a reducer and for the process set, of which it has the ranks."""
+    """The options of a copy, without a reducer, and with the ranks of the process set in place of the set itself."""
 
     options: Options
     ranks: list[int] | None  # None: all
-    reason: str | None  # why it cannot reduce, in whatever job; None if it can
+    reason: str | None  # why the copy can never reduce, in any job; None if it can
 
     @classmethod
     def of(cls, options: Options, pickled: bool) -> CopiedOptions:
-        """Return what a copy of an optimizer with these options has."""
+        """Return the options for a copy of an optimizer with these options."""
         compression, process_set = options.reduction.compression, options.reduction.process_set
         reason = None
         if options.reducer is not None:
@@ -48,7 +48,7 @@ class CopiedOptions:
         return cls(replace(options, reducer=None, reduction=reduction), ranks, reason)
 
     def obstacle(self) -> str | None:
-        """Return why the copy cannot reduce, in the job as it is; None if it can."""
+        """Return why the copy cannot reduce in the current job; None if it can."""
         try:
             self.restored()
         except ValueError as error:
@@ -59,7 +59,7 @@ class CopiedOptions:
         """Return the options, with the process set that is registered in this job.
 
         Raises:
-            ValueError: None of these ranks is.
+            ValueError: No process set of these ranks is registered.
         """
         process_set = global_process_set if self.ranks is None else registered_of(self.ranks)
         return replace(self.options, reduction=replace(self.options.reduction, process_set=process_set))

@@ -1,4 +1,4 @@
-"""Error feedback: what a compression leaves out in a step is added to the gradient of the next."""
+"""Error feedback: the part of a gradient that a compression leaves out is added to the gradient of the next step."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import torch
 
 from horovodlike.torch._optimizer.gradient_reducer import Collectives, GradientReducer, NamedGradients
 
-# By kind ("residuals" and others), then by parameter. Tensors in it are replaced, never changed.
+# By kind ("residuals" and others), then by the parameter's name. Tensors in a state are replaced, never changed.
 State = dict[str, dict[str, torch.Tensor]]
 
 
 class ErrorFeedbackReducer(GradientReducer):
     """A reducer that remembers, for each parameter, what it has not sent yet: the residual, of float32 or wider.
 
-    Residuals take as much memory as the model. Gradients for which compression does not pay, and all in the first
-    steps if that is asked for, are averaged as they are. If any result is not finite, which a gradient scaler answers
-    by leaving out the step, nothing of the step is remembered: residuals stay as they were.
+    Residuals take as much memory as the model. Gradients for which compression does not pay, and all gradients of the
+    first `start_step` steps, are averaged as they are. If any result is not finite, a gradient scaler skips the step;
+    then residuals stay as they were.
 
     Error feedback: Seide et al. 2014, "1-Bit Stochastic Gradient Descent and Its Application to Data-Parallel
     Distributed Training of Speech DNNs"; its convergence: Karimireddy et al. 2019, arXiv:1901.09847.
     """
 
     def __init__(self, start_step: int, *kinds: str) -> None:
-        """Remember nothing yet; `kinds` are those of the state besides residuals."""
+        """Start with an empty state; `kinds` are the kinds of tensors in it besides residuals."""
         if start_step < 0:
             raise ValueError(f"start_step must be >= 0, got {start_step}")
         self._start_step = start_step
@@ -35,14 +35,14 @@ class ErrorFeedbackReducer(GradientReducer):
 
     @abstractmethod
     def _pays(self, gradient: torch.Tensor) -> bool:
-        """Return whether compression sends less than the gradient itself. The same on all ranks."""
+        """Return whether compression sends less than the gradient itself: the same answer on all ranks."""
 
     @abstractmethod
     def _reduce_compressed(self, gradients: NamedGradients, ranks: Collectives) -> State:
-        """Replace the gradients as `reduce` does; return what to remember, which is dropped if they are not finite."""
+        """Replace the gradients as `reduce` does; return the new state, which is dropped if they are not finite."""
 
     def reduce(self, gradients: NamedGradients, ranks: Collectives) -> None:
-        """Replace each gradient by what stands for its average over the ranks."""
+        """Replace each gradient by an approximation of its average over the ranks."""
         compressed: list[tuple[str, torch.Tensor]] = []
         plain: list[tuple[str, torch.Tensor]] = []
         for name, gradient in gradients:
@@ -50,14 +50,14 @@ class ErrorFeedbackReducer(GradientReducer):
             (compressed if pays else plain).append((name, gradient))
         ranks.average([gradient for _, gradient in plain], "plain")
         state = self._reduce_compressed(compressed, ranks)
-        # The same on all ranks, since what is looked at is.
+        # All ranks decide alike, because the reduced gradients are equal.
         if compressed and all_finite([gradient for _, gradient in gradients]):
             for kind, entries in state.items():
                 self._state[kind].update(entries)
         self._steps += 1
 
     def _recall(self, kind: str, name: str, like: torch.Tensor, shape: torch.Size) -> torch.Tensor | None:
-        """Return what is remembered of a parameter, on the device of `like`."""
+        """Return the tensor of a parameter from the state, on the device of `like`; None if there is none."""
         known = self._state[kind].get(name)
         if known is not None and known.shape != shape:
             raise ValueError(
@@ -67,29 +67,29 @@ class ErrorFeedbackReducer(GradientReducer):
         return None if known is None else known.to(like.device)
 
     def _total(self, name: str, gradient: torch.Tensor) -> torch.Tensor:
-        """Return gradient and residual added up, as a new tensor of the gradient's shape, of float32 or wider."""
+        """Return the sum of gradient and residual: a new tensor of the gradient's shape, of float32 or wider."""
         residual = self._recall("residuals", name, gradient, gradient.shape)
         if residual is None:
             return gradient.to(computing_dtype(gradient), copy=True, memory_format=torch.contiguous_format)
         return (residual + gradient).contiguous()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the number of steps, and what is remembered of each parameter, by its name.
+        """Return the number of steps, and the tensors of each kind by the parameter's name.
 
-        "residuals" are each rank's own; the rest is the same on all ranks. Where only rank 0 saves, set
-        `state["residuals"] = {}`: what was not sent yet is lost then, and nothing else.
+        "residuals" are each rank's own; the rest is equal on all ranks. Where only rank 0 saves, set
+        `state["residuals"] = {}`: then only the values that were not sent yet are lost.
         """
         return {"steps": self._steps, **{kind: dict(entries) for kind, entries in self._state.items()}}
 
     def shared_state_dict(self) -> dict[str, Any]:
-        """Return `state_dict` without the residuals: what a rank has not sent yet is its own."""
+        """Return `state_dict` without the residuals, which are each rank's own."""
         return {kind: entries for kind, entries in self.state_dict().items() if kind != "residuals"}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` returned. All ranks have to.
+        """Continue from what `state_dict` returned. All ranks have to call this.
 
         Raises:
-            ValueError: It is the state of something else.
+            ValueError: It is the state of another kind of object.
         """
         expected = {"steps", *self._state}
         if set(state_dict) != expected:
@@ -109,8 +109,8 @@ def computing_dtype(gradient: torch.Tensor) -> torch.dtype:
 def all_finite(tensors: Sequence[torch.Tensor]) -> bool:
     """Return whether no element is infinite or NaN, by sums: one pass without a temporary.
 
-    A sum that overflows counts as well, which takes gradients that no training survives. The host waits once for each
-    device and dtype, not for each tensor.
+    A sum that overflows counts as not finite, too: no training survives gradients that large. The host waits once for
+    each device and dtype, not for each tensor.
     """
     sums: dict[tuple[torch.device, torch.dtype], list[torch.Tensor]] = {}
     for tensor in tensors:

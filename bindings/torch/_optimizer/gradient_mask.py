@@ -1,4 +1,4 @@
-"""The gradient mask: one byte for each gradient of an optimizer, whether any rank has it."""
+"""The gradient mask: one byte for each gradient of an optimizer says whether any rank has it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from horovodlike.errors import MismatchError
 class GradientMask:
     """One byte for each parameter, on the CPU, reduced by Max in every step.
 
-    0: this rank has no gradient; 1: it has one; more: a sparse one, with that many sparse dimensions and one.
+    0: this rank has no gradient; 1: it has one; n > 1: it has a sparse one with n - 1 sparse dimensions.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class GradientMask:
         self._is_full = False  # the bytes are all 1
 
     def describe(self, num_parameters: int, name: str, process_set: int) -> None:
-        """Set how many parameters there are, what the ranks match the reduction by, and the id of the process set."""
+        """Set the number of parameters, the name by which the ranks match the reduction, and the process set's id."""
         self.bytes = torch.ones(num_parameters, dtype=torch.uint8, device="cpu")
         self._is_full = True
         described = [(DType["uint8"], self.bytes.shape)]
@@ -62,6 +62,6 @@ class GradientMask:
             ) from error
 
     def abandon(self) -> None:
-        """Leave the bytes to the engine, which may still use them."""
+        """Leave the bytes to the engine, which may still use them, and make new ones."""
         self.bytes = torch.ones_like(self.bytes)
         self._is_full = True

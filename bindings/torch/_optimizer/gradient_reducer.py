@@ -1,8 +1,8 @@
-"""Reducing gradients by other means than one allreduce: the interface of methods that need more than that.
+"""The interface of methods that reduce gradients by other means than one allreduce.
 
 A `Compressor` of `horovodlike.torch.compression` turns one tensor into one tensor that is summed over the ranks.
-Methods that need several rounds of communication, or gather instead of sum, or remember something from step to step,
-are a `GradientReducer`: an object that is handed all gradients of a step together.
+A method that needs several rounds of communication, or gathers instead of summing, or remembers something from step to
+step, is a `GradientReducer`: an object that gets all gradients of a step together.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ class Collectives(Protocol):
         Args:
             tensors: Floating-point tensors on one device, with the same shapes and dtypes on all ranks; there may be
                 none.
-            name: What the operation is called in errors; unique among those of one step.
+            name: The name of the operation in errors; unique among the operations of one step.
 
         Raises:
             HorovodInternalError: The ranks disagree, or the job is broken or shut down.
         """
 
     def gather(self, tensors: Sequence[torch.Tensor], name: str) -> Sequence[torch.Tensor]:
-        """Return, for each tensor, those of all ranks: with a first dimension more, by rank. As one operation.
+        """Return, for each tensor, the tensors of all ranks, stacked by rank along a new first dimension.
 
-        Args and errors: as those of `average`; tensors may be of integers.
+        One operation. Arguments and errors are those of `average`; tensors may be of integers, too.
         """
 
 
@@ -49,9 +49,9 @@ class GradientReducer(ABC):
     that calls `step()` or `synchronize()` of that optimizer, and by no other at the same time.
 
     Attributes:
-        bytes_sent: What this rank has contributed to averages and gathers since the start. An average of n bytes costs
-            each rank about 2n(size-1)/size bytes of traffic, a gather to which each contributes n bytes n(size-1).
-        bytes_uncompressed: What it would have contributed if all gradients had been averaged as they were.
+        bytes_sent: The bytes that this rank has contributed to averages and gathers since the start. An average of n
+            bytes costs each rank about 2n(size-1)/size bytes of traffic, a gather of n bytes from each rank n(size-1).
+        bytes_uncompressed: The bytes that it would have contributed if all gradients had been averaged as they were.
     """
 
     bytes_sent: int = 0
@@ -59,33 +59,33 @@ class GradientReducer(ABC):
 
     @abstractmethod
     def reduce(self, gradients: NamedGradients, ranks: Collectives) -> None:
-        """Replace each gradient, in place, by what stands for its average over the ranks.
+        """Replace each gradient, in place, by an approximation of its average over the ranks.
 
-        Called without gradient recording. Every rank has to end with the same bits. If it raises, the step is lost.
+        Called without gradient recording. Every rank must end with the same bits. If this raises, the step is lost.
 
         Args:
             gradients: Names of parameters and their gradients: dense, floating point, of any shape, stride and device.
-                The same names in the same order on all ranks. Parameters without a gradient on any rank are left out;
-                one that only some ranks have is zero on the others.
-            ranks: How to communicate.
+                The same names in the same order on all ranks. Parameters without a gradient on any rank are left out; a
+                gradient that only some ranks have is zero on the others.
+            ranks: The collectives with which to communicate.
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is remembered from step to step, to be saved with a checkpoint of this rank."""
+        """Return all that the reducer remembers from step to step, to be saved with a checkpoint of this rank."""
         return {}
 
     def shared_state_dict(self) -> dict[str, Any]:
-        """Return the entries of `state_dict` that are the same on all ranks: what a rank that is new takes over.
+        """Return the entries of `state_dict` that are equal on all ranks, for ranks that are new in an elastic job.
 
-        Elastic training asks for them. All, unless a subclass says otherwise.
+        By default all entries.
         """
         return self.state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` returned.
+        """Continue from what `state_dict` returned.
 
         Raises:
-            ValueError: It is the state of something else.
+            ValueError: It is the state of another kind of object.
         """
         if state_dict:
             raise ValueError(f"{type(self).__name__} has no state, got {', '.join(map(str, state_dict))}")

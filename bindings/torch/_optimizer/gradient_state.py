@@ -9,7 +9,7 @@ from horovodlike._engine.ops import GpuStream, MemoryFormat, Request, RequestLis
 from horovodlike.torch._ops import fast_path, gpu, native_calls
 from horovodlike.torch._ops.tensor import CHANNELS_LAST, check, have_memory
 
-# To lend a gradient takes about a microsecond: smaller ones are handed over when the step waits for them.
+# Lending a gradient takes about a microsecond, so smaller ones are handed over when the step waits for them.
 SMALL_BYTES = 1 << 14
 
 
@@ -26,36 +26,36 @@ class GradientState:
         """Start with nothing submitted."""
         self.param = param
         self.name = name
-        self.index = -1  # of its byte in the presence mask
+        self.index = -1  # of its byte in the gradient mask
         self.request: Request | None = None
-        self.dtype: torch.dtype | None = None  # dtype, shape, size, format and device that the request was made for
+        self.dtype: torch.dtype | None = None  # dtype, shape, size, format and device for which the request was made
         self.shape: torch.Size | None = None
         self.numel = -1
         self.format = MemoryFormat.ROW_MAJOR
         self.on_gpu = False
         self.passes = 0  # backward passes that have been counted
-        self.alike = False  # the gradient is likely to be reduced in place, by the request of the step before
+        self.alike = False  # the gradient is likely to be reduced in place, by the request of the previous step
         self.sparse = False  # the gradient was sparse when it was last seen
-        # Its hook: what it does, and whether it is that of a parameter on a GPU.
+        # The parameter's hook, and what the hook does.
         self.registration: RemovableHandle | None = None
         self.hands_over = False
-        self.is_last = False  # most often the last of a backward pass
+        self.is_last = False  # the gradient is usually the last of a backward pass
         self.is_small = param.numel() * param.element_size() < SMALL_BYTES
         self.notes_stream = False
         self.group: Group | None = None
         self.ctx: object = None  # of the compression
         self.seen: torch.Tensor | None = None  # the gradient, when it was found to be complete
-        self.grad: torch.Tensor | None = None  # that has been handed over in this step
-        # Of a member of a group, or of what a reducer gets: the gradient, and what is reduced in its place.
+        self.grad: torch.Tensor | None = None  # the gradient that has been handed over in this step
+        # For a member of a group, or with a reducer: the dense gradient, and the tensor that is reduced in its place.
         self.dense: torch.Tensor | None = None
         self.work: torch.Tensor | None = None
 
     def gradient(self) -> torch.Tensor | None:
-        """Return the gradient of this step: what the backward passes made, also if it has been replaced since."""
+        """Return the gradient that the backward passes of this step made, even if another has replaced it since."""
         return self.param.grad if self.seen is None else self.seen
 
     def has_moved(self) -> bool:
-        """Return whether the gradient is on a GPU and the hook is that of a CPU parameter, or the other way round."""
+        """Return whether the gradient is on a GPU and the hook was made for the CPU, or the other way round."""
         grad = self.gradient()
         return grad is not None and gpu.is_on_gpu(grad) != self.notes_stream
 
@@ -65,7 +65,7 @@ class GradientState:
         return grad is not None and grad.layout is torch.strided and grad.untyped_storage().nbytes() > grad.nbytes
 
     def dense_form_of(self, grad: torch.Tensor, sparse_as_dense: bool) -> torch.Tensor:
-        """Return the gradient, or a dense copy of a sparse one; refuse what cannot be reduced."""
+        """Return the gradient, or a dense copy of a sparse one; raise an error if it cannot be reduced."""
         self.sparse = grad.layout is not torch.strided
         if self.sparse and not sparse_as_dense:
             raise ValueError(f"{self.name}: its gradient is sparse; use sparse_as_dense=True")
@@ -77,34 +77,34 @@ class GradientState:
 class Group:
     """Parameters whose gradients are reduced by one request."""
 
-    def __init__(self, slots: list[GradientState]) -> None:
-        """Take in the slots."""
-        self.slots = slots
-        self.ready = 0  # of its members' gradients
-        self.streams: set[GpuStream] = set()  # on which those on a GPU are made
+    def __init__(self, states: list[GradientState]) -> None:
+        """Make a group of parameters with these states."""
+        self.states = states
+        self.ready = 0  # members whose gradients are ready
+        self.streams: set[GpuStream] = set()  # on which the members' gradients on a GPU are made
         self.request: Request | None = None
         self.described: tuple[list[tuple[bool, torch.dtype, torch.Size]], list[MemoryFormat]] = ([], [])
-        for slot in slots:
-            slot.group = self
+        for state in states:
+            state.group = self
 
 
 class GradientStateBatch:
     """Parameters whose gradients are handed over together, step after step. All are on the CPU, or all on a GPU."""
 
-    def __init__(self, slots: list[GradientState]) -> None:
-        """Take in slots that have requests."""
-        self.slots = slots
-        self.on_gpu = slots[0].on_gpu
-        self.requests = RequestList([slot.request for slot in slots if slot.request is not None])
-        self._contexts = [] if self.on_gpu else _contexts(slots)
-        self._dtypes = [slot.dtype for slot in slots]
-        self._numels = [slot.numel for slot in slots]
-        self._num_bytes = [slot.numel * slot.dtype.itemsize for slot in slots if slot.dtype is not None]
-        self._row_major = [slot.format is MemoryFormat.ROW_MAJOR for slot in slots]
+    def __init__(self, states: list[GradientState]) -> None:
+        """Make a batch of states that have requests."""
+        self.states = states
+        self.on_gpu = states[0].on_gpu
+        self.requests = RequestList([state.request for state in states if state.request is not None])
+        self._contexts = [] if self.on_gpu else _contexts(states)
+        self._dtypes = [state.dtype for state in states]
+        self._numels = [state.numel for state in states]
+        self._num_bytes = [state.numel * state.dtype.itemsize for state in states if state.dtype is not None]
+        self._row_major = [state.format is MemoryFormat.ROW_MAJOR for state in states]
         self._channels_last = [
-            (index, CHANNELS_LAST[len(slot.shape or ())])
-            for index, slot in enumerate(slots)
-            if slot.format is MemoryFormat.CHANNELS_LAST
+            (index, CHANNELS_LAST[len(state.shape or ())])
+            for index, state in enumerate(states)
+            if state.format is MemoryFormat.CHANNELS_LAST
         ]
 
     def memory(self, grads: list[torch.Tensor]) -> tuple[list[int], list[torch.UntypedStorage]] | None:
@@ -118,7 +118,7 @@ class GradientStateBatch:
         """Return whether the requests can be enqueued with the memory of these gradients."""
         # One pass for each property takes half the time of one pass with all of them.
         return (
-            len(grads) == len(self.slots)
+            len(grads) == len(self.states)
             and [grad.dtype for grad in grads] == self._dtypes
             and {grad.layout for grad in grads} == {torch.strided}
             and all(map(gpu.is_on_gpu if self.on_gpu else gpu.is_on_cpu, grads))
@@ -130,13 +130,13 @@ class GradientStateBatch:
         )
 
 
-def _contexts(slots: list[GradientState]) -> list[object]:
+def _contexts(states: list[GradientState]) -> list[object]:
     """Describe the gradients for `native_calls`; empty where there is no fast path."""
     contexts = []
-    for slot in slots:
-        if slot.request is None or slot.dtype is None or slot.shape is None:
+    for state in states:
+        if state.request is None or state.dtype is None or state.shape is None:
             return []
-        is_channels_last = slot.format is MemoryFormat.CHANNELS_LAST
-        memory_format = CHANNELS_LAST[len(slot.shape)] if is_channels_last else torch.contiguous_format
-        contexts.append(fast_path.context(slot.request, slot.dtype, slot.shape, memory_format))
+        is_channels_last = state.format is MemoryFormat.CHANNELS_LAST
+        memory_format = CHANNELS_LAST[len(state.shape)] if is_channels_last else torch.contiguous_format
+        contexts.append(fast_path.context(state.request, state.dtype, state.shape, memory_format))
     return [] if None in contexts else contexts

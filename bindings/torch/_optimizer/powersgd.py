@@ -13,23 +13,23 @@ from horovodlike.torch._optimizer.gradient_reducer import Collectives, NamedGrad
 class PowerSGD(ErrorFeedbackReducer):
     """Approximates gradients by matrices of low rank, with error feedback.
 
-    A gradient of two or more dimensions is taken as an n x m matrix, n being its first dimension. With what was left
-    out before added to it, it is M. One power iteration, which begins where that of the step before has ended, gives
-    P = M Q, averaged and orthogonalised, and Q = M^T P, averaged: r(n+m) numbers are sent in place of nm, in two
-    allreduces for all gradients together. Every rank uses P Q^T, and keeps M - P Q^T for the next step. Gradients for
-    which that does not pay (vectors, small matrices) are averaged as they are, together.
+    A gradient of two or more dimensions is taken as an n x m matrix, n being its first dimension. M is its sum with
+    the residual, which earlier steps have left out. One power iteration, which begins where that of the previous step
+    ended, gives P = M Q, averaged and orthogonalised, and Q = M^T P, averaged: r(n+m) numbers are sent in place of nm,
+    in two allreduces for all gradients together. Every rank uses P Q^T, and keeps M - P Q^T as the residual. Gradients
+    for which that does not pay (vectors, small matrices) are averaged as they are, together.
 
-    Gradients narrower than float32 are computed with and sent as float32. Every rank computes P Q^T for itself, from
-    the same numbers: that gives the same bits where all ranks have the same hardware and the same library versions.
+    Gradients narrower than float32 are converted to float32, also for sending. Every rank computes P Q^T for itself,
+    from the same numbers: the bits are equal where all ranks have the same hardware and the same library versions.
 
     Source: Vogels, Karimireddy and Jaggi 2019, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
     Optimization", arXiv:1905.13727.
 
     Args:
-        rank: r, of the approximation: 1, 2 and 4 are common. More is better, and sends more.
-        min_compression: A gradient is compressed if that sends less than one part in so many of it.
+        rank: r, the rank of the approximation: 1, 2 and 4 are common. More is more exact, and sends more.
+        min_compression: A gradient is compressed if that sends less than its bytes divided by this.
         start_step: In so many first steps all gradients are averaged as they are.
-        seed: Of the first Q; the same on all ranks.
+        seed: The seed of the first Q; the same on all ranks.
 
     Raises:
         ValueError: `rank` is not positive, or `min_compression` or `start_step` is negative.
@@ -59,19 +59,19 @@ class PowerSGD(ErrorFeedbackReducer):
         starts = [self._start(name, matrix) for (name, _), matrix in zip(gradients, matrices, strict=True)]
         lefts = [matrix @ start for matrix, start in zip(matrices, starts, strict=True)]
         ranks.average(lefts, "p")
-        # By Householder reflections, so the columns are orthonormal even where P has not full rank, or is zero.
+        # QR uses Householder reflections, so the columns are orthonormal even where P is zero or lacks full rank.
         lefts = [torch.linalg.qr(left).Q for left in lefts]
         rights = [matrix.t() @ left for matrix, left in zip(matrices, lefts, strict=True)]
         ranks.average(rights, "q")
         state: State = {"residuals": {}, "factors": {}}
         for (name, gradient), total, left, right in zip(gradients, totals, lefts, rights, strict=True):
             gradient.copy_((left @ right.t()).view(total.shape))
-            state["residuals"][name] = total.sub_(gradient)  # of what is used, which may be of fewer bits
+            state["residuals"][name] = total.sub_(gradient)  # of the gradient as it is used, maybe in fewer bits
             state["factors"][name] = right
         return state
 
     def _start(self, name: str, matrix: torch.Tensor) -> torch.Tensor:
-        """Return Q as it was after the step before, or random numbers: the same on all ranks, others for each name."""
+        """Return Q of the previous step, or random numbers: equal on all ranks, different for each name."""
         columns = matrix.shape[1]
         shape = torch.Size((columns, min(self._rank, *matrix.shape)))
         known = self._recall("factors", name, matrix, shape)

@@ -1,4 +1,4 @@
-"""Gradients in the hands of the engine: handed over as requests, and borrowed until they have been waited for."""
+"""Submitting gradients to the engine as requests; the engine borrows them until a thread has waited for the results."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from horovodlike.torch._optimizer.gradient_state import GradientState, GradientS
 
 CURRENT: Mapping[
     GradientState, GpuStream
-] = {}  # after the backward pass, the caller's stream has waited for all others
+] = {}  # all gradients are on the caller's stream, which has waited for the others at the end of the backward pass
 
 
 @dataclass(frozen=True)
 class ReductionOptions:
-    """How gradients are reduced."""
+    """The options of a reduction of gradients."""
 
     op: int
     compression: type[Compressor]
@@ -37,83 +37,83 @@ class ReductionOptions:
 
 
 class Submission:
-    """The gradients that one optimizer has submitted in this step. Its users let in one thread at a time."""
+    """The gradients that one optimizer has submitted in this step. For one thread at a time."""
 
     def __init__(self, options: ReductionOptions, set_id: int) -> None:
-        """Start without gradients; `set_id` is that of the process set, which may be registered again."""
+        """Start without gradients; `set_id` is the current id of the process set."""
         self.options = options
-        self.plain = options.compression is NoneCompressor  # and no groups
-        self.moved = False  # parameters are not where they were when their hooks were made; the reduction resets it
+        self.plain = options.compression is NoneCompressor  # no compression and, see Reduction.group(), no groups
+        self.moved = False  # parameters are on another device than when their hooks were made; the reduction resets it
         self.borrowed: list[torch.Tensor] = []  # gradients
-        self._loans: list[Loan] = []  # of those on which the caller does not wait at once
-        self.sparse_dims: dict[int, int] = {}  # of the sparse ones, by the numbers of their slots
+        self._loans: list[Loan] = []  # of gradients for which the caller does not wait at once
+        self.sparse_dims: dict[int, int] = {}  # of sparse gradients, by GradientState.index
         self._set_id = set_id
         self._handles: list[int] = []  # of dense gradients
         self._sparse_handles: list[int] = []
         self._finishers: list[Callable[[], None]] = []
-        self._batches: dict[GradientState, GradientStateBatch] = {}  # that were handed over last, by their first slot
-        self._uses_gpu = False  # from the first gradient on a GPU on
+        self._batches: dict[GradientState, GradientStateBatch] = {}  # the last one that begins with each state
+        self._uses_gpu = False  # true from the first gradient on a GPU on
         self._streams: set[GpuStream] = set()  # on which gradients of this step were handed over
         self._storages: list[torch.UntypedStorage] = []  # of gradients that are not lent
-        self._works: list[torch.Tensor] = []  # what is reduced on a GPU in place of gradients
+        self._works: list[torch.Tensor] = []  # tensors on a GPU that are reduced in place of gradients
 
     def forget_requests(self, set_id: int) -> None:
-        """Make requests for another process set from now on; those that slots and groups hold are forgotten by them."""
+        """Make requests for another process set from now on; the caller forgets those in states and groups."""
         self._set_id = set_id
         self._batches.clear()
 
-    def submit(self, slots: list[GradientState], streams: Mapping[GradientState, GpuStream], waits: bool) -> None:
+    def submit(self, states: list[GradientState], streams: Mapping[GradientState, GpuStream], waits: bool) -> None:
         """Hand over the gradients of these parameters as they are now, where there are any.
 
-        Those on a GPU whose stream is not known, as their parameters have been moved there, are left for `CURRENT`.
+        Gradients of parameters that have been moved to a GPU have no known stream: they need `CURRENT`.
 
         Args:
-            slots: The parameters.
-            streams: Of gradients on a GPU, on which they were made. `CURRENT`: all on the current one.
+            states: The parameters.
+            streams: The streams on which gradients on a GPU were made. `CURRENT`: the current one for all.
             waits: The caller waits at once, and does nothing to the gradients meanwhile: their storages are kept, but
                 none is lent.
         """
-        alike = [slot for slot in slots if slot.alike]
+        alike = [state for state in states if state.alike]
         for part in self._parts(alike, streams) if self._uses_gpu else [alike]:
             if not self._submit_alike(part, streams, waits):
-                for slot in part:
-                    slot.alike = False
-        for slot in slots:
-            if slot.alike:
+                for state in part:
+                    state.alike = False
+        for state in states:
+            if state.alike:
                 continue
-            if slot.has_moved():
+            if state.has_moved():
                 self.moved = True
-                if streams is not CURRENT and not slot.notes_stream:
+                if streams is not CURRENT and not state.notes_stream:
                     continue
-            stream = streams.get(slot)
+            stream = streams.get(state)
             if stream is None:
-                self._submit_other(slot, waits)
+                self._submit_other(state, waits)
             else:
-                with gpu.as_current(stream):  # of what is copied
-                    self._submit_other(slot, waits)
+                with gpu.as_current(stream):  # on which copies are made
+                    self._submit_other(state, waits)
 
     def _parts(
-        self, slots: list[GradientState], streams: Mapping[GradientState, GpuStream]
+        self, states: list[GradientState], streams: Mapping[GradientState, GpuStream]
     ) -> list[list[GradientState]]:
-        """Divide slots by where their gradients are made."""
+        """Divide the states by the streams on which their gradients are made, or the CPU."""
         parts: dict[GpuStream | bool, list[GradientState]] = {}
-        for slot in slots:
-            parts.setdefault(slot.on_gpu and streams.get(slot, True), []).append(slot)
+        for state in states:
+            parts.setdefault(state.on_gpu and streams.get(state, True), []).append(state)
         return list(parts.values())
 
     def _submit_alike(
-        self, slots: list[GradientState], streams: Mapping[GradientState, GpuStream], waits: bool
+        self, states: list[GradientState], streams: Mapping[GradientState, GpuStream], waits: bool
     ) -> bool:
-        # The hot path: hands over gradients that are like those of the step before, all together, or none of them. A
-        # wrong address or size would corrupt memory, hence each of the checks.
-        if not slots:
+        # The hot path: hands over gradients that are like those of the previous step, all or none of them. A wrong
+        # address or size would corrupt memory; each of the checks prevents that.
+        if not states:
             return True
-        batch = self._batches.get(slots[0])
-        if batch is None or batch.slots != slots:
-            batch = self._batches[slots[0]] = GradientStateBatch(slots)
-        grads = [grad for grad in [slot.seen for slot in slots] if grad is not None]
-        if len(grads) < len(slots):  # not all passes were counted
-            grads = [grad for grad in [slot.gradient() for slot in slots] if grad is not None]
+        batch = self._batches.get(states[0])
+        if batch is None or batch.states != states:
+            batch = self._batches[states[0]] = GradientStateBatch(states)
+        grads = [grad for grad in [state.seen for state in states] if grad is not None]
+        if len(grads) < len(states):  # not all passes were counted
+            grads = [grad for grad in [state.gradient() for state in states] if grad is not None]
         if waits:
             memory = batch.memory(grads)
             if memory is None:
@@ -121,30 +121,30 @@ class Submission:
             addresses, storages = memory
             self._storages += storages
         elif batch.fits(grads):
-            addresses = self._lend(grads, slots)
+            addresses = self._lend(grads, states)
         else:
             return False
         self.borrowed += grads
-        for slot, grad in zip(slots, grads, strict=True):
-            slot.grad = grad
+        for state, grad in zip(states, grads, strict=True):
+            state.grad = grad
         if batch.on_gpu:
-            stream = self._note_stream(streams.get(slots[0]) or gpu.current_stream(gpu.device_of(grads[0])))
+            stream = self._note_stream(streams.get(states[0]) or gpu.current_stream(gpu.device_of(grads[0])))
             batch.requests.enqueue_inplace_on_stream(addresses, self._handles, stream)
         else:
             batch.requests.enqueue_inplace(addresses, self._handles)
         return True
 
-    def _lend(self, grads: list[torch.Tensor], slots: list[GradientState]) -> list[int]:
-        """Lend gradients, and return the addresses of what the engine gets."""
-        loans = [lend(grad, slot.name) for grad, slot in zip(grads, slots, strict=True)]
+    def _lend(self, grads: list[torch.Tensor], states: list[GradientState]) -> list[int]:
+        """Lend gradients, and return the addresses that the engine gets."""
+        loans = [lend(grad, state.name) for grad, state in zip(grads, states, strict=True)]
         self._loans += loans
         return [address_of(kept) for _, kept, *_ in loans]
 
-    def _lend_if_own(self, work: torch.Tensor, slot: GradientState, grad: torch.Tensor | None) -> torch.Tensor:
-        """Return a tensor with the memory that the engine uses: if it is that of the gradient itself, it is lent."""
+    def _lend_if_own(self, work: torch.Tensor, state: GradientState, grad: torch.Tensor | None) -> torch.Tensor:
+        """Return the tensor for the engine: `work` itself, or the loan of it if it is the gradient."""
         if work is not grad:
             return work
-        loan = lend(work, slot.name)
+        loan = lend(work, state.name)
         self._loans.append(loan)
         return loan[1]
 
@@ -153,79 +153,79 @@ class Submission:
         self._uses_gpu = True
         return stream
 
-    def _submit_other(self, slot: GradientState, waits: bool) -> None:
-        grad = slot.gradient()
+    def _submit_other(self, state: GradientState, waits: bool) -> None:
+        grad = state.gradient()
         if grad is None:
             return
-        if grad.layout is torch.sparse_coo and not self.options.sparse_as_dense and slot.group is None:
-            return self._submit_sparse(slot, grad)
-        dense = slot.dense_form_of(grad, self.options.sparse_as_dense)
+        if grad.layout is torch.sparse_coo and not self.options.sparse_as_dense and state.group is None:
+            return self._submit_sparse(state, grad)
+        dense = state.dense_form_of(grad, self.options.sparse_as_dense)
         with torch.no_grad():
             compressed, ctx = self.options.compression.compress(dense)
-            work, memory_format = in_memory_like(compressed, slot.param)
-            lent = work if slot.group is not None or waits else self._lend_if_own(work, slot, grad)
+            work, memory_format = in_memory_like(compressed, state.param)
+            lent = work if state.group is not None or waits else self._lend_if_own(work, state, grad)
         self.borrowed.append(grad)
-        slot.grad = grad
-        slot.ctx = ctx
-        if slot.group is not None:
-            slot.dense, slot.work, slot.format = dense, work, memory_format
-            self._submit_member(slot, slot.group, waits)
+        state.grad = grad
+        state.ctx = ctx
+        if state.group is not None:
+            state.dense, state.work, state.format = dense, work, memory_format
+            self._submit_member(state, state.group, waits)
             return
         on_gpu = gpu.is_on_gpu(work)
         described = (work.dtype, work.shape, on_gpu, memory_format)
-        if slot.request is None or (slot.dtype, slot.shape, slot.on_gpu, slot.format) != described:
-            self._batches.clear()  # they may hold the request that is replaced
-            slot.request = build_request(self._call(slot.name), [work], [memory_format])
-            slot.dtype, slot.shape, slot.on_gpu, slot.format = described
-            slot.numel = work.numel()
-        self._enqueue(slot.request, [lent])
-        # Autograd may hand over a negated view of one element, so that is looked at each time.
-        slot.alike = self.plain and work is grad and slot.numel > 1
-        if slot.sparse or work is not dense:
-            self._finishers.append(self._finisher(slot, dense, work))
+        if state.request is None or (state.dtype, state.shape, state.on_gpu, state.format) != described:
+            self._batches.clear()  # a batch may have the request that is replaced
+            state.request = build_request(self._call(state.name), [work], [memory_format])
+            state.dtype, state.shape, state.on_gpu, state.format = described
+            state.numel = work.numel()
+        self._enqueue(state.request, [lent])
+        # Autograd may make a negated view of one element, so such a gradient is checked in each step.
+        state.alike = self.plain and work is grad and state.numel > 1
+        if state.sparse or work is not dense:
+            self._finishers.append(self._finisher(state, dense, work))
 
-    def _submit_sparse(self, slot: GradientState, grad: torch.Tensor) -> None:
-        """Gather what the ranks have; the sum is all of it together."""
+    def _submit_sparse(self, state: GradientState, grad: torch.Tensor) -> None:
+        """Gather the sparse gradients of all ranks: concatenated, they are the sum."""
         options = self.options
         if options.op not in (basics.Average, basics.Sum):
-            raise ValueError(f"{slot.name}: a sparse gradient needs op=Average or op=Sum, or sparse_as_dense=True")
-        slot.sparse, slot.alike, slot.grad = True, False, grad
-        self.sparse_dims[slot.index] = grad.sparse_dim()
+            raise ValueError(f"{state.name}: a sparse gradient needs op=Average or op=Sum, or sparse_as_dense=True")
+        state.sparse, state.alike, state.grad = True, False, grad
+        self.sparse_dims[state.index] = grad.sparse_dim()
         self.borrowed.append(grad)
-        # It has the name that a dense gradient would have, so ranks of which only some have a sparse one learn of it.
-        gathering = SparseGathering(slot.name, grad, options.compression, options.process_set)
+        # The name is that of a dense gradient, so that it is an error if only some ranks have a sparse one.
+        gathering = SparseGathering(state.name, grad, options.compression, options.process_set)
         self._sparse_handles.append(gathering.handle)
         divisor = gathering.num_ranks if options.op == basics.Average else 1
         factor = options.prescale * options.postscale / divisor
 
         def finish() -> None:
-            slot.param.grad = gathering.finish(factor)
+            state.param.grad = gathering.finish(factor)
 
         self._finishers.append(finish)
 
-    def _submit_member(self, slot: GradientState, group: Group, waits: bool) -> None:
+    def _submit_member(self, state: GradientState, group: Group, waits: bool) -> None:
         group.ready += 1
-        if slot.work is not None and gpu.is_on_gpu(slot.work):
-            group.streams.add(gpu.current_stream(gpu.device_of(slot.work)))
-        if group.ready < len(group.slots):
+        if state.work is not None and gpu.is_on_gpu(state.work):
+            group.streams.add(gpu.current_stream(gpu.device_of(state.work)))
+        if group.ready < len(group.states):
             return
-        own = [slot.work for slot in group.slots if slot.work is not None]
+        own = [state.work for state in group.states if state.work is not None]
         works = lent = (
             own
             if waits
-            else [self._lend_if_own(work, slot, slot.grad) for work, slot in zip(own, group.slots, strict=True)]
+            else [self._lend_if_own(work, state, state.grad) for work, state in zip(own, group.states, strict=True)]
         )
         if group.streams:
             gpu.hold_up(group.streams)
-            self._streams |= group.streams  # the memory is given out again for any of them
+            self._streams |= group.streams  # the allocator may reuse the memory on any of these streams
             works = _on_one_device(works)
-        formats = [slot.format for slot in group.slots]
+        formats = [state.format for state in group.states]
         described = [(gpu.is_on_gpu(work), work.dtype, work.shape) for work in works]
         if group.request is None or group.described != (described, formats):
-            group.request = build_request(self._call(f"group.{group.slots[0].name}"), works, formats)
+            group.request = build_request(self._call(f"group.{group.states[0].name}"), works, formats)
             group.described = described, formats
         self._enqueue(group.request, works)
-        for member, work, before in zip(group.slots, works, lent, strict=True):
+        for member, work, before in zip(group.states, works, lent, strict=True):
             if member.dense is not None and (member.sparse or member.work is not member.dense or work is not before):
                 self._finishers.append(self._finisher(member, member.dense, work))
 
@@ -252,23 +252,23 @@ class Submission:
         options = self.options
         return Call(Kind.ALLREDUCE, name, options.op, -1, options.prescale, options.postscale, self._set_id)
 
-    def _finisher(self, slot: GradientState, dense: torch.Tensor, work: torch.Tensor) -> Callable[[], None]:
-        decompress, ctx = self.options.compression.decompress, slot.ctx
+    def _finisher(self, state: GradientState, dense: torch.Tensor, work: torch.Tensor) -> Callable[[], None]:
+        decompress, ctx = self.options.compression.decompress, state.ctx
 
         def finish() -> None:
             result = decompress(work, ctx)
-            if slot.sparse:
-                slot.param.grad = result.to(dense.device).to_sparse()
+            if state.sparse:
+                state.param.grad = result.to(dense.device).to_sparse()
             else:
-                put(result, dense, slot.name)
+                put(result, dense, state.name)
 
         return finish
 
     def has_been_changed(self) -> bool:
-        """Return whether gradients have been written to, by others, since they were handed over."""
+        """Return whether code other than the engine has written to gradients since they were handed over."""
         return any(map(has_moved, self._loans))
 
-    def wait(self, slots: Sequence[GradientState]) -> None:
+    def wait(self, states: Sequence[GradientState]) -> None:
         """Wait until everything is reduced, and give these parameters their gradients.
 
         Raises:
@@ -278,12 +278,12 @@ class Submission:
             self._wait_on_stream(next(iter(self._streams)).device)
         else:
             ops.wait_all(self._handles)
-        # What was changed or replaced meanwhile gets what all ranks agree on.
+        # A gradient that was changed or replaced meanwhile gets the result that all ranks have.
         for loan in self._loans:
             give_back(loan)
-        for slot in slots:
-            if slot.grad is not None and slot.param.grad is not slot.grad:
-                slot.param.grad = slot.grad
+        for state in states:
+            if state.grad is not None and state.param.grad is not state.grad:
+                state.param.grad = state.grad
         if self._finishers:
             with torch.no_grad():
                 for finisher in self._finishers:
@@ -293,12 +293,12 @@ class Submission:
         stream = gpu.current_stream(device)
         try:
             ops.wait_all(self._handles, stream)
-        finally:  # also if one has failed, since the others may be under way
+        finally:  # even if one has failed, because the others may still be under way
             if self._streams != {stream}:
                 gpu.keep_for(stream, [*self.borrowed, *self._works])
 
     def abandon(self, handle: int, borrowed: object) -> None:
-        """Leave everything to the engine, which may still use it; and what one more operation has borrowed."""
+        """Leave all memory to the engine, which may still use it, and `borrowed`, that of the operation `handle`."""
         handles = [*self._handles, *self._sparse_handles, *filter(None, [handle])]
         kept = [*self._loans, *self._storages, *self._works, *self._finishers]
         abandon(handles, [*self.borrowed, *kept, borrowed])
@@ -317,6 +317,6 @@ class Submission:
 
 
 def _on_one_device(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the tensors, or copies on the CPU if they are on more than one device: a request has one."""
+    """Return the tensors, or copies on the CPU if they are on several devices: a request has one device."""
     devices = {gpu.is_on_gpu(tensor) and gpu.device_of(tensor) for tensor in tensors}
     return tensors if len(devices) == 1 else [tensor.cpu() for tensor in tensors]

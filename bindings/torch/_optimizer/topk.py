@@ -18,18 +18,18 @@ _MAX_INT32 = torch.iinfo(torch.int32).max
 class TopK(ErrorFeedbackReducer):
     """Sends the largest elements of each gradient, with error feedback.
 
-    What was left out before is added to the gradient, and the `ratio` of its elements that are largest in magnitude
-    (rounded up) are sent: values in the gradient's dtype, and indices as int32 (int64 where there are more than 2^31-1
-    elements), in one allgather for all gradients. Every rank adds up what all have sent, in the order of the ranks,
-    divides by their number, and keeps what it did not send for the next step. Gradients for which that does not pay
-    are averaged as they are, together. An allgather gives each rank what all others have sent: traffic grows with the
-    number of ranks, that of an allreduce does not.
+    The residual, which earlier steps have left out, is added to the gradient, and the `ratio` of its elements that are
+    largest in magnitude (rounded up) are sent: values in the gradient's dtype, and indices as int32 (int64 where there
+    are more than 2^31-1 elements), in one allgather for all gradients. Every rank adds up the elements of all ranks in
+    the order of the ranks, divides by the number of ranks, and keeps what it did not send as the residual. Gradients
+    for which that does not pay are averaged as they are, together. The traffic of an allgather grows with the number of
+    ranks, that of an allreduce does not.
 
     Sources: Stich, Cordonnier and Jaggi 2018, "Sparsified SGD with Memory", arXiv:1809.07599; Lin et al. 2018, "Deep
     Gradient Compression", arXiv:1712.01887, of which the momentum correction is not part of this.
 
     Args:
-        ratio: Of the elements that are sent, in (0, 1].
+        ratio: The share of the elements that is sent, in (0, 1].
         start_step: In so many first steps all gradients are averaged as they are.
 
     Raises:
@@ -58,7 +58,7 @@ class TopK(ErrorFeedbackReducer):
             indices = total.abs().topk(self._count(gradient), sorted=False).indices
             chosen.append(indices.to(_index_dtype(gradient)))
             values.append(total[indices].to(gradient.dtype))
-            total[indices] -= values[-1]  # where it was rounded, the rest is sent later
+            total[indices] -= values[-1]  # the error of rounding stays in the residual
         gathered = _gather_and_check([*values, *chosen], gradients, ranks)
         all_values, all_indices = gathered[: len(values)], gathered[len(values) :]
         for (_, gradient), total, from_ranks, places in zip(gradients, totals, all_values, all_indices, strict=True):
@@ -74,10 +74,9 @@ def _index_dtype(gradient: torch.Tensor) -> torch.dtype:
 def _gather_and_check(
     tensors: Sequence[torch.Tensor], gradients: NamedGradients, ranks: Collectives
 ) -> Sequence[torch.Tensor]:
-    """Gather values and indices, and the sizes of the gradients that they are of, which have to be the same.
+    """Gather values and indices, and the sizes of their gradients, which have to be equal on all ranks.
 
-    From a GPU the sizes are gathered apart and on the CPU, so that the host does not have to wait for the GPU to read
-    them.
+    For tensors on a GPU the sizes are gathered separately on the CPU, so that the host does not wait for the GPU.
     """
     sizes = torch.tensor([gradient.numel() for _, gradient in gradients], device="cpu")
     if gpu.is_on_gpu(tensors[0]):
@@ -90,14 +89,14 @@ def _gather_and_check(
 
 
 def _check_sizes(sizes: torch.Tensor, gradients: NamedGradients) -> None:
-    """Refuse indices into gradients of other sizes, which may go unnoticed otherwise. On all ranks or on none."""
+    """Raise an error, on all ranks, if gradients have different sizes: wrong indices could go unnoticed otherwise."""
     for (name, _), by_rank in zip(gradients, sizes.t().tolist(), strict=True):
         if len(set(by_rank)) > 1:
             raise MismatchError(f"{name}: the gradients of ranks 0 to {len(by_rank) - 1} have {by_rank} elements")
 
 
 def _mean(values: torch.Tensor, indices: torch.Tensor, zeros: torch.Tensor) -> torch.Tensor:
-    """Return the mean of sparse vectors, one in each row, in the memory of `zeros`."""
+    """Return the mean of sparse vectors, one in each row, using the memory of `zeros`."""
     # Row by row: within a row no index occurs twice, so the order of additions, and the bits, are the same everywhere.
     for row, places in zip(values, indices, strict=True):
         zeros.index_add_(0, places, row.to(zeros.dtype))

@@ -1,4 +1,4 @@
-"""Collectives on NumPy arrays: for values that are no gradients, the same on every backend of Keras."""
+"""Collectives on NumPy arrays, for values other than gradients, on every backend of Keras."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def allreduce(
     postscale: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> np.ndarray[Any, Any]:
-    """Return the reduction of an array over the ranks. Of the same dtype and shape on all ranks."""
+    """Return the reduction of an array over the ranks; its dtype and shape must be the same on all ranks."""
     result = np.array(array, order="C")
     set_id = registered_id(process_set)
     label = _label(Kind.ALLREDUCE, name)
@@ -83,7 +83,7 @@ def allreduce(
 def reducescatter(
     array: np.ndarray[Any, Any], name: str | None, op: int, process_set: ProcessSet = global_process_set
 ) -> np.ndarray[Any, Any]:
-    """Return this rank's rows of the reduction of an array; the first ranks get one more if they are uneven."""
+    """Return this rank's rows of the reduction of an array; the first ranks get one more if rows are left over."""
     array = np.asarray(array, order="C")
     set_id = registered_id(process_set)
     label = _label(Kind.REDUCESCATTER, name)
@@ -100,7 +100,7 @@ def reducescatter(
 def allgather(
     array: np.ndarray[Any, Any], name: str | None, process_set: ProcessSet = global_process_set
 ) -> np.ndarray[Any, Any]:
-    """Return the arrays of all ranks joined along dimension 0, in which alone they may differ."""
+    """Return the arrays of all ranks concatenated along dimension 0, the only one in which shapes may differ."""
     array = np.asarray(array, order="C")
     (output,) = _run(Kind.ALLGATHER, name, [array], [], registered_id(process_set))
     result: np.ndarray[Any, Any] = np.frombuffer(output.memory, array.dtype).reshape(output.shape).copy()
@@ -113,7 +113,7 @@ def broadcast(
     name: str | None,
     process_set: ProcessSet = global_process_set,
 ) -> list[np.ndarray[Any, Any]]:
-    """Return the arrays of one rank, in one operation. Of the same dtypes and shapes on all ranks."""
+    """Return the arrays of one rank, in one operation; dtypes and shapes must be the same on all ranks."""
     results = [np.array(array, order="C") for array in arrays]
     root_rank = integer(root_rank, "root_rank", _label(Kind.BROADCAST, name))
     if results:

@@ -76,13 +76,13 @@ MODULES = {"tensorflow": "horovodlike.tensorflow._keras_backend", "torch": "horo
 
 @dataclass(frozen=True)
 class Reduction:
-    """How gradients are reduced. The same on all ranks.
+    """The options of a reduction of gradients, the same on all ranks.
 
     Attributes:
         op: Average or Sum.
         prescale: Multiplies each rank's gradients.
         postscale: Multiplies the results.
-        compression: A class of the backend's, as `horovodlike.keras.Compression.none`.
+        compression: A compression class of the backend, such as `horovodlike.keras.Compression.none`.
         process_set: The ranks that take part.
     """
 
@@ -94,7 +94,7 @@ class Reduction:
 
 
 class Backend(Protocol):
-    """One of `MODULES`. A gradient is a tensor of the backend's, or None."""
+    """The functions that each of `MODULES` has. A gradient is a tensor of the backend, or None."""
 
     Compression: Any
 
@@ -109,11 +109,11 @@ class Backend(Protocol):
         """Return the reduced gradients.
 
         Args:
-            reduction: What to do.
-            groups: Positions that belong together, each in one group at most. Without any the backend decides.
+            reduction: The options.
+            groups: Positions of gradients to reduce together, each in one group at most. Empty: the backend decides.
             names: The name of each gradient, equal on all ranks.
-            gradients: One for each name.
-            like: The variables whose gradients they are.
+            gradients: A gradient for each name.
+            like: The variables that the gradients belong to.
 
         Raises:
             Exception: A reduction failed, or cannot be compiled; as collectives of the backend's binding do.
@@ -129,19 +129,19 @@ class Backend(Protocol):
 
     @staticmethod
     def divided_by_size(gradient: Any, process_set: ProcessSet) -> Any:
-        """Return a gradient, which may be sparse, divided by the number of ranks when the step runs."""
+        """Return a gradient, which may be sparse, divided by the number of ranks at the time when the step runs."""
 
     @staticmethod
     def is_tracing() -> bool:
-        """Return whether what is called now becomes part of a graph, which other jobs may run as well."""
+        """Return whether a graph is being traced, which may also run after the ranks of the job have changed."""
 
     @staticmethod
     def translated() -> AbstractContextManager[None]:
-        """Return a context that raises a `HorovodInternalError` for what the backend makes of a broken job."""
+        """Return a context that turns the backend's error for a broken job into a `HorovodInternalError`."""
 
     @staticmethod
     def join() -> int:
-        """Say that this rank has no more data; return the rank that said so last."""
+        """Declare that this rank has no more data; return the rank that joined last."""
 
 
 @lru_cache(maxsize=1)
@@ -161,6 +161,6 @@ def current() -> Backend:
 
 
 def with_those_alone(groups: Sequence[Sequence[int]], count: int) -> list[Sequence[int]]:
-    """Return the groups that have members, and one for each of `count` positions that is in none of them."""
+    """Return the groups that are not empty, and a group of one for each of `count` positions that is in no group."""
     grouped = {position for group in groups for position in group}
     return [*filter(None, groups), *([position] for position in range(count) if position not in grouped)]

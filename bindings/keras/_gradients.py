@@ -24,12 +24,12 @@ Apply = Callable[[list[Any]], None]
 class Gradients:
     """Accumulates gradients over the passes of a step and reduces them over the ranks.
 
-    Its variables are none of the optimizer's, so that what is saved is what the optimizer alone would save.
+    Its variables do not belong to the optimizer, so a saved model has only the variables that the optimizer alone has.
 
     Args:
-        options: What to do.
-        key: Returns what identifies a variable: the optimizer's own notion of it.
-        local: Whose gradients stay with their rank.
+        options: The options of the reduction.
+        key: Returns the key by which the optimizer identifies a variable.
+        local: The layers and variables whose gradients are not reduced.
     """
 
     def __init__(self, options: Options, key: Callable[[Any], Any], local: Local) -> None:
@@ -39,7 +39,7 @@ class Gradients:
         self._backend = _backend.current()
         self._key = key
         self._accumulators: dict[Any, keras.Variable] = {}
-        self._accumulated: set[Any] = set()  # those that have had a gradient since the last step
+        self._accumulated: set[Any] = set()  # the keys of variables that have had a gradient since the last step
         self._passes: keras.Variable | None = None
 
     @property
@@ -47,18 +47,18 @@ class Gradients:
         """Whether this rank is one of several that reduce gradients together."""
         process_set = self.options.process_set
         if process_set is global_process_set:
-            # What is compiled alone communicates as well if there may be others later.
+            # A function that a job of one compiles must communicate as well, if the job may get more ranks later.
             return basics.size() > 1 or (self._backend.is_tracing() and basics.is_elastic())
         check_registered(process_set)
         return bool(process_set.included()) and (process_set.size() or 1) > 1
 
     def register_local(self, variable: Any) -> None:
-        """Leave the gradient of a variable with its rank."""
+        """Do not reduce the gradient of a variable."""
         self.local = replace(self.local, variables=[*self.local.variables, variable])
 
     @contextmanager
     def done(self) -> Iterator[None]:
-        """Within this context what comes is reduced already."""
+        """Return a context in which the gradients that the optimizer gets have been reduced already."""
         self.is_done = True
         try:
             yield
@@ -69,9 +69,9 @@ class Gradients:
         """Have reduced gradients applied, at once or when the passes of a step are complete.
 
         Args:
-            gradients: Of the backend's type; None for a variable that has none.
-            variables: Whose gradients they are, in the same order on all ranks.
-            apply: Is given the gradients in the same order.
+            gradients: Tensors of the backend; None for a variable that has no gradient.
+            variables: The variables that these gradients belong to, in the same order on all ranks.
+            apply: Called with the reduced gradients, in the same order.
         """
         gradients = [self._dense_if_asked(gradient) for gradient in gradients]
         if self.options.backward_passes_per_step == 1:
@@ -122,8 +122,8 @@ class Gradients:
         self.forget()
 
     def forget(self) -> None:
-        """Begin a step anew: drop what has been accumulated."""
-        # Assigned and not multiplied by 0: there may be infinities in it.
+        """Begin a step anew: drop the accumulated gradients."""
+        # Zeros are assigned: a product with 0 would keep infinities as NaN.
         for accumulator in self._accumulators.values():
             accumulator.assign(ops.zeros(accumulator.shape, accumulator.dtype))
         self._accumulated.clear()
@@ -131,7 +131,7 @@ class Gradients:
             self._passes.assign(0)
 
     def reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
-        """Return the gradients that must be applied: reduced, or scaled where they are local."""
+        """Return the gradients to be applied: reduced, or scaled if they are local."""
         if not self.communicates:
             return list(gradients)
         of_layers = [variable for layer in self.local.layers for variable in layer.trainable_variables]
@@ -148,8 +148,8 @@ class Gradients:
             reduced = self._backend.reduce(
                 self._reduction(),
                 self._groups(shared),
-                # Positions, not paths: those hold numbers that Keras counts up with each layer that a process has
-                # made, and rank 0 may have made another model.
+                # Names contain positions and not the variables' paths: a path contains numbers that Keras counts up
+                # with each layer that a process has made, and rank 0 may have made another model before.
                 [f"{prefix}.{position}.{_name(variables[position])}" for position in positions],
                 [gradients[position] for position in positions],
                 shared,
@@ -177,15 +177,15 @@ class Gradients:
 
 
 def _digest(variables: Sequence[Any]) -> str:
-    """Return what tells the variables of an optimizer from those of others, the same on all ranks.
+    """Return a text that distinguishes the variables of optimizers and is the same on all ranks.
 
-    Not a number that is counted: a rank that is new in a job has counted less. And no shapes: ranks that have different
-    ones get that error only if they use the same names.
+    A counter would not do: a rank that is new in a job has counted less. Nor would shapes: ranks with different shapes
+    get the error that says so only if they use the same names.
     """
     described = "\n".join(map(_name, variables))
     return f"{zlib.crc32(described.encode()):08x}"
 
 
 def _name(variable: Any) -> str:
-    """Return the name of a variable, without the number that Keras counts up for those that have been given none."""
+    """Return the name of a variable, without the number that Keras appends to the names of unnamed ones."""
     return re.sub(r"^variable_\d+$", "variable", str(variable.name))

@@ -28,7 +28,7 @@ def is_tensor(value: Any) -> bool:
 
 
 def to_tensor(value: Any) -> Any:
-    """Return an array as a tensor of the backend's."""
+    """Return an array as a tensor of the backend."""
     return ops.convert_to_tensor(value)
 
 
@@ -54,7 +54,7 @@ def is_built(optimizer: keras.Optimizer) -> bool:
 
 
 def build(optimizer: keras.Optimizer, variables: Sequence[Any]) -> None:
-    """Have an optimizer make these variables, if it has not."""
+    """Have an optimizer make its variables for the model's `variables`, if it has not done so."""
     if not optimizer.built:
         optimizer.build(variables)
 
@@ -78,7 +78,7 @@ def innermost(optimizer: keras.Optimizer) -> keras.Optimizer:
 
 
 def schedule_of(optimizer: keras.Optimizer) -> Any:
-    """Return what sets the learning rate; None if it is a number that can be set."""
+    """Return the schedule that sets the learning rate; None if the rate is a number that can be set."""
     rate = getattr(innermost(optimizer), "_learning_rate", "nothing")
     return None if isinstance(rate, keras.Variable) else rate
 
@@ -95,7 +95,7 @@ def gradients_of(optimizer: Any) -> Gradients | None:
 
 
 def forget_fit(model: keras.Model) -> None:
-    """Drop what Keras has kept of a `fit()` that was left: the iterator over the validation data of the job before."""
+    """Drop what Keras keeps of an interrupted `fit()`: the iterator over the validation data of the previous job."""
     model._eval_epoch_iterator = None
 
 
@@ -105,10 +105,10 @@ class _Wrapped(Wrapped):
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
-        """Make an optimizer from what `get_config` returned, and wrap it in the same way.
+        """Make an optimizer from a configuration that `get_config` returned, and wrap it in the same way.
 
         Raises:
-            ValueError: The configuration is one of Keras 2, or has something else that Keras does not know.
+            ValueError: The configuration is one of Keras 2, or has a key that Keras does not know.
         """
         if "lr" in config:
             raise ValueError(f"{cls.__name__} of Keras 3 takes no lr={config['lr']!r}: use learning_rate")
@@ -116,7 +116,7 @@ class _Wrapped(Wrapped):
 
     @property
     def lr(self) -> NoReturn:
-        """Not in Keras 3, where a script of Keras 2 would set an attribute that nothing reads.
+        """Raise an error: Keras 3 has no `lr`, and a script of Keras 2 would set an attribute without effect.
 
         Raises:
             AttributeError: Always.
@@ -134,12 +134,12 @@ class _Wrapped(Wrapped):
 
 
 class _Distributed(_Wrapped):
-    """The methods that `DistributedOptimizer` puts in front of those of the optimizer that it wraps."""
+    """The methods with which `DistributedOptimizer` overrides those of the optimizer that it wraps."""
 
     _distributed_gradients: Gradients
 
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
-        """Reduce the gradients over the ranks, and do what the wrapped optimizer does with them.
+        """Reduce the gradients over the ranks, and apply them as the wrapped optimizer does.
 
         Raises:
             HorovodInternalError: A reduction failed, on the torch backend.
@@ -161,14 +161,14 @@ class _Distributed(_Wrapped):
 
     @property
     def iterations(self) -> Any:
-        """The number of steps. Learning rate schedules get the number of passes."""
+        """The number of steps. Learning rate schedules get the number of passes, of which a step may have several."""
         passes = self._distributed_gradients.options.backward_passes_per_step
         iterations = super().iterations  # type: ignore[misc]  # the optimizer's class comes next
         return iterations if passes == 1 else ops.floor_divide(iterations, passes)
 
 
 class _DistributedLossScale(_Wrapped):
-    """Precedes the class of a LossScaleOptimizer whose inner optimizer is a distributed one."""
+    """The base class that comes before the class of a LossScaleOptimizer with a distributed optimizer inside."""
 
 
 def wrapped(optimizer: keras.Optimizer, options: Options, local: Local) -> keras.Optimizer:

@@ -88,15 +88,15 @@ class Wrapped:
         raise NotImplementedError
 
     def register_local_var(self, var: Any) -> None:
-        """Leave the gradient of a variable with its rank: it is not reduced.
+        """Do not reduce the gradient of a variable over the ranks.
 
         Args:
             var: A variable that the optimizer trains, before the first step.
         """
         self._gradients().register_local(var)
 
-    # Keras writes the class of an optimizer into a saved model, and asks for it by this name. It gets that of the
-    # optimizer that was wrapped, so the model can be loaded where there is no horovodlike.
+    # Keras writes `optimizer.__class__` into a saved model. This property returns the class of the wrapped optimizer,
+    # so that the model can be loaded where horovodlike is not installed.
     @property  # type: ignore[misc]  # it must not be written to
     def __class__(self) -> Any:
         return type(self).__bases__[1]
@@ -117,7 +117,7 @@ def subclassed(optimizer: Any, wrapper: type, added: Mapping[str, Any], wrap: Ca
     namespace = {"__module__": base.__module__, "__doc__": base.__doc__, "_wrap": staticmethod(wrap)}
     cls: Any = type(base.__name__, (wrapper, base), namespace)
     result = cls.__new__(cls)
-    # The same variables and lists of them, so that nothing of its state is lost.
+    # The result has the same variables and lists of them, so that no state is lost.
     vars(result).update(vars(optimizer))
     vars(result).update(added)
     return result

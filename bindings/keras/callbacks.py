@@ -27,13 +27,13 @@ __all__ = [
 class BroadcastGlobalVariablesCallback(OfSameKeras, keras.callbacks.Callback):
     """Gives all ranks the weights and the optimizer's state of one rank when training begins.
 
-    If the model of any rank is not built by then, it happens after the first batch, which is then trained from
-    different weights. States of random number generators stay those of each rank.
+    If the model of any rank is not built by then, the broadcast follows the first batch, which the ranks then train
+    from different weights. The states of random number generators are not broadcast.
 
     Args:
         root_rank: The rank whose values are taken.
         device: Not needed; accepted for scripts that pass it.
-        local_variables: Variables that keep their values on each rank, and with them what the optimizer remembers of
+        local_variables: Variables that keep their values on each rank; so do the variables that the optimizer has for
             them, which it names after them.
     """
 
@@ -61,7 +61,7 @@ class BroadcastGlobalVariablesCallback(OfSameKeras, keras.callbacks.Callback):
         self._broadcast()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Broadcast after the first batch, if that has not been done."""
+        """Broadcast after the first batch, if there has been no broadcast before."""
         if not self._is_done:
             self._broadcast()
 
@@ -73,8 +73,8 @@ class BroadcastGlobalVariablesCallback(OfSameKeras, keras.callbacks.Callback):
 class MetricAverageCallback(OfSameKeras, keras.callbacks.Callback):
     """Replaces the metrics of an epoch by their averages over the ranks.
 
-    Callbacks that use metrics (`ReduceLROnPlateau`, `EarlyStopping`, `ModelCheckpoint`) have to come after this one:
-    then they decide the same on all ranks. The average is of the ranks' values, however many samples each had.
+    Callbacks that use metrics (`ReduceLROnPlateau`, `EarlyStopping`, `ModelCheckpoint`) have to come after this one, so
+    that they decide the same on all ranks. Each rank's value has the same weight, however many samples the rank had.
 
     Args:
         device: Not needed; accepted for scripts that pass it.
@@ -85,7 +85,7 @@ class MetricAverageCallback(OfSameKeras, keras.callbacks.Callback):
         del device
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Average what is in `logs`, in place.
+        """Average the metrics in `logs`, in place.
 
         Raises:
             ValueError: The ranks have different metrics.
@@ -107,10 +107,10 @@ class MetricAverageCallback(OfSameKeras, keras.callbacks.Callback):
 class JoinCallback(OfSameKeras, keras.callbacks.Callback):
     """Lets ranks have different numbers of batches: a rank that has no more in an epoch waits until none has.
 
-    The others continue without it. They average gradients over those that are left, or divide by the number of all
+    The others continue without it. They average gradients over the ranks that are left, or divide by the number of all
     ranks if `HOROVODLIKE_JOIN_AVERAGE` says so. At the end of the epoch, before validation, a rank that has made all
-    the steps gives its weights and optimizer state to the others, except for the given variables. It has to come before
-    callbacks that communicate at the end of an epoch, such as `MetricAverageCallback`.
+    the steps gives its weights and optimizer state to the others, except for the given variables. This callback has to
+    come before callbacks that communicate at the end of an epoch, such as `MetricAverageCallback`.
 
     Args:
         local_variables: As for `BroadcastGlobalVariablesCallback`.
@@ -123,7 +123,7 @@ class JoinCallback(OfSameKeras, keras.callbacks.Callback):
         self._has_joined = True
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Begin to count batches."""
+        """Start counting the batches of the epoch."""
         self._batches = 0
         self._has_joined = False
 
@@ -320,8 +320,8 @@ class BestModelCheckpoint(OfSameKeras, keras.callbacks.ModelCheckpoint):
     Give it to one rank, after `MetricAverageCallback`.
 
     Args:
-        monitor: The metric to go by.
-        verbose: 1: say what is saved.
+        monitor: The metric that decides which model is the best.
+        verbose: 1: print when a model is saved.
         save_weights_only: Save weights instead of whole models. The path then ends in ".weights.h5", else in ".keras".
         mode: "min", "max" or "auto".
         save_freq: "epoch", or after how many batches.
@@ -336,7 +336,7 @@ class BestModelCheckpoint(OfSameKeras, keras.callbacks.ModelCheckpoint):
         save_freq: str | int = "epoch",
     ) -> None:
         super().__init__(
-            filepath="unset.weights.h5" if save_weights_only else "unset.keras",  # checked by its ending
+            filepath="unset.weights.h5" if save_weights_only else "unset.keras",  # Keras checks the ending
             monitor=monitor,
             verbose=verbose,
             save_best_only=True,
@@ -347,7 +347,7 @@ class BestModelCheckpoint(OfSameKeras, keras.callbacks.ModelCheckpoint):
         self.filepath: str | None = None
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Check that there is a path.
+        """Check that the path has been set.
 
         Raises:
             ValueError: `filepath` was not set.

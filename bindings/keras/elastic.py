@@ -48,8 +48,8 @@ Array = np.ndarray[Any, Any]
 def run(func: Callable[..., Result]) -> Callable[..., Result]:
     """Do what :func:`horovodlike.elastic.run` does, for functions that train with Keras.
 
-    On the TensorFlow backend a broken job shows as an error of TensorFlow's, which becomes a `HorovodInternalError`.
-    Other errors pass as they are.
+    On the TensorFlow backend, a broken job raises an error of TensorFlow, which becomes a `HorovodInternalError` here.
+    Other errors are not changed.
     """
     return run_translated(func, _backend.current().translated)
 
@@ -58,15 +58,15 @@ class KerasState(ObjectState):
     """The weights of a model, the state of its optimizer, and other values that change during the training.
 
     Variables are saved as copies and restored in place. So are the states of random number generators, such as those
-    of dropout, which are no part of what is synchronized: they differ between the ranks. Other values are attributes,
-    saved as deep copies.
+    of dropout; these are not synchronized, because they differ between the ranks. Other values are attributes, saved as
+    deep copies.
 
-    Gradients that have been accumulated for a step that is not complete are dropped when the job begins anew.
+    Gradients that have been accumulated for an incomplete step are dropped when the job begins anew.
 
     Args:
         model: A model that is built, the same on all ranks.
-        optimizer: That trains it; the one that it was compiled with if None. It is built here if it is not, so that
-            all ranks have all of its state from the beginning.
+        optimizer: The optimizer that trains the model; None: the one with which the model was compiled. If it is not
+            built, it is built here, so that all ranks have all of its state from the beginning.
         **kwargs: Other values, by the names of the attributes.
 
     Raises:
@@ -112,7 +112,7 @@ class KerasState(ObjectState):
         """Keep a copy of everything in memory.
 
         Raises:
-            HorovodInternalError: The job has ended; what was saved before is kept.
+            HorovodInternalError: The job has ended; the state that was saved before is kept.
         """
         values = self._read_variables()
         check_results()
@@ -120,10 +120,10 @@ class KerasState(ObjectState):
         super().save()
 
     def restore(self) -> None:
-        """Go back to what was saved last.
+        """Go back to the state that was saved last.
 
         Raises:
-            ValueError: The model or the optimizer has other variables than when it was saved.
+            ValueError: The model or the optimizer has other variables than when the state was saved.
         """
         variables = self._all_variables()
         if len(variables) != len(self._saved_values):
@@ -144,18 +144,18 @@ class KerasState(ObjectState):
         super().sync()
 
     def reset(self) -> None:
-        """Adapt to other ranks: drop accumulated gradients, and what Keras has kept of a `fit()` that was left."""
+        """Adapt to other ranks: drop accumulated gradients, and what Keras keeps of an interrupted `fit()`."""
         super().reset()
         objects.forget_fit(self.model)
         gradients = objects.gradients_of(self.optimizer)
         if gradients is None:
             return
         gradients.forget()
-        if gradients.options.process_set is not global_process_set:  # whose id and members have been compiled in
+        if gradients.options.process_set is not global_process_set:  # its id and members are part of compiled functions
             self.model.train_function = self.model.test_function = self.model.predict_function = None
 
     def saved_to_bytes(self) -> bytes:
-        """Return a pickle of everything as it was saved."""
+        """Return a pickle of the state that was saved last."""
         return dumps((super().saved_to_bytes(), self._saved_values))
 
     def saved_from_bytes(self, saved: bytes) -> None:
@@ -167,11 +167,11 @@ class KerasState(ObjectState):
 class CommitStateCallback(OfSameKeras, keras.callbacks.Callback):
     """Commits the state every so many batches, and after each epoch.
 
-    It does so before the next batch or epoch begins, or when the training ends: when all callbacks have seen the end
-    of what is committed. All ranks need the same number of batches between commits.
+    The commit takes place before the next batch or epoch begins, or when the training ends: then all callbacks have
+    seen the end of the batch or epoch. All ranks need the same number of batches between commits.
 
     Args:
-        state: What to commit.
+        state: The state to commit.
         batches_per_commit: How many batches there are between commits.
 
     Raises:
@@ -188,15 +188,15 @@ class CommitStateCallback(OfSameKeras, keras.callbacks.Callback):
         self._is_due = False
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        """Begin to count."""
+        """Start counting batches."""
         self._batches, self._is_due = 0, False
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Commit the epoch before."""
+        """Commit after the previous epoch."""
         self._commit_if_due()
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Commit the batches before, if they are as many as asked for."""
+        """Commit after the previous batches, if there were as many as asked for."""
         self._commit_if_due()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
@@ -205,11 +205,11 @@ class CommitStateCallback(OfSameKeras, keras.callbacks.Callback):
         self._is_due = self._is_due or self._batches >= self.batches_per_commit
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Have the epoch committed."""
+        """Have the state committed before the next epoch begins."""
         self._is_due = True
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        """Commit the last epoch."""
+        """Commit after the last epoch."""
         self._commit_if_due()
 
     def _commit_if_due(self) -> None:
@@ -221,12 +221,12 @@ class CommitStateCallback(OfSameKeras, keras.callbacks.Callback):
 class UpdateBatchStateCallback(OfSameKeras, keras.callbacks.Callback):
     """Sets `state.batch` to how many batches of the epoch have been trained.
 
-    Where `fit()` continues in an epoch, this ends the epoch after as many batches as are left of it, at least one. That
-    takes a `fit()` that knows how many an epoch has. Callbacks that stop the training at the end of an epoch, such as
-    `EarlyStopping`, have to come after this one.
+    Where `fit()` continues in the middle of an epoch, this callback ends the epoch after the batches that are left, at
+    least one. It does so only if `fit()` knows how many batches an epoch has. Callbacks that stop the training at the
+    end of an epoch, such as `EarlyStopping`, have to come after this one.
 
     Args:
-        state: With an attribute `batch`, 0 at first.
+        state: A state with an attribute `batch`, 0 at first.
     """
 
     def __init__(self, state: Any) -> None:
@@ -240,11 +240,11 @@ class UpdateBatchStateCallback(OfSameKeras, keras.callbacks.Callback):
         self._before = self.state.batch
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Count, and end the epoch if it is complete."""
+        """Count a batch, and end the epoch if it is complete."""
         self.state.batch = self._before + batch + 1
         steps = (self.params or {}).get("steps")
         if self._before and steps and self.state.batch >= steps and not self.model.stop_training:
-            self._ends_early = self.model.stop_training = True  # Keras leaves its loop over batches when this is set
+            self._ends_early = self.model.stop_training = True  # ends Keras's loop over batches
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         """Begin the next epoch."""
@@ -257,7 +257,7 @@ class UpdateEpochStateCallback(OfSameKeras, keras.callbacks.Callback):
     """Sets `state.epoch` to how many epochs are complete, whether or not `fit()` gets `initial_epoch`.
 
     Args:
-        state: With an attribute `epoch`, 0 at first.
+        state: A state with an attribute `epoch`, 0 at first.
     """
 
     def __init__(self, state: Any) -> None:
@@ -265,7 +265,7 @@ class UpdateEpochStateCallback(OfSameKeras, keras.callbacks.Callback):
         self.state = state
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Count."""
+        """Count an epoch."""
         self.state.epoch += 1
 
 
@@ -274,7 +274,7 @@ class TensorFlowKerasState(KerasState):
 
     Args:
         model: A model that is built, the same on all ranks.
-        optimizer: That trains it; the one that it was compiled with if None.
+        optimizer: The optimizer that trains the model; None: the one with which the model was compiled.
         backend: Not needed; accepted for scripts that pass it.
         **kwargs: Other values, by the names of the attributes.
 

@@ -30,18 +30,17 @@ def allreduce(
     """Reduce a value over all ranks. Not differentiable, and not for use in a compiled function.
 
     Args:
-        value: A number, a NumPy array, a tensor of the backend's or a variable, of the same dtype and shape on all
-            ranks.
-        name: What the ranks match the operation by; counted if None.
+        value: A number, a NumPy array, a tensor of the backend or a variable, of the same dtype and shape on all ranks.
+        name: The name by which the ranks match the operation; None: a number that counts such calls.
         average: Deprecated; use `op`.
         prescale_factor: Multiplies the value before the reduction.
         postscale_factor: Multiplies the result.
         op: Average (the default), Sum, Min, Max, Product or Adasum. Average truncates integers.
-        compression: What to send instead of the value: `Compression.none` or `.fp16`.
+        compression: How the value is compressed before it is sent: `Compression.none` or `.fp16`.
         process_set: The ranks that take part.
 
     Returns:
-        A tensor of the backend's if `value` is one or a variable, else a NumPy array or scalar.
+        A tensor of the backend if `value` is such a tensor or a variable, else a NumPy array or scalar.
 
     Raises:
         HorovodInternalError: The ranks disagree, or the job is broken or shut down.
@@ -62,7 +61,7 @@ def allreduce(
 
 
 def allgather(value: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
-    """Return the values of all ranks joined along dimension 0, in which alone they may differ.
+    """Return the values of all ranks concatenated along dimension 0, the only one in which their shapes may differ.
 
     Arguments, result and errors are as those of `allreduce`; the value has at least one dimension.
     """
@@ -82,20 +81,20 @@ def reducescatter(
 ) -> Any:
     """Reduce a value over all ranks and return this rank's share of the rows.
 
-    The first ranks get one row more where they cannot be divided evenly. Other arguments, result and errors are as
+    Where the rows cannot be divided evenly, the first ranks get one row more. Other arguments, result and errors are as
     those of `allreduce`; the value has at least one dimension.
     """
     return _like(value, _arrays.reducescatter(objects.to_numpy(value), name, op, process_set))
 
 
 def broadcast_global_variables(root_rank: int, model: Any | None = None) -> None:
-    """Give all ranks the weights of one rank's model, and the state of its optimizer as far as that is built.
+    """Give all ranks the weights of one rank's model, and the state of its optimizer if that is built.
 
-    States of random number generators stay, so that dropout differs between the ranks, as their data does.
+    The states of random number generators are not broadcast, so dropout differs between the ranks, as their data does.
 
     Args:
         root_rank: The rank whose values are taken.
-        model: A built model, the same on all ranks. Keras keeps no list of all variables, so it has to be given.
+        model: A built model, the same on all ranks. It is required, because Keras has no list of all variables.
 
     Raises:
         ValueError: There is no model, or it is not built.
@@ -127,7 +126,7 @@ def variables_of(model: Any, local: Iterable[Any] = ()) -> list[Any]:
 
     Args:
         model: A built model.
-        local: Variables to leave out, and with them what the optimizer remembers of them.
+        local: Variables to leave out, together with the variables that the optimizer has for them.
     """
     left_out = {id(variable) for variable in local}
     weights = [weight for weight in model.weights if id(weight) not in left_out]
@@ -142,9 +141,9 @@ def variables_of(model: Any, local: Iterable[Any] = ()) -> list[Any]:
 
 
 def join() -> int:
-    """Say that this rank has no more data, and return when all ranks have said so.
+    """Declare that this rank has no more data, and return when all ranks have joined.
 
-    Until then the others continue without it. `horovodlike.keras.callbacks.JoinCallback` does this in `fit()`.
+    Until then the others continue without it. `horovodlike.keras.callbacks.JoinCallback` calls this in `fit()`.
 
     Returns:
         The rank that joined last, the same on all ranks.

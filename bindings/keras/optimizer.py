@@ -43,28 +43,28 @@ def DistributedOptimizer(
     step or all skip it.
 
     The step cannot be compiled with XLA: on the TensorFlow backend pass `jit_compile=False` to `compile()` where there
-    is a GPU. Without one that is what Keras does.
+    is a GPU. Without a GPU, Keras does not use XLA.
 
     Args:
         optimizer: Any Keras optimizer, over the same variables on all ranks; or its name, such as "adam".
-        name: How the names of the reductions begin; what the ranks match them by. Without one, the names and the number
-            of the variables tell optimizers apart. Those of models that are alike, but for shapes, need names if
+        name: The beginning of the names by which the ranks match the reductions. Without it, the names and the number
+            of the variables distinguish optimizers. Optimizers of models that differ in shapes only need names if
             several threads use them.
         device_dense: Not needed; accepted for scripts that pass it.
         device_sparse: As `device_dense`.
-        compression: What to send instead of a gradient: `Compression.none` (the default), `.fp16` or a class of your
-            own, for tensors of the backend.
+        compression: How gradients are compressed before they are sent: `Compression.none` (the default), `.fp16` or a
+            class of your own, for tensors of the backend.
         sparse_as_dense: Reduce gradients that have rows only for some positions (of embeddings, on the TensorFlow
             backend) as plain tensors. Otherwise their rows are gathered.
-        gradient_predivide_factor: The average is made of gradients divided by this; and multiplied afterwards.
+        gradient_predivide_factor: Gradients are divided by this before they are averaged, and multiplied afterwards.
         op: Average or Sum.
-        backward_passes_per_step: So many calls of `apply` make one step. The gradients of a rank are added up, and
-            reduced and applied in the last of them; what is not needed yet does not change the variables.
-        average_aggregated_gradients: Average the gradients over these passes, instead of summing them.
+        backward_passes_per_step: So many calls of `apply` make one step. A rank adds up its gradients; the last call
+            reduces and applies the sums, and the earlier ones do not change the variables.
+        average_aggregated_gradients: Average the gradients over these calls, instead of summing them.
         num_groups: Deprecated; use `groups`.
-        groups: Into how many groups to divide the variables, or lists of variables. A group is reduced as one. 0 or
-            None: the backend decides.
-        process_set: The ranks that reduce gradients together. On others this is a plain optimizer.
+        groups: Into how many groups to divide the variables, or lists of variables. The gradients of a group are
+            reduced as one. 0 or None: the backend decides.
+        process_set: The ranks that reduce gradients together. On other ranks the result is a plain optimizer.
         scale_local_gradients: Divide gradients that are not reduced by the number of ranks, as if the other ranks
             had none.
 

@@ -1,4 +1,4 @@
-"""Models that were saved, ready to be trained further by all ranks."""
+"""Loading saved models so that all ranks can train them further."""
 
 from __future__ import annotations
 
@@ -21,13 +21,12 @@ def load_model(
     legacy_opts: bool = False,
     **options: Any,
 ) -> Any:
-    """Load a model as `keras.saving.load_model` does, and wrap its optimizer, whose state it keeps.
+    """Load a model as `keras.saving.load_model` does, and wrap its optimizer, which keeps its state.
 
     Args:
-        filepath: A file that a rank or a program without horovodlike has saved; it is read by every rank that calls
-            this.
+        filepath: A file that a rank or a program without horovodlike has saved. Every rank that calls this reads it.
         custom_optimizers: Classes of optimizers that Keras does not know.
-        custom_objects: What else Keras does not know, by name.
+        custom_objects: Other classes and functions that Keras does not know, by name.
         compression: As for `DistributedOptimizer`.
         legacy_opts: Not needed; accepted for scripts that pass it.
         **options: More arguments for `DistributedOptimizer`.

@@ -24,11 +24,11 @@ def reduce(
     gradients: Sequence[Any],
     like: Sequence[Any],
 ) -> list[Any]:
-    """Reduce in groups; without any asked for, each on its own in a graph, while TensorFlow computes the next.
+    """Reduce in groups. In a graph without groups, each gradient is reduced alone while TensorFlow computes the next.
 
-    Eagerly each call waits for its result, so all are one group then, and which dense gradients there are may differ
-    between ranks and steps. In a graph that is decided when the step is traced, the same way on all ranks. Rows of
-    `IndexedSlices` are gathered, and are not divided before; all ranks have to have them.
+    In eager mode each call waits for its result. So without groups all gradients are one group there; and which dense
+    gradients exist may differ between ranks and steps. In a graph it is decided when the step is traced, and must be
+    the same on all ranks. Rows of `IndexedSlices` are gathered, without `prescale`; all ranks must have them.
     """
     if tf.executing_eagerly():
         return _reduce_eagerly(reduction, groups or [range(len(names))], names, gradients, like)
@@ -56,10 +56,10 @@ def _reduce_eagerly(
     gradients: Sequence[Any],
     like: Sequence[Any],
 ) -> list[Any]:
-    """Reduce in groups, zeros where there is no gradient; what no rank has stays None.
+    """Reduce in groups, with zeros for missing gradients; a gradient that no rank has stays None.
 
-    With each group goes a tensor that says which gradients are real. For those on a GPU there is one for all groups, on
-    the CPU, so that the host does not wait for the GPU.
+    Each group has one more tensor, which says which of its gradients are real. For gradients on a GPU there is one such
+    tensor for all groups, on the CPU, so that the host does not wait for the GPU.
     """
     is_real = [gradient is not None for gradient in gradients]
     first_variable = like[0] if isinstance(like[0], tf.Variable) else like[0].value
@@ -75,7 +75,7 @@ def _reduce_eagerly(
         compressed = [reduction.compression.compress(tensor) for tensor in own]
         tensors = [tensor for tensor, _ in compressed]
         if not apart:
-            tensors.append(tf.constant([float(is_real[i]) for i in group]))  # which is not compressed
+            tensors.append(tf.constant([float(is_real[i]) for i in group]))  # added here, so not compressed
         options = {**_options(reduction), "compression": Compression.none}
         results = grouped_allreduce(tensors, name=names[first], **options)
         if not apart:
@@ -107,9 +107,9 @@ def _options(reduction: Reduction) -> dict[str, Any]:
 
 
 def _unique_in_graph(names: Sequence[str]) -> list[str]:
-    """Return names that no other operation of the graph has: it runs them in any order.
+    """Return names that no other operation of the graph has, because a graph runs its operations in any order.
 
-    They are made the same way by all ranks that trace the same function, under any name scope.
+    All ranks that trace the same function get the same names, under any name scope.
     """
     graph = outermost(tf.compat.v1.get_default_graph())
     with graph.name_scope(None):
@@ -127,7 +127,7 @@ def densify(gradient: tf.IndexedSlices) -> tf.Tensor:
 
 
 def divided_by_size(gradient: Any, process_set: ProcessSet) -> Any:
-    """Return a gradient divided by the number of ranks, which a graph finds out when it runs."""
+    """Return a gradient divided by the number of ranks; a graph reads that number when it runs."""
     values = gradient.values if is_sparse(gradient) else gradient
     values = values / tf.cast(size_op(process_set.process_set_id or 0), values.dtype)
     return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape) if is_sparse(gradient) else values

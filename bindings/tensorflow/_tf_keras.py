@@ -1,9 +1,9 @@
 """Variables, models and optimizers of tf_keras, which is Keras 2: see `_objects`.
 
 There are three kinds of optimizers. Those of `tf_keras.optimizers` ("new") and of `tf_keras.optimizers.legacy`
-("legacy") have one place where the gradients of replicas are aggregated; loss scaling calls that of the optimizer
-inside before it looks whether they are finite. There they are reduced. Those of `tf.compat.v1.train` are wrapped as
-without Keras, which puts a TFOptimizer around them in a graph of TensorFlow 1 and takes them nowhere else.
+("legacy") have a method that aggregates the gradients of replicas, and gradients are reduced in it; loss scaling calls
+the method of the optimizer inside before it checks whether gradients are finite. Optimizers of `tf.compat.v1.train` are
+wrapped as without Keras; Keras accepts them only in a graph of TensorFlow 1, where it puts a TFOptimizer around them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from horovodlike.tensorflow.gradient_aggregation import LocalGradientAggregation
 from horovodlike.tensorflow.optimizer import DistributedOptimizer as DistributedOptimizerOfTensorFlow1
 
 _backend = tf_keras.backend
-_Pairs = list[tuple[Any, Any]]  # of a gradient and its variable
+_Pairs = list[tuple[Any, Any]]  # pairs of a gradient and its variable
 
 
 def is_tensor(value: Any) -> bool:
@@ -59,7 +59,7 @@ def _is_legacy(optimizer: Any) -> bool:
 
 
 def _of_tensorflow_1(optimizer: Any) -> Any:
-    """Return the optimizer of `tf.compat.v1.train` that this is, or that Keras has put it around; None: neither."""
+    """Return the optimizer of `tf.compat.v1.train` that `optimizer` is or wraps; None if there is none."""
     inside = getattr(optimizer, "optimizer", optimizer)
     return inside if isinstance(inside, tf.compat.v1.train.Optimizer) else None
 
@@ -73,7 +73,7 @@ def is_built(optimizer: Any) -> bool:
 
 
 def build(optimizer: Any, variables: Sequence[Any]) -> None:
-    """Have an optimizer make these variables, if it has not."""
+    """Have an optimizer make its variables for the model's `variables`, if it has not done so."""
     optimizer, variables = innermost(optimizer), list(variables)
     with tf.init_scope():
         if _is_legacy(optimizer):
@@ -90,7 +90,7 @@ def variables_of(optimizer: Any) -> list[Any]:
     if (of_tensorflow := _of_tensorflow_1(optimizer)) is not None:
         own = of_tensorflow.variables()
         return own if of_tensorflow is optimizer else [optimizer.iterations, *own]
-    return list(optimizer.variables())  # new ones have a list that can be called
+    return list(optimizer.variables())  # in "new" optimizers this is a list that can be called
 
 
 def owner(optimizer: Any, slot: Any, variables: Sequence[Any]) -> Any:
@@ -101,7 +101,7 @@ def owner(optimizer: Any, slot: Any, variables: Sequence[Any]) -> Any:
         keeper = of_tensorflow or optimizer
         found = [v for v in variables for name in keeper.get_slot_names() if _slot(keeper, v, name) is slot]
         return found[0] if found else None
-    # New ones name the one after the other. One name may be the end of another.
+    # "New" optimizers put the name of the model's variable at the end. One name may be the end of another.
     name = slot.name.partition(":")[0]
     owners = [variable for variable in variables if name.endswith(f"/{variable._shared_name}")]
     return max(owners, key=lambda variable: len(variable._shared_name)) if owners else None
@@ -116,13 +116,13 @@ def _slot(optimizer: Any, variable: Any, name: str) -> Any:
 
 
 def innermost(optimizer: Any) -> Any:
-    """Return the optimizer that trains, which loss scaling has inside."""
+    """Return the optimizer itself, or the one inside it if it scales losses."""
     is_scaled = isinstance(optimizer, tf_keras.mixed_precision.LossScaleOptimizer)
     return optimizer.inner_optimizer if is_scaled else optimizer
 
 
 def schedule_of(optimizer: Any) -> Any:
-    """Return what sets the learning rate; None if it is a number that can be set."""
+    """Return the schedule that sets the learning rate; None if the rate is a number that can be set."""
     optimizer = innermost(optimizer)
     if (of_tensorflow := _of_tensorflow_1(optimizer)) is not None:
         return of_tensorflow
@@ -143,7 +143,7 @@ def momenta(optimizer: Any, variables: Sequence[Any]) -> list[Any] | None:
 
 
 def forget_fit(model: Any) -> None:
-    """Drop what Keras has kept of a `fit()` that was left: the iterator over the validation data of the job before."""
+    """Drop what Keras keeps of an interrupted `fit()`: the iterator over the validation data of the previous job."""
     model._eval_data_handler = None
 
 
@@ -171,19 +171,19 @@ class Gradients:
             options.sparse_as_dense,
             options.average_aggregated_gradients,
         )
-        self._variables: list[Any] = []  # that have had gradients, if there are several passes
+        self._variables: list[Any] = []  # with several passes, the variables that have had gradients
 
     def register_local(self, variable: Any) -> None:
-        """Leave the gradient of a variable with its rank."""
+        """Do not reduce the gradient of a variable."""
         self.local = replace(self.local, variables=[*self.local.variables, variable])
         self.reduction.register_local(variable)
 
     def forget(self) -> None:
-        """Begin a step anew: drop what has been accumulated."""
+        """Begin a step anew: drop the accumulated gradients."""
         self._aggregation.forget()
 
     def aggregate(self, pairs: Sequence[tuple[Any, Any]]) -> _Pairs:
-        """Return the gradients that must be applied: reduced, or zeros before the last pass of a step.
+        """Return the gradients to be applied: reduced, or zeros before the last pass of a step.
 
         All ranks need gradients of the same variables.
         """
@@ -193,21 +193,21 @@ class Gradients:
         if self.options.backward_passes_per_step == 1:
             gradients, variables = zip(*pairs, strict=True)
             return list(zip(self._reduce(gradients, variables), variables, strict=True))
-        # Keras leaves out those without a gradient; the sums are distinguished by their positions.
+        # Keras leaves out variables without a gradient, but the sums are identified by their positions.
         own = {id(variable): gradient for gradient, variable in pairs}
         known = {id(variable) for variable in self._variables}
         self._variables.extend(variable for _, variable in pairs if id(variable) not in known)
         reduced = self._aggregation.compute_gradients([own.get(id(v)) for v in self._variables], self._variables)
-        # An infinity of one pass would have this rank alone change its loss scale.
+        # Zeros before the last pass: with an infinity, this rank alone would change its loss scale.
         is_last = self._aggregation.is_last
         masked = [g if g is None else tf.math.multiply_no_nan(g, tf.cast(is_last, g.dtype)) for g in reduced]
         return list(zip(masked, self._variables, strict=True))
 
     def apply(self, optimizer: Any, pairs: _Pairs, apply: Callable[[_Pairs], Any]) -> Any:
-        """Have gradients applied that `aggregate` returned: in the last pass of a step."""
+        """Apply the gradients that `aggregate` returned, if this is the last pass of a step."""
         if self.options.backward_passes_per_step == 1 or not pairs:
             return apply(pairs)
-        build(optimizer, [variable for _, variable in pairs])  # which a branch of a graph cannot
+        build(optimizer, [variable for _, variable in pairs])  # before the branch of the graph, which cannot do it
         return self._aggregation.apply_gradients(lambda: apply(pairs), optimizer)
 
     def _reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
@@ -230,14 +230,14 @@ class _Wrapped(Wrapped):
         arguments = (self.get_config(),)  # type: ignore[attr-defined]  # the optimizer's class comes next
         return _wrapped_copy, (self.__class__.from_config, arguments, gradients.options, gradients.local)
 
-    # Those of `copy` alone would be of the wrapped class, since legacy optimizers have one.
+    # Legacy optimizers have a `__deepcopy__`, whose copies would be of the wrapped class.
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         make, arguments = self.__reduce__()
         return make(*copy.deepcopy(arguments, memo))
 
 
 class _New(_Wrapped):
-    """Precedes the class of an optimizer of `tf_keras.optimizers`."""
+    """The base class that comes before the class of an optimizer of `tf_keras.optimizers`."""
 
     def aggregate_gradients(self, grads_and_vars: Sequence[tuple[Any, Any]]) -> _Pairs:
         """Reduce the gradients over the ranks."""
@@ -261,7 +261,7 @@ class _New(_Wrapped):
 
 
 class _Legacy(_Wrapped):
-    """Precedes the class of an optimizer of `tf_keras.optimizers.legacy`."""
+    """The base class that comes before the class of an optimizer of `tf_keras.optimizers.legacy`."""
 
     def _aggregate_gradients(self, grads_and_vars: Sequence[tuple[Any, Any]]) -> _Pairs:
         return self._distributed_gradients.aggregate(grads_and_vars)
@@ -276,7 +276,7 @@ class _Legacy(_Wrapped):
         apply: Any = super().apply_gradients  # type: ignore[misc]  # the optimizer's class comes next
         pairs = [pair for pair in grads_and_vars if pair[0] is not None]
         if not pairs:
-            return apply(grads_and_vars, name)  # which says so
+            return apply(grads_and_vars, name)  # which raises the error about missing gradients
         if experimental_aggregate_gradients:
             pairs = self._transform_unaggregated_gradients(pairs)  # type: ignore[attr-defined]  # the optimizer's class comes next
             pairs = self._aggregate_gradients(pairs)
@@ -284,11 +284,11 @@ class _Legacy(_Wrapped):
 
 
 class _LossScale(_Wrapped):
-    """Precedes the class of a LossScaleOptimizer whose inner optimizer is a distributed one."""
+    """The base class that comes before the class of a LossScaleOptimizer with a distributed optimizer inside."""
 
 
 def gradients_of(optimizer: Any) -> Gradients | None:
-    """Return what reduces the gradients of an optimizer, or of the one inside it; None if nothing does."""
+    """Return the reduction of an optimizer's gradients, or of the one inside it; None if it is not distributed."""
     found: Gradients | None = getattr(innermost(optimizer), "_distributed_gradients", None)
     return found
 

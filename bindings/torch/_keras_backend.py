@@ -27,13 +27,13 @@ def reduce(
     gradients: Sequence[Any],
     like: Sequence[keras.Variable],
 ) -> list[Any]:
-    """Reduce in groups; without any asked for, all in one, which costs one call of the engine.
+    """Reduce in groups; without groups all gradients together, which takes one call of the engine.
 
-    Which gradients there are may differ between ranks and steps. So all take part, zeros where there is none, and with
-    each group goes a tensor that says which are real: what no rank has stays None. For gradients on a GPU there is one
-    for all groups, on the CPU, so that the host does not wait for the GPU.
+    Which gradients exist may differ between ranks and steps. So a missing gradient takes part as zeros, and each group
+    has one more tensor, which says which gradients are real: a gradient that no rank has stays None. For gradients on a
+    GPU there is one such tensor for all groups, on the CPU, so that the host does not wait for the GPU.
 
-    The memory of a gradient is overwritten if it is the `.grad` of its variable, as that of the train step is.
+    The memory of a gradient is overwritten if it is the `.grad` of its variable, as in Keras's train step.
     """
     chosen = with_those_alone(groups, len(names)) if groups else [list(range(len(names)))]
     is_real = [gradient is not None for gradient in gradients]
@@ -70,7 +70,7 @@ def reduce(
         for position, result, context in zip(group, results, contexts, strict=True):
             reduced[position] = reduction.compression.decompress(result, context)
     if apart is not None:
-        # Last: a rank that has its gradients on the CPU does not take part, and the groups must know that.
+        # Waited for last: a rank with its gradients on the CPU does not take part in this, which the groups report.
         synchronize(handle_of_apart)
         is_real = apart.tolist()
     return [gradient if real else None for gradient, real in zip(reduced, is_real, strict=True)]
@@ -87,7 +87,7 @@ def _own(gradient: torch.Tensor | None, parameter: torch.Tensor) -> torch.Tensor
 
 
 def is_sparse(gradient: torch.Tensor) -> bool:
-    """Return whether a gradient has rows only for some positions. Layers of Keras make none of those."""
+    """Return whether a gradient has rows only for some positions. Layers of Keras make no such gradients."""
     return gradient.layout is not torch.strided
 
 
@@ -102,10 +102,10 @@ def divided_by_size(gradient: torch.Tensor, process_set: ProcessSet) -> torch.Te
 
 
 def is_tracing() -> bool:
-    """No: torch compiles again what depends on the number of ranks when that has changed."""
+    """Return False: torch compiles a function anew if it depends on the number of ranks and that has changed."""
     return False
 
 
 def translated() -> AbstractContextManager[None]:
-    """Return a context that does nothing: the engine's errors come through as they are."""
+    """Return a context that does nothing: torch does not change the engine's errors."""
     return nullcontext()

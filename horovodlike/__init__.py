@@ -1,14 +1,14 @@
 """Distributed training for PyTorch, TensorFlow and Keras.
 
-Scripts use a framework's module, such as ``import horovodlike.torch as hvd``; ``hvdrun`` starts them. This package
-holds what does not depend on a framework:
+Scripts use a framework's module, such as ``import horovodlike.torch as hvd``; ``hvdrun`` starts them. This package has
+the parts that do not depend on a framework:
 
 * :mod:`horovodlike.basics`: ``init``, ``rank``, ``size`` and so on; :mod:`horovodlike._engine.ops`: collectives on
   memory
 * :mod:`horovodlike.config`: every setting; :mod:`horovodlike.errors`: every exception
 * :mod:`horovodlike._bootstrap.bootstrap`: how ranks find each other
-* :func:`metrics`, :func:`flight_recorder`: what this rank has done (:mod:`horovodlike._engine.metrics`)
-* :func:`run`: a function on several processes, without ``hvdrun``
+* :func:`metrics`, :func:`flight_recorder`: this rank's counters and last collectives, of `_engine.metrics`
+* :func:`run`: runs a function in several processes, without ``hvdrun``
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Starting and ending a job, and this process's place in it. The same functions stand in every framework's module."""
+"""Starting and ending a job, and this process's rank in it. Every framework's module has the same functions."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ __all__ = [
     "size",
 ]
 
-_lock = threading.RLock()  # serialises init() and shutdown(); a signal handler may call the latter in the midst of one
+_lock = threading.RLock()  # serialises init() and shutdown(); reentrant for a signal handler that calls shutdown()
 _place: RankInfo | None = None
 _engine_overlaps = False
 _average_counts_joined = False
-_mpi_library: Library | None = None  # that moves the data
+_mpi_library: Library | None = None  # set if MPI moves the data
 _object_key: JobKey | None = None  # of this generation
 _pid = 0  # the process that called init()
 _at_init: list[Callable[[RankInfo], None]] = []
@@ -77,21 +77,20 @@ def init(comm: Any = None, process_sets: Sequence[Any] | str | None = None) -> N
     """Join the job that this process was started for, or become a job of one. Blocks until all ranks have joined.
 
     A second call does nothing. After :func:`shutdown` it starts anew, any number of times. May be called from any
-    thread. In an elastic job it waits until the driver has a place for this process, however often that needs another
-    attempt because a rank is lost meanwhile.
+    thread. In an elastic job it waits until the driver gives this process a rank, and tries again if another rank is
+    lost meanwhile.
 
     Args:
-        comm: What stands for all ranks of the job: None, a list of all ranks in ascending order, an empty list, or a
-            communicator of mpi4py that has all ranks, such as ``MPI.COMM_WORLD`` under mpirun. For some of the ranks
-            there are process sets.
-        process_sets: Process sets to register at once, in the same order on all ranks; what
+        comm: All ranks of the job: None, a list of all ranks in ascending order, an empty list, or a communicator of
+            mpi4py that has all ranks, such as ``MPI.COMM_WORLD`` under mpirun. For some of the ranks, use process sets.
+        process_sets: Process sets to register at once, in the same order on all ranks, as
             :func:`horovodlike.process_set.add_process_set` does later. ``"dynamic"``, which scripts pass so that sets
-            can be added later, is accepted: they always can. In an elastic job those are left out that have a rank
-            which the job does not have.
+            can be added later, is accepted: they always can. In an elastic job a set is left out if it has a rank that
+            the job does not have.
 
     Raises:
-        NotImplementedError: ``comm`` has not all ranks, or in another order.
-        ValueError: ``comm`` is something else. Or a process set cannot be registered; the job has ended then.
+        NotImplementedError: ``comm`` lacks ranks, or has them in another order.
+        ValueError: ``comm`` is something else. Or a process set cannot be registered; then the job has ended.
         ConfigError: A setting or an environment variable has a bad value.
         RendezvousError: The ranks could not find or trust each other in time; or the driver is lost.
         SystemExit: A worker of a driver is not needed (status 0); or the job has ended.
@@ -118,7 +117,7 @@ def init(comm: Any = None, process_sets: Sequence[Any] | str | None = None) -> N
 
 
 def restart() -> None:
-    """:func:`shutdown`, and :func:`init` with the process sets that it was given last; for elastic training.
+    """Call :func:`shutdown`, and :func:`init` with the process sets of its last call; for elastic training.
 
     Raises:
         RendezvousError: The ranks could not find or trust each other in time, or the driver is lost.
@@ -144,7 +143,7 @@ def _start(comm: Any) -> bool:
             try:
                 _join(comm, settings, key)
                 return True
-            except RendezvousError as error:  # a rank that is lost meanwhile is not waited for; the driver decides
+            except RendezvousError as error:  # for example another rank was lost: the driver decides how to continue
                 worker.explain("failed", str(error))
 
 
@@ -155,7 +154,7 @@ def _worker() -> Worker | None:
 
 
 def _find_worker(settings: Config) -> Worker | None:
-    """Return the connection to the driver, made now if there is a driver. Imports what other jobs do not need."""
+    """Return the connection to the driver, made now if there is a driver. Other jobs do not import the module."""
     if not os.environ.get(DRIVER_PORT):
         return None
     if settings.cpu_operations == "mpi":
@@ -166,7 +165,7 @@ def _find_worker(settings: Config) -> Worker | None:
 
 
 def _join(comm: Any, settings: Config, key: JobKey | None = None) -> None:
-    """Join the job at the place that the environment says."""
+    """Join the job with the rank that the environment gives."""
     global _place, _pid, _mpi_library, _engine_overlaps, _average_counts_joined, _generation, _object_key
     from horovodlike._bootstrap import bootstrap
     from horovodlike._engine.mpi_communicators import check_comm
@@ -198,7 +197,7 @@ def _join(comm: Any, settings: Config, key: JobKey | None = None) -> None:
 
 
 def _load_mpi(settings: Config) -> Library | None:
-    """Load MPI, if it must move the data."""
+    """Load MPI, if the settings say that it moves the data."""
     if settings.cpu_operations != "mpi":
         return None
     from horovodlike._engine import mpi_provider
@@ -213,7 +212,7 @@ def _connect_mpi(library: Library | None, settings: Config, joined: JobContext) 
     library.check(joined.place, settings.mpi_threads_disable)
     if joined.rendezvous is None:
         return ffi.NULL
-    joined.rendezvous.barrier("mpi")  # all have checked: what follows waits for all
+    joined.rendezvous.barrier("mpi")  # connect() waits for all ranks, so all must have passed the check
     return library.connect()
 
 
@@ -234,7 +233,7 @@ def _log_what_is_ignored(settings: Config, place: RankInfo) -> None:
 
 
 def shutdown() -> None:
-    """End the job on all ranks: what they still wait for fails with :class:`ShutDownError`. Runs at exit by itself.
+    """End the job on all ranks: pending operations fail with :class:`ShutDownError`. Also called when Python exits.
 
     Does nothing if not initialised, and in a process forked after ``init()``.
     """
@@ -260,9 +259,9 @@ def overlaps() -> bool:
 
 
 def generation() -> int:
-    """Return how many times this process has joined a job: what an earlier one made may be out of date; for bindings.
+    """Return how many times this process has joined a job; for bindings.
 
-    The engine's handles and the ids of process sets end with a generation.
+    The engine's handles and the ids of process sets are valid in one generation only.
     """
     return _generation
 
@@ -301,7 +300,7 @@ def on_shutdown(notify: Callable[[], None]) -> None:
 
 
 def on_process_sets(register: Callable[[Sequence[Any]], None]) -> None:
-    """Have ``register`` called with the process sets that :func:`init` is given; for the module of process sets."""
+    """Have ``register`` called with the process sets that :func:`init` gets; for :mod:`horovodlike.process_set`."""
     _register_process_sets.append(register)
 
 
@@ -315,7 +314,7 @@ def rank() -> int:
     """Return this process's number, 0 to ``size() - 1``.
 
     Raises:
-        ValueError: Not initialised; so do all that follow.
+        ValueError: Not initialised; the functions below raise it as well.
     """
     return _current().rank
 
@@ -374,7 +373,7 @@ def mpi_enabled() -> bool:
 
 
 def gloo_built() -> bool:
-    """Return True: jobs work without MPI, which is what scripts ask here. The Gloo library itself is not used."""
+    """Return True: scripts ask here whether jobs work without MPI. The Gloo library itself is not used."""
     return True
 
 
@@ -389,7 +388,7 @@ def nccl_built() -> int:
 
 
 def cuda_built() -> bool:
-    """Return whether tensors on CUDA devices can be used: if there is a CUDA driver, which is not initialised here."""
+    """Return whether tensors on CUDA devices can be used: whether there is a CUDA driver. It is not initialised."""
     return gpu_libraries.find(counts_gpus=False).cuda_version > 0
 
 

@@ -50,7 +50,7 @@ class Setting:
     Attributes:
         name: The attribute of :class:`Config`.
         type: ``int``, ``float``, ``bool`` or ``str``.
-        default: The value when no variable is set.
+        default: The value if no variable is set.
         help: One sentence or two, for ``--help`` and for the documentation.
         unit: ``bytes``, ``s``, ``ms`` or an empty string.
         horovod_name: Horovod's variable of the same meaning, or None.
@@ -107,7 +107,7 @@ class Setting:
 
 
 def _row(default: Value, help: str, *, horovod: bool | str = False, **more: Any) -> Any:  # noqa: ANN401 - a dataclass field
-    """``horovod``: whether Horovod has the setting under the same name, or the name that it has there."""
+    """Return a field of :class:`Config`. ``horovod``: whether Horovod has the setting, or its other name there."""
     return dataclasses.field(default=default, metadata={"help": help, "horovod": horovod, **more})
 
 
@@ -418,7 +418,7 @@ def _fits(setting: Setting, value: Value) -> bool:
 
 def _convert(setting: Setting, text: str) -> Value:
     text = text.strip()
-    if "\0" in text:  # the operating system ends texts there
+    if "\0" in text:  # the operating system ends a text at such a character
         raise ValueError(text)
     if setting.type is bool:
         if text.lower() in _TRUE:
@@ -439,8 +439,8 @@ def parse(setting: Setting, text: str, source: str | None = None) -> Value:
 
     Args:
         setting: The row of the table.
-        text: The value as it stands in the environment or on the command line.
-        source: What the user knows the setting by, for the error; the environment variable if None.
+        text: The value in the environment or on the command line.
+        source: The variable or option that the user has set, for the error; the environment variable if None.
 
     Returns:
         The value, of ``setting.type``.
@@ -467,7 +467,7 @@ def load(environ: Mapping[str, str] | None = None) -> Config:
         environ: The variables; ``os.environ`` if None.
 
     Returns:
-        The values, the default where no variable is set or where it is empty.
+        The values; the default of a setting whose variables are not set or empty.
 
     Raises:
         ConfigError: A value is not accepted.
@@ -482,7 +482,7 @@ def load(environ: Mapping[str, str] | None = None) -> Config:
 
 
 def is_set(name: str, environ: Mapping[str, str]) -> bool:
-    """Return whether a variable sets the setting, be it to its default."""
+    """Return whether a variable sets the setting, even if to its default."""
     return variable_of(name, environ) is not None
 
 

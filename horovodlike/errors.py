@@ -1,7 +1,7 @@
 """Every exception that horovodlike raises.
 
-Two families matter to a training script: *the job is broken* (nothing works until the next ``init()``; what elastic
-training catches) and *this call is wrong* (only that tensor failed, the job continues)::
+Two kinds of errors matter to a training script. The job is broken: nothing works until the next ``init()``; elastic
+training catches these errors. Or one call is wrong: only its tensor failed, and the job continues::
 
     RuntimeError
      +-- HorovodInternalError                   a collective failed
@@ -12,7 +12,7 @@ training catches) and *this call is wrong* (only that tensor failed, the job con
      |    +-- ShutDownError                     a rank has shut the job down
      +-- HostsUpdatedInterrupt                  elastic: the set of hosts has changed
      +-- RendezvousError                        init(): the ranks could not find or trust each other
-     +-- StateFileError                         elastic: a state on disk is damaged or not ours
+     +-- StateFileError                         elastic: a state on disk is damaged or cannot be trusted
     ValueError
      +-- NotInitializedError                    used before init()
      +-- ConfigError                            a setting or an environment variable has a bad value
@@ -35,16 +35,16 @@ class MismatchError(HorovodInternalError):
 class UnsupportedReductionError(HorovodInternalError, ValueError):
     """The operation does not support the reduction that was asked for. Nothing was sent; the job continues.
 
-    Of both families, since Horovod's scripts catch a `HorovodInternalError` here. Elastic training does not start
-    again because of it.
+    It is a `HorovodInternalError` as well, because Horovod's scripts catch that here. Elastic training does not restart
+    because of it.
     """
 
 
 class IntegrityError(HorovodInternalError):
     """An object was changed between two ranks, and was not unpickled: see docs/users/security.md.
 
-    Raised on the ranks that have received it so. The others may have received it as it was sent: they learn of the
-    failure when a rank that has raised this ends or calls ``shutdown()``.
+    Raised on the ranks that have received a changed object. Others may have received the object as it was sent: they
+    learn of the failure when a rank that has raised this exits or calls ``shutdown()``.
     """
 
 
@@ -64,7 +64,7 @@ class HostsUpdatedInterrupt(RuntimeError):
     """
 
     def __init__(self, skip_sync: bool = False) -> None:
-        """Remember whether the state has to be synchronised."""
+        """Store whether the ranks may skip synchronising the state."""
         super().__init__("the set of hosts has changed")
         self.skip_sync = skip_sync
 

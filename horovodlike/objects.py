@@ -1,7 +1,7 @@
-"""Collectives on numbers and on objects, for what has no framework at hand, and for every framework.
+"""Collectives on numbers and on Python objects, without a framework.
 
-All of it is authenticated before it is read (:mod:`horovodlike._net.object_seal`). One allgather carries everything:
-how much each rank sends travels over the control plane then, where it cannot be changed.
+All data is authenticated before it is read (:mod:`horovodlike._net.object_seal`). Each of these collectives is one
+allgather, because then the length of each rank's data travels over the control plane, where it cannot be changed.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ def highest(name: str, numbers: Sequence[int]) -> list[int]:
     Collective over all ranks of the job.
 
     Args:
-        name: What the ranks match the operation by; not in flight at the same time.
-        numbers: As many on all ranks, each of 64 bits at most.
+        name: The name by which the ranks match the operation; it must not be in flight already.
+        numbers: The same count on all ranks, each of 64 bits at most.
 
     Raises:
-        HorovodInternalError: The job is broken or shut down, the ranks gave different amounts of numbers, or they were
-            changed on their way.
+        HorovodInternalError: The job is broken or shut down, the ranks gave different amounts of numbers, or the
+            numbers were changed on their way.
         ValueError: Not initialised.
     """
     given = [each.data or b"" for each in _gather(name, struct.pack(f">{len(numbers)}q", *numbers), NO_ROOT, 0)]
@@ -56,12 +56,12 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None, proc
     Args:
         obj: Anything that cloudpickle can serialize; ignored on the other ranks.
         root_rank: The rank whose object is sent, by its number in the job.
-        name: What the ranks match the operation by; counted if None.
-        process_set: The id of a set that this rank is a member of.
+        name: The name by which the ranks match the operation; None: a number that counts such calls.
+        process_set: The id of a set of which this rank is a member.
 
     Raises:
-        IntegrityError: What has arrived is not what the ranks have sent.
-        HorovodInternalError: The job is broken; or the root could not pickle its object (on the root, the cause), or
+        IntegrityError: The received data is not what the ranks have sent.
+        HorovodInternalError: The job is broken; or the root could not pickle its object (the root raises the cause), or
             has joined.
         ValueError: Not initialised, or there is no such rank.
     """
@@ -85,18 +85,18 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None, proc
 
 
 def allgather_object(obj: Any, name: str, process_set: int = 0) -> list[Any]:
-    """Return the objects of all ranks of a process set, in the order of the ranks. The own object is a copy as well.
+    """Return the objects of all ranks of a process set in the order of the ranks: copies, also of the own object.
 
-    There are none of ranks that have joined.
+    Ranks that have joined have no object in the list.
 
     Args:
         obj: Anything that cloudpickle can serialize.
-        name: What the ranks match the operation by.
-        process_set: The id of a set that this rank is a member of.
+        name: The name by which the ranks match the operation.
+        process_set: The id of a set of which this rank is a member.
 
     Raises:
-        IntegrityError: What has arrived is not what the ranks have sent.
-        HorovodInternalError: The job is broken; or a rank could not pickle its object (on that rank, the cause).
+        IntegrityError: The received data is not what the ranks have sent.
+        HorovodInternalError: The job is broken; or a rank could not pickle its object (that rank raises the cause).
         ValueError: Not initialised.
     """
     data, problem = _pickled(obj)
@@ -122,12 +122,12 @@ def _members(set_id: int) -> list[int]:
 
 
 def _gather(name: str, data: bytes | None, root: int, set_id: int) -> list[Opened]:
-    """Return what each rank has sent, verified, in the order of the ranks."""
+    """Return the verified data of each rank, in the order of the ranks."""
     context = Context(name, set_id, process_set.registration(set_id), _members(set_id))
     key = basics.object_key()
     if key is None and basics.size() > 1:
         raise HorovodInternalError(f"{name}: this job has no key to authenticate objects with")
-    # This module may have been imported after init(); the first of several threads decides.
+    # Made here and not in init(), as this module may be imported later; the first of several threads makes it.
     seal = _seals.setdefault(basics.generation(), ObjectSeal(key, basics.rank()))
     opened = seal.open(context, _allgather(name, seal.seal(context, data, root), set_id))
     roots = {each.root: each.rank for each in reversed(opened)}

@@ -1,4 +1,4 @@
-"""Process sets: which ranks take part in a collective.
+"""Process sets: sets of ranks that run collectives among themselves.
 
 A set that has been registered on all ranks can be given to every operation. Operations on sets that have no rank in
 common run at the same time, and names belong to a set: the same name may be in flight on several.
@@ -27,9 +27,9 @@ class ProcessSet:
         ranks: Global ranks, in any order and without repetition; or an mpi4py communicator of ranks of the job.
 
     Attributes:
-        process_set_id: What the job knows the set by; None while it is not registered.
+        process_set_id: The number of the set in the job; None while the set is not registered.
         ranks: The global ranks in ascending order; None for the global set before `init()`.
-        mpi_comm: The communicator that the set was made of, or None. It is not used for communication.
+        mpi_comm: The communicator from which the set was made, or None. It is not used for communication.
 
     Raises:
         ValueError: An entry is no integer, is negative, or occurs twice; or MPI did not start the ranks of the job.
@@ -80,15 +80,15 @@ class ProcessSet:
         return None if self.ranks is None else basics.rank() in self.ranks
 
     def __deepcopy__(self, memo: dict[int, object]) -> ProcessSet:
-        """Return the set itself: a model that is copied with its layers stays in the same job."""
+        """Return the set itself, so that a copied model whose layers have a process set uses the registered set."""
         return self
 
     def __reduce__(self) -> tuple[Callable[..., ProcessSet], tuple[object, ...]]:
-        """Pickle the ranks: the id is the job's, and where the pickle is read the set has another one, or none."""
+        """Pickle the ranks without the id, which another job may have given to another set."""
         return _of_ranks, (self.ranks,)
 
     def __repr__(self) -> str:
-        """Id and ranks, and the communicator where there is one."""
+        """Return a text with id and ranks, and with the communicator if there is one."""
         communicator = "" if self.mpi_comm is None else f", mpi_comm={self.mpi_comm}"
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}{communicator})"
 
@@ -99,14 +99,14 @@ def _of_ranks(ranks: list[int]) -> ProcessSet:
 
 
 class _GlobalProcessSet(ProcessSet):
-    """All ranks of the job. Its ranks follow the job through shut-down and initialisation with another size."""
+    """All ranks of the job; after another ``init()`` it has the ranks of the new job."""
 
     def __init__(self) -> None:
         super().__init__(())
         self.process_set_id = 0
 
     def __reduce__(self) -> str:  # type: ignore[override]
-        """Refer to one object in copies and pickles: `global_process_set` of the process that reads them."""
+        """Have copies and pickles become the object `global_process_set` of the process that reads them."""
         return "global_process_set"
 
     @property
@@ -117,8 +117,8 @@ class _GlobalProcessSet(ProcessSet):
 global_process_set: ProcessSet = _GlobalProcessSet()
 
 _registered: dict[int, ProcessSet] = {}  # by id, without the global one
-_registrations: dict[int, int] = {}  # by id, the number of the registration that gave it, equal on all ranks
-_of_all_ranks: list[ProcessSet] = []  # with the id of the global one, see register()
+_registrations: dict[int, int] = {}  # by id, the number of the registration that gave the id; equal on all ranks
+_of_all_ranks: list[ProcessSet] = []  # other sets that have the id of the global one, see register()
 _on_added: list[Callable[[int], None]] = []
 _on_removed: list[Callable[[int], None]] = []
 
@@ -137,9 +137,9 @@ basics.on_init(lambda _: _forget_all())
 
 
 def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
-    """Register a process set with the job, so that operations can be given it.
+    """Register a process set with the job, so that operations can use it.
 
-    All ranks of the job have to call it, with the same ranks and in the same order with other changes of process sets.
+    All ranks of the job have to call this, with the same ranks, and in the same order as other changes of process sets.
     One thread at a time.
 
     Args:
@@ -149,7 +149,7 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
         The set, which now has an id. Ids of sets that were removed are used again.
 
     Raises:
-        ValueError: The ranks cannot make a set, a registered one has the same, or `init()` has not been called.
+        ValueError: The ranks are not valid, a registered set has the same ranks, or `init()` has not been called.
         HorovodInternalError: The ranks disagree about the set, or the job is broken or shut down.
     """
     chosen = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
@@ -202,15 +202,15 @@ class UnnamedCounter:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Take a process set out of the job. All ranks of the job have to call it. One thread at a time.
+    """Remove a process set from the job. All ranks of the job have to call this. One thread at a time.
 
-    What is in flight on it fails. The object can be registered again.
+    Operations in flight on the set fail. The object can be registered again.
 
     Returns:
         False, having done nothing, if the set is the global one or is not registered.
 
     Raises:
-        TypeError: It is no process set.
+        TypeError: The argument is no process set.
         HorovodInternalError: The ranks disagree about the set, or the job is broken or shut down.
     """
     if not isinstance(process_set, ProcessSet):
@@ -234,11 +234,11 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 def register(process_sets: Sequence[ProcessSet]) -> None:
     """Add the process sets that were given to `init()`.
 
-    In an elastic job those are left out that have a rank which the job does not have at the moment, and a set that has
-    come to have all ranks is another name for the global one.
+    In an elastic job, a set is left out if it has a rank that the job does not have at the moment; a set of all current
+    ranks gets the id of the global set.
 
     Raises:
-        ValueError: One cannot be registered; the message says which.
+        ValueError: A set cannot be registered; the message says which.
     """
     for index, process_set in enumerate(process_sets):
         try:
@@ -269,7 +269,7 @@ def members(process_set_id: int) -> list[int]:
 
 
 def registration(process_set_id: int) -> int:
-    """Return the number of the registration that gave a set its id, which may have been another set's before.
+    """Return the number of the registration that gave a set its id: unlike the id, another set never has it.
 
     Equal on all ranks. 0 for the global set.
     """
@@ -280,7 +280,7 @@ def registered_of(ranks: Sequence[int]) -> ProcessSet:
     """Return the registered set of these ranks.
 
     Raises:
-        ValueError: There is none.
+        ValueError: No such set is registered.
     """
     chosen = sorted(ranks)
     for process_set in _registered.values():
@@ -295,8 +295,8 @@ def check_registered(process_set: ProcessSet) -> int:
     """Return the id of a registered set; this rank does not need to be a member.
 
     Raises:
-        TypeError: It is no process set.
-        ValueError: It is not registered.
+        TypeError: The argument is no process set.
+        ValueError: The set is not registered.
     """
     if not isinstance(process_set, ProcessSet):
         raise TypeError(f"process_set must be a ProcessSet, got {process_set!r}")
@@ -306,11 +306,11 @@ def check_registered(process_set: ProcessSet) -> int:
 
 
 def registered_id(process_set: ProcessSet) -> int:
-    """Return the id that the engine knows the set by.
+    """Return the id of a registered set of which this rank is a member.
 
     Raises:
-        TypeError: It is no process set.
-        ValueError: It is not registered, or this rank is no member.
+        TypeError: The argument is no process set.
+        ValueError: The set is not registered, or this rank is no member.
     """
     if process_set is global_process_set:
         return 0

@@ -1,15 +1,15 @@
-"""Fault injection, to test a training job: which rank fails, when, where and how.
+"""Fault injection, to test a training job.
 
-A *fault plan* is data, a YAML file for ``hvdrun --chaos plan.yaml``::
+A *fault plan* says which rank fails, when, where and how. It is a YAML file for ``hvdrun --chaos plan.yaml``::
 
     - {rank: 1, step: 20, point: data, action: SIGKILL}
     - {rank: 0, step: 35, point: commit, action: slow, seconds: 3}
     - {rank: 2, step: 5, generation: 2, point: rendezvous, action: raise}
 
-Each entry happens once, in the process that has this rank in this *generation* of an elastic job: 1 is the one that
-the job begins with, and each change of its members makes the next. A job that is not elastic has generation 1 only.
-The *step* is the number of commits that the elastic state has seen, so step 0 lasts until the first commit. A script
-without an elastic state says itself where its steps begin::
+Each fault happens once, in the process that has this rank in this *generation* of an elastic job: a job begins with
+generation 1, and each change of its members begins a new one. A job that is not elastic has generation 1 only. The
+*step* is the number of commits that the elastic state has seen, so step 0 lasts until the first commit. A script
+without an elastic state marks the begin of its steps itself::
 
     from horovodlike import testing
 
@@ -23,14 +23,14 @@ The points:
 * ``step``: when the step begins
 * ``negotiation``: in the step, when the engine has sent a request and has no answer yet
 * ``data``: in the step, in the middle of the data of an allreduce, so that no rank completes it
-* ``commit``: in the commit that ends the step, when the state is saved and the ranks have not agreed yet
+* ``commit``: in the commit that ends the step, when this rank has saved the state and the ranks have not agreed yet
 
 The actions:
 
 * ``raise``: an :class:`InjectedFault` is raised; at ``negotiation`` and ``data`` the engine fails, and breaks the job
 * ``SIGKILL``, ``SIGSTOP``, ``SIGTERM``: the process sends itself that signal
-* ``close``: all TCP connections of the process are shut down, as if the network were gone. On one host, ranks
-  exchange data and requests without connections
+* ``close``: all TCP connections of the process are shut down, as if the network had failed. It has no effect on one
+  host, where ranks communicate without connections
 * ``slow``: the process sleeps for ``seconds``
 
 Without a plan (HOROVODLIKE_FAULT_PLAN is not set) none of this costs anything.
@@ -69,15 +69,15 @@ class InjectedFault(RuntimeError):  # noqa: N818 - it is what it is called
 
 @dataclass(frozen=True)
 class Fault:
-    """One entry of a plan; the page of the module says what the words mean.
+    """One fault of a plan; the module's docstring explains the points and actions.
 
     Attributes:
-        rank: Which rank fails.
-        step: In which step: the number of commits before.
-        point: Where in the step, one of :data:`POINTS`.
-        action: What happens, one of :data:`ACTIONS`.
+        rank: The rank that fails.
+        step: The step in which it fails: the number of commits before.
+        point: The point of the step, one of :data:`POINTS`.
+        action: The kind of fault, one of :data:`ACTIONS`.
         seconds: How long ``slow`` lasts.
-        generation: In which generation of an elastic job.
+        generation: The generation of an elastic job in which it fails.
     """
 
     rank: int
@@ -91,7 +91,7 @@ class Fault:
         """Check the values.
 
         Raises:
-            ConfigError: One of them makes no sense.
+            ConfigError: A value is not valid.
         """
         for name, least in (("rank", 0), ("step", 0), ("generation", 1)):
             value = getattr(self, name)
@@ -113,7 +113,7 @@ class FaultPlan:
     """The faults of a job.
 
     Attributes:
-        faults: The entries, in no particular order.
+        faults: The faults, in no particular order.
     """
 
     faults: tuple[Fault, ...] = ()
@@ -135,7 +135,7 @@ class FaultPlan:
 
         Raises:
             OSError: The file cannot be read.
-            ConfigError: It holds no plan; the message names the file and the entry.
+            ConfigError: The file has no plan; the message names the file and the entry.
         """
         import yaml
 
@@ -146,10 +146,10 @@ class FaultPlan:
 
     @classmethod
     def from_json(cls, text: str) -> FaultPlan:
-        """Return what :meth:`to_json` has written.
+        """Return the plan that :meth:`to_json` has written.
 
         Raises:
-            ConfigError: It is no plan.
+            ConfigError: The text is no plan.
         """
         try:
             return cls.from_entries(json.loads(text))
@@ -176,7 +176,7 @@ def _fault(number: int, entry: Any) -> Fault:
 
 
 class _Active:
-    """The plan of this process: what has not happened yet."""
+    """The faults of this process's plan that have not happened yet."""
 
     def __init__(self, plan: FaultPlan) -> None:
         self._left = list(plan.faults)
@@ -235,14 +235,14 @@ def reach(point: str, step: int | None = None) -> None:
     Elastic states and ``init()`` call it themselves, if there is a plan. It is for the thread that trains.
 
     Args:
-        point: One of :data:`POINTS`, but for ``negotiation`` and ``data``, which the engine reaches; what is planned
-            for those is prepared at ``step``.
+        point: One of :data:`POINTS`, but for ``negotiation`` and ``data``, which the engine reaches; faults for these
+            are armed at ``step``.
         step: The number of commits so far. None: as of the last call, at first 0.
 
     Raises:
-        InjectedFault: The plan says ``raise``.
-        ValueError: There is no such point, or the engine reaches it.
-        NotInitializedError: The plan has something for the engine, and ``init()`` has not been called.
+        InjectedFault: The plan has the action ``raise`` here.
+        ValueError: There is no such point, or only the engine can reach it.
+        NotInitializedError: The plan has a fault for the engine, and ``init()`` has not been called.
     """
     if point not in POINTS or point in _IN_ENGINE:
         raise ValueError(f"point must be one of {', '.join(p for p in POINTS if p not in _IN_ENGINE)}, got {point!r}")

@@ -54,7 +54,7 @@ def stop_timeline() -> None:
 
 
 def files_of_job(file_path: Path) -> list[Path]:
-    """Return the files that ranks have made of one ``file_path``, by rank."""
+    """Return the files that the ranks have written for one ``file_path``, by rank."""
     pattern = re.compile(rf"{re.escape(file_path.stem)}\.rank(\d+){re.escape(file_path.suffix)}")
     found = (pattern.fullmatch(other.name) for other in file_path.parent.iterdir())
     ranks = sorted(int(match[1]) for match in found if match)
@@ -62,7 +62,7 @@ def files_of_job(file_path: Path) -> list[Path]:
 
 
 def merge(timelines: Iterable[Sequence[Event]]) -> list[Event]:
-    """Lay the timelines of ranks over each other: by the tensors' names, and by the clock.
+    """Merge the timelines of ranks: rows by the tensors' names, times by the clock.
 
     Args:
         timelines: The events of each rank.
@@ -71,7 +71,7 @@ def merge(timelines: Iterable[Sequence[Event]]) -> list[Event]:
         One timeline: a process for each tensor, and in it a thread for each rank.
 
     Raises:
-        ValueError: One of them does not say when it began: it is no timeline of this package.
+        ValueError: One of them has no start time: it is no timeline of this package.
     """
     ranks = [_read(events) for events in timelines]
     began = min((start for start, _ in ranks), default=0)

@@ -1,11 +1,11 @@
 """The partition of samples among the ranks of a job, and the preparation of batches.
 
 * :class:`Task`, :func:`cut_into_tasks`: the data of an epoch as ranges of samples
-* :class:`StaticPartition`: deals the tasks to the ranks once for each epoch
+* :class:`StaticPartition`: assigns the tasks to the ranks once for each epoch
 * :class:`DynamicPartition`: assigns them while the epoch runs, for jobs whose ranks come and go
 * :class:`BaseDataLoader`, :class:`AsyncDataLoaderMixin`: loaders that prepare batches in a thread beside the training
 
-A partition says *what* a rank reads; reading is up to the script::
+A partition says *which* samples a rank reads; the script reads them::
 
     tasks = cut_into_tasks({"a.bin": 70000, "b.bin": 52000}, samples_per_task=1000)
     partition = StaticPartition(tasks, batch_size=32)

@@ -28,16 +28,17 @@ Record = Literal["auto", "manual"]
 
 
 class DynamicPartition:
-    """A partition that assigns tasks to ranks that step together, and remembers what has been done, on whatever rank.
+    """A partition that assigns tasks to ranks that step together, and remembers which samples any rank has done.
 
-    Every sample of an epoch is committed exactly once, although ranks come and go between two steps. It takes no
-    message: each rank takes one batch in each step, so every rank knows what all others have read.
+    Every sample of an epoch is committed exactly once, although ranks come and go between two steps. No messages are
+    needed: each rank takes one batch in each step, so every rank knows what all others have read.
 
-    A rank leases a task and reads it from its start to its end; then it takes the next one. Where none is left it takes
-    half of what the rank with the most still has to read. So all batches are full but those of the last step, which
-    have the same number of samples, or one less; a batch of that step may be empty (``len(batch) == 0``), and is
-    yielded too: **all ranks take the same number of steps**. With an empty batch a rank takes part in the step with a
-    gradient of zero. Weighted by samples, the sum over all ranks (``op=hvd.Sum``) is the mean over the step's samples::
+    A rank leases a task and reads it from its start to its end; then it takes the next task. When none is left, it
+    takes half of the longest range that another rank still has to read. So all batches are full except those of the
+    last step, which have the same number of samples, or one less. A batch of that step may be empty
+    (``len(batch) == 0``), and is yielded too: **all ranks take the same number of steps**. With an empty batch a rank
+    takes part in the step with a gradient of zero. If gradients are weighted by samples, their sum over all ranks
+    (``op=hvd.Sum``) is the mean over the step's samples::
 
         for batch in partition:
             loss = mean_loss(model, read(batch)) if batch else 0.0 * sum(p.sum() for p in model.parameters())
@@ -45,25 +46,25 @@ class DynamicPartition:
             optimizer.step()
             state.commit()  # after the step
 
-    *When is a batch done?* With ``record="auto"``, when the next one is asked for, or when :meth:`state_dict` is
-    called, as a commit does in the body of the loop: commit after the step, never between taking a batch and training
-    with it. With ``record="manual"``, when :meth:`record` is called, once for each step that has been taken: for
-    loaders that ask for batches ahead.
+    *When is a batch done?* With ``record="auto"``, a batch is done when the next one is asked for, or when
+    :meth:`state_dict` is called, as a commit does in the body of the loop: commit after the step, never between taking
+    a batch and training with it. With ``record="manual"``, for loaders that ask for batches ahead, the oldest batch is
+    done when :meth:`record` is called, once for each step.
 
     *In elastic training* the partition is part of the state that is committed: by :meth:`state_dict` and
     :meth:`load_state_dict`, or as an attribute of an ``ObjectState``, which copies and pickles it: so iterate over
     ``state.partition``, which is another object after a restore. After a change of ranks begin a new iteration, as a
-    training function that is called again does; samples that were dealt and not done are dealt again.
+    training function that is called again does; samples that were assigned and are not done are assigned again.
 
     Thread-safe: one thread may iterate and others call the other methods.
 
     Args:
-        tasks: ``Task`` objects or tuples ``(source, start, end)``; the same on all ranks. Empty ones count for nothing.
+        tasks: ``Task`` objects or tuples ``(source, start, end)``; the same on all ranks. Empty tasks are ignored.
         batch_size: Samples of one rank's batch.
-        seed: Of the order of tasks. Samples keep their order within a task.
+        seed: The seed of the order of tasks. Samples keep their order within a task.
         shuffle: False: the order is that of ``tasks`` in every epoch.
         record: ``"auto"`` or ``"manual"``.
-        rank: This rank, if it is not that of the job at the time of iteration; then with ``size``.
+        rank: This rank; None: the rank in the job at the time of iteration. Given together with ``size``.
         size: The number of ranks.
 
     Raises:
@@ -81,7 +82,7 @@ class DynamicPartition:
         rank: int | None = None,
         size: int | None = None,
     ) -> None:
-        """Begin with epoch 0, of which nothing is done."""
+        """Begin with epoch 0, in which no sample is done."""
         if record not in get_args(Record):
             raise ValueError(f"record must be one of {', '.join(get_args(Record))}, got {record!r}")
         self._tasks = checked_tasks(tasks)
@@ -92,7 +93,7 @@ class DynamicPartition:
         self._digest = hashlib.sha256(described.encode()).hexdigest()[:16]
         self._lock = threading.Lock()  # guards all that follows
         self._assigner: RangeAssigner | None  # of the iteration under way
-        self._dealt: deque[Step]  # and not done
+        self._assigned: deque[Step]  # yielded and not done
         self._has_ended: bool
         self._begin_epoch(0)
 
@@ -102,10 +103,10 @@ class DynamicPartition:
         return self._epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin an epoch. Of the one under way, what is done stays done, so that a resumed script may call this too.
+        """Begin an epoch. If it is the one under way, samples that are done stay done, so a resumed script may call it.
 
         Raises:
-            ValueError: It is negative.
+            ValueError: The epoch is negative.
         """
         check_epoch(epoch)
         with self._lock:
@@ -115,24 +116,24 @@ class DynamicPartition:
                 self._give_back()
 
     def __len__(self) -> int:
-        """Return how many batches the current iteration has still to yield; without one, how many the next one will."""
+        """Return how many batches the current iteration has still to yield; if there is none, those of the next one."""
         _, size = current_place(self._place)
         with self._lock:
             return (self._assigner or self._new_assigner(size)).steps_left
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield this rank's batches of what is left of the epoch.
+        """Yield this rank's batches of the samples that are left of the epoch.
 
-        An iteration ends with the epoch, in the same step on all ranks. It becomes invalid when another one begins, by
-        :meth:`reset`, :meth:`load_state_dict` and :meth:`set_epoch`.
+        An iteration ends with the epoch, in the same step on all ranks. It becomes invalid when another iteration
+        begins, and by :meth:`reset`, :meth:`load_state_dict` and :meth:`set_epoch`.
 
         Raises:
-            RuntimeError: The epoch has been iterated to its end, and no other one was set; or, from an iteration
-                that has become invalid.
+            RuntimeError: The epoch has been iterated to its end, and no other epoch was set; or the iteration has
+                become invalid.
         """
         rank, size = current_place(self._place)
         with self._lock:
-            if self._has_ended and not self._dealt:
+            if self._has_ended and not self._assigned:
                 raise RuntimeError(
                     f"all batches of epoch {self._epoch} have been read: call set_epoch({self._epoch + 1}) first"
                 )
@@ -151,32 +152,32 @@ class DynamicPartition:
                 if step is None:
                     self._has_ended = True
                     return
-                self._dealt.append(step)
+                self._assigned.append(step)
                 total = sum(end - begin for ranges in step for begin, end in ranges)
                 batch = self._stream.batch(step[rank], total)
             yield batch
 
     def record(self) -> None:
-        """Say that the step of the oldest batch that is not done has been taken; with ``record="manual"``.
+        """Note that the step of the oldest batch that is not done has been taken; for ``record="manual"``.
 
         Raises:
-            RuntimeError: All batches that were yielded are done, or they are recorded by themselves.
+            RuntimeError: All batches that were yielded are done; or ``record`` is ``"auto"``.
         """
         with self._lock:
             if self._record != "manual":
                 raise RuntimeError('batches are recorded by themselves: make the partition with record="manual"')
-            if not self._dealt:
+            if not self._assigned:
                 raise RuntimeError("all batches that were yielded are recorded")
-            self._note(self._dealt.popleft())
+            self._note(self._assigned.popleft())
 
     def reset(self, rank: int | None = None, size: int | None = None) -> None:
-        """Deal anew what is left: the ranks are others now. What is done stays done.
+        """Assign the samples that are left anew, after a change of ranks. Samples that are done stay done.
 
-        With ``record="auto"`` the last batch is done, as the step with it has been taken; if it failed, call
-        :meth:`load_state_dict`, which forgets it.
+        With ``record="auto"`` the last batch counts as done, because the step with it has been taken; if that step
+        failed, call :meth:`load_state_dict`, which forgets it.
 
         Args:
-            rank: This rank from now on, if the partition is not to ask the job; then with ``size``.
+            rank: This rank from now on; None: as before. Given together with ``size``.
             size: The number of ranks.
 
         Raises:
@@ -188,7 +189,7 @@ class DynamicPartition:
             self._give_back()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is done of which epoch: small, fit for JSON, and the same on all ranks and for any number.
+        """Return the epoch and the samples that are done: small, valid as JSON, and the same for any number of ranks.
 
         With ``record="auto"`` the batch that was yielded last counts as done.
         """
@@ -198,12 +199,12 @@ class DynamicPartition:
             return {"epoch": self._epoch, "done": [list(each) for each in self._done.ranges], "data": self._digest}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go back, or on, to what was done when a state was taken, on any rank, of any number of them.
+        """Continue from a state, which any rank of any number of ranks may have returned.
 
-        The batch size may be another one than it was.
+        The batch size may differ from that of the partition which returned the state.
 
         Raises:
-            ValueError: That is no such state, or one of other tasks, or of another ``seed`` or ``shuffle``.
+            ValueError: ``state`` is no such state, or that of a partition with other tasks, ``seed`` or ``shuffle``.
         """
         try:
             epoch = check_epoch(index(state["epoch"]))
@@ -221,7 +222,7 @@ class DynamicPartition:
             self._begin_what_is_left(done)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Pickles and copies have no iteration under way."""
+        """Return all but the iteration under way, which pickles and copies do not have."""
         return {name: getattr(self, name) for name in _KEPT} | {"state": self.state_dict()}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -233,7 +234,7 @@ class DynamicPartition:
         self.load_state_dict(own)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DynamicPartition:
-        """Copy as pickle does, but share what never changes: states are copied at each commit."""
+        """Copy as pickle does, but share constant members, because states are copied at each commit."""
         state = self.state_dict()
         other = DynamicPartition.__new__(type(self))
         with self._lock:
@@ -242,7 +243,7 @@ class DynamicPartition:
         other._begin_what_is_left(state["done"])
         return other
 
-    # What follows is called with the lock held.
+    # The methods below are called with the lock held.
 
     def _begin_epoch(self, epoch: int) -> None:
         self._epoch = epoch
@@ -251,7 +252,7 @@ class DynamicPartition:
 
     def _begin_what_is_left(self, done: Iterable[Sequence[int]]) -> None:
         self._done = Ranges((begin, end) for begin, end in done if begin < end)
-        self._dealt = deque()
+        self._assigned = deque()
         self._assigner = None
         self._has_ended = False
 
@@ -266,13 +267,13 @@ class DynamicPartition:
                 self._done.add(begin, end)
 
     def _note_done(self) -> None:
-        while self._dealt:
-            self._note(self._dealt.popleft())
+        while self._assigned:
+            self._note(self._assigned.popleft())
 
     def _give_back(self) -> None:
         if self._record == "auto":
             self._note_done()
-        self._dealt.clear()
+        self._assigned.clear()
         self._assigner = None
         self._has_ended = False
 

@@ -1,6 +1,6 @@
 """Data loaders that prepare batches in a thread beside the training loop.
 
-A loader of one's own says how to iterate; the mixin, as the first base class, makes that happen in the background::
+Your own loader implements the iteration; the mixin, as the first base class, runs it in the background::
 
     class Loader(BaseDataLoader):
         def __len__(self): ...
@@ -47,7 +47,7 @@ class BaseDataLoader:
 
 @dataclass(frozen=True)
 class _End:
-    """The last thing in a queue: the epoch is over, or this went wrong."""
+    """The last item in a queue: the epoch is over, or has failed with an error."""
 
     error: BaseException | None = None
 
@@ -80,7 +80,7 @@ class _Epoch:
             raise item.error
 
     def close(self) -> None:
-        """End the thread. It may wait for a place in the queue, so the queue is emptied up to its end."""
+        """End the thread. The thread may be waiting for room in the queue, so the queue is emptied up to its end."""
         self._stopped.set()
         while not isinstance(self._queue.get(), _End):
             pass
@@ -91,12 +91,12 @@ class _Epoch:
 class AsyncDataLoaderMixin:
     """A mixin that prepares batches in a thread; the first base class of a loader.
 
-    Each epoch has a thread of its own, which ends with the epoch, or when the loop over it is left. A new epoch ends
-    the one before. What ``_iterate`` raises is raised in the training loop.
+    Each epoch has a thread of its own, which ends with the epoch, or when the loop over the epoch is left. A new epoch
+    ends the previous one. An exception in ``_iterate`` is raised in the training loop.
 
     Args:
         async_loader_queue_size: How many batches are prepared ahead; with 0 there is no thread.
-        debug_data_loader: Logs the beginning and the end of each epoch (``logging``, level info).
+        debug_data_loader: Log the beginning and the end of each epoch (``logging``, level info).
         *args: For the next base class.
         **kwargs: For the next base class.
     """
@@ -111,7 +111,7 @@ class AsyncDataLoaderMixin:
         super().__init__(*args, **kwargs)
 
     def close_async_loader(self) -> None:
-        """End the thread, if there is one, and drop what it has prepared."""
+        """End the thread, if there is one, and drop the batches that it has prepared."""
         epoch, self._epoch = self._epoch, None
         if epoch is not None:
             epoch.close()

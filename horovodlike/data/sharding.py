@@ -1,4 +1,4 @@
-"""The ranges that each rank reads in each step: a pure function of what is left, the ranks and the batch size."""
+"""The ranges that each rank reads in each step: a pure function of the samples left, the ranks and the batch size."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Range = tuple[int, int]
 """Positions in an epoch's stream: the first, and the one after the last."""
 
 Step = list[list[Range]]
-"""What each rank reads in a step, by rank."""
+"""The ranges that each rank reads in a step, by rank."""
 
 
 class Ranges:
     """A set of positions, held as the fewest ranges: in ascending order, and none touches the next."""
 
     def __init__(self, ranges: Iterable[Range] = ()) -> None:
-        """Begin with some."""
+        """Start with the set of these ranges."""
         self.ranges: list[Range] = []
         for begin, end in ranges:
             self.add(begin, end)
@@ -49,11 +49,11 @@ class Ranges:
 
 
 class RangeAssigner:
-    """The assignment of what is left of an epoch to ranks that step together.
+    """The assignment of the samples left in an epoch to ranks that step together.
 
-    Each rank has a lease, a range that it reads from its begin to its end. When that is done it takes the next range
-    of the queue, and when the queue is empty half of the longest lease there is. So every rank has a full batch in
-    each step but the last, in which all have as many samples, or one less: no other way takes fewer steps.
+    Each rank has a lease: a range that it reads from its begin to its end. After that the rank takes the next range of
+    the queue, or half of the longest lease if the queue is empty. So every rank has a full batch in each step but the
+    last, in which all ranks have the same number of samples, or one less: no other assignment takes fewer steps.
 
     Args:
         queue: Ranges that are read by one rank each, as long as there are enough.
@@ -62,7 +62,7 @@ class RangeAssigner:
     """
 
     def __init__(self, queue: Iterable[Range], size: int, batch_size: int) -> None:
-        """Lease nothing yet."""
+        """Start without leases."""
         self._queue = deque(queue)
         self._leases: list[Range] = [(0, 0)] * size
         self._batch_size = batch_size
@@ -74,7 +74,7 @@ class RangeAssigner:
         return math.ceil(self._left / (self._batch_size * len(self._leases)))
 
     def next_step(self) -> Step | None:
-        """Return what each rank reads next, or None if nothing is left."""
+        """Return the ranges that each rank reads next, or None if no samples are left."""
         if self._left == 0:
             return None
         size = len(self._leases)

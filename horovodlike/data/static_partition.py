@@ -26,27 +26,27 @@ Tail = Literal["join", "drop", "pad"]
 class StaticPartition:
     """A partition that assigns whole tasks to the ranks in turn, and yields this rank's batches.
 
-    Every rank works out its own share, without a message. Tasks are read from start to end; what is shuffled is
-    their order, anew for each epoch. A batch may end one task and begin the next.
+    Every rank computes its own share, without messages. Tasks are read from start to end; only their order is shuffled,
+    anew for each epoch. A batch may contain the end of one task and the begin of the next.
 
-    Ranks have uneven numbers of samples where the tasks do not divide evenly among them. ``tail`` says what then:
+    If the tasks do not divide evenly, ranks have different numbers of samples. ``tail`` says what happens then:
 
-    * ``"join"``: each rank yields all it has. Some take more steps than others: those that are done call
+    * ``"join"``: each rank yields all its samples. Ranks may take different numbers of steps: those that are done call
       ``hvd.join()``. The last batch may be short.
-    * ``"drop"``: all ranks yield as many full batches as the one with the fewest samples has. The rest is not read in
-      this epoch.
-    * ``"pad"``: all ranks yield as many full batches as the one with the most samples needs. The others read again
-      from the beginning what they have, or, if that is nothing, what the epoch begins with.
+    * ``"drop"``: all ranks yield as many full batches as the rank with the fewest samples has. The other samples are
+      not read in this epoch.
+    * ``"pad"``: all ranks yield as many full batches as the rank with the most samples needs. The others read their
+      samples again from the beginning, or, if they have none, the first samples of the epoch.
 
     Not thread-safe.
 
     Args:
-        tasks: ``Task`` objects or tuples ``(source, start, end)``; the same on all ranks. Empty ones count for nothing.
+        tasks: ``Task`` objects or tuples ``(source, start, end)``; the same on all ranks. Empty tasks are ignored.
         batch_size: Samples of one rank's batch.
-        seed: Of the order of tasks.
+        seed: The seed of the order of tasks.
         shuffle: False: the order is that of ``tasks`` in every epoch.
-        tail: What happens where ranks have uneven numbers of samples.
-        rank: This rank, if it is not that of the job at the time of iteration; then with ``size``.
+        tail: What happens if ranks have different numbers of samples.
+        rank: This rank; None: the rank in the job at the time of iteration. Given together with ``size``.
         size: The number of ranks.
 
     Raises:
@@ -79,10 +79,10 @@ class StaticPartition:
         return self._epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch; an iteration that has begun continues with its own.
+        """Choose the epoch; an iteration that has begun continues with the epoch that it began with.
 
         Raises:
-            ValueError: It is negative.
+            ValueError: The epoch is negative.
         """
         self._epoch = check_epoch(epoch)
 
@@ -118,7 +118,7 @@ class StaticPartition:
         return ordered(self._tasks, seed=self._seed, epoch=self._epoch, shuffle=self._shuffle)
 
     def _shares(self, size: int) -> list[Stream]:
-        """By rank."""
+        """Return the samples of each rank, by rank."""
         order = self._order()
         return [Stream(order[rank::size]) for rank in range(size)]
 

@@ -14,10 +14,10 @@ __all__ = ["Batch", "Stream", "Task", "cut_into_tasks"]
 
 
 class Task(NamedTuple):
-    """The samples ``start`` to ``end - 1`` of a source, such as a file. Unpacks as a tuple of the three.
+    """The samples ``start`` to ``end - 1`` of a source, such as a file. Unpacks as the tuple of its three attributes.
 
     Attributes:
-        source: What the samples are read from: a name or a number.
+        source: The name or number of the source from which the samples are read.
         start: The first sample.
         end: The sample after the last.
     """
@@ -31,7 +31,7 @@ class Task(NamedTuple):
 class Batch:
     """The samples that one rank reads for one step; ``len()`` is their number.
 
-    An empty batch is false: the rank has nothing to read, and takes the step because others have
+    An empty batch is false: the rank has nothing to read, and takes part in the step because others have samples
     (:class:`DynamicPartition` says how).
 
     Attributes:
@@ -60,8 +60,8 @@ def cut_into_tasks(
 
     Args:
         sources: How many samples each source has: a mapping, or pairs ``(source, samples)``.
-        samples_per_task: The most samples of a task. A rank reads a task from its start to its end, so longer ones
-            suit files; shorter ones are shuffled better.
+        samples_per_task: The most samples of a task. A rank reads a task from its start to its end, so long tasks
+            suit files; short tasks are shuffled better.
 
     Raises:
         ValueError: A number of samples is negative, or ``samples_per_task`` is not positive.
@@ -118,14 +118,14 @@ def checked_tasks(tasks: Iterable[tuple[str | int, int, int]]) -> tuple[Task, ..
     """
     checked = []
     task: Task | None
-    for number, entry in enumerate(tasks):
+    for number, given in enumerate(tasks):
         try:
-            source, start, end = entry
+            source, start, end = given
             task = Task(source, index(start), index(end))
         except (TypeError, ValueError):
             task = None
         if task is None or not 0 <= task.start <= task.end:
-            raise ValueError(f"task {number} is {entry!r}; it must be (source, start, end) with 0 <= start <= end")
+            raise ValueError(f"task {number} is {given!r}; it must be (source, start, end) with 0 <= start <= end")
         if not isinstance(task.source, (str, int)):
             raise ValueError(f"task {number} has the source {task.source!r}; it must be a string or an integer")
         checked.append(task)
@@ -140,11 +140,10 @@ def ordered(tasks: Sequence[Task], *, seed: int, epoch: int, shuffle: bool) -> l
     return order
 
 
-RankInfo = tuple[int, int]
-"""Rank and size."""
+RankAndSize = tuple[int, int]
 
 
-def check_place(rank: int | None, size: int | None) -> RankInfo | None:
+def check_place(rank: int | None, size: int | None) -> RankAndSize | None:
     """Return the pair, or None if neither is given.
 
     Raises:
@@ -159,8 +158,8 @@ def check_place(rank: int | None, size: int | None) -> RankInfo | None:
     return rank, size
 
 
-def current_place(place: RankInfo | None) -> RankInfo:
-    """Return the pair, or that of the job.
+def current_place(place: RankAndSize | None) -> RankAndSize:
+    """Return the pair, or this process's rank and the size of the job if it is None.
 
     Raises:
         NotInitializedError: There is no pair, and ``init()`` has not been called.

@@ -1,6 +1,6 @@
 """Elastic training: ranks come and go, and the training continues in the processes that live.
 
-A script puts what it must not lose into a :class:`State`, commits it now and then, and wraps its training loop::
+A script keeps all that it must not lose in a :class:`State`, commits it regularly, and wraps its training function::
 
     @hvd.elastic.run
     def train(state):
@@ -11,9 +11,9 @@ A script puts what it must not lose into a :class:`State`, commits it now and th
 
     train(hvd.elastic.ObjectState(step=0))
 
-Frameworks have states for their models: ``horovodlike.torch.elastic`` and so on. The parts: ``_state`` is what a job
-keeps, ``_loop`` the function that continues, ``_membership`` what the ranks agree on at a commit, ``_state_file``
-commits on disk; :mod:`horovodlike._bootstrap.driver_client` is the connection to the driver in hvdrun.
+Frameworks have states for their models: ``horovodlike.torch.elastic`` and so on. The parts: ``_state`` has the states,
+``_loop`` the function that calls the training function again, ``_membership`` the agreement of the ranks at a commit,
+``_state_file`` commits on disk; :mod:`horovodlike._bootstrap.driver_client` is the connection to the driver in hvdrun.
 """
 
 from horovodlike.elastic._loop import run

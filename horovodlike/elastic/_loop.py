@@ -1,4 +1,4 @@
-"""The function that trains, begun again whenever the members of the job have changed."""
+"""``run``: calls the training function again whenever the members of the job have changed."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ Result = TypeVar("Result")
 
 
 def run(func: Callable[..., Result]) -> Callable[..., Result]:
-    """Wrap a training function so that it is begun again when ranks have been lost or added.
+    """Wrap a training function so that it is called again when ranks have been lost or added.
 
-    The wrapped function takes a :class:`State` and whatever else, and returns what ``func`` returns. It brings all
+    The wrapped function takes a :class:`State` and further arguments, and returns what ``func`` returns. It brings all
     ranks to the same state and calls ``func``. When a rank is lost, the state goes back to its last commit; when ranks
-    come or go, it is kept; then ``func`` is called again, with the ranks that there are.
+    come or go in order, the state is kept. Then ``func`` is called again, on the current ranks.
 
     Call ``init()`` before it, and collectives only inside. Without a driver (``hvdrun --min-np``) a job has a fixed
     size, and a rank that is lost ends it.
 
     Raises:
         HorovodInternalError: The job is broken and has no driver.
-        MismatchError: The ranks disagree about a tensor, and did so before, without a commit in between.
+        MismatchError: The ranks disagree about a tensor for the second time without a commit in between.
         RendezvousError: The driver is lost.
         SystemExit: This worker is not needed any more, or was asked to leave (status 0); or the job has ended.
         ValueError: ``init()`` was not called.
@@ -88,12 +88,12 @@ def _train(
             return func(state, *args, **kwargs)
         except HorovodInternalError as error:
             if isinstance(error, UnsupportedReductionError):
-                raise  # the script's mistake, which would come again and again
+                raise  # a mistake of the script: it would happen again and again
             if worker is None:
                 raise _explain(error) from error
             mismatch = (state.commits, str(error)) if isinstance(error, MismatchError) else None
             if mismatch is not None and mismatch == last_mismatch:
-                raise  # the script's mistake, which would come again and again
+                raise  # a mistake of the script: it would happen again and again
             last_mismatch = mismatch
             worker.explain("broken", str(error))
             state.restore()
@@ -107,7 +107,7 @@ def _train(
 
 
 def _begin(state: State, needs_sync: bool, is_first: bool) -> None:
-    """Bring all ranks to one state: all send and take it if one of them needs it."""
+    """Bring all ranks to one state: if any rank needs to synchronise, all of them do."""
     needs_sync, has_commits = agree_to_start(needs_sync, state.commits)
     if not is_first:
         state.on_reset()

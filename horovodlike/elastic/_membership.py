@@ -15,9 +15,9 @@ class Agreement:
     """The decision after a commit.
 
     Attributes:
-        goes_on: The training continues with the members that there are; equal on all ranks, as is what follows.
-        adds: New members will come.
-        leaves: This process has been asked to leave, and all ranks know that one does.
+        goes_on: Whether the training continues with the same members; equal on all ranks.
+        adds: Whether new members will join; equal on all ranks.
+        leaves: Whether this process has been asked to leave; all ranks know that a process does.
     """
 
     goes_on: bool
@@ -29,8 +29,8 @@ def agree_on_changes(changed: bool, added: bool) -> Agreement:
     """Find out whether any rank knows a reason to change the members. Collective.
 
     Args:
-        changed: Whether this rank knows one, apart from what the driver has said and from SIGTERM.
-        added: Whether it is that something was added.
+        changed: Whether this rank knows a reason other than a message of the driver and SIGTERM.
+        added: Whether that reason is that hosts were added.
 
     Raises:
         HorovodInternalError: The job is broken.

@@ -1,4 +1,4 @@
-"""The state that all ranks have in common, which a training script must not lose."""
+"""The state of a training script: all ranks have the same, and it must not be lost."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from horovodlike.objects import broadcast_object, highest
 
 __all__ = ["ObjectState", "State", "check_results"]
 
-# Of Horovod's update_res: 1 removed, 2 added, 3 both.
+# The bit of Horovod's update_res for added hosts: 1 removed, 2 added, 3 both.
 _ADDED = 2
 
 _MOST_RANKS = 1 << 24
 
 
 class State:
-    """A state that is saved at each commit, goes back to the last one when the job breaks, and is sent to new ranks.
+    """A state that is saved at each commit, restored to the last commit when the job breaks, and sent to new ranks.
 
-    A subclass says how, with :meth:`save`, :meth:`restore` and :meth:`sync`, and may say what else changes with the
-    number of ranks, with :meth:`reset`. All of it is called by the thread that trains.
+    A subclass implements :meth:`save`, :meth:`restore` and :meth:`sync`, and may adapt other things to the number of
+    ranks in :meth:`reset`. The thread that trains calls all of these.
 
     Args:
         bcast_object: ``bcast_object(obj, root_rank=0, name=None)``, which returns the root's object on all ranks.
         get_rank: Returns this process's rank.
 
     Attributes:
-        commits: How many commits this state has seen, on whatever ranks. A subclass saves and restores it with the
-            rest, and takes it from the root in :meth:`sync`.
+        commits: How many commits this state has seen, on this rank or on those that it was taken from. A subclass saves
+            and restores it with the rest, and takes it from the root in :meth:`sync`.
     """
 
     commits: int
@@ -50,18 +50,18 @@ class State:
         self._file: StateFile | None = None
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:
-        """Have functions called, in this order, each time the job has begun anew with other ranks."""
+        """Have functions called, in this order, each time the job has restarted with other ranks."""
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
-        """Call :meth:`reset`, and then what was registered: the job has begun anew."""
+        """Call :meth:`reset` and then the registered functions; called when the job has restarted."""
         self._updates = 0
         self.reset()
         for callback in self._reset_callbacks:
             callback()
 
     def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
-        """Note that the hosts have changed, to be acted upon by all ranks at the next commit. From any thread.
+        """Note that the hosts have changed; all ranks act upon that at the next commit. Callable from any thread.
 
         hvdrun tells its workers by itself; this is for scripts that learn of changes in another way.
 
@@ -75,7 +75,7 @@ class State:
     def commit(self) -> None:
         """Save the state in memory on all ranks, and act upon changes of the job's members.
 
-        Collective. When it has returned on any rank, the state is saved on all of them (and on disk, see
+        Collective. When this has returned on any rank, the state is saved on all of them (and on disk, see
         :meth:`persist`).
 
         Raises:
@@ -93,7 +93,7 @@ class State:
         basics.reach_fault_point("step", self.commits)
 
     def check_host_updates(self) -> None:
-        """Act upon changes of the job's members, without saving anything; as :meth:`commit` otherwise."""
+        """Act upon changes of the job's members as :meth:`commit` does, but without saving the state."""
         agreed = _membership.agree_on_changes(bool(self._updates), bool(self._updates & _ADDED))
         worker = driver_client.current()
         if worker is not None:
@@ -101,7 +101,7 @@ class State:
         if agreed.goes_on:
             return
         if self._file is not None and self.commits:
-            self._write(self._file)  # all may have been asked to leave
+            self._write(self._file)  # in case all ranks have been asked to leave
         if agreed.leaves and worker is not None:
             basics.shutdown()
             worker.leave()
@@ -112,7 +112,7 @@ class State:
             file.write(self.commits, self.saved_to_bytes())
 
     def elect_root(self) -> int:
-        """Return the rank whose state the others take: of those with the most commits the lowest. Collective.
+        """Return the rank whose state the others take: the lowest of those with the most commits. Collective.
 
         Raises:
             HorovodInternalError: The job is broken.
@@ -120,17 +120,17 @@ class State:
         return _elect(self.commits)[1]
 
     def persist(self, path: str, every: int = 1) -> None:
-        """Write commits to disk as well, so that a job all of whose processes have died resumes there.
+        """Write commits to disk as well, so that a new job can continue where all processes of the last one have died.
 
-        Call it on all ranks, before the function that :func:`run` has wrapped. Rank 0 writes, before :meth:`commit`
-        returns anywhere, and also what is not due when the members of the job change. Where no rank has seen a commit
-        when that function begins, the file is read by the ranks that have it, and the one with the most commits counts.
-        It stays when the training has come to its end: remove it to begin anew.
+        Call this on all ranks, before the function that :func:`run` has wrapped. Rank 0 writes the file before
+        :meth:`commit` returns on any rank; when the members of the job change, also a commit that is not due. If no
+        rank has seen a commit when the wrapped function begins, the ranks that have the file read it, and the state
+        with the most commits is used. The file is not removed when the training ends: remove it to begin anew.
 
         Args:
-            path: The file, in a folder that the later rank 0 can read as well. It is replaced as a whole, so it always
-                has a complete commit. It is pickled, and reading it runs code that its writer chose: it must belong to
-                the user (or to root) and be writable by no other user. It is made with mode 0600.
+            path: The file, in a folder that a later rank 0 can read as well. It is replaced as a whole, so it always
+                has a complete commit. It is a pickle, and reading it runs code that its writer chose: it must belong to
+                the user (or to root) and be writable by no other user. It is created with mode 0600.
             every: Write each commit (1), each second one (2) and so on.
 
         Raises:
@@ -141,10 +141,10 @@ class State:
     def resume(self) -> None:
         """Take the state from disk if no rank has seen a commit and one has a file. Collective; :func:`run` calls it.
 
-        Afterwards the rank that has read it has the most commits, and :meth:`sync` does the rest.
+        Afterwards the rank that has read the file has the most commits, so that :meth:`sync` takes its state.
 
         Raises:
-            StateFileError: The file is torn, or something else, or others can write it.
+            StateFileError: The file is incomplete, is no state, or can be written by other users.
         """
         here = 0 if self._file is None else self._file.commits()
         commits, reader = _elect(here)
@@ -155,34 +155,34 @@ class State:
             self.restore()
 
     def save(self) -> None:
-        """Keep the state in memory: copies, which later changes do not reach."""
+        """Keep copies of the state in memory, which later changes do not affect."""
         raise NotImplementedError
 
     def restore(self) -> None:
-        """Go back to what was saved last."""
+        """Go back to the state that was saved last."""
         raise NotImplementedError
 
     def sync(self) -> None:
-        """Take the state of the rank that :meth:`elect_root` says, and save it. Collective."""
+        """Take the state of the rank that :meth:`elect_root` returns, and save it. Collective."""
         raise NotImplementedError
 
     def reset(self) -> None:
         """Adapt to another number of ranks, before :meth:`sync`."""
 
     def saved_to_bytes(self) -> bytes:
-        """Return what :meth:`save` has kept, for :meth:`persist`."""
+        """Return the copies that :meth:`save` has made, for :meth:`persist`."""
         raise NotImplementedError(f"{type(self).__name__} cannot be persisted: it has no saved_to_bytes()")
 
     def saved_from_bytes(self, saved: bytes) -> None:
-        """Replace what :meth:`save` has kept, for :meth:`restore` to go back to."""
+        """Replace the copies that :meth:`save` has made, so that :meth:`restore` goes back to ``saved``."""
         raise NotImplementedError(f"{type(self).__name__} cannot be resumed: it has no saved_from_bytes()")
 
 
 def check_results() -> None:
-    """Raise an error if the job has ended; called between copying computed values and saving them.
+    """Raise an error if the job has ended; call it between copying computed values and saving them.
 
-    A collective on a GPU whose job breaks ends without a result, and without an error where the framework has not
-    waited for it. The job is known to be broken before anything that the GPU makes of that can be read.
+    A collective on a GPU ends without a result if the job breaks, and without an error if the framework has not waited
+    for it. The engine knows that the job is broken before any value can be read that the GPU computed from it.
 
     Raises:
         HorovodInternalError: The job has ended: the values may not be worth saving.
@@ -201,7 +201,7 @@ def _elect(commits: int) -> tuple[int, int]:
 class ObjectState(State):
     """Values that become attributes: ``ObjectState(epoch=0, losses=[])`` has ``state.epoch`` and ``state.losses``.
 
-    They are saved as deep copies, all together, and sent as pickles.
+    The values are saved as deep copies, all together, and sent as pickles.
 
     Args:
         bcast_object: As for :class:`State`; horovodlike's own if None.
@@ -252,7 +252,7 @@ class ObjectState(State):
         self.save()
 
     def saved_to_bytes(self) -> bytes:
-        """Return a pickle of the attributes as they were saved."""
+        """Return a pickle of the attributes that were saved last."""
         return dumps(self._saved)
 
     def saved_from_bytes(self, saved: bytes) -> None:

@@ -1,4 +1,4 @@
-"""A commit on disk: one file, always complete, with a checksum."""
+"""The file with the last commit: always complete, with a checksum."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class StateFile:
     """The file that :meth:`State.persist` names. Written by one process at a time.
 
     Attributes:
-        path: Where it is.
-        written: The commits of what this process has written last; 0 before.
+        path: The absolute path of the file.
+        written: The number of commits of the state that this process has written last; 0 before.
     """
 
     def __init__(self, path: str, every: int = 1) -> None:
@@ -43,13 +43,13 @@ class StateFile:
         """Replace the file; after a crash at any point it has either the old or the new content.
 
         Raises:
-            OSError: The disk is full, the folder is not ours and so on; the file is as it was.
+            OSError: The disk is full, the folder cannot be written and so on; the file is as it was.
         """
         beside = f"{self.path}.new"
         head = _HEAD.pack(_MAGIC, _VERSION, commits, len(saved), hashlib.sha256(saved).digest())
         try:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(beside)  # of a writer that was killed
+                os.unlink(beside)  # left behind by a writer that was killed
             with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
                 file.write(head)
                 file.write(saved)
@@ -73,7 +73,7 @@ class StateFile:
         """Return how many commits the state in the file has seen; 0 if there is no file.
 
         Raises:
-            StateFileError: It is not a file that :meth:`write` made, or others could have written it.
+            StateFileError: :meth:`write` did not make the file, or other users could have written it.
         """
         return self._read(whole=False)[0]
 
@@ -81,7 +81,7 @@ class StateFile:
         """Return the commits and the state.
 
         Raises:
-            StateFileError: As for :meth:`commits`; or its content is damaged.
+            StateFileError: As for :meth:`commits`; or the content is damaged.
         """
         return self._read(whole=True)
 

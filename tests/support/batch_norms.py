@@ -1,4 +1,4 @@
-"""Batch normalization of all ranks together, compared with torch's layer on the joined batch."""
+"""Batch normalization over all ranks, compared with torch's layer on the batches of all ranks joined."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def assert_close(actual: torch.Tensor | None, expected: torch.Tensor | None, tol
 
 
 def assert_alike(layer: torch.nn.Module, plain: torch.nn.Module, tolerance: float = 1e-12) -> None:
-    """The layers hold the same, and the gradients over all ranks are those of the joined batch."""
+    """Check that the layers have the same state, and that gradients over all ranks are those of the joined batch."""
     assert layer.state_dict().keys() == plain.state_dict().keys()
     for name, value in plain.state_dict().items():
         assert_close(layer.state_dict()[name], value, tolerance)
@@ -37,7 +37,7 @@ def assert_same_gradients(layer: torch.nn.Module, plain: torch.nn.Module, tolera
 
 
 def make_pair(trailing: tuple[int, ...], options: dict[str, object]) -> tuple[torch.nn.Module, torch.nn.Module]:
-    """The layer and the plain one, with the same parameters."""
+    """Return the distributed layer and torch's layer, with the same parameters."""
     layer, plain = hvd.SyncBatchNorm(CHANNELS, **options).double(), PLAIN[len(trailing)](CHANNELS, **options).double()
     for parameter in plain.parameters():
         torch.nn.init.uniform_(parameter, -2.0, 2.0)
@@ -48,7 +48,7 @@ def make_pair(trailing: tuple[int, ...], options: dict[str, object]) -> tuple[to
 def step_both(
     layer: torch.nn.Module, plain: torch.nn.Module, whole: torch.Tensor, counts: Sequence[int], tolerance: float
 ) -> torch.Tensor:
-    """Forward and backward through both; returns the layer's output."""
+    """Run forward and backward passes through both, and compare them; return the distributed layer's output."""
     mine, joined = share_of(whole, counts).requires_grad_(), whole.clone().double().requires_grad_()
     layer.zero_grad()
     plain.zero_grad()

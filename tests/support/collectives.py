@@ -15,7 +15,7 @@ def described(array):
 
 
 def enqueue(kind, name, arrays, **options):
-    """Enqueues in place; the caller keeps the arrays."""
+    """Enqueue an operation in place; the caller keeps the arrays alive."""
     request = ops.Request(kind, name, [described(array) for array in arrays], **options)
     addresses = [array.ctypes.data for array in arrays]
     return request.enqueue(addresses, [] if kind in (Kind.ALLGATHER, Kind.BARRIER) else addresses)

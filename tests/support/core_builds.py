@@ -15,10 +15,10 @@ SANITIZERS = {"thread": "thread", "address": "address,undefined"}
 
 @functools.cache
 def released() -> Path:
-    """The folder of the tests of the core as released: they are built with the package.
+    """Return the folder of the core's tests in the release build, which is made with the package.
 
     Raises:
-        RuntimeError: They are not those of these sources.
+        RuntimeError: They were built before a source was changed.
     """
     folder = BUILDS / "release" / "tests"
     programs = [path for path in folder.glob("*") if path.is_file() and path.suffix in ("", ".so")]
@@ -34,11 +34,11 @@ def released() -> Path:
 
 @functools.cache
 def sanitized(name: str, *targets: str) -> Path:
-    """The folder of the tests of one of SANITIZERS; what has not changed since the last run is not compiled again."""
+    """Return the folder of the tests with one of SANITIZERS, after compiling the sources that have changed."""
     folder = BUILDS / name
     folder.mkdir(parents=True, exist_ok=True)
     options = [
-        "-DHVL_PYTHON=ON",  # only what is named in `targets` is built
+        "-DHVL_PYTHON=ON",  # Python's parts are built only if `targets` names them
         f"-DPython_EXECUTABLE={sys.executable}",
         "-DHVL_TESTS=ON",
         f"-DHVL_SANITIZE={SANITIZERS[name]}",
@@ -48,7 +48,7 @@ def sanitized(name: str, *targets: str) -> Path:
     environ = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     source = BUILDS.parent / "horovodlike" / "native"
     with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # several workers of pytest may come
+        fcntl.flock(lock, fcntl.LOCK_EX)  # several workers of pytest may build at the same time
         for command in (
             ["cmake", "-S", str(source), "-B", str(folder), "-G", "Ninja", *options],
             ["cmake", "--build", str(folder), "--target", *targets],

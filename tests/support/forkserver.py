@@ -1,6 +1,6 @@
-"""Processes that begin with their modules imported, which takes frameworks seconds: they are forked from one that has.
+"""Processes that start with their modules imported, which takes seconds for a framework: a fork server forks them.
 
-A `ForkServer` is in the test's process; this file is also the program of the process that imports and forks.
+`ForkServer` is the test's side. This file is also the program of the fork server, which imports the modules and forks.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from typing import Any
 
 import psutil
 
-# Modules start no threads at import if these say so, and a process with threads cannot be forked.
+# With these variables modules start no threads when they are imported; a process with threads cannot be forked.
 SINGLE = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 TESTS = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
 class Child:
-    """A process of a fork server, with the methods of `subprocess.Popen` that tests use. From any thread."""
+    """A process of a fork server, with the methods of `subprocess.Popen` that tests use. For any thread."""
 
     def __init__(self, pid: int, end: int) -> None:
         self.pid = pid
@@ -41,11 +41,11 @@ class Child:
         self._lock = threading.Lock()
 
     def poll(self) -> int | None:
-        """The exit status, or None while it runs."""
+        """Return the exit status, or None while the process runs."""
         return self._look(0.0)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait for its end; its exit status."""
+        """Wait until the process has exited; return its exit status."""
         status = self._look(timeout)
         if status is None:
             raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
@@ -55,18 +55,18 @@ class Child:
         if self.returncode is None and select.select([self._end], [], [], timeout)[0]:
             with self._lock:
                 if self.returncode is None:
-                    # Without a word the fork server has been killed, and with it all its children.
+                    # If the pipe closes without a status, the fork server was killed, and all its children with it.
                     self.returncode = int(os.read(self._end, 16) or -signal.SIGKILL)
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        """Send a signal, unless it has ended."""
+        """Send a signal, unless the process has exited."""
         if self.poll() is None:
-            with contextlib.suppress(ProcessLookupError):  # its end is about to be reported
+            with contextlib.suppress(ProcessLookupError):  # it has exited, and is about to be reported
                 os.kill(self.pid, number)
 
     def wait_until_stopped(self, timeout: float) -> None:
-        """Wait until it is stopped by a signal, of which only its parent would be told."""
+        """Wait until a signal has stopped the process; the kernel reports that to its parent only."""
         deadline = time.monotonic() + timeout
         while psutil.Process(self.pid).status() != psutil.STATUS_STOPPED:
             assert time.monotonic() < deadline, f"process {self.pid} has not been stopped"
@@ -80,7 +80,7 @@ class Child:
 
 
 class ForkServer:
-    """A process with some modules, of which others are forked. It ends with this one, and so do they."""
+    """A process that has imported some modules and forks others. All of them exit when this process does."""
 
     def __init__(self, modules: Sequence[str], environ: Mapping[str, str]) -> None:
         ours, theirs = socket.socketpair()
@@ -98,13 +98,13 @@ class ForkServer:
         theirs.close()
 
     def start(self, program: str, descriptor: int, environ: Mapping[str, str], output: int) -> Child:
-        """Run a Python program, whose argument is the number of a descriptor that it gets.
+        """Run a Python program in a new process. Its argument is the number of the descriptor that it gets.
 
         Args:
-            program: Its file.
-            descriptor: What it gets.
-            environ: Its whole environment. What modules read when they are imported comes too late.
-            output: A descriptor for what it writes, also as errors.
+            program: The program's file.
+            descriptor: The descriptor that it gets.
+            environ: Its whole environment, except for variables that modules read when they are imported.
+            output: The descriptor for its standard output and error.
         """
         end, write = os.pipe2(os.O_CLOEXEC)
         order = json.dumps([program, dict(environ)]).encode()
@@ -125,7 +125,7 @@ class ForkServer:
 
 @functools.cache
 def fork_server(modules: tuple[str, ...], environ: tuple[tuple[str, str], ...] = ()) -> ForkServer:
-    """The fork server of this process for these modules, made when it is first asked for."""
+    """Return the fork server of this process for these modules; it is started at the first call."""
     return ForkServer(modules, dict(environ))
 
 
@@ -133,8 +133,8 @@ def fork_server(modules: tuple[str, ...], environ: tuple[tuple[str, str], ...] =
 
 
 def _serve(orders: socket.socket) -> list[Any] | None:
-    """Fork until there are no more orders; in a child, return what it is to run."""
-    ends: dict[int, tuple[int, int]] = {}  # by pidfd, the process id and where to report its end
+    """Fork a child for each order, until there are no more; in a child, return the order."""
+    ends: dict[int, tuple[int, int]] = {}  # by pidfd, the process id and the pipe for its exit status
     with select.epoll() as epoll:
         epoll.register(orders, select.EPOLLIN)
         while True:
@@ -174,7 +174,7 @@ def _main() -> None:
     for module in sys.argv[2:]:
         import_module(module)
     assert len(os.listdir("/proc/self/task")) == 1, f"{sys.argv[2:]}: a module has started a thread"
-    gc.freeze()  # the children's collectors need not go through what has been imported, nor copy its memory by that
+    gc.freeze()  # the children's garbage collectors skip imported objects, and so do not copy their memory
     todo = _serve(orders)
     if todo is None:
         return

@@ -1,8 +1,8 @@
-"""The double of the CUDA driver and of NCCL (`tests/native/fake_gpu`) for tests in Python, and torch with it.
+"""The fake of the CUDA driver and of NCCL (`tests/native/fake_gpu`) for tests in Python, with and without torch.
 
-A torch that is built for the CPU has no tensors on GPUs. `pretend` has the binding take its tensors for such, by
-replacing the functions of `horovodlike.torch._ops.gpu`: what it then asks the engine for is what it asks for on a GPU,
-and the engine calls the double, for which memory of the host stands in for that of GPUs.
+A torch that is built for the CPU has no tensors on GPUs. `pretend` has the binding take tensors on the CPU for such
+tensors, by replacing the functions of `horovodlike.torch._ops.gpu`. The binding then makes the same requests as on a
+GPU, and the engine calls the fake, which uses memory of the host in place of a GPU's.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from support import core_builds
 
 
 def build() -> Path:
-    """The file of the double."""
+    """Return the file of the fake."""
     return core_builds.released() / "libfake_gpu.so"
 
 
 def settings(library: Path) -> dict[str, str]:
-    """Have ranks use the double."""
+    """Return the settings with which ranks use the fake."""
     return {"HOROVODLIKE_CUDA_LIBRARY": str(library), "HOROVODLIKE_NCCL_LIBRARY": str(library)}
 
 
 class Double:
-    """The double of this process, which has one GPU."""
+    """The fake CUDA driver of this process, which has one GPU."""
 
     def __init__(self) -> None:
         self._lib = ctypes.CDLL(os.environ["HOROVODLIKE_CUDA_LIBRARY"])
@@ -42,7 +42,7 @@ class Double:
         return int(self._lib.fake_gpu_make_stream(0))
 
     def hold(self, stream: int) -> None:
-        """The stream does not get on until it is released."""
+        """Stop a stream until it is released."""
         self._lib.fake_gpu_hold(ctypes.c_void_p(stream))
 
     def release(self, stream: int) -> None:
@@ -52,15 +52,15 @@ class Double:
         self._lib.fake_gpu_capture(ctypes.c_void_p(stream), int(captures))
 
     def synchronize(self, stream: int) -> None:
-        """Wait until the stream has done what it was given."""
+        """Wait until the stream has done all its work."""
         self._lib.fake_gpu_synchronize(ctypes.c_void_p(stream))
 
     def fail(self, function: str, result: int) -> None:
-        """Have a function of CUDA or NCCL fail, or not any more with a result of 0."""
+        """Have a function of CUDA or NCCL return `result`; with 0 it works again."""
         self._lib.fake_gpu_fail(0, function.encode(), result)
 
     def compute(self, stream: int, tensor: Any, values: Any) -> None:
-        """Give the stream a computation that makes these values of a tensor when it is its turn."""
+        """Queue a computation on the stream that writes these values into a tensor."""
         num_bytes = ctypes.c_size_t(tensor.numel() * tensor.element_size())
         addresses = (ctypes.c_void_p(each.data_ptr()) for each in (tensor, values))
         self._lib.fake_gpu_compute(ctypes.c_void_p(stream), *addresses, num_bytes)
@@ -86,20 +86,20 @@ _double: Double | None = None
 
 
 def double() -> Double:
-    """The double of this process; the same one each time, since the engine keeps what it has of it."""
+    """Return the fake driver of this process: always the same one, because the engine keeps its functions."""
     global _double
     _double = _double or Double()
     return _double
 
 
 class Pretence:
-    """A double of `torch.cuda`.
+    """A fake of `torch.cuda`.
 
     Attributes:
-        double: The double.
-        stream: The current one.
-        kept: What the allocator has been told: pairs of a stream and a tensor's address.
-        held_up: Pairs of streams, of which the first was told to wait for the second.
+        double: The fake driver.
+        stream: The current stream.
+        kept: Calls of `keep_for`: pairs of a stream and a tensor's address.
+        held_up: Calls of `hold_up`: pairs of streams, of which the first waits for the second.
     """
 
     def __init__(self, eager: bool, on_cpu: tuple[Any, ...]) -> None:
@@ -120,7 +120,7 @@ class Pretence:
             self.stream = before
 
     def functions(self) -> dict[str, Any]:
-        """Those of `_gpu`."""
+        """Return the functions that replace those of `horovodlike.torch._ops.gpu`, by name."""
         import torch
 
         from horovodlike._engine.ops import GpuStream
@@ -148,7 +148,7 @@ class Pretence:
         }
 
     def waiting(self, wait: Any) -> Any:
-        """A function that waits as `wait`, and then for the stream, as torch computes on the host at once."""
+        """Return a function that calls `wait` and then waits for the stream: torch computes on the host at once."""
 
         def wait_and_synchronize(handles: Any, stream: Any = None) -> Any:
             returned = wait(handles, stream) if stream is not None else wait(handles)
@@ -161,11 +161,11 @@ class Pretence:
 
 @contextlib.contextmanager
 def pretend(eager: bool = True, on_cpu: tuple[Any, ...] = ()) -> Iterator[Pretence]:
-    """Have the torch binding take tensors for ones on a GPU; nothing may be done that CUDA would not allow.
+    """Have the torch binding take tensors for ones on a GPU; check that it does nothing that CUDA forbids.
 
     Args:
-        eager: Who waits for an operation waits for its result as well: needed where torch then computes with it.
-        on_cpu: The dtypes of tensors that are not on the GPU.
+        eager: Whether waiting for an operation also waits for its result: needed if torch then computes with it.
+        on_cpu: The dtypes of tensors that count as tensors on the CPU.
     """
     from horovodlike._engine import ops
     from horovodlike.torch._ops import gpu
@@ -181,7 +181,7 @@ def pretend(eager: bool = True, on_cpu: tuple[Any, ...] = ()) -> Iterator[Preten
 
 
 def on_gpu(case: Callable[..., Any]) -> Callable[..., Any]:
-    """A function for ranks that does what another one does with tensors on the CPU with ones on a GPU."""
+    """Return a function for ranks that runs `case` with its tensors taken for ones on a GPU."""
 
     @functools.wraps(case)
     def run(*arguments: Any) -> Any:

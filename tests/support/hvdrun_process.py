@@ -1,4 +1,4 @@
-"""Starts `hvdrun` for tests, and looks for what it may have left behind."""
+"""Running `hvdrun` in tests, and finding the processes that it may have left behind."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 LIMIT_S = 60.0
-SLACK_S = 15.0  # what a busy machine may add
+SLACK_S = 15.0  # the delay that a busy machine may add
 GRACE_S = 5.0
 SETTLE_S = 2.0
 MARK = "HOROVODLIKE_TEST_MARK"
@@ -40,7 +40,7 @@ class Ended:
 
 
 def marked(mark: str) -> dict[int, str]:
-    """The processes, zombies apart, that carry a mark in their environment, with their command lines."""
+    """Return the command lines of the processes, except zombies, that have a mark in their environment."""
     found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -51,7 +51,7 @@ def marked(mark: str) -> dict[int, str]:
 
 
 def wait_gone(mark: str, seconds: float) -> None:
-    """Waits until no process carries the mark; fails when that takes too long."""
+    """Wait until no process has the mark; fail if that takes too long."""
     deadline = time.monotonic() + seconds
     while left := marked(mark):
         assert time.monotonic() < deadline, f"left after {seconds} s: {left}"
@@ -63,7 +63,7 @@ def wait_gone(mark: str, seconds: float) -> None:
 
 
 class Launch:
-    """A running launcher. Everything below it inherits a mark in its environment."""
+    """A running launcher. All its descendants inherit a mark in their environment."""
 
     def __init__(self, words: Sequence[str | Path], *, program: Sequence[str] = (), **options: Any) -> None:
         self.mark = secrets.token_hex(8)
@@ -80,12 +80,12 @@ class Launch:
         )
 
     def expect(self, text: bytes, times: int = 1) -> bytes:
-        """Reads output until the text has come so many times; returns all output so far."""
+        """Read output until it contains the text `times` times; return all output so far."""
         self._read_until(lambda: self._out.count(text) >= times, f"{text!r} {times} times")
         return self._out
 
     def expect_match(self, pattern: bytes, accept: Callable[[re.Match[bytes]], bool]) -> re.Match[bytes]:
-        """Reads output until the pattern has matched somewhere in a way that is accepted; returns the first such."""
+        """Read output until it has a match of the pattern that `accept` accepts; return the first such match."""
         found: list[re.Match[bytes]] = []
 
         def seen() -> bool:
@@ -109,7 +109,7 @@ class Launch:
         self.process.send_signal(signum)
 
     def finish(self, seconds: float = LIMIT_S) -> Ended:
-        """Waits for the end and checks that it is one: not a process is left."""
+        """Wait until the launcher has exited, and check that no process is left."""
         out, _ = self.process.communicate(timeout=seconds)
         took = time.monotonic() - self._started
         assert marked(self.mark) == {}

@@ -1,7 +1,7 @@
 """Ranks for tests: processes that run the functions that a test sends them.
 
-A `RankPool` of each size is started once, on demand, and used by all tests of the run; a test that breaks its job gets
-one of its own. This file is also the program that the ranks run.
+A `RankPool` of each size is started once, on demand, and used by all tests of the run; a test that breaks its job uses
+a pool of its own. This file is also the program that the ranks run.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from support.forkserver import Child, fork_server
 COMMON_MODULES = ("numpy", "cloudpickle", "horovodlike.basics")
 IN_HASTE = b"in haste"
 DUMP_STACKS = signal.SIGUSR1
-# After one rank has failed the others may wait for it for ever: they get this long to answer as well.
+# After one rank has failed, the others may wait for it for ever: they have so many seconds to answer as well.
 GRACE_SECONDS = 5.0
 SHM = Path("/dev/shm")
 
 
 class RankFailure(AssertionError):
-    """A rank raised, died, or did not answer in time; the message holds what every rank had to say."""
+    """A rank raised, died, or did not answer in time; the message has the error and output of every rank."""
 
 
 @dataclass
@@ -59,10 +59,10 @@ class RankPool:
     """Processes that form one job.
 
     Args:
-        size: How many.
+        size: How many processes.
         settings: More environment variables for the ranks.
-        modules: What they have imported when they begin.
-        before: More environment variables that they had when they imported it.
+        modules: The modules that the ranks have imported when they start.
+        before: More environment variables, which are set while the modules are imported.
     """
 
     def __init__(
@@ -85,12 +85,12 @@ class RankPool:
         self._connections: list[Connection] = []
         self.processes: list[Child] = []
         self._sent_at = 0.0
-        mother = fork_server((*COMMON_MODULES, *modules), tuple(sorted((before or {}).items())))
+        server = fork_server((*COMMON_MODULES, *modules), tuple(sorted((before or {}).items())))
         for rank in range(size):
             environment = {**environment_of(rank, size, key, self._server.port), **(before or {}), **(settings or {})}
             ours, theirs = socket.socketpair()
             with theirs:
-                self.processes.append(mother.start(__file__, theirs.fileno(), environment, self._logs[rank].fileno()))
+                self.processes.append(server.start(__file__, theirs.fileno(), environment, self._logs[rank].fileno()))
             self._connections.append(Connection(ours.detach()))
 
     def run(self, fn: Callable[..., Any], *args: Any, timeout: float = 60.0) -> list[Any]:
@@ -104,7 +104,7 @@ class RankPool:
     def run_each(
         self, fn: Callable[..., Any], arguments: Sequence[tuple[Any, ...]], timeout: float = 60.0
     ) -> list[Any]:
-        """As `run`, with arguments of its own for each rank."""
+        """Call `fn` on every rank as `run` does, each with its own arguments."""
         self.start(fn, arguments)
         outcomes = self.collect(timeout, grace=GRACE_SECONDS)
         if not all(outcome.ok for outcome in outcomes):
@@ -125,11 +125,11 @@ class RankPool:
             cloudpickle.unregister_pickle_by_value(module)
         self._sent_at = time.monotonic()
         for connection, message in zip(self._connections, messages, strict=True):
-            with contextlib.suppress(OSError):  # a rank that has ended shows when its answer is collected
+            with contextlib.suppress(OSError):  # `collect` reports a rank that has exited
                 connection.send_bytes(message)
 
     def collect(self, timeout: float = 60.0, grace: float | None = None) -> list[Outcome]:
-        """Return what became of the function on each rank; never takes much longer than `timeout` seconds.
+        """Return the outcome of the function on each rank; never takes much longer than `timeout` seconds.
 
         With `grace`, the other ranks get only that many seconds after a rank has failed.
         """
@@ -171,7 +171,7 @@ class RankPool:
         text = b""
         while time.monotonic() < deadline and b"<module>" not in text:
             text = os.pread(log.fileno(), 1 << 16, before)
-            time.sleep(0.01)  # there is nothing to wait on: the dump ends with the outermost frame
+            time.sleep(0.01)  # nothing signals the end of the dump, whose last line is the outermost frame
         return text.decode(errors="replace")
 
     def _report(self, outcomes: Sequence[Outcome]) -> str:
@@ -206,14 +206,14 @@ class RankPool:
     def stop(self, in_haste: bool = False) -> None:
         """Tell the ranks to shut down and exit when they are idle, and return at once.
 
-        In haste they leave out the end of the interpreter, which takes a second once much has been imported.
+        In haste they skip the end of the interpreter, which takes a second with many modules imported.
         """
         for connection in self._connections:
             with contextlib.suppress(OSError):
                 connection.send_bytes(IN_HASTE if in_haste else b"")
 
     def close(self, timeout: float = 20.0) -> None:
-        """Let the ranks shut down and exit; check that nothing of them is left.
+        """Let the ranks shut down and exit; check that no process and no file of them is left.
 
         Raises:
             RankFailure: A rank did not exit by itself, or something is left in /dev/shm.
@@ -265,7 +265,7 @@ def environment_of(rank: int, size: int, key: bytes, port: int) -> dict[str, str
 
 
 def _serve(connection: Connection) -> None:
-    """The life of a rank: call what comes, answer, until the test process closes or says that it is enough."""
+    """Call the functions that the test sends and answer, until it closes the connection or sends an end."""
     from horovodlike import basics
 
     basics.init()
@@ -279,7 +279,7 @@ def _serve(connection: Connection) -> None:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
-                # What Keras does inside.
+                # Keras itself uses deprecated functions.
                 warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"keras\.")
                 fn, args = cloudpickle.loads(message)
                 answer = cloudpickle.dumps((True, fn(*args)))
@@ -292,7 +292,7 @@ def _serve(connection: Connection) -> None:
 
 
 def _main() -> None:
-    prctl_set_pdeathsig = 1  # a test run that is killed leaves no rank behind
+    prctl_set_pdeathsig = 1  # the kernel kills the rank when the test run is killed
     ctypes.CDLL(None).prctl(prctl_set_pdeathsig, signal.SIGKILL)
     faulthandler.register(DUMP_STACKS, file=sys.stderr, all_threads=True)
     _serve(Connection(int(sys.argv[1])))

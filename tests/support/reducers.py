@@ -8,7 +8,7 @@ import torch
 
 import horovodlike.torch as hvd
 
-# Every reducer of the package, so that its gradients of 2-D parameters below are compressed.
+# Every reducer of the package, with options under which it compresses the gradients of the 2-D parameters below.
 METHODS = {
     "powersgd": lambda **options: hvd.PowerSGD(rank=2, min_compression=1.0, **options),
     "topk": lambda **options: hvd.TopK(ratio=0.05, **options),

@@ -1,11 +1,11 @@
 """The tests that `make test` runs: all but those that repeat what others check, or take long for what they find.
 
-`make test-slow` runs those with the mark `slow`: the rest of what has to pass before a change lands.
-`pytest --thorough` runs every test, and so does one that is named (`FILE::TEST`). Otherwise left out are
-- those with the mark `thorough`, among them most of the examples, of Keras on torch and of faults in all places;
-- in the folders whose tests start processes, other numbers of ranks than 3 where a test comes on several;
-- there as well, combinations of parameters: each value of each parameter comes once, but not with all of the others;
-- within tests of the core that go through very many cases, a part of these (`check::is_brief`).
+`make test-slow` runs the tests with the mark `slow`, which also have to pass before a change lands.
+`pytest --thorough` runs every test, and a test that is named (`FILE::TEST`) runs in any case. Otherwise left out are
+- tests with the mark `thorough`, among them most of the examples, of Keras on torch and of faults in all places;
+- in folders whose tests start processes, numbers of ranks other than 3 where a test exists for several;
+- in the same folders, most combinations of parameters: each value of each parameter occurs at least once;
+- within tests of the core that go through very many cases, a part of the cases (`check::is_brief`).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def add_option(parser: pytest.Parser) -> None:
 
 
 def select(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Take the tests that are left out from the list of those that were collected."""
+    """Remove the tests that are left out from the list of collected tests."""
     if config.getoption("thorough") or any("::" in argument for argument in config.args):
         return
     functions: dict[str, list[pytest.Item]] = {}
@@ -38,7 +38,7 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 
 def _chosen(items: list[pytest.Item]) -> Iterable[pytest.Item]:
-    """Those of one function, which differ by their parameters."""
+    """Choose among the tests of one function, which differ by their parameters."""
     if len(items) == 1 or WITH_PROCESSES.isdisjoint(items[0].nodeid.partition("::")[0].split("/")):
         return items
     usual = _on_the_usual_size(items)
@@ -59,5 +59,5 @@ def _on_the_usual_size(items: list[pytest.Item]) -> list[pytest.Item]:
 
 
 def _values(item: pytest.Item) -> set[tuple[str, int]]:
-    """The parameters of a test with their values, by identity: the tests of a function share them."""
+    """Return the parameters of a test with the identities of their values: tests of one function share values."""
     return {(name, id(value)) for name, value in item.callspec.params.items()}

@@ -1,6 +1,6 @@
-"""TensorFlow with GPUs on machines that have none: a pluggable device made of the double of the CUDA driver.
+"""TensorFlow with GPUs on machines that have none: a pluggable device made of the fake of the CUDA driver.
 
-A test's process builds it. Ranks have it preloaded, and `load()` it before TensorFlow looks for its devices.
+The test's process builds the device. Ranks have it preloaded, and `load()` it before TensorFlow looks for devices.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _run(command: list[Any]) -> None:
 
 
 def load(device: str, kernels: str) -> None:
-    """Have TensorFlow use what `build()` has returned."""
+    """Have TensorFlow use the files that `build()` has returned."""
     global _library, _kernels
     import tensorflow as tf
     from tensorflow.python.framework.load_library import load_pluggable_device_library
@@ -52,13 +52,13 @@ def load(device: str, kernels: str) -> None:
 
 
 def add_one(tensor: Any) -> Any:
-    """A float32 tensor with one added to it, on a GPU, which has yet to do it when this returns."""
+    """Return a float32 tensor plus one, computed on a GPU, which may not have begun when this returns."""
     return _kernels.add_one_on_gpu(tensor)
 
 
 @contextlib.contextmanager
 def held() -> Iterator[None]:
-    """Meanwhile the first GPU does no kernels. Who waits for one in there waits for ever."""
+    """Return a context in which the first GPU runs no kernels; waiting for a kernel inside it blocks for ever."""
     _library.hold_kernels(0)
     try:
         yield
@@ -68,7 +68,7 @@ def held() -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_handles() -> Iterator[None]:
-    """Meanwhile streams do not say what they are, as those that are not CUDA's."""
+    """Return a context in which streams give no handle, like streams of devices other than CUDA's."""
     _library.set_has_handles(False)
     try:
         yield
@@ -77,15 +77,15 @@ def without_handles() -> Iterator[None]:
 
 
 def fail_nccl() -> None:
-    """From now on NCCL reports that a collective of the first GPU has failed."""
+    """Have NCCL report from now on that a collective of the first GPU has failed."""
     _library.fail_nccl(0)
 
 
 def count(call: str, gpu: int = 0) -> int:
-    """How often the driver has been called for a GPU, by the beginning of the call."""
+    """Return how many calls of the driver for a GPU begin with `call`."""
     return int(_library.count_calls(gpu, call.encode()))
 
 
 def check() -> None:
-    """Nothing was done that a GPU does not allow."""
+    """Check that nothing was done that a GPU does not allow."""
     assert _library.violations() == b""

@@ -1,4 +1,4 @@
-"""A small model, its data, and its training by all ranks or by one alone."""
+"""A small model, its data, and its training by all ranks or by one rank alone."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def make_sgd(model: torch.nn.Module, **options: object) -> torch.optim.Optimizer
 
 
 def train_model(wrap: dict[str, object] | None, passes: int = 1, make: object = make_sgd) -> torch.Tensor:
-    """Train on this rank's part of each batch, wrapped; or, with wrap=None, on the whole batch, alone."""
+    """Train on this rank's part of each batch with a wrapped optimizer; with `wrap=None` on whole batches, alone."""
     model = make_model()
     optimizer = make(model)
     if wrap is not None:

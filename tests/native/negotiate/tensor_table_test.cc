@@ -26,7 +26,7 @@ std::vector<TensorId> by_last_use(TensorTable* table) {
 
 }  // namespace
 
-TEST(an_id_stands_for_its_entry_until_removed) {
+TEST(an_id_stands_for_its_tensor_until_removed) {
   TensorTable table(2);
   CHECK(table.find(kNoId) == nullptr);
   CHECK(!table.was_given(1));
@@ -59,7 +59,7 @@ TEST(growing_keeps_everything) {
   CHECK_EQ(table.num_defined(), kCount);
 }
 
-TEST(memory_follows_the_living_entries) {
+TEST(memory_follows_the_known_tensors) {
   TensorTable table(2);
   const TensorId old = add_defined(&table)->id;  // lives through all of it
   std::deque<TensorId> living;

@@ -159,14 +159,11 @@ Status unfinished() {
   return Status(HVL_IN_PROGRESS, "not complete yet");
 }
 
-hvl_status wait_until_there(const int64_t* handles, size_t count, uint64_t deadline) {
-  return handle_table().wait_for_results(handles, count, deadline, engine() != nullptr);
-}
-
 // HVL_OK: the handle is complete, and its result is there.
 hvl_status state_with_result(int64_t handle, uint64_t deadline) {
   const hvl_status state = handle_table().poll(handle);
-  return state == HVL_OK ? wait_until_there(&handle, 1, deadline) : state;
+  if (state != HVL_OK) return state;
+  return handle_table().wait_for_results(&handle, 1, deadline, engine() != nullptr);
 }
 
 Status hold_up(const int64_t* handles, size_t count, CudaStream stream, uint64_t deadline) {
@@ -333,11 +330,12 @@ int32_t hvl_wait_all(int64_t* handles, int32_t count, double timeout) {
   return hvl::guarded([&]() -> hvl::Status {
     const uint64_t deadline = hvl::now_ns() + hvl::to_ns(timeout);
     const size_t num_handles = static_cast<size_t>(count);
+    hvl::HandleTable& table = hvl::handle_table();
     if (hvl::wait(handles, num_handles, deadline) != HVL_OK ||
-        hvl::wait_until_there(handles, num_handles, deadline) != HVL_OK) {
+        table.wait_for_results(handles, num_handles, deadline, hvl::engine() != nullptr) != HVL_OK) {
       return hvl::unfinished();
     }
-    return hvl::handle_table().consume_all(handles, num_handles);
+    return table.consume_all(handles, num_handles);
   });
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <functional>
 #include <stdexcept>
 #include <utility>
 
@@ -34,7 +35,7 @@ WaiterOptions waiter_options(const EngineContext& context) {
   waiter.leaving = &context.stop_requested;
   waiter.leave_timeout = options.leave_timeout;
   // The threads that wait for a complete result are woken while the rest of the batch has to wait.
-  waiter.before_sleep = [handles = context.handles] { handles->wake_waiters(); };
+  waiter.before_sleep = std::bind(&HandleTable::wake_waiters, context.handles);
   return waiter;
 }
 

@@ -5,6 +5,8 @@ But for what is too large for float8_e4m3fn: it becomes the largest number, as i
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -44,19 +46,20 @@ def _check(actual, expected, what):
 
 
 def _reductions():
-    def reduce(tensor, op, prescale, postscale, name):
-        return hvd.allreduce(tensor, op=op, prescale_factor=prescale, postscale_factor=postscale, name=name)
-
     for dtype in DTYPES:
-        for op in OPS:
-            for shape in SHAPES:
-                for prescale, postscale in ((1.0, 1.0), (0.3, -7.0)):
-                    inputs = _inputs(dtype, shape)
-                    expected = _reduced(inputs, op, prescale, postscale)
-                    for run in (reduce, tf.function(reduce)):
-                        name = f"{dtype.name}.{op}.{shape}.{prescale}"
-                        result = run(tf.constant(inputs[hvd.rank()], dtype), op, prescale, postscale, name)
-                        _check(result, expected, (dtype, op, shape, prescale, postscale))
+        inputs = [_inputs(dtype, shape) for shape in SHAPES]
+        every = list(itertools.product(range(len(SHAPES)), OPS, ((1.0, 1.0), (0.3, -7.0))))
+
+        def reduce(tensors, every=every):
+            return [
+                hvd.allreduce(tensors[i], op=op, prescale_factor=prescale, postscale_factor=postscale, name=f"r.{n}")
+                for n, (i, op, (prescale, postscale)) in enumerate(every)
+            ]
+
+        for run in (reduce, tf.function(reduce)):
+            results = run([tf.constant(of_ranks[hvd.rank()], dtype) for of_ranks in inputs])
+            for result, (i, op, factors) in zip(results, every, strict=True):
+                _check(result, _reduced(inputs[i], op, *factors), (dtype, SHAPES[i], op, factors))
 
 
 def _movements():

@@ -31,7 +31,7 @@ inline EngineOptions on_hosts(const std::vector<int>& hosts) {
 
 // Calls function(job) for jobs on hosts of all kinds, of which every second one is impatient: its waits are over after
 // a few microseconds, in the middle of collectives, and begin again. What goes between hosts is sealed in half of both.
-// Briefly it is one on each kind of hosts.
+// One more job on each kind of hosts has connections of memory. Briefly there is one job with sockets, too.
 template <typename Function>
 void on_all_places(Function&& function, int64_t slot_bytes = 4096) {
   bool brief_overlap = false;
@@ -39,15 +39,19 @@ void on_all_places(Function&& function, int64_t slot_bytes = 4096) {
   for (const std::vector<int>& hosts : kPlaces) {
     brief_overlap = !brief_overlap;
     if (brief_overlap) seals = !seals;
-    for (bool overlap : {true, false}) {
-      if (check::is_brief && overlap != brief_overlap) continue;
+    const auto run = [&](bool overlap, const Wiring& wiring) {
       EngineOptions options = on_hosts(hosts);
       options.overlap = overlap;
-      options.seals_data = seals == overlap;
-      Job job(static_cast<int>(hosts.size()), options, slot_bytes);
+      Job job(static_cast<int>(hosts.size()), options, slot_bytes, 4, wiring);
       if (!overlap) job.become_impatient(20 * kMicrosecond);
       function(job);
+    };
+    for (bool overlap : {true, false}) {
+      Wiring wiring;
+      wiring.seals_data = seals == overlap;
+      if (!check::is_brief || overlap == brief_overlap) run(overlap, wiring);
     }
+    run(brief_overlap, in_memory());
   }
 }
 

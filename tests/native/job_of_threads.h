@@ -26,11 +26,11 @@ class Job {
  public:
   // `local_pids`, if there are any, are those of each host's ranks; the first are enough of them.
   explicit Job(int size, EngineOptions options = EngineOptions(), int64_t slot_bytes = 4096, int slot_depth = 4,
-               int num_streams = 1, const MakeEnds& data_ends = make_pair_of_ends) {
+               const Wiring& wiring = Wiring()) {
     const std::vector<int> pids = options.local_pids;
     options.size = size;
     if (options.hosts.empty()) options.hosts.assign(static_cast<size_t>(size), 0);
-    connections_ = std::make_unique<Connections>(options, num_streams, data_ends);
+    connections_ = std::make_unique<Connections>(options, wiring);
     std::vector<std::shared_ptr<HostMemory>> memories;
     std::vector<int> num_ranks;  // by host
     for (int host : options.hosts) {
@@ -45,7 +45,7 @@ class Job {
       options.local_rank = next[host]++;
       options.local_pids.assign(pids.begin(), pids.begin() + std::min<int64_t>(num_ranks[host], pids.size()));
       if (num_ranks.size() > 1) {
-        options.connections = connections_->of(rank);
+        options.transport = connections_->transport_of(rank);
         options.wakeup_fd = connections_->wakeup_fd(rank);
         if (options.local_rank == 0)
           memories[host]->set_pipes(

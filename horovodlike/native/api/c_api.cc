@@ -16,6 +16,7 @@
 #include "base/log.h"
 #include "nccl/nccl_api.h"
 #include "observe/stack_dump.h"
+#include "transport/tcp/tcp_transport.h"
 
 namespace hvl {
 namespace {
@@ -107,10 +108,12 @@ EngineOptions options_of(const hvl_config& config) {
     options.hosts.assign(config.hosts, config.hosts + config.size);
     const int num_hosts = 1 + *std::max_element(options.hosts.begin(), options.hosts.end());
     if (config.host_names != nullptr) options.host_names.assign(config.host_names, config.host_names + num_hosts);
-    options.connections.assign(config.connections, config.connections + config.num_connections);
     options.fan_out = config.fan_out;
     options.wakeup_fd = config.wakeup_fd;
-    options.seals_data = config.seal_data != 0;
+    if (config.num_connections > 0) {
+      options.transport =
+          make_tcp_transport({config.connections, config.connections + config.num_connections}, config.seal_data != 0);
+    }
   }
   options.gpu.operations = static_cast<GpuOperations>(config.gpu_operations);
   options.gpu.staging_bytes = static_cast<uint64_t>(config.gpu_staging_bytes);

@@ -5,25 +5,12 @@
 
 namespace hvl {
 
-namespace {
-
-std::vector<Channel*> neighbours_of(const std::unique_ptr<Channel>& parent,
-                                    const std::vector<std::unique_ptr<Channel>>& children) {
-  std::vector<Channel*> neighbours;
-  if (parent != nullptr) neighbours.push_back(parent.get());
-  for (const auto& child : children) neighbours.push_back(child.get());
-  return neighbours;
-}
-
-}  // namespace
-
-TreeLeader::TreeLeader(std::shared_ptr<HostMemory> memory, std::vector<int> ranks, std::unique_ptr<Channel> parent,
-                       std::vector<std::unique_ptr<Channel>> children)
+TreeLeader::TreeLeader(std::shared_ptr<HostMemory> memory, std::vector<int> ranks,
+                       std::vector<std::unique_ptr<Connection>> connections, bool has_parent)
     : rings_(std::move(memory)),
       ranks_(std::move(ranks)),
-      parent_(std::move(parent)),
-      children_(std::move(children)),
-      neighbours_(neighbours_of(parent_, children_)) {}
+      connections_(std::move(connections)),
+      first_child_(has_parent ? 1 : 0) {}
 
 Status TreeLeader::accept_local(int local_rank, const Message& message, uint64_t sent) {
   message_ = message;
@@ -59,23 +46,27 @@ Status TreeLeader::take_frame(bool from_parent) {
   return Status(HVL_JOB_BROKEN, "Protocol error: a frame of an unknown type between hosts.");
 }
 
-Status TreeLeader::receive_from(Channel* channel, bool* progressed) {
-  while (channel->receive(&frame_)) {
-    *progressed = true;
-    if (is_finished_) continue;  // too late
-    Status status = take_frame(channel == parent_.get());
-    if (!status.ok()) return status;
+// The rank that broke the job sends the reason before its connections are lost: an error in a frame comes first.
+Status TreeLeader::receive_all(bool* progressed) {
+  Status status = pump_connections(progressed);
+  for (size_t index = 0; index < connections_.size(); ++index) {
+    Status received;
+    while (received.ok() && connections_[index]->receive(&frame_)) {
+      *progressed = true;
+      if (!is_finished_) received = take_frame(index < first_child_);  // else it is too late
+    }
+    if (!received.ok()) status = received;
   }
-  return Status();
+  return status;
 }
 
-Status TreeLeader::pump_channels(bool* progressed) {
+Status TreeLeader::pump_connections(bool* progressed) {
   Status first;
-  for (Channel* channel : neighbours_) {
+  for (const auto& connection : connections_) {
     const bool may_end = log_has_ended_ || is_finished_;
-    Status status = channel->pump(progressed);
-    if (status.ok() && !may_end && channel->has_ended()) {
-      status = Status(HVL_JOB_BROKEN, "the connection to " + channel->peer() + " has ended before the job");
+    Status status = connection->pump(progressed);
+    if (status.ok() && !may_end && connection->has_ended()) {
+      status = Status(HVL_JOB_BROKEN, "the connection to " + connection->peer() + " has ended before the job");
     }
     if (first.ok()) first = status;
   }
@@ -88,15 +79,10 @@ Status TreeLeader::pump(bool* progressed) {
   };
   Status status = rings_.receive(take, progressed);
   if (!status.ok()) return status;
-  status = pump_channels(progressed);
-  // A frame that arrived before a connection was lost may contain the reason.
-  for (Channel* channel : neighbours_) {
-    const Status received = receive_from(channel, progressed);
-    if (!received.ok()) status = received;
-  }
+  status = receive_all(progressed);
   if (status.ok() && !is_finished_ && has_to_decide()) status = decide();
   rings_.pump(progressed);
-  const Status sent = pump_channels(progressed);
+  const Status sent = pump_connections(progressed);
   return status.ok() ? sent : status;
 }
 
@@ -106,10 +92,10 @@ void TreeLeader::publish(Record record, const std::vector<int>& concerned_ranks)
     const bool is_concerned = std::binary_search(concerned_ranks.begin(), concerned_ranks.end(), ranks_[local_rank]);
     if (is_concerned || local_rank == 0) concerned.push_back(static_cast<int>(local_rank));
   }
-  if (!children_.empty()) {
+  if (first_child_ < connections_.size()) {
     begin_frame(Frame::kRecord);
     encode(record, &frame_);
-    for (const auto& child : children_) child->send(frame_);
+    send_to_children();
   }
   log_has_ended_ |= record.type == Record::Type::kShutdown;
   rings_.publish(std::move(record), concerned);
@@ -118,19 +104,24 @@ void TreeLeader::publish(Record record, const std::vector<int>& concerned_ranks)
 void TreeLeader::send_up(const Message& message) {
   begin_frame(Frame::kMessage);
   encode(message, &frame_);
-  parent_->send(frame_);
+  connections_.front()->send(frame_);
+}
+
+void TreeLeader::send_to_children() {
+  for (size_t index = first_child_; index < connections_.size(); ++index) connections_[index]->send(frame_);
 }
 
 void TreeLeader::show_inquiry() {
   rings_.show_inquiry();
   begin_frame(Frame::kInquiry);
-  for (const auto& child : children_) child->send(frame_);
+  send_to_children();
 }
 
 // All others that receive the next record from here can read it.
 bool TreeLeader::next_is_public() const {
-  return rings_.has_next() && std::all_of(children_.begin(), children_.end(),
-                                          [](const auto& child) { return child->is_flushed() || child->is_over(); });
+  return rings_.has_next() &&
+         std::all_of(connections_.begin() + static_cast<std::ptrdiff_t>(first_child_), connections_.end(),
+                     [](const auto& child) { return child->is_flushed() || child->is_over(); });
 }
 
 Status TreeLeader::next(Record* record, bool* found) {
@@ -142,54 +133,46 @@ Status TreeLeader::next(Record* record, bool* found) {
 bool TreeLeader::has_news() {
   if (next_is_public() || has_to_decide() || rings_.has_news()) return true;
   bool progressed = false;
-  if (!pump_channels(&progressed).ok()) return true;  // pump() finds the error, too
-  return std::any_of(neighbours_.begin(), neighbours_.end(),
-                     [](const Channel* channel) { return channel->has_frame(); });
+  if (!pump_connections(&progressed).ok()) return true;  // pump() finds the error, too
+  return std::any_of(connections_.begin(), connections_.end(), [](const auto& each) { return each->has_frame(); });
 }
 
 bool TreeLeader::is_flushed() {
-  if (!rings_.is_flushed()) return false;
-  return std::all_of(neighbours_.begin(), neighbours_.end(), [this](const Channel* channel) {
-    return channel->is_over() || (!is_finished_ && channel->is_flushed());
-  });
+  return rings_.is_flushed() && std::all_of(connections_.begin(), connections_.end(), [this](const auto& each) {
+           return each->is_over() || (!is_finished_ && each->is_flushed());
+         });
 }
 
 void TreeLeader::finish() {
   if (is_finished_) return;
   is_finished_ = true;
-  for (Channel* channel : neighbours_) channel->finish();
+  for (const auto& connection : connections_) connection->finish();
 }
 
 // Only accepts what has arrived: decide() acts on it when the collective is over.
 Status TreeLeader::check_other_hosts() {
   bool progressed = false;
-  Status status = pump_channels(&progressed);
-  // The rank that broke the job first sends the reason before its connections are lost.
-  for (Channel* channel : neighbours_) {
-    const Status received = receive_from(channel, &progressed);
-    if (!received.ok()) status = received;
-  }
-  return status;
+  return receive_all(&progressed);
 }
 
 void TreeLeader::tell_broken(const std::string& text) {
   if (is_finished_) return;
   begin_frame(Frame::kBroken);
   frame_ += text;
-  for (Channel* channel : neighbours_) channel->send(frame_);
+  for (const auto& connection : connections_) connection->send(frame_);
   bool progressed = false;
   finish();
-  pump_channels(&progressed);
+  pump_connections(&progressed);
 }
 
 void TreeLeader::close_in_child() {
-  for (Channel* channel : neighbours_) channel->close();
+  for (const auto& connection : connections_) connection->close();
 }
 
 TreeRoot::TreeRoot(std::shared_ptr<HostMemory> memory, const CoordinatorHostOptions& options, std::vector<int> ranks,
                    std::vector<int> pids, std::vector<std::vector<int>> relays,
-                   std::vector<std::unique_ptr<Channel>> children)
-    : TreeLeader(memory, ranks, nullptr, std::move(children)),
+                   std::vector<std::unique_ptr<Connection>> children)
+    : TreeLeader(memory, ranks, std::move(children), false),
       coordinator_host_(options),
       questions_(memory, std::move(pids), std::move(ranks), std::move(relays)) {}
 
@@ -200,8 +183,8 @@ Status TreeRoot::decide() {
 }
 
 TreeNode::TreeNode(std::shared_ptr<HostMemory> memory, std::vector<int> ranks, RankSet below,
-                   std::unique_ptr<Channel> parent, std::vector<std::unique_ptr<Channel>> children)
-    : TreeLeader(std::move(memory), std::move(ranks), std::move(parent), std::move(children)),
+                   std::vector<std::unique_ptr<Connection>> connections)
+    : TreeLeader(std::move(memory), std::move(ranks), std::move(connections), true),
       aggregator_(AggregatorOptions{std::move(below)}) {}
 
 Status TreeNode::decide() {

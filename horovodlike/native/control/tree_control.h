@@ -10,7 +10,7 @@
 #include "control/coordinator_host.h"
 #include "control/leader_rings.h"
 #include "negotiate/aggregator.h"
-#include "transport/tcp/channel.h"
+#include "transport/transport.h"
 
 namespace hvl {
 
@@ -18,9 +18,9 @@ namespace hvl {
 // common.
 class TreeLeader : public ControlPlane {
  public:
-  // `ranks`: of this host, by local rank. `parent`: null at the root.
-  TreeLeader(std::shared_ptr<HostMemory> memory, std::vector<int> ranks, std::unique_ptr<Channel> parent,
-             std::vector<std::unique_ptr<Channel>> children);
+  // `ranks`: of this host, by local rank. `connections`: to the parent, if it is not the root's, then to the children.
+  TreeLeader(std::shared_ptr<HostMemory> memory, std::vector<int> ranks,
+             std::vector<std::unique_ptr<Connection>> connections, bool has_parent);
 
   Status send(const Message& message) override { return accept_local(0, message, now_ns()); }
   Status pump(bool* progressed) override;
@@ -54,18 +54,18 @@ class TreeLeader : public ControlPlane {
   enum class Frame : char { kMessage = 'M', kRecord = 'R', kBroken = 'B', kInquiry = 'I' };
 
   Status accept_local(int local_rank, const Message& message, uint64_t sent);
-  Status receive_from(Channel* channel, bool* progressed);
   Status take_frame(bool from_parent);
-  Status pump_channels(bool* progressed);
+  Status pump_connections(bool* progressed);
+  Status receive_all(bool* progressed);
+  void send_to_children();
   void begin_frame(Frame type) { frame_.assign(1, static_cast<char>(type)); }
   bool next_is_public() const;
 
   LeaderRings rings_;
   const std::vector<int> ranks_;
-  const std::unique_ptr<Channel> parent_;
-  const std::vector<std::unique_ptr<Channel>> children_;
-  const std::vector<Channel*> neighbours_;  // the parent, if there is one, and the children
-  bool log_has_ended_ = false;              // those that have run its last record may leave
+  const std::vector<std::unique_ptr<Connection>> connections_;
+  const size_t first_child_;  // among them
+  bool log_has_ended_ = false;  // those that have run its last record may leave
   bool is_finished_ = false;
   std::string frame_;
   Message message_;
@@ -77,7 +77,8 @@ class TreeRoot : public TreeLeader {
  public:
   // `relays`: as in StackDumpRequests.
   TreeRoot(std::shared_ptr<HostMemory> memory, const CoordinatorHostOptions& options, std::vector<int> ranks,
-           std::vector<int> pids, std::vector<std::vector<int>> relays, std::vector<std::unique_ptr<Channel>> children);
+           std::vector<int> pids, std::vector<std::vector<int>> relays,
+           std::vector<std::unique_ptr<Connection>> children);
 
   Status check_stalls() override {
     return coordinator_host_.check_stalls(&questions_, [this] { show_inquiry(); });
@@ -98,8 +99,8 @@ class TreeRoot : public TreeLeader {
 class TreeNode : public TreeLeader {
  public:
   // `below`: the ranks of this host and of all below it.
-  TreeNode(std::shared_ptr<HostMemory> memory, std::vector<int> ranks, RankSet below, std::unique_ptr<Channel> parent,
-           std::vector<std::unique_ptr<Channel>> children);
+  TreeNode(std::shared_ptr<HostMemory> memory, std::vector<int> ranks, RankSet below,
+           std::vector<std::unique_ptr<Connection>> connections);
 
   Status check_stalls() override { return Status(); }
 

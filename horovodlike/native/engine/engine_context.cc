@@ -1,10 +1,6 @@
 #include "engine/engine_context.h"
 
-#include <fcntl.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <functional>
 #include <stdexcept>
 #include <utility>
@@ -49,12 +45,6 @@ CoordinatorHostOptions coordinator_host_options(const EngineOptions& options) {
   return coordinator_host;
 }
 
-int duplicate(int fd) {
-  const int copy = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-  if (copy == -1) throw std::runtime_error(std::string("cannot duplicate a connection: ") + strerror(errno));
-  return copy;
-}
-
 void check(const Status& status) {
   if (!status.ok()) throw std::runtime_error(status.message());
 }
@@ -64,38 +54,34 @@ bool is_below(const EngineOptions& options, int host, int top) {
   return host == top;
 }
 
-// Of local rank 0. The sockets that it listens to wake `poller`.
+// Of local rank 0. Its connections wake `poller`.
 std::unique_ptr<ControlPlane> make_tree_leader(const EngineOptions& options,
                                                const CoordinatorHostOptions& coordinator_host,
                                                const std::shared_ptr<HostMemory>& memory, Poller* poller) {
+  const auto connect = [&](int host) {
+    const int leader = options.leader_of(host);
+    auto connection = options.transport->connect(leader, options.describe_remote(leader));
+    check(poller->watch(connection->fd()));
+    return connection;
+  };
   const int mine = options.host_of(options.rank);
-  std::unique_ptr<Channel> parent;
-  std::vector<std::unique_ptr<Channel>> children;
-  for (const hvl_connection& connection : options.connections) {
-    if (connection.use != HVL_CONTROL) continue;
-    const int peer_host = options.host_of(connection.rank);
-    auto channel = std::make_unique<Channel>(duplicate(connection.fd), connection.send_key, connection.receive_key,
-                                             options.describe_remote(connection.rank));
-    check(poller->watch(channel->fd()));
-    if (mine != 0 && peer_host == options.parent_of(mine)) {
-      parent = std::move(channel);
-    } else {
-      children.push_back(std::move(channel));
-    }
+  std::vector<std::unique_ptr<Connection>> connections;
+  if (mine > 0) connections.push_back(connect(options.parent_of(mine)));
+  const int num_hosts = 1 + *std::max_element(options.hosts.begin(), options.hosts.end());
+  for (int host = 1; host < num_hosts; ++host) {
+    if (options.parent_of(host) == mine) connections.push_back(connect(host));
   }
-  if ((mine == 0) != (parent == nullptr)) throw std::runtime_error("the tree of hosts is not connected");
   if (mine == 0) {
     std::vector<std::vector<int>> relays;
     for (int rank = 0; rank < options.size; ++rank) relays.push_back(options.relays_of(rank));
     return std::make_unique<TreeRoot>(memory, coordinator_host, options.local_ranks(), options.local_pids,
-                                      std::move(relays), std::move(children));
+                                      std::move(relays), std::move(connections));
   }
   RankSet below;
   for (int rank = 0; rank < options.size; ++rank) {
     if (is_below(options, options.host_of(rank), mine)) below.add(rank);
   }
-  return std::make_unique<TreeNode>(memory, options.local_ranks(), std::move(below), std::move(parent),
-                                    std::move(children));
+  return std::make_unique<TreeNode>(memory, options.local_ranks(), std::move(below), std::move(connections));
 }
 
 std::unique_ptr<ControlPlane> make_control(const EngineOptions& options, const std::shared_ptr<HostMemory>& memory,
@@ -116,19 +102,16 @@ std::unique_ptr<Poller> make_poller(const EngineOptions& options) {
 
 std::unique_ptr<DataPlane> make_hosts_data_plane(const EngineOptions& options,
                                                  const std::shared_ptr<HostMemory>& memory, Waiter* waiter) {
-  auto mesh = std::make_unique<Mesh>(options.size);
-  for (const hvl_connection& connection : options.connections) {
-    if (connection.use != HVL_DATA) continue;
-    const std::string peer = options.describe_remote(connection.rank);
-    std::unique_ptr<DataSeal> seal;
-    if (options.seals_data) seal = std::make_unique<DataSeal>(connection.send_key, connection.receive_key, peer);
-    mesh->add(connection.rank, duplicate(connection.fd), peer, std::move(seal));
-  }
+  auto mesh = options.transport->make_mesh([&](int rank) { return options.describe_remote(rank); });
   return std::make_unique<HostsDataPlane>(memory, options.rank, options.local_rank, options.hosts, std::move(mesh),
                                           waiter);
 }
 
 }  // namespace
+
+int EngineOptions::leader_of(int host) const {
+  return static_cast<int>(std::find(hosts.begin(), hosts.end(), host) - hosts.begin());
+}
 
 std::vector<int> EngineOptions::local_ranks() const {
   std::vector<int> ranks;
@@ -141,8 +124,7 @@ std::vector<int> EngineOptions::local_ranks() const {
 std::vector<int> EngineOptions::relays_of(int of_rank) const {
   std::vector<int> relays;
   for (int host = host_of(of_rank); host > 0; host = parent_of(host)) {
-    const int leader = static_cast<int>(std::find(hosts.begin(), hosts.end(), host) - hosts.begin());
-    if (leader != of_rank) relays.push_back(leader);
+    if (leader_of(host) != of_rank) relays.push_back(leader_of(host));
   }
   return relays;
 }

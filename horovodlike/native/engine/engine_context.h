@@ -15,6 +15,7 @@
 #include "queue/handle_table.h"
 #include "queue/tensor_queue.h"
 #include "sync/waiter.h"
+#include "transport/transport.h"
 #include "tune/autotuner.h"
 
 namespace hvl {
@@ -43,17 +44,17 @@ struct EngineOptions {
   bool hierarchical_adasum = false;         // Adasum combines the averages of hosts, not the vectors of ranks
   std::optional<ExternalOptions> external;  // the library that moves the data in place of the engine's own transports
   GpuOptions gpu;
-  // Of jobs of several hosts, as in hvl_config; descriptors are duplicated. `hosts` by rank, empty: all have the same.
+  // Of jobs of several hosts, as in hvl_config. `hosts` by rank, empty: all have the same. `transport`: null if so.
   std::vector<int> hosts;
   std::vector<std::string> host_names;
   int fan_out = 16;
-  std::vector<hvl_connection> connections;
+  std::shared_ptr<Transport> transport;
   int wakeup_fd = -1;
-  bool seals_data = false;  // between hosts
 
-  bool has_several_hosts() const { return !connections.empty(); }
+  bool has_several_hosts() const { return transport != nullptr; }
   int host_of(int of_rank) const { return hosts.empty() ? 0 : hosts[static_cast<size_t>(of_rank)]; }
   int parent_of(int host) const { return (host - 1) / fan_out; }  // in the tree of hosts
+  int leader_of(int host) const;                                  // the rank that is its local rank 0
   std::vector<int> local_ranks() const;                           // the ranks of this host, ascending
   std::vector<int> relays_of(int of_rank) const;   // that relay its messages to the coordinator, from it upwards
   std::string describe_remote(int of_rank) const;  // "rank 4 on host b"

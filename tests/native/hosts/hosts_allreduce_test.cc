@@ -90,9 +90,10 @@ TEST(every_type_and_operation_has_the_bits_of_its_definition) {
       if (check::is_brief && cut != brief_cut) continue;
       EngineOptions options = on_hosts(hosts);
       options.fusion_threshold = kCuts[cut].fusion_threshold;
-      options.seals_data = cut % 2 == 1;
       options.overlap = cut != 2;  // where nothing is sent before a rank waits, batches are as long as they may be
-      Job job(size, options, kCuts[cut].slot_bytes);
+      Wiring wiring;
+      wiring.seals_data = cut % 2 == 1;
+      Job job(size, options, kCuts[cut].slot_bytes, 4, wiring);
       if (cut == 1) job.become_impatient(20 * kMicrosecond);
       for (int round = 0; round < 2; ++round) {
         job.on_all([&](int rank) {

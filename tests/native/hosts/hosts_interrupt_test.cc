@@ -39,15 +39,14 @@ struct Rank {
 
 class Planes {
  public:
-  explicit Planes(const std::vector<int>& hosts, int num_streams) : size_(static_cast<int>(hosts.size())) {
+  Planes(const std::vector<int>& hosts, const Wiring& wiring) : size_(static_cast<int>(hosts.size())) {
     EngineOptions options = on_hosts(hosts);
     options.size = size_;
-    options.seals_data = num_streams > 1;
-    const Connections connections(options, num_streams);
+    const Connections connections(options, wiring);
     std::vector<std::shared_ptr<HostMemory>> memories;
     for (int rank = 0; rank < size_; ++rank) {
       options.rank = rank;
-      options.connections = connections.of(rank);
+      options.transport = connections.transport_of(rank);
       options.wakeup_fd = connections.wakeup_fd(rank);
       const std::vector<int> local_ranks = options.local_ranks();
       const auto place = std::find(local_ranks.begin(), local_ranks.end(), rank) - local_ranks.begin();
@@ -96,14 +95,17 @@ class Planes {
   std::vector<std::unique_ptr<Rank>> ranks_;
 };
 
-// Calls function(planes) for places of all kinds, with one stream for each pair and with three, which are sealed. It
-// returns how often ranks were interrupted: on this or that place perhaps never.
+// Calls function(planes) for places of all kinds, with one stream for each pair, with three, which are sealed, and with
+// two in memory. It returns how often ranks were interrupted: on this or that place perhaps never.
 template <typename Function>
 void on_all_planes(Function&& function) {
   int num_interruptions = 0;
+  Wiring sealed;
+  sealed.num_streams = 3;
+  sealed.seals_data = true;
   for (const std::vector<int>& hosts : kPlaces) {
-    for (int num_streams : {1, 3}) {
-      Planes planes(hosts, num_streams);
+    for (const Wiring& wiring : {Wiring(), sealed, in_memory(2)}) {
+      Planes planes(hosts, wiring);
       num_interruptions += function(planes);
     }
   }

@@ -58,24 +58,26 @@ TEST(one_rank_shuts_down_and_all_others_hear_of_it) {
 // Several streams for each pair of ranks, over which chunks go in turn.
 TEST(collectives_over_several_streams) {
   for (const std::vector<int>& hosts : kPlaces) {
-    EngineOptions options = on_hosts(hosts);
-    options.seals_data = hosts.size() % 2 == 0;
-    Job job(static_cast<int>(hosts.size()), options, 4096, 4, 3);
-    job.become_impatient(50 * kMicrosecond);
-    job.on_all([&](int rank) {
-      for (int round = 0; round < 4; ++round) {
-        for (size_t count : {1, 3001, 40009}) check_sum(job, rank, 0, all_of(job), count, round);
-        std::vector<float> data(200003);
-        for (size_t i = 0; i < data.size(); ++i) data[i] = value(rank, i);
-        const int root = round % job.size();
-        CHECK_EQ(job.run(rank, make("b" + std::to_string(root), HVL_BROADCAST, {{200003}}, HVL_SUM, root), data.data())
-                     .message(),
-                 "");
-        size_t num_wrong = 0;
-        for (size_t i = 0; i < data.size(); ++i) num_wrong += data[i] == value(root, i) ? 0 : 1;
-        CHECK_EQ(num_wrong, size_t{0});
-      }
-    });
+    Wiring sockets;
+    sockets.num_streams = 3;
+    sockets.seals_data = hosts.size() % 2 == 0;
+    for (const Wiring& wiring : {sockets, in_memory(3)}) {
+      Job job(static_cast<int>(hosts.size()), on_hosts(hosts), 4096, 4, wiring);
+      job.become_impatient(50 * kMicrosecond);
+      job.on_all([&](int rank) {
+        for (int round = 0; round < 4; ++round) {
+          for (size_t count : {1, 3001, 40009}) check_sum(job, rank, 0, all_of(job), count, round);
+          std::vector<float> data(200003);
+          for (size_t i = 0; i < data.size(); ++i) data[i] = value(rank, i);
+          const int root = round % job.size();
+          const auto operation = make("b" + std::to_string(root), HVL_BROADCAST, {{200003}}, HVL_SUM, root);
+          CHECK_EQ(job.run(rank, operation, data.data()).message(), "");
+          size_t num_wrong = 0;
+          for (size_t i = 0; i < data.size(); ++i) num_wrong += data[i] == value(root, i) ? 0 : 1;
+          CHECK_EQ(num_wrong, size_t{0});
+        }
+      });
+    }
   }
 }
 
@@ -143,10 +145,10 @@ Status move_once(Job& job, int rank, Kind kind, int64_t count, const hvl_callbac
 
 // The ranks of other hosts fail soon, with a reason that names the one that is cut off in the third round. Those of its
 // own host cannot know who it was: here no process has ended.
-void check_cut_off(const std::vector<int>& hosts, int victim, Kind kind, int64_t count) {
+void check_cut_off(const std::vector<int>& hosts, int victim, Kind kind, int64_t count, const Wiring& wiring) {
   EngineOptions options = on_hosts(hosts);
   options.overlap = false;  // so that both tensors make one batch
-  Job job(static_cast<int>(hosts.size()), options);
+  Job job(static_cast<int>(hosts.size()), options, 4096, 4, wiring);
   CutOff cut{&job, victim};
   std::vector<uint64_t> failed_at(hosts.size());
   job.on_all([&](int rank) {
@@ -168,17 +170,15 @@ const std::vector<std::pair<std::vector<int>, int>> kVictims = {
     {{0, 1}, 1}, {{0, 1, 2, 3}, 0}, {{0, 1, 2, 3}, 1}, {{0, 0, 1, 2}, 3}, {{0, 0, 1, 1}, 2}, {{0, 1, 2, 3, 4, 5, 6}, 2},
 };
 
-TEST(a_rank_that_is_lost_in_the_middle_of_large_allreduces) {
-  for (const auto& [hosts, victim] : kVictims) check_cut_off(hosts, victim, HVL_ALLREDUCE, 1 << 20);
+void check_all_victims(Kind kind, int64_t count) {
+  for (const auto& [hosts, victim] : kVictims) {
+    for (const Wiring& wiring : {Wiring(), in_memory()}) check_cut_off(hosts, victim, kind, count, wiring);
+  }
 }
 
-TEST(a_rank_that_is_lost_in_the_middle_of_small_allreduces) {
-  for (const auto& [hosts, victim] : kVictims) check_cut_off(hosts, victim, HVL_ALLREDUCE, 16);
-}
-
-TEST(a_rank_that_is_lost_in_the_middle_of_broadcasts) {
-  for (const auto& [hosts, victim] : kVictims) check_cut_off(hosts, victim, HVL_BROADCAST, 1 << 18);
-}
+TEST(a_rank_that_is_lost_in_the_middle_of_large_allreduces) { check_all_victims(HVL_ALLREDUCE, 1 << 20); }
+TEST(a_rank_that_is_lost_in_the_middle_of_small_allreduces) { check_all_victims(HVL_ALLREDUCE, 16); }
+TEST(a_rank_that_is_lost_in_the_middle_of_broadcasts) { check_all_victims(HVL_BROADCAST, 1 << 18); }
 
 }  // namespace
 }  // namespace hvl

@@ -74,9 +74,10 @@ struct Outcome {
 std::vector<Outcome> run_with_change(bool seals, uint64_t changed, int64_t count) {
   std::vector<Outcome> outcomes(2);
   Wiretap tap([&](uint64_t position, char byte) { return position == changed ? static_cast<char>(byte ^ 64) : byte; });
-  EngineOptions options = on_hosts({0, 1});
-  options.seals_data = seals;
-  Job job(2, options, 4096, 4, 1, [&](int* ends) { tap.make_ends(ends); });
+  Wiring wiring;
+  wiring.seals_data = seals;
+  wiring.data_ends = [&](int* ends) { tap.make_ends(ends); };
+  Job job(2, on_hosts({0, 1}), 4096, 4, wiring);
   job.on_all([&](int rank) {
     Outcome& outcome = outcomes[static_cast<size_t>(rank)];
     for (int round = 0; round < 4 && outcome.status.ok(); ++round) {

@@ -1,21 +1,17 @@
-// Channels over real sockets, of both kinds that there are.
+// Channels over real sockets, of both kinds that there are: what the seam leaves open, and peers that send other bytes.
 #include "transport/tcp/channel.h"
 
-#include <arpa/inet.h>
 #include <fcntl.h>
-#include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <memory>
-#include <thread>
 #include <utility>
-#include <vector>
 
 #include "check.h"
+#include "connections.h"
 
 namespace hvl {
 namespace {
@@ -26,25 +22,14 @@ const char* const kPeer = "rank 2 (host b, 10.0.0.3)";
 
 std::pair<int, int> socket_pair() {
   int fds[2];
-  REQUIRE(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, fds) == 0);
+  make_pair_of_ends(fds);
   return {fds[0], fds[1]};
 }
 
 std::pair<int, int> tcp_pair() {
-  const int listener = socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t length = sizeof address;
-  auto* any = reinterpret_cast<sockaddr*>(&address);
-  REQUIRE(bind(listener, any, length) == 0 && listen(listener, 1) == 0 && getsockname(listener, any, &length) == 0);
-  const int a = socket(AF_INET, SOCK_STREAM, 0);
-  REQUIRE(connect(a, any, length) == 0);
-  const int b = accept(listener, nullptr, nullptr);
-  REQUIRE(b >= 0);
-  close(listener);
-  for (int fd : {a, b}) REQUIRE(fcntl(fd, F_SETFL, O_NONBLOCK) == 0);
-  return {a, b};
+  int fds[2];
+  make_tcp_ends(fds);
+  return {fds[0], fds[1]};
 }
 
 void for_both_kinds(void (*test)(std::pair<int, int> fds)) {
@@ -102,39 +87,6 @@ struct Half {
   Sealer sealer;
 };
 
-TEST(frames_of_all_sizes_both_ways_at_once) {
-  for_both_kinds([](std::pair<int, int> fds) {
-    const auto run = [](int fd, const ChannelKey& to, const ChannelKey& from) {
-      constexpr size_t kCount = 600;
-      const auto frame_of = [](size_t i) { return std::string(i * i % 70001, static_cast<char>(i)); };
-      Channel channel(fd, to, from, kPeer);
-      size_t num_sent = 0;
-      size_t num_received = 0;
-      while (num_sent < kCount || !channel.has_ended() || !channel.is_flushed()) {
-        if (num_sent < kCount && channel.is_flushed()) channel.send(frame_of(num_sent++));
-        if (num_sent == kCount) channel.finish();
-        bool progressed = false;
-        const Status status = channel.pump(&progressed);
-        REQUIRE(CHECK_EQ(status.message(), ""));
-        std::string frame;
-        for (; channel.receive(&frame); ++num_received) REQUIRE(frame == frame_of(num_received));
-        if (progressed || (channel.is_flushed() && (num_sent < kCount || channel.has_ended()))) continue;
-        wait_for(fd, static_cast<short>((channel.has_ended() ? 0 : POLLIN) | (channel.is_flushed() ? 0 : POLLOUT)));
-      }
-      CHECK_EQ(num_received, kCount);
-    };
-    const auto guarded = [&](int fd, const ChannelKey& to, const ChannelKey& from) {
-      try {
-        run(fd, to, from);
-      } catch (const check::RequirementFailed&) {  // already reported
-      }
-    };
-    std::thread other([&] { guarded(fds.second, kDown, kUp); });
-    guarded(fds.first, kUp, kDown);
-    other.join();
-  });
-}
-
 TEST(a_frame_in_pieces_of_one_byte) {
   for_both_kinds([](std::pair<int, int> fds) {
     Half half(fds);
@@ -185,34 +137,6 @@ TEST(a_pump_reads_a_bounded_amount_and_nothing_while_a_frame_waits) {
     CHECK(count > 0);
     CHECK(count <= 32);
     for (; count < 60; ++count) CHECK_EQ(half.next().size(), 1000);
-  });
-}
-
-TEST(a_peer_that_does_not_read_holds_up_nobody) {
-  for_both_kinds([](std::pair<int, int> fds) {
-    Channel a(fds.first, kUp, kDown, kPeer);
-    Channel b(fds.second, kDown, kUp, kPeer);
-    constexpr size_t kCount = 20;
-    for (size_t i = 0; i < kCount; ++i) a.send(std::string(1 << 20, static_cast<char>(i)));
-    a.finish();
-    int pumps = 0;
-    for (bool progressed = true; progressed; ++pumps) {
-      progressed = false;
-      CHECK(a.pump(&progressed).ok());
-    }
-    CHECK(pumps > 1);
-    CHECK(!a.is_flushed());
-    std::string frame;
-    size_t count = 0;
-    while (!b.has_ended()) {
-      bool progressed = false;
-      REQUIRE(a.pump(&progressed).ok());
-      REQUIRE(b.pump(&progressed).ok());
-      for (; b.receive(&frame); ++count) CHECK(frame == std::string(1 << 20, static_cast<char>(count)));
-      if (!progressed) wait_for(b.fd(), POLLIN);
-    }
-    CHECK_EQ(count, kCount);
-    CHECK(a.is_flushed());
   });
 }
 

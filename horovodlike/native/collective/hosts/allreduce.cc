@@ -208,7 +208,8 @@ class Exact : public HostsCollective {
       if (!gathers_) {
         Status status = part_->run();
         if (!status.ok()) return status;
-        begin_gather(segment);
+        part_ = make_hosts_allgather(context_, gather_);
+        gathers_ = true;
       }
       Status status = part_->run();
       if (!status.ok()) return status;
@@ -232,11 +233,6 @@ class Exact : public HostsCollective {
     scatter_.output = gather_.blocks[team.mine].data;
     gather_.input = scatter_.output;
     part_ = make_hosts_reducescatter(context_, scatter_);
-  }
-
-  void begin_gather(const Segment&) {
-    part_ = make_hosts_allgather(context_, gather_);
-    gathers_ = true;
   }
 
   const std::vector<Segment> segments_;

@@ -57,7 +57,7 @@ void HostExchange::for_each_piece(uint64_t chunk, size_t lane_index, size_t part
 }
 
 template <typename Check>
-bool HostExchange::for_all_peers(uint64_t chunk, Check&& check) const {
+bool HostExchange::for_all_peers(uint64_t chunk, Check&& check) {
   for (size_t index = 0; index < layout_.lanes.size(); ++index) {
     for (size_t host = 0; host < layout_.num_hosts(); ++host) {
       if (host == layout_.mine) continue;
@@ -105,12 +105,12 @@ void HostExchange::post_gather(uint64_t chunk) {
   }
 }
 
-bool HostExchange::has_come(uint64_t chunk) const {
+bool HostExchange::has_come(uint64_t chunk) {
   return for_all_peers(chunk,
                        [&](int peer, const Ends& end) { return mesh_->has_received(peer, chunk, end.scattered); });
 }
 
-bool HostExchange::is_final(uint64_t chunk) const {
+bool HostExchange::is_final(uint64_t chunk) {
   return for_all_peers(chunk, [&](int peer, const Ends& end) {
     return mesh_->has_received(peer, chunk, end.gathered_in) && mesh_->has_sent(peer, chunk, end.gathered_out);
   });

@@ -14,7 +14,7 @@
 #include "base/memory.h"
 #include "collective/batch.h"
 #include "collective/hosts/host_layout.h"
-#include "transport/tcp/mesh.h"
+#include "transport/transport.h"
 
 namespace hvl {
 
@@ -80,18 +80,15 @@ class HostExchange {
   bool post();
   void post_scatter(uint64_t chunk);
   void post_gather(uint64_t chunk);
-  bool has_come(uint64_t chunk) const;
-  bool is_final(uint64_t chunk) const;
+  bool has_come(uint64_t chunk);
+  bool is_final(uint64_t chunk);
   void reduce_parts(uint64_t chunk);
   template <typename Visit>
   void for_each_piece(uint64_t chunk, size_t lane_index, size_t part, Visit&& visit);
   template <typename Check>
-  bool for_all_peers(uint64_t chunk, Check&& check) const;
+  bool for_all_peers(uint64_t chunk, Check&& check);
   Ends& ends(uint64_t chunk, size_t lane_index, size_t host) {
     return ends_[((chunk % window()) * layout_.lanes.size() + lane_index) * layout_.num_hosts() + host];
-  }
-  const Ends& ends(uint64_t chunk, size_t lane_index, size_t host) const {
-    return const_cast<HostExchange*>(this)->ends(chunk, lane_index, host);
   }
   char* scratch(uint64_t chunk, size_t lane_index, size_t host) {
     return scratch_ +

@@ -7,7 +7,7 @@
 #include "collective/hosts/host_exchange.h"
 #include "collective/hosts/host_layout.h"
 #include "collective/shm/chunk_pipeline.h"
-#include "transport/tcp/mesh.h"
+#include "transport/transport.h"
 
 namespace hvl {
 
@@ -40,17 +40,17 @@ class HostsCollective {
   template <typename Advance, typename IsDone>
   Status run_until(IsDone&& is_done, Advance&& advance) {
     Status status;
-    const auto goes_on = [&] {
+    const auto can_continue = [&] {
       bool moved = false;
       status = advance(&moved);
       return moved || !status.ok() || is_done();
     };
     while (!is_done()) {
-      if (goes_on()) {
+      if (can_continue()) {
         if (!status.ok()) return status;
         continue;
       }
-      const Status waited = pipeline().waiter()->wait(goes_on, [](int) { return false; }, &mesh());
+      const Status waited = pipeline().waiter()->wait(can_continue, [](int) { return false; }, &mesh());
       if (!waited.ok()) return waited;
       if (!status.ok()) return status;
     }

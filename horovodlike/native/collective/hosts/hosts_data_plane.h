@@ -1,4 +1,4 @@
-// The data plane of a job of several hosts: shared memory within each, TCP between them.
+// The data plane of a job of several hosts: shared memory within each, a mesh between them.
 #pragma once
 
 #include <memory>

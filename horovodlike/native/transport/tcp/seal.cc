@@ -12,17 +12,20 @@ using Length = uint32_t;
 
 constexpr Length kEnd = UINT32_MAX;
 
-Sha256::Digest mac_of(Hmac* mac, uint64_t number, const void* length, const void* payload, size_t payload_bytes) {
-  mac->add(&number, sizeof number);
-  mac->add(length, sizeof(Length));
-  mac->add(payload, payload_bytes);
-  return mac->digest();
-}
-
 // "frame 1" is the first one.
 std::string name_of(uint64_t number) { return "frame " + std::to_string(number + 1); }
 
 }  // namespace
+
+Sha256::Digest mac_of(Hmac* mac, uint64_t number, const char* bytes, size_t num_bytes) {
+  mac->add(&number, sizeof number);
+  mac->add(bytes, num_bytes);
+  return mac->digest();
+}
+
+bool is_mac_of(Hmac* mac, uint64_t number, const char* bytes, size_t num_bytes) {
+  return equal_in_constant_time(mac_of(mac, number, bytes, num_bytes).data(), bytes + num_bytes, kMacBytes);
+}
 
 std::string wrong_mac(const std::string& noun, uint64_t number, const std::string& peer) {
   return "the MAC of " + noun + " " + std::to_string(number + 1) + " from " + peer +
@@ -36,10 +39,11 @@ void Sealer::seal(const std::string& payload, ByteQueue* stream) {
 void Sealer::seal_end(ByteQueue* stream) { append(kEnd, std::string(), stream); }
 
 void Sealer::append(Length length, const std::string& payload, ByteQueue* stream) {
-  const Sha256::Digest mac = mac_of(&mac_, next_++, &length, payload.data(), payload.size());
+  const size_t num_bytes = sizeof length + payload.size();
   stream->append(&length, sizeof length);
   stream->append(payload.data(), payload.size());
-  stream->append(mac.data(), kMacBytes);
+  const char* frame = stream->data() + stream->size() - num_bytes;
+  stream->append(mac_of(&mac_, next_++, frame, num_bytes).data(), kMacBytes);
 }
 
 Status Opener::feed(const void* bytes, size_t count) {
@@ -82,9 +86,7 @@ std::string Opener::verify() {
 
 // True if this is the sender's frame of that number.
 bool Opener::is_frame(uint64_t number, const char* frame, size_t payload_bytes) {
-  const char* payload = frame + sizeof(Length);
-  const Sha256::Digest mac = mac_of(&mac_, number, frame, payload, payload_bytes);
-  return equal_in_constant_time(mac.data(), payload + payload_bytes, kMacBytes);
+  return is_mac_of(&mac_, number, frame, sizeof(Length) + payload_bytes);
 }
 
 // Returns why this is not the next frame.

@@ -16,14 +16,19 @@
 
 #include "base/hmac.h"
 #include "base/status.h"
-#include "transport/tcp/byte_queue.h"
+#include "transport/byte_queue.h"
+#include "transport/transport.h"
 
 namespace hvl {
 
 constexpr size_t kMacBytes = 16;
-constexpr size_t kFrameLimit = size_t{16} << 20;  // the longest payload
 
 using ChannelKey = uint8_t[HVL_KEY_BYTES];
+
+// The MAC of bytes under a number that is used once.
+Sha256::Digest mac_of(Hmac* mac, uint64_t number, const char* bytes, size_t num_bytes);
+// True if the right MAC is behind the bytes.
+bool is_mac_of(Hmac* mac, uint64_t number, const char* bytes, size_t num_bytes);
 
 // Returns the message for a frame whose MAC is wrong. `noun`: the word for such frames; number 0 is "frame 1".
 std::string wrong_mac(const std::string& noun, uint64_t number, const std::string& peer);

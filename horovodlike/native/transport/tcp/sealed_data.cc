@@ -8,16 +8,6 @@ namespace {
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "frames need byte swaps here");
 
-Sha256::Digest mac_of(Hmac* mac, uint64_t number, const char* bytes, size_t num_bytes) {
-  mac->add(&number, sizeof number);
-  mac->add(bytes, num_bytes);
-  return mac->digest();
-}
-
-bool is_mac_of(Hmac* mac, uint64_t number, const char* bytes, size_t num_bytes) {  // the MAC is behind the bytes
-  return equal_in_constant_time(mac_of(mac, number, bytes, num_bytes).data(), bytes + num_bytes, kMacBytes);
-}
-
 uint64_t of_header(uint64_t frame) { return 2 * frame; }
 uint64_t of_payload(uint64_t frame) { return 2 * frame + 1; }
 

@@ -19,8 +19,8 @@
 
 #include "base/hmac.h"
 #include "base/status.h"
+#include "transport/byte_queue.h"
 #include "transport/tcp/seal.h"
-#include "transport/tcp/transfer.h"
 
 namespace hvl {
 

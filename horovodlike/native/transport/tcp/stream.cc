@@ -39,6 +39,13 @@ Status Stream::lost(const std::string& why) const {
   return Status(HVL_JOB_BROKEN, "the connection to " + peer_ + " was lost: " + why);
 }
 
+// After a system call that moved nothing: 0 bytes, or an error, which may be that nothing can be moved now.
+Status Stream::not_moved(ssize_t result) const {
+  if (result == 0) return lost("it has closed it in the middle of a collective, so it has ended or given up");
+  const bool is_transient = errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR;
+  return is_transient ? Status() : lost(strerror(errno));
+}
+
 Status Stream::progress(bool* moved) {
   Status status;
   if (!sent_.is_empty()) status = seal_ == nullptr ? send_some(moved) : send_sealed(moved);
@@ -52,8 +59,7 @@ Status Stream::send_some(bool* moved) {
     message.msg_iov = sent_.next();
     message.msg_iovlen = sent_.count();
     const ssize_t sent = sendmsg(fd_, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (sent == -1 && errno == EINTR) continue;
-    if (sent == -1) return errno == EAGAIN || errno == EWOULDBLOCK ? Status() : lost(strerror(errno));
+    if (sent == -1) return not_moved(sent);
     const bool all = static_cast<uint64_t>(sent) == sent_.num_bytes_of(message.msg_iovlen);
     sent_.advance(static_cast<uint64_t>(sent));
     *moved = true;
@@ -63,18 +69,13 @@ Status Stream::send_some(bool* moved) {
 }
 
 Status Stream::receive_some(bool* moved) {
-  while (!received_.is_empty()) {
-    msghdr message{};
-    message.msg_iov = received_.next();
-    message.msg_iovlen = received_.count();
-    const ssize_t came = recvmsg(fd_, &message, MSG_DONTWAIT);
-    if (came == -1 && errno == EINTR) continue;
-    if (came == -1) return errno == EAGAIN || errno == EWOULDBLOCK ? Status() : lost(strerror(errno));
-    if (came == 0) return lost("it has closed it in the middle of a collective, so it has ended or given up");
-    received_.advance(static_cast<uint64_t>(came));
-    *moved = true;
-    return Status();
-  }
+  msghdr message{};
+  message.msg_iov = received_.next();
+  message.msg_iovlen = received_.count();
+  const ssize_t came = recvmsg(fd_, &message, MSG_DONTWAIT);
+  if (came <= 0) return not_moved(came);
+  received_.advance(static_cast<uint64_t>(came));
+  *moved = true;
   return Status();
 }
 
@@ -84,8 +85,7 @@ Status Stream::send_sealed(bool* moved) {
     DataSealer& sealer = seal_->sealer;
     if (sealer.is_flushed()) sealer.seal(sent_);
     const ssize_t sent = ::send(fd_, sealer.data(), sealer.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (sent == -1 && errno == EINTR) continue;
-    if (sent == -1) return errno == EAGAIN || errno == EWOULDBLOCK ? Status() : lost(strerror(errno));
+    if (sent == -1) return not_moved(sent);
     sealer.drop(static_cast<size_t>(sent));
     *moved = true;
     if (!sealer.is_flushed()) return Status();
@@ -103,12 +103,8 @@ Status Stream::receive_sealed(bool* moved) {
   if (!status.ok() || received_.is_empty()) return status;
   size_t most;
   char* room = opener.room(&most);
-  ssize_t came;
-  do {
-    came = recv(fd_, room, most, MSG_DONTWAIT);
-  } while (came == -1 && errno == EINTR);
-  if (came == -1) return errno == EAGAIN || errno == EWOULDBLOCK ? Status() : lost(strerror(errno));
-  if (came == 0) return lost("it has closed it in the middle of a collective, so it has ended or given up");
+  const ssize_t came = recv(fd_, room, most, MSG_DONTWAIT);
+  if (came <= 0) return not_moved(came);
   opener.add(static_cast<size_t>(came));
   *moved = true;
   return opener.open(&received_);

@@ -4,14 +4,15 @@
 #pragma once
 
 #include <poll.h>
+#include <sys/types.h>
 
 #include <cstdint>
 #include <memory>
 #include <string>
 
 #include "base/status.h"
+#include "transport/byte_queue.h"
 #include "transport/tcp/sealed_data.h"
-#include "transport/tcp/transfer.h"
 
 namespace hvl {
 
@@ -49,6 +50,7 @@ class Stream {
   Status send_sealed(bool* moved);
   Status receive_sealed(bool* moved);
   Status lost(const std::string& why) const;
+  Status not_moved(ssize_t result) const;
 
   int fd_;
   std::string peer_;

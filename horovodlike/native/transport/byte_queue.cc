@@ -1,4 +1,4 @@
-#include "transport/tcp/transfer.h"
+#include "transport/byte_queue.h"
 
 #include <algorithm>
 #include <cstring>

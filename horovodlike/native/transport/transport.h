@@ -1,0 +1,84 @@
+// The seam between hosts: collectives and the control plane move bytes through these three interfaces only. Each
+// transport lies in a folder of its own, above all that use it; transport_test.cc checks each.
+//
+// For the thread that holds the engine lock. Nothing here waits: the caller repeats pump() or progress(), and sleeps on
+// the descriptors meanwhile. An error means that the job is broken, names the peer, and is final.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "base/status.h"
+#include "sync/poller.h"
+
+namespace hvl {
+
+constexpr size_t kFrameLimit = size_t{16} << 20;  // bytes of the longest frame
+
+// Frames to and from one rank of another host, for control: whole, once and in order. Both sides finish() before they
+// destroy it: else the peer takes this rank for killed, and its last frames may be lost.
+class Connection {
+ public:
+  virtual ~Connection() = default;
+
+  // Queues a frame, of kFrameLimit bytes at most: with a longer one the connection fails. Not after finish().
+  virtual void send(const std::string& frame) = 0;
+  // Queues the end, after which nothing is sent.
+  virtual void finish() = 0;
+  // Sends as much as possible and receives a bounded part of what has arrived, unless a received frame is waiting; sets
+  // *progressed if anything moved. A lost peer is an error only after receive() has returned its last frame.
+  virtual Status pump(bool* progressed) = 0;
+  // Returns the next frame in *frame, if there is one.
+  virtual bool receive(std::string* frame) = 0;
+  // Closes this process's descriptor; pump() must not be called any more.
+  virtual void close() = 0;
+
+  // None of these makes a system call.
+  virtual bool has_frame() const = 0;
+  // True if the peer has finished and receive() has returned all its frames.
+  virtual bool has_ended() const = 0;
+  // True if nothing more will be sent or received: both sides have finished, or the connection has failed.
+  virtual bool is_over() const = 0;
+  // True if all that was queued has left this process, the end too.
+  virtual bool is_flushed() const = 0;
+  // To sleep on: readable when something has arrived, writable when more can be sent. -1 when the connection is over
+  // and the peer has closed it, too.
+  virtual int fd() const = 0;
+  // Its name in messages: "rank 2 on host b".
+  virtual const std::string& peer() const = 0;
+};
+
+// The bytes of collectives to and from every rank of another host: memory to send and memory to receive into, in an
+// order that both sides know. Between two ranks there may be several streams, which keep no order among each other.
+// Positions count the bytes of a stream's direction. As Sockets: only streams that have something to move. A lost peer
+// is an error only for transfers with it.
+class Mesh : public Sockets {
+ public:
+  // Queues memory, which is borrowed until its end, the returned position, has been moved. `turn` chooses among
+  // streams: the number of the piece of data, which both sides know. For each chunk or tensor, so the calls may be
+  // virtual.
+  virtual uint64_t send(int rank, uint64_t turn, const void* data, uint64_t num_bytes) = 0;
+  virtual uint64_t receive(int rank, uint64_t turn, void* data, uint64_t num_bytes) = 0;
+  virtual bool has_sent(int rank, uint64_t turn, uint64_t end) const = 0;
+  virtual bool has_received(int rank, uint64_t turn, uint64_t end) const = 0;
+  // True if everything queued has been moved.
+  virtual bool is_idle() const = 0;
+  // Moves as much as possible without waiting; sets *moved if anything moved.
+  virtual Status progress(bool* moved) = 0;
+  // Closes this process's descriptors, in a forked child; nothing may be moved any more.
+  virtual void close_in_child() = 0;
+};
+
+// The way of one rank to those of other hosts. Its functions throw std::runtime_error where the system refuses them.
+class Transport {
+ public:
+  virtual ~Transport() = default;
+
+  // The control connection to that rank. `peer`: its name for messages.
+  virtual std::unique_ptr<Connection> connect(int rank, const std::string& peer) = 0;
+  virtual std::unique_ptr<Mesh> make_mesh(const std::function<std::string(int rank)>& name_of) = 0;
+};
+
+}  // namespace hvl

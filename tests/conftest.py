@@ -132,7 +132,7 @@ def ranks(_pools: dict[tuple[int, tuple[str, ...]], RankPool], modules: tuple[st
 
 @pytest.fixture(scope="session")
 def fake_gpu() -> Path:
-    """The file of the double of the CUDA driver and of NCCL; GPU_DOUBLE_GPUS says how many GPUs it has."""
+    """The file of the double of the CUDA driver and of NCCL; FAKE_GPU_COUNT says how many GPUs it has."""
     return gpus.build()
 
 

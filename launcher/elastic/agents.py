@@ -39,7 +39,7 @@ class _Agent:
     """One host with its agent."""
 
     name: str
-    link: AgentConnection
+    connection: AgentConnection
     deadline: float
     host: Host | None = None  # once its agent can be spoken with
     addresses: tuple[str, ...] = ()  # of this machine, as it reaches them
@@ -127,7 +127,7 @@ class AgentPool:
         agent = self._agents[host]
         entry = next((entry for entry in agent.waiting if entry[0] == worker), None)
         if entry is None:
-            agent.link.send(FrameKind.SIGNAL_RANK, worker, b"%d" % signum)
+            agent.connection.send(FrameKind.SIGNAL_RANK, worker, b"%d" % signum)
             return True
         agent.waiting.remove(entry)
         return False
@@ -142,22 +142,22 @@ class AgentPool:
         agent = self._agents.get(host)
         if agent is not None and not agent.leaving:
             agent.leaving = True
-            agent.link.send(FrameKind.END, 0, encode_seconds(GRACE_S))
+            agent.connection.send(FrameKind.END, 0, encode_seconds(GRACE_S))
 
-    def blame(self, link: FrameConnection, trouble: str) -> None:
+    def blame(self, connection: FrameConnection, trouble: str) -> None:
         """Note what is wrong with a host whose connection is about to end."""
-        agent = self._find(link)
+        agent = self._find(connection)
         if agent is not None:
             agent.trouble = agent.trouble or trouble
 
-    def end(self, link: FrameConnection, status: int) -> None:
+    def end(self, connection: FrameConnection, status: int) -> None:
         """Close the connection to an agent, which has ended; report the host as lost unless that was wanted."""
-        agent = self._find(link)
+        agent = self._find(connection)
         if agent is None:
             return
         del self._agents[agent.name]
         if not agent.leaving or agent.trouble:
-            self._on_lost(agent.name, agent.trouble or link.explain_end(status))
+            self._on_lost(agent.name, agent.trouble or connection.explain_end(status))
             return
         for worker, slot in agent.waiting:  # meanwhile the host was offered again
             self.start(worker, agent.name, slot, agent.slots)
@@ -167,15 +167,15 @@ class AgentPool:
         for agent in list(self._agents.values()):
             if agent.host is None:
                 del self._agents[agent.name]
-                agent.link.kill()
-                agent.link.close()
+                agent.connection.kill()
+                agent.connection.close()
 
     def close(self) -> None:
         """End all agents, and wait for that."""
         for agent in self._agents.values():
-            agent.link.cut()
+            agent.connection.cut()
         for agent in self._agents.values():
-            agent.link.close()
+            agent.connection.close()
 
     # Agents that have not answered yet.
 
@@ -183,7 +183,7 @@ class AgentPool:
         """Bring what a selector waits for up to date."""
         for agent in self._agents.values():
             if agent.host is None:
-                agent.link.watch(selector, True, functools.partial(setattr, agent, "answered", True))
+                agent.connection.watch(selector, True, functools.partial(setattr, agent, "answered", True))
 
     def next_deadline(self) -> float | None:
         """Return when :meth:`attend` will have something to do even if no host answers."""
@@ -197,38 +197,38 @@ class AgentPool:
                 agent.answered = False
                 self._take_answer(agent, selector)
             elif now >= agent.deadline:
-                agent.link.unwatch(selector)
-                agent.link.kill()
-                self._fail(agent, explain_delay(agent.link, self._spec))
+                agent.connection.unwatch(selector)
+                agent.connection.kill()
+                self._fail(agent, explain_delay(agent.connection, self._spec))
 
     @functools.cached_property
     def _this_host(self) -> Host:
         return describe_this_host(self._spec, self._environ)
 
-    def _find(self, link: FrameConnection) -> _Agent | None:
-        return next((agent for agent in self._agents.values() if agent.link is link), None)
+    def _find(self, connection: FrameConnection) -> _Agent | None:
+        return next((agent for agent in self._agents.values() if agent.connection is connection), None)
 
     def _reach(self, name: str) -> _Agent | None:
         here = name == self._spec.here
         try:
-            link = start_agent(self._spec, name, here)
+            connection = start_agent(self._spec, name, here)
         except (HostsError, OSError) as error:
             self._on_lost(name, str(error))
             return None
-        agent = self._agents[name] = _Agent(name, link, time.monotonic() + self._spec.start_timeout)
+        agent = self._agents[name] = _Agent(name, connection, time.monotonic() + self._spec.start_timeout)
         if here:
             self._begin(agent, self._this_host, ())
         else:
-            ask_for_description(link, self._spec, self._command[0], self._folder)
+            ask_for_description(connection, self._spec, self._command[0], self._folder)
         return agent
 
     def _take_answer(self, agent: _Agent, selector: selectors.BaseSelector) -> None:
-        answer = receive_answer(agent.link)
+        answer = receive_answer(agent.connection)
         if answer is None:
             return
-        agent.link.unwatch(selector)
+        agent.connection.unwatch(selector)
         try:
-            description = read_description(answer, agent.link, self._spec)
+            description = read_description(answer, agent.connection, self._spec)
             self._begin(agent, description.host, self._find_addresses(agent.name, description))
         except (HostsError, UsageError, RuntimeError) as error:
             self._fail(agent, str(error))
@@ -238,17 +238,17 @@ class AgentPool:
 
     def _fail(self, agent: _Agent, reason: str) -> None:
         del self._agents[agent.name]
-        agent.link.kill()
-        agent.link.close()
+        agent.connection.kill()
+        agent.connection.close()
         self._on_lost(agent.name, reason)
 
     # Workers.
 
     def _begin(self, agent: _Agent, host: Host, addresses: tuple[str, ...]) -> None:
-        self._port = self._on_ready(agent.link, addresses)
+        self._port = self._on_ready(agent.connection, addresses)
         agent.host, agent.addresses = host, addresses
         if self._task is not None:
-            agent.link.send_task(self._task)
+            agent.connection.send_task(self._task)
         waiting, agent.waiting = agent.waiting, []
         for worker, slot in waiting:
             self._launch(agent, host, worker, slot)
@@ -282,8 +282,8 @@ class AgentPool:
             "HOROVOD_HOSTNAME": agent.name,
         }
         plan = RankPlan(worker, slot, environ, self._command, cpus[slot])
-        elsewhere = agent.link.host is not None
+        elsewhere = agent.connection.host is not None
         message = start_message(
             [plan], self._environ, self._folder, elsewhere=elsewhere, elastic=True, grace_period=self._grace_period
         )
-        agent.link.send(FrameKind.START, 0, message)
+        agent.connection.send(FrameKind.START, 0, message)

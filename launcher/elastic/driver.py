@@ -100,7 +100,7 @@ class Driver(Supervisor):
         self._places: list[int] = []  # the members of the current generation, by rank
         self._generation = 0
         self._server: RendezvousServer | None = None
-        self._links = AgentConnections((), self, output, spec.network_timeout)
+        self._connections = AgentConnections((), self, output, spec.network_timeout)
         self._workers = WorkerServer(self._key, identity.job_id, self._processes.keys, self._events.append)
         self._agents = AgentPool(
             spec,
@@ -138,16 +138,16 @@ class Driver(Supervisor):
 
     def _watch(self, selector: selectors.BaseSelector) -> bool:
         self._think()
-        if self._ended and not self._links:
+        if self._ended and not self._connections:
             return False
         watch_descriptor(selector, self._workers.fileno(), selectors.EVENT_READ, lambda: None)
-        self._links.watch(selector, self._abandoned)
+        self._connections.watch(selector, self._abandoned)
         self._agents.watch(selector)
         return True
 
     def _react(self, selector: selectors.BaseSelector) -> None:
         self._workers.attend()
-        self._links.conclude(selector)
+        self._connections.conclude(selector)
         self._agents.attend(selector)
         self._handle_signals()
         self._advance()
@@ -160,7 +160,7 @@ class Driver(Supervisor):
 
     def _timeout(self) -> float | None:
         now = time.monotonic()
-        deadlines = [self._links.next_deadline(), self._agents.next_deadline(), self._workers.next_deadline()]
+        deadlines = [self._connections.next_deadline(), self._agents.next_deadline(), self._workers.next_deadline()]
         deadlines.append(None if self._look_every is None else now + self._look_every)
         deadlines.append(None if self._ended else self._ending_at)
         deadlines.append(None if self._ending_at is not None else self._membership.look_again())
@@ -169,7 +169,7 @@ class Driver(Supervisor):
 
     # What happens.
 
-    def on_frame(self, frame: Frame, link: FrameConnection) -> None:
+    def on_frame(self, frame: Frame, connection: FrameConnection) -> None:
         """See :class:`horovodlike.launcher.supervisor.connection.FrameHandler`."""
         worker = frame.number
         if frame.kind in (FrameKind.STDOUT, FrameKind.STDERR):
@@ -183,7 +183,7 @@ class Driver(Supervisor):
             process.pid = int(frame.payload)
             self._explain(f"worker {worker} is process {process.pid} on {process.host}")
         elif frame.kind is FrameKind.EXITED:
-            self._on_exit(worker, *decode_exit(frame.payload), link)
+            self._on_exit(worker, *decode_exit(frame.payload), connection)
         elif frame.kind is FrameKind.STOPPED:
             self._explain(f"worker {worker} has been stopped")
             self._events.append(Stopped(worker))
@@ -191,35 +191,35 @@ class Driver(Supervisor):
             self._explain(f"worker {worker} goes on")
             self._events.append(Continued(worker))
         elif frame.kind is FrameKind.FAILED:
-            self._agents.blame(link, frame.payload.decode(errors="replace"))
+            self._agents.blame(connection, frame.payload.decode(errors="replace"))
 
-    def _on_exit(self, worker: int, pid: int, status: int, link: FrameConnection) -> None:
+    def _on_exit(self, worker: int, pid: int, status: int, connection: FrameConnection) -> None:
         self._processes.pop(worker, None)
         self._output.finish(worker)
         if self._server is not None and worker in self._places:
-            how = failure_attribution.how_it_ended(worker, pid, status, link.host, "worker")
+            how = failure_attribution.how_it_ended(worker, pid, status, connection.host, "worker")
             self._server.exited(self._places.index(worker), how)
         self._explain(f"worker {worker} ended with status {status}")
         if status != 0:
-            self._failures[worker] = Failure(worker, pid, status, self._output.last_lines(worker), link.host)
+            self._failures[worker] = Failure(worker, pid, status, self._output.last_lines(worker), connection.host)
         self._workers.attend()  # its last messages arrived before its end
         self._events.append(Exited(worker, status, started=pid != 0))
 
-    def on_silence(self, link: FrameConnection, seconds: float) -> None:
+    def on_silence(self, connection: FrameConnection, seconds: float) -> None:
         """See :class:`horovodlike.launcher.supervisor.connection.FrameHandler`."""
-        self._agents.blame(link, f"it has been silent for {seconds:.0f} s; is it up, and reachable?")
+        self._agents.blame(connection, f"it has been silent for {seconds:.0f} s; is it up, and reachable?")
 
-    def on_nonsense(self, link: FrameConnection, error: Exception) -> None:
+    def on_nonsense(self, connection: FrameConnection, error: Exception) -> None:
         """See :class:`horovodlike.launcher.supervisor.connection.FrameHandler`."""
-        self._agents.blame(link, f"{link.who} cannot be understood: {error}")
+        self._agents.blame(connection, f"{connection.who} cannot be understood: {error}")
 
-    def on_end(self, link: FrameConnection, status: int) -> None:
+    def on_end(self, connection: FrameConnection, status: int) -> None:
         """See :class:`horovodlike.launcher.supervisor.connection.FrameHandler`."""
-        self._agents.end(link, status)
+        self._agents.end(connection, status)
 
-    def _take_agent(self, link: FrameConnection, addresses: tuple[str, ...]) -> int:
+    def _take_agent(self, connection: FrameConnection, addresses: tuple[str, ...]) -> int:
         self._workers.listen_on(addresses)
-        self._links.add(link)
+        self._connections.add(connection)
         return self._workers.port
 
     def _lose_host(self, host: str, reason: str) -> None:
@@ -363,7 +363,7 @@ class Driver(Supervisor):
         if not any(process.pid for process in self._processes.values()) or time.monotonic() >= self._ending_at:
             self._ended = True
             self._agents.cut()
-            self._links.send(FrameKind.END, 0, encode_seconds(GRACE_S))
+            self._connections.send(FrameKind.END, 0, encode_seconds(GRACE_S))
 
     def _handle_signals(self) -> None:
         if self._output.broken and self._ending_at is None:
@@ -373,7 +373,7 @@ class Driver(Supervisor):
             signum = self._signals.popleft()
             if self._ending_at is not None:  # the second one, or the first while a failed job is being ended
                 self._abandoned = True
-                self._links.send(FrameKind.KILL)
+                self._connections.send(FrameKind.KILL)
                 self._ending_at = time.monotonic()
             else:
                 self._pass_on(signum, signum)
@@ -405,7 +405,7 @@ class Driver(Supervisor):
                 self._workers.say(worker.number, {"stop": self._stop_reason})
         self._ending_at = time.monotonic() + self._grace_period
         self._agents.cut()
-        self._links.send(FrameKind.SIGNAL, signum, encode_seconds(self._grace_period))
+        self._connections.send(FrameKind.SIGNAL, signum, encode_seconds(self._grace_period))
 
     def _say_that_no_host_is_found(self) -> None:
         elastic = self._spec.elastic

@@ -100,13 +100,13 @@ def make_policy(spec: JobSpec, elastic: ElasticSpec) -> Policy:
         raise UsageError(f"{given(spec.called('--min-np'), least)} is more than {start}")
     if most is not None and most < number:
         raise UsageError(f"{given(spec.called('--max-np'), most)} is less than {start}")
-    cooldown = Backoff() if elastic.cooldown_range is None else Backoff(*elastic.cooldown_range, patient=False)
+    backoff = Backoff() if elastic.cooldown_range is None else Backoff(*elastic.cooldown_range, patient=False)
     return Policy(
         num_proc=number,
         min_np=least,
         max_np=most,
         reset_limit=elastic.reset_limit,
-        cooldown=cooldown,
+        backoff=backoff,
         elastic_timeout=elastic.elastic_timeout,
         heartbeat_timeout=elastic.heartbeat_timeout,
     )

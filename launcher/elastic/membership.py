@@ -123,7 +123,7 @@ class Membership(Roster):
     def _find(self, event: HostsFound, now: float) -> None:
         for host in event.slots:
             if host not in self.slots:  # offered for the first time, or anew
-                self._health[host] = HostHealth(self.policy.cooldown)
+                self._health[host] = HostHealth(self.policy.backoff)
         known = [host for host in self.slots if host in event.slots]
         new = [host for host in event.slots if host not in self.slots]
         self.slots = {host: event.slots[host] for host in (*known, *new)}
@@ -204,7 +204,7 @@ class Membership(Roster):
             self._conclude(failure_attribution.exit_code(status), reason, number)
 
     def _lose_host(self, event: HostLost, now: float) -> None:
-        self._health.setdefault(event.host, HostHealth(self.policy.cooldown)).lose(now)
+        self._health.setdefault(event.host, HostHealth(self.policy.backoff)).lose(now)
         for worker in [each for each in self.workers.values() if each.host == event.host]:
             del self.workers[worker.number]
             if worker.status is Status.FINISHED:

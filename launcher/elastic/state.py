@@ -15,7 +15,7 @@ class Policy:
         min_np: With fewer it waits.
         max_np: It never has more; None for as many as there are slots.
         reset_limit: How many generations there may be after the first one; None for any number.
-        cooldown: When a host that has failed is used again.
+        backoff: When a host that has failed is used again.
         elastic_timeout: How long the job waits for enough workers, in seconds.
         heartbeat_timeout: How long a worker may be stopped, in seconds.
     """
@@ -24,7 +24,7 @@ class Policy:
     min_np: int
     max_np: int | None = None
     reset_limit: int | None = None
-    cooldown: Backoff = Backoff()
+    backoff: Backoff = Backoff()
     elastic_timeout: float = 600.0
     heartbeat_timeout: float = 5.0
 

@@ -48,11 +48,11 @@ def start_agents(
     Raises:
         HostsError: There is no ssh.
     """
-    links: list[AgentConnection] = []
-    on_exit(functools.partial(_close, links))
+    connections: list[AgentConnection] = []
+    on_exit(functools.partial(_close, connections))
     for placement in placements:
-        links.append(start_agent(spec, placement.name, placement.name == spec.here))
-    return links
+        connections.append(start_agent(spec, placement.name, placement.name == spec.here))
+    return connections
 
 
 def start_agent(spec: JobSpec, host: str, here: bool) -> AgentConnection:
@@ -75,11 +75,11 @@ def start_agent(spec: JobSpec, host: str, here: bool) -> AgentConnection:
         raise HostsError(f"{command[0]} is not installed here: it starts what runs on other hosts") from None
 
 
-def _close(links: Sequence[AgentConnection]) -> None:
-    for link in links:
-        link.cut()
-    for link in links:
-        link.close()
+def _close(connections: Sequence[AgentConnection]) -> None:
+    for connection in connections:
+        connection.cut()
+    for connection in connections:
+        connection.close()
 
 
 def describe_this_host(spec: JobSpec, environ: Mapping[str, str]) -> Host:
@@ -92,12 +92,12 @@ def describe_this_host(spec: JobSpec, environ: Mapping[str, str]) -> Host:
     return detect_host(gpus=find_gpus(environ) if spec.gpus_per_rank else None)
 
 
-def describe_hosts(spec: JobSpec, links: Sequence[AgentConnection], program: str) -> dict[str, HostDescription]:
+def describe_hosts(spec: JobSpec, connections: Sequence[AgentConnection], program: str) -> dict[str, HostDescription]:
     """Ask the agents of other hosts what there is, all at the same time.
 
     Args:
         spec: The job.
-        links: The agents; those of this host are not asked.
+        connections: The agents; those of this host are not asked.
         program: The program that the ranks will execute.
 
     Returns:
@@ -107,17 +107,17 @@ def describe_hosts(spec: JobSpec, links: Sequence[AgentConnection], program: str
         HostsError: Some hosts cannot take part; the message lists all of them, and why.
     """
     folder = working_folder()
-    waiting = {link.host: link for link in links if link.host is not None}
-    for link in waiting.values():
-        ask_for_description(link, spec, program, folder)
+    waiting = {connection.host: connection for connection in connections if connection.host is not None}
+    for connection in waiting.values():
+        ask_for_description(connection, spec, program, folder)
     found: dict[str, HostDescription] = {}
     failed: dict[str, str] = {}
     readable: set[str] = set()
     deadline = time.monotonic() + spec.start_timeout
     with selectors.DefaultSelector() as selector:
         while waiting and (left := deadline - time.monotonic()) > 0:
-            for host, link in waiting.items():
-                link.watch(selector, True, functools.partial(readable.add, host))
+            for host, connection in waiting.items():
+                connection.watch(selector, True, functools.partial(readable.add, host))
             for key, _ in selector.select(left):
                 key.data()
             while readable:
@@ -130,49 +130,53 @@ def describe_hosts(spec: JobSpec, links: Sequence[AgentConnection], program: str
                     found[host] = read_description(answer, waiting.pop(host), spec)
                 except HostsError as error:
                     failed[host] = str(error)
-    for host, link in waiting.items():
-        link.kill()
-        failed[host] = explain_delay(link, spec)
+    for host, connection in waiting.items():
+        connection.kill()
+        failed[host] = explain_delay(connection, spec)
     if failed:
-        lines = [f"  {host}: {failed[host]}" for host in (link.host for link in links) if host in failed]
-        raise HostsError("\n".join([f"{len(failed)} of {counted(len(links), 'host')} cannot take part:", *lines]))
+        lines = [
+            f"  {host}: {failed[host]}" for host in (connection.host for connection in connections) if host in failed
+        ]
+        raise HostsError("\n".join([f"{len(failed)} of {counted(len(connections), 'host')} cannot take part:", *lines]))
     return found
 
 
-def ask_for_description(link: AgentConnection, spec: JobSpec, program: str, folder: str) -> None:
+def ask_for_description(connection: AgentConnection, spec: JobSpec, program: str, folder: str) -> None:
     """Ask the agent of another host what there is; it ends by itself if it hears no more."""
-    link.send(FrameKind.DESCRIBE, 0, encode_text(encode_needs(folder, program, spec.gpus_per_rank > 0, spec.files)))
-    link.send(FrameKind.ALIVE, 0, encode_seconds(spec.start_timeout + spec.network_timeout))
+    connection.send(
+        FrameKind.DESCRIBE, 0, encode_text(encode_needs(folder, program, spec.gpus_per_rank > 0, spec.files))
+    )
+    connection.send(FrameKind.ALIVE, 0, encode_seconds(spec.start_timeout + spec.network_timeout))
 
 
-def explain_delay(link: AgentConnection, spec: JobSpec) -> str:
+def explain_delay(connection: AgentConnection, spec: JobSpec) -> str:
     """Explain what is wrong with a host that has not answered."""
-    said = f" ({'; '.join(link.last_words)})" if link.last_words else ""
+    said = f" ({'; '.join(connection.last_words)})" if connection.last_words else ""
     return f"it has not answered within {spec.start_timeout:g} s{said}; raise --start-timeout if need be"
 
 
-def receive_answer(link: AgentConnection) -> list[Frame] | Exception | None:
+def receive_answer(connection: AgentConnection) -> list[Frame] | Exception | None:
     """Return a host's answer: no frames if it has hung up, an exception if it is no answer, None if none has come."""
     try:
-        frames = link.receive()
+        frames = connection.receive()
     except (InvalidFrameError, OSError) as error:
         return error
     return [] if frames is None else frames or None
 
 
-def read_description(answer: list[Frame] | Exception, link: AgentConnection, spec: JobSpec) -> HostDescription:
+def read_description(answer: list[Frame] | Exception, connection: AgentConnection, spec: JobSpec) -> HostDescription:
     """Read the description that a host has sent.
 
     Args:
         answer: The result of :func:`receive_answer`.
-        link: The connection, which no selector watches any more.
+        connection: The connection, which no selector watches any more.
         spec: The job.
 
     Raises:
         HostsError: The host cannot take part.
     """
     if answer == []:
-        raise HostsError(explain_failure(scheduler_of(spec.remote).program, link.close(), link.last_words))
+        raise HostsError(explain_failure(scheduler_of(spec.remote).program, connection.close(), connection.last_words))
     try:
         if isinstance(answer, Exception):
             raise answer

@@ -294,16 +294,16 @@ _PATIENCE = 2 / 3
 class FrameHandler(Protocol):
     """The receiver of the agents' frames."""
 
-    def on_frame(self, frame: Frame, link: FrameConnection) -> None:
+    def on_frame(self, frame: Frame, connection: FrameConnection) -> None:
         """Handle a frame of an agent. Raise ValueError if it makes no sense."""
 
-    def on_nonsense(self, link: FrameConnection, error: Exception) -> None:
+    def on_nonsense(self, connection: FrameConnection, error: Exception) -> None:
         """Handle bytes of an agent that are no frame; its connection is about to be closed."""
 
-    def on_silence(self, link: FrameConnection, seconds: float) -> None:
+    def on_silence(self, connection: FrameConnection, seconds: float) -> None:
         """Handle a host that has been silent for too long; its connection is about to be cut."""
 
-    def on_end(self, link: FrameConnection, status: int) -> None:
+    def on_end(self, connection: FrameConnection, status: int) -> None:
         """Handle the end of the connection to a host; the status is that of :meth:`FrameConnection.close`."""
 
 
@@ -311,17 +311,17 @@ class AgentConnections:
     """The connections of a job. Belongs to one thread."""
 
     def __init__(
-        self, links: Iterable[FrameConnection], handler: FrameHandler, output: RankOutput, network_timeout: float
+        self, connections: Iterable[FrameConnection], handler: FrameHandler, output: RankOutput, network_timeout: float
     ) -> None:
         """Take connections over which agents can be spoken with.
 
         Args:
-            links: The connections.
+            connections: The connections.
             handler: Acts upon what the agents say.
             output: Nothing is read from the agents while it is full.
             network_timeout: How long another host may be silent, in seconds.
         """
-        self._links = list(links)
+        self._connections = list(connections)
         self._handler = handler
         self._output = output
         self._network_timeout = network_timeout
@@ -331,23 +331,23 @@ class AgentConnections:
 
     def __len__(self) -> int:
         """Return how many there are."""
-        return len(self._links)
+        return len(self._connections)
 
-    def add(self, link: FrameConnection) -> None:
+    def add(self, connection: FrameConnection) -> None:
         """Take another connection over."""
-        link.heard_at = time.monotonic()
-        self._links.append(link)
-        self._greet_at = min(self._greet_at, link.heard_at)
+        connection.heard_at = time.monotonic()
+        self._connections.append(connection)
+        self._greet_at = min(self._greet_at, connection.heard_at)
 
     def send(self, kind: FrameKind, number: int = 0, payload: bytes = b"") -> None:
         """Send a frame to all."""
-        for link in self._links:
-            link.send(kind, number, payload)
+        for connection in self._connections:
+            connection.send(kind, number, payload)
 
     def forgive_silence(self) -> None:
         """Count the silence of all hosts from now on: until now no heartbeat was sent, or none was read."""
-        for link in self._links:
-            link.heard_at = time.monotonic()
+        for connection in self._connections:
+            connection.heard_at = time.monotonic()
 
     def watch(self, selector: selectors.BaseSelector, abandoned: bool) -> None:
         """Send the heartbeats that are due, and bring what the selector waits for up to date.
@@ -360,20 +360,20 @@ class AgentConnections:
         if listening and not self._listening:
             self.forgive_silence()
         self._listening = listening
-        for link in self._links:
-            link.watch(selector, listening, functools.partial(self._receive, link))
+        for connection in self._connections:
+            connection.watch(selector, listening, functools.partial(self._receive, connection))
 
     def next_deadline(self) -> float | None:
         """Return when :meth:`watch` has to be called at the latest."""
-        return self._greet_at if any(link.host is not None for link in self._links) else None
+        return self._greet_at if any(connection.host is not None for connection in self._connections) else None
 
     def conclude(self, selector: selectors.BaseSelector) -> None:
         """Close the connections that have ended."""
         finished, self._finished = self._finished, []
-        for link in finished:
-            link.unwatch(selector)
-            self._links.remove(link)
-            self._handler.on_end(link, link.close())
+        for connection in finished:
+            connection.unwatch(selector)
+            self._connections.remove(connection)
+            self._handler.on_end(connection, connection.close())
 
     def _greet(self) -> None:
         """Send other hosts a heartbeat, and kill the connections to those that do not answer."""
@@ -382,20 +382,20 @@ class AgentConnections:
             return
         patience = _PATIENCE * self._network_timeout
         self._greet_at = now + patience / 5
-        for link in self._links:
-            if link.host is not None and self._listening and now - link.heard_at > patience:
-                self._handler.on_silence(link, now - link.heard_at)
-                link.kill()
-            elif link.host is not None:
-                link.send(FrameKind.ALIVE, 0, encode_seconds(self._network_timeout))
+        for connection in self._connections:
+            if connection.host is not None and self._listening and now - connection.heard_at > patience:
+                self._handler.on_silence(connection, now - connection.heard_at)
+                connection.kill()
+            elif connection.host is not None:
+                connection.send(FrameKind.ALIVE, 0, encode_seconds(self._network_timeout))
 
-    def _receive(self, link: FrameConnection) -> None:
+    def _receive(self, connection: FrameConnection) -> None:
         try:
-            frames = link.receive()
+            frames = connection.receive()
             for frame in frames or ():
-                self._handler.on_frame(frame, link)
+                self._handler.on_frame(frame, connection)
         except (ValueError, OSError) as error:
-            self._handler.on_nonsense(link, error)
+            self._handler.on_nonsense(connection, error)
             frames = None
-        if frames is None or link.over:
-            self._finished.append(link)
+        if frames is None or connection.over:
+            self._finished.append(connection)

@@ -50,7 +50,7 @@ class Job(Supervisor):
 
     def __init__(
         self,
-        links: Mapping[FrameConnection, Sequence[int]],
+        connections: Mapping[FrameConnection, Sequence[int]],
         output: RankOutput,
         wakeup: Wakeup,
         *,
@@ -62,7 +62,7 @@ class Job(Supervisor):
         """Take the parts; :meth:`run` puts them to work.
 
         Args:
-            links: The connections to the hosts, and the ranks of each, which are about to start.
+            connections: The connections to the hosts, and the ranks of each, which are about to start.
             output: Takes what the ranks write.
             wakeup: Makes :meth:`run` look at what other threads and signals have changed.
             verbose: Decisions are explained.
@@ -71,14 +71,14 @@ class Job(Supervisor):
             on_gone: Called with a rank of which nothing is left, and how it has ended; its failure is known by then.
         """
         super().__init__(output, wakeup)
-        self._links = AgentConnections(links, self, output, network_timeout)
-        self._link_of = {rank: link for link, ranks in links.items() for rank in ranks}
+        self._connections = AgentConnections(connections, self, output, network_timeout)
+        self._connection_of = {rank: connection for connection, ranks in connections.items() for rank in ranks}
         self._verbose = verbose
         self._network_timeout = network_timeout
         self._look_every = look_every
         self._tell_gone = on_gone
         self._outcome = Outcome()
-        self._running: dict[int, int] = dict.fromkeys(self._link_of, 0)  # rank -> process id
+        self._running: dict[int, int] = dict.fromkeys(self._connection_of, 0)  # rank -> process id
         self._failures: list[Failure] = []
         self._failed_at: float | None = None
         self._ended = False
@@ -86,7 +86,7 @@ class Job(Supervisor):
 
     def run(self) -> Outcome:
         """Return when nothing is left of the ranks."""
-        self._links.forgive_silence()
+        self._connections.forgive_silence()
         self._loop()
         return self._outcome
 
@@ -97,12 +97,12 @@ class Job(Supervisor):
         return self._outcome
 
     def _watch(self, selector: selectors.BaseSelector) -> bool:
-        if self._links:
-            self._links.watch(selector, self._abandoned)
-        return bool(self._links)
+        if self._connections:
+            self._connections.watch(selector, self._abandoned)
+        return bool(self._connections)
 
     def _react(self, selector: selectors.BaseSelector) -> None:
-        self._links.conclude(selector)
+        self._connections.conclude(selector)
         self._handle_signals()
         self._advance()
 
@@ -110,25 +110,25 @@ class Job(Supervisor):
         deadlines = [] if self._look_every is None else [time.monotonic() + self._look_every]
         if self._failed_at is not None and not self._ended:
             deadlines.append(self._failed_at + failure_attribution.SETTLE_S)
-        if (greeting := self._links.next_deadline()) is not None:
+        if (greeting := self._connections.next_deadline()) is not None:
             deadlines.append(greeting)
         return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
 
     # What the agents say.
 
-    def on_silence(self, link: FrameConnection, seconds: float) -> None:
+    def on_silence(self, connection: FrameConnection, seconds: float) -> None:
         """See :class:`horovodlike.launcher.supervisor.connection.FrameHandler`."""
         # The ranks of other hosts notice it later, each by itself.
-        self._failed_at = self._failed_at or link.heard_at + self._network_timeout
-        self._blame(f"{link.host} has been silent for {seconds:.0f} s; is it up, and reachable?")
+        self._failed_at = self._failed_at or connection.heard_at + self._network_timeout
+        self._blame(f"{connection.host} has been silent for {seconds:.0f} s; is it up, and reachable?")
 
-    def on_nonsense(self, link: FrameConnection, error: Exception) -> None:
+    def on_nonsense(self, connection: FrameConnection, error: Exception) -> None:
         """See :class:`horovodlike.launcher.supervisor.connection.FrameHandler`."""
-        self._blame(f"{link.who} cannot be understood: {error}")
+        self._blame(f"{connection.who} cannot be understood: {error}")
 
-    def on_frame(self, frame: Frame, link: FrameConnection) -> None:
+    def on_frame(self, frame: Frame, connection: FrameConnection) -> None:
         """See :class:`horovodlike.launcher.supervisor.connection.FrameHandler`."""
-        if frame.kind in _OF_A_RANK and self._link_of.get(frame.number) is not link:
+        if frame.kind in _OF_A_RANK and self._connection_of.get(frame.number) is not connection:
             raise InvalidFrameError(f"it speaks of rank {frame.number}, which it does not have")
         if frame.kind in (FrameKind.STDOUT, FrameKind.STDERR):
             self._output.add(frame.number, frame.kind, frame.payload)
@@ -136,20 +136,22 @@ class Job(Supervisor):
             self._outcome.results.setdefault(frame.number, bytearray()).extend(frame.payload)
         elif frame.kind is FrameKind.STARTED:
             self._running[frame.number] = int(frame.payload)
-            where = "" if link.host is None else f" on {link.host}"
+            where = "" if connection.host is None else f" on {connection.host}"
             self._explain(f"rank {frame.number} is process {int(frame.payload)}{where}")
         elif frame.kind is FrameKind.EXITED:
             self._on_exit(frame.number, *decode_exit(frame.payload))
         elif frame.kind is FrameKind.GONE:
             if self._tell_gone is not None and not self._ended:
                 pid, status = decode_exit(frame.payload)
-                self._tell_gone(frame.number, failure_attribution.how_it_ended(frame.number, pid, status, link.host))
+                self._tell_gone(
+                    frame.number, failure_attribution.how_it_ended(frame.number, pid, status, connection.host)
+                )
         elif frame.kind is FrameKind.LAST_LINES:
             self._output.keep_last_lines(frame.number, frame.payload)
         elif frame.kind is FrameKind.SIGNAL:
             self.interrupt(signal.Signals(frame.number))
         elif frame.kind is FrameKind.FAILED:
-            where = "" if link.host is None else f"{link.host}: "
+            where = "" if connection.host is None else f"{connection.host}: "
             self._blame(where + frame.payload.decode(errors="replace"))
 
     def _on_exit(self, rank: int, pid: int, status: int) -> None:
@@ -157,21 +159,21 @@ class Job(Supervisor):
         self._output.finish(rank)
         self._explain(f"rank {rank} ended with status {status}")
         if status != 0 and not self._decided and not self._ended:
-            host = self._link_of[rank].host
+            host = self._connection_of[rank].host
             raised, _ = unpack_answer(self._outcome.results.get(rank, b""))
             self._failures.append(Failure(rank, pid, status, self._output.last_lines(rank), host, raised))
             self._failed_at = self._failed_at or time.monotonic()
 
-    def on_end(self, link: FrameConnection, status: int) -> None:
+    def on_end(self, connection: FrameConnection, status: int) -> None:
         """See :class:`horovodlike.launcher.supervisor.connection.FrameHandler`."""
         self._advance()
-        lost = sorted(rank for rank in self._running if self._link_of[rank] is link)
+        lost = sorted(rank for rank in self._running if self._connection_of[rank] is connection)
         for rank in lost:
             del self._running[rank]
             self._output.finish(rank)
         if (lost or status != 0) and not self._decided:
             ranks = f"; {listed('rank', lost)} {'was' if len(lost) == 1 else 'were'} ended" if lost else ""
-            self._blame(link.explain_end(status) + ranks)
+            self._blame(connection.explain_end(status) + ranks)
 
     def _blame(self, trouble: str) -> None:
         """End the job for a reason that is no rank's failure."""
@@ -192,7 +194,7 @@ class Job(Supervisor):
             signum = self._signals.popleft()
             if self._ended:  # the second one, or the first while a failed job is being ended: it means at once
                 self._abandoned = True
-                self._links.send(FrameKind.KILL)
+                self._connections.send(FrameKind.KILL)
             else:
                 self._pass_on(signum, signum)
 
@@ -215,7 +217,7 @@ class Job(Supervisor):
 
     def _have_ended(self, signum: int) -> None:
         self._ended = True
-        self._links.send(FrameKind.SIGNAL, signum, encode_seconds(GRACE_S))
+        self._connections.send(FrameKind.SIGNAL, signum, encode_seconds(GRACE_S))
 
     def _advance(self) -> None:
         if self._failed_at is None:
@@ -229,7 +231,7 @@ class Job(Supervisor):
             self._ended = True
             if self._running:
                 self._explain(f"ending {listed('rank', sorted(self._running))}")
-            self._links.send(FrameKind.END, 0, encode_seconds(GRACE_S))
+            self._connections.send(FrameKind.END, 0, encode_seconds(GRACE_S))
 
     def _decide(self, failure: Failure, reason: str) -> None:
         self._decided = True

@@ -184,7 +184,7 @@ class NodeConnection(FrameConnection):
 class _Joining:
     """A launcher that holds the key and has not sent its JOIN yet."""
 
-    link: NodeConnection
+    connection: NodeConnection
     count: int  # of nodes, as it was given
     deadline: float
 
@@ -255,7 +255,7 @@ class NodeListener:
             for key, _ in self._selector.select(min(max(0.0, until - now), _LONGEST_WAIT)):
                 if isinstance(key.data, _Joining):
                     if (frame := self._read_join(key.data)) is not None:
-                        return key.data.link, key.data.count, frame
+                        return key.data.connection, key.data.count, frame
                 elif not isinstance(key.data, PendingConnection):
                     self._accept(key.data)
                 elif key.data in self._strangers and (hello := self._strangers.read(key.data)) is not None:
@@ -280,16 +280,16 @@ class NodeListener:
         except AuthenticationError:
             self._strangers.drop(stranger)
             return
-        link = NodeConnection(self._strangers.release(stranger), sealer, opener, identity.rank)
-        joining = _Joining(link, identity.size, time.monotonic() + _JOIN_S)
+        connection = NodeConnection(self._strangers.release(stranger), sealer, opener, identity.rank)
+        joining = _Joining(connection, identity.size, time.monotonic() + _JOIN_S)
         self._joining[joining] = None
-        self._selector.register(link, selectors.EVENT_READ, joining)
-        link.send(FrameKind.ALIVE, 0, encode_seconds(HANDSHAKE_TIMEOUT))  # proves that this end holds the key too
+        self._selector.register(connection, selectors.EVENT_READ, joining)
+        connection.send(FrameKind.ALIVE, 0, encode_seconds(HANDSHAKE_TIMEOUT))  # proves that this end holds the key too
 
     def _read_join(self, joining: _Joining) -> Frame | None:
         """Return a launcher's JOIN, and watch it no longer; None: it has not come yet, or the launcher has gone."""
         try:
-            frames = joining.link.receive()
+            frames = joining.connection.receive()
         except BlockingIOError:
             return None
         except (OSError, InvalidFrameError):
@@ -299,15 +299,15 @@ class NodeListener:
             return None
         joined = next((frame for frame in frames if frame.kind is FrameKind.JOIN), None)
         if joined is not None:
-            self._selector.unregister(joining.link)
+            self._selector.unregister(joining.connection)
             del self._joining[joining]
         return joined
 
     def _drop(self, joining: _Joining) -> None:
-        self._selector.unregister(joining.link)
+        self._selector.unregister(joining.connection)
         del self._joining[joining]
-        joining.link.kill()
-        joining.link.hang_up()
+        joining.connection.kill()
+        joining.connection.hang_up()
 
 
 def connect_node(key: JobKey, node: int, nnodes: int, host: str, port: int, deadline: float) -> NodeConnection:
@@ -351,12 +351,12 @@ def _introduce(connected: socket.socket, key: JobKey, identity: Identity, deadli
     until = min(deadline, time.monotonic() + HANDSHAKE_TIMEOUT)
     try:
         sealer, opener = introduce(connected, key, identity, until)
-        link = NodeConnection(connected, sealer, opener, 0)
+        connection = NodeConnection(connected, sealer, opener, 0)
         try:
-            link.await_frame(until, FrameKind.ALIVE)
+            connection.await_frame(until, FrameKind.ALIVE)
         except (ConnectionError, InvalidFrameError):
             raise AuthenticationError("hung up on this node") from None
     except BaseException:
         connected.close()
         raise
-    return link
+    return connection

@@ -79,8 +79,8 @@ class LeaderLaunch(_NodeLaunch):
         self._others = _gather(self._spec, self._nodes, self._stack)
         self._verdict = 1, b"hvdrun: node 0 could not start its ranks"
         self._stack.callback(self._dismiss)
-        names = _unique([socket.gethostname(), *(str(link.host) for link in self._others)])
-        counts = (self._spec.num_proc, *(link.num_proc for link in self._others))
+        names = _unique([socket.gethostname(), *(str(connection.host) for connection in self._others)])
+        counts = (self._spec.num_proc, *(connection.num_proc for connection in self._others))
         self._placements = tuple(Placement(names, counts, number) for number in range(self._nodes.count))
         self._placement = self._placements[0]
 
@@ -93,9 +93,9 @@ class LeaderLaunch(_NodeLaunch):
     def _begin(self, agent: FrameConnection) -> Supervisor:
         """Tell the other nodes which ranks they have."""
         self._stack.callback(self._dismiss)  # before this node's agent is ended
-        for link, placement in zip(self._others, self._placements[1:], strict=True):
-            link.host = placement.name
-            link.send(FrameKind.PLACE, 0, _encode_place(placement, self._identity))
+        for connection, placement in zip(self._others, self._placements[1:], strict=True):
+            connection.host = placement.name
+            connection.send(FrameKind.PLACE, 0, _encode_place(placement, self._identity))
         self._job = Job(
             dict(zip((agent, *self._others), (placement.ranks for placement in self._placements), strict=True)),
             self._output,
@@ -172,17 +172,17 @@ def _gather(spec: JobSpec, nodes: Nodes, stack: ExitStack) -> list[NodeConnectio
                 accepted = listener.accept(deadline)
                 if accepted is None:
                     raise _missing(spec, nodes, found)
-                link, count, join = accepted
-                stack.callback(link.hang_up)
-                refusal = _refusal(nodes, link.node, count, found)
+                connection, count, join = accepted
+                stack.callback(connection.hang_up)
+                refusal = _refusal(nodes, connection.node, count, found)
                 if refusal is not None:
-                    link.dismiss(1, refusal.encode())
+                    connection.dismiss(1, refusal.encode())
                     continue
-                found[link.node] = link
-                _read_join(link, join)
+                found[connection.node] = connection
+                _read_join(connection, join)
     except HostsError as error:
-        for link in found.values():
-            link.dismiss(1, str(error).encode())
+        for connection in found.values():
+            connection.dismiss(1, str(error).encode())
         raise
     return [found[node] for node in sorted(found)]
 
@@ -216,30 +216,31 @@ def _refusal(nodes: Nodes, node: int, count: int, found: dict[int, NodeConnectio
     return None
 
 
-def _has_gone(link: NodeConnection) -> bool:
+def _has_gone(connection: NodeConnection) -> bool:
     """Whether a launcher that had come has ended since, as one that was started again."""
     try:
-        return link.receive() is None
+        return connection.receive() is None
     except (OSError, InvalidFrameError):
         return True
 
 
-def _read_join(link: NodeConnection, join: Frame) -> None:
+def _read_join(connection: NodeConnection, join: Frame) -> None:
     try:
         said = decode_text(join.payload)
-        version, link.host = str(said["version"]), str(said["host"])
+        version, connection.host = str(said["version"]), str(said["host"])
         if version == installed_version():
-            link.num_proc = int(said["num_proc"])
-            if link.num_proc < 1:
-                raise ValueError(f"it has {link.num_proc} ranks")
+            connection.num_proc = int(said["num_proc"])
+            if connection.num_proc < 1:
+                raise ValueError(f"it has {connection.num_proc} ranks")
     except (ValueError, TypeError, KeyError) as error:
         raise HostsError(
-            f"node {link.node} cannot be understood ({error!r}): is it another version of horovodlike? Install the same"
+            f"node {connection.node} cannot be understood ({error!r}): is it another version of horovodlike? "
+            "Install the same"
         ) from None
     if version != installed_version():
         raise HostsError(
-            f"horovodlike {version} is installed on node {link.node} ({link.host}), but {installed_version()} on node "
-            "0; install the same"
+            f"horovodlike {version} is installed on node {connection.node} ({connection.host}), but "
+            f"{installed_version()} on node 0; install the same"
         )
 
 

@@ -70,9 +70,9 @@ class Relay(Supervisor):
     def _watch(self, selector: selectors.BaseSelector) -> bool:
         if not self._close_finished(selector):
             return False
-        for link in self._open:
-            listening = link is self._uplink or self.abandoned or not self._output.full
-            link.watch(selector, listening, functools.partial(self._receive, link))
+        for connection in self._open:
+            listening = connection is self._uplink or self.abandoned or not self._output.full
+            connection.watch(selector, listening, functools.partial(self._receive, connection))
         return True
 
     def _react(self, selector: selectors.BaseSelector) -> None:
@@ -83,29 +83,29 @@ class Relay(Supervisor):
 
     def _close_finished(self, selector: selectors.BaseSelector) -> bool:
         """Close the connections that have ended; return whether any is left."""
-        for link in self._finished & self._open.keys():
-            link.unwatch(selector)
-            del self._open[link]
-            if link is self._agent:
-                self._uplink.send(FrameKind.CLEAN, link.close())
+        for connection in self._finished & self._open.keys():
+            connection.unwatch(selector)
+            del self._open[connection]
+            if connection is self._agent:
+                self._uplink.send(FrameKind.CLEAN, connection.close())
         return bool(self._open)
 
     def _timeout(self) -> float | None:
         left = self._lost_at - time.monotonic()
         return min(max(0.0, left), _LONGEST_WAIT) if self._uplink in self._open else None
 
-    def _receive(self, link: FrameConnection) -> None:
+    def _receive(self, connection: FrameConnection) -> None:
         try:
-            frames = link.receive()
+            frames = connection.receive()
             for frame in frames or ():
-                self._open[link](frame)
+                self._open[connection](frame)
         except (InvalidFrameError, OSError) as error:
-            self._output.say(f"hvdrun: {link.who} cannot be understood: {error}")
+            self._output.say(f"hvdrun: {connection.who} cannot be understood: {error}")
             frames = None
-        if frames is None and link is self._uplink and link not in self._finished:
+        if frames is None and connection is self._uplink and connection not in self._finished:
             self._lose("node 0 has gone")
         elif frames is None:
-            self._finished.add(link)
+            self._finished.add(connection)
 
     def _on_agent(self, frame: Frame) -> None:
         if frame.kind in (FrameKind.STDOUT, FrameKind.STDERR):

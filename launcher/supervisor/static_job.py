@@ -131,10 +131,10 @@ class StaticLaunch(Launch):
                 self._plan_host(placement)
         self._open_files(self._spec.num_proc)
         # Takes 30 ms here, in which the server is loaded.
-        self._links = start_agents(self._spec, self._placements, self._stack.callback)
+        self._connections = start_agents(self._spec, self._placements, self._stack.callback)
         from horovodlike._bootstrap import bootstrap  # noqa: F401
 
-        self._described = describe_hosts(self._spec, self._links, self._command[0])
+        self._described = describe_hosts(self._spec, self._connections, self._command[0])
         self._hosts |= {host: description.host for host, description in self._described.items()}
 
     def serve(self) -> None:
@@ -164,15 +164,18 @@ class StaticLaunch(Launch):
     def prepare_environment(self) -> None:
         """See :meth:`Launch.prepare_environment`."""
         self._messages = [
-            start_message(ranks, self._environ, self._folder, elsewhere=link.host is not None)
-            for link, ranks in zip(self._links, self._plans, strict=True)
+            start_message(ranks, self._environ, self._folder, elsewhere=connection.host is not None)
+            for connection, ranks in zip(self._connections, self._plans, strict=True)
         ]
 
     def start(self) -> None:
         """See :meth:`Launch.start`."""
         self._open_output()
         self._job = Job(
-            {link: placement.ranks for link, placement in zip(self._links, self._placements, strict=True)},
+            {
+                connection: placement.ranks
+                for connection, placement in zip(self._connections, self._placements, strict=True)
+            },
             self._output,
             self._wakeup,
             verbose=self._spec.verbose,
@@ -182,10 +185,10 @@ class StaticLaunch(Launch):
         )
         self._attach(self._job)
         self._say(*self._said)
-        for link, message in zip(self._links, self._messages, strict=True):
+        for connection, message in zip(self._connections, self._messages, strict=True):
             if self._task is not None:
-                link.send_task(self._task)
-            link.send(FrameKind.START, 0, message)
+                connection.send_task(self._task)
+            connection.send(FrameKind.START, 0, message)
 
     def supervise(self) -> None:
         """See :meth:`Launch.supervise`."""

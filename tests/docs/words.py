@@ -4,7 +4,8 @@ Four rules, to which `make lint` holds the whole project:
 
 * a docstring does not begin with What, Who, Where or Which, and a comment above C++ code does not either;
 * no rank, thread or process is *he*, *him*, *his*, *whoever*, *somebody*, *someone*, *nobody* or *everybody*;
-* the words in the glossary's table of retired words (`docs/developers/glossary.md`) do not come back;
+* the words in the glossary's table of retired words (`docs/developers/glossary.md`) do not come back: not in prose, and
+  not as parts of an identifier, which is split at underscores and capitals. Case and a plural's ending do not matter;
 * no class name is defined twice, neither in the package and the launcher, nor in one binding, nor in the core.
 """
 
@@ -18,6 +19,7 @@ import sys
 import tokenize
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,11 +44,45 @@ SHARED = {
 }
 
 
-def retired() -> re.Pattern[str]:
-    """Return a pattern of the words in the first column of the glossary's table of retired words."""
+@dataclass(frozen=True)
+class RetiredWord:
+    """A row of the glossary's table of retired words.
+
+    Attributes:
+        word: The word, in lower case; several words are separated by spaces.
+        folders: The beginnings of paths where the word is retired; empty: everywhere.
+        phrases: Phrases in which the word stays, written like `word`.
+    """
+
+    word: str
+    folders: tuple[str, ...]
+    phrases: tuple[str, ...]
+
+    @property
+    def pattern(self) -> str:
+        """A pattern of the word and its plural."""
+        return self.word[:-1] + "(?:y|ies)" if self.word.endswith("y") else self.word + "s?"
+
+    def is_in(self, name: str, line: str) -> bool:
+        """Return whether a file's line, split by `split`, has the word where it is retired."""
+        if self.folders and not name.startswith(self.folders):
+            return False
+        for phrase in self.phrases:
+            line = line.replace(phrase, "")
+        return re.search(rf"\b{self.pattern}\b", line) is not None
+
+
+def split(text: str) -> str:
+    """Return a text in lower case, with single spaces where it has spaces, hyphens, underscores or camel case."""
+    return re.sub(r"[\s_-]+|(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", " ", text).lower()
+
+
+def retired() -> list[RetiredWord]:
+    """Return the rows of the glossary's table of retired words."""
     table = GLOSSARY.read_text().partition("## Retired words")[2]
-    words = re.findall(r"^\| `([^`]+)`", table, flags=re.MULTILINE)
-    return re.compile(r"\b(" + "|".join(map(re.escape, words)) + r")\b")
+    rows = re.findall(r"^\| `([^`]+)` \|[^|]*\|([^|]*)\|([^|]*)\|$", table, flags=re.MULTILINE)
+    cells = [(word, re.findall(r"`([^`]+)`", folders), re.findall(r"`([^`]+)`", kept)) for word, folders, kept in rows]
+    return [RetiredWord(split(word), tuple(folders), tuple(map(split, kept))) for word, folders, kept in cells]
 
 
 def prose(path: Path) -> Iterator[tuple[int, str, bool]]:
@@ -86,6 +122,7 @@ def _cpp(text: str) -> Iterator[tuple[int, str, bool]]:
 def findings(folders: list[str]) -> Iterator[str]:
     """Yield a line for each place where a rule is broken."""
     words = retired()
+    any_word = re.compile(rf"\b({'|'.join(word.pattern for word in words)})\b")
     tracked = subprocess.run(["git", "ls-files", *folders], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     for name in tracked.splitlines():
         path = ROOT / name
@@ -97,8 +134,12 @@ def findings(folders: list[str]) -> Iterator[str]:
             if person := PERSON.search(line):
                 yield f"{name}:{number}: {person[0]!r}: {line.strip()}"
         for number, line in enumerate(path.read_text().split("\n"), 1):
-            if word := words.search(line):
-                yield f"{name}:{number}: {word[0]!r} is retired: {line.strip()}"
+            if any_word.search(parts := split(line)):
+                yield from (
+                    f"{name}:{number}: {word.word!r} is retired: {line.strip()}"
+                    for word in words
+                    if word.is_in(name, parts)
+                )
 
 
 def repeated() -> Iterator[str]:

@@ -52,7 +52,7 @@ def operations(fake_gpu: Path, tmp_path: Path) -> Callable[..., list[str]]:
     """`operations(variables)`: what is said of NCCL and CUDA, with a stand-in for the driver that has 2 GPUs."""
 
     def ask(**variables: str) -> list[str]:
-        environ = {**os.environ, "HOROVODLIKE_CUDA_LIBRARY": str(fake_gpu), "GPU_DOUBLE_GPUS": "2", **variables}
+        environ = {**os.environ, "HOROVODLIKE_CUDA_LIBRARY": str(fake_gpu), "FAKE_GPU_COUNT": "2", **variables}
         words = [sys.executable, "-m", "horovodlike.launcher", "--check-build"]
         done = subprocess.run(words, env=environ, capture_output=True, text=True, timeout=60, check=True, cwd=tmp_path)
         return [line.strip() for line in done.stdout.splitlines() if re.search(r"\] (NCCL|CUDA) \(", line)]
@@ -68,7 +68,7 @@ def test_nccl_of_the_settings(operations: Callable[..., list[str]], fake_gpu: Pa
 
 
 def test_nccl_without_a_gpu(operations: Callable[..., list[str]], fake_gpu: Path) -> None:
-    assert operations(HOROVODLIKE_NCCL_LIBRARY=str(fake_gpu), GPU_DOUBLE_GPUS="0") == [
+    assert operations(HOROVODLIKE_NCCL_LIBRARY=str(fake_gpu), FAKE_GPU_COUNT="0") == [
         f"[ ] NCCL (2.27.3, {fake_gpu}, from HOROVODLIKE_NCCL_LIBRARY; there is no GPU to use it for)",
         "[ ] CUDA (driver of CUDA 12.8, GPUs: 0)",
     ]

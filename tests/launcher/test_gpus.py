@@ -111,8 +111,8 @@ def test_an_nvidia_smi_that_lists_none(
 
 def test_the_driver_counts_where_there_is_no_nvidia_smi(fake_gpu: Path) -> None:
     without = {"PATH": "/nowhere", "HOROVODLIKE_CUDA_LIBRARY": str(fake_gpu)}
-    assert find_gpus({**without, "GPU_DOUBLE_GPUS": "3"}) == Gpus(("0", "1", "2"), "the CUDA driver counts 3")
-    assert find_gpus({**without, "GPU_DOUBLE_GPUS": "0"}) == Gpus((), "the CUDA driver counts 0")
+    assert find_gpus({**without, "FAKE_GPU_COUNT": "3"}) == Gpus(("0", "1", "2"), "the CUDA driver counts 3")
+    assert find_gpus({**without, "FAKE_GPU_COUNT": "0"}) == Gpus((), "the CUDA driver counts 0")
 
 
 def test_there_is_nothing_to_ask() -> None:

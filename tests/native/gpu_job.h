@@ -65,20 +65,20 @@ class GpuJob {
   // Of operations on the CPU, too, which have no stream.
   int64_t enqueue(int rank, const std::shared_ptr<Operation>& operation, const std::vector<const char*>& inputs,
                   const std::vector<char*>& outputs, const hvl_callbacks& callbacks = {}) {
-    auto entry = std::make_unique<PendingRequest>();
-    entry->operation = operation;
-    entry->callbacks = callbacks;
+    auto request = std::make_unique<PendingRequest>();
+    request->operation = operation;
+    request->callbacks = callbacks;
     for (size_t t = 0; t < inputs.size(); ++t) {
       Memory memory{inputs[t], outputs.empty() ? nullptr : outputs[t]};
-      if (t == 0) entry->memory = memory;
-      if (t > 0) entry->more.push_back(memory);
+      if (t == 0) request->memory = memory;
+      if (t > 0) request->more.push_back(memory);
     }
     Engine& engine = job_->engine(rank);
     if (operation->signature.device == HVL_CUDA) {
-      CHECK_EQ(engine.request_gpu(rank, stream(rank), &entry->gpu).message(), "");
+      CHECK_EQ(engine.request_gpu(rank, stream(rank), &request->gpu).message(), "");
     }
     int64_t handle = 0;
-    CHECK_EQ(engine.enqueue(std::move(entry), &handle).message(), "");
+    CHECK_EQ(engine.enqueue(std::move(request), &handle).message(), "");
     engine.notify();
     return handle;
   }

@@ -75,15 +75,15 @@ class Job {
 
   int64_t enqueue(int rank, const std::shared_ptr<Operation>& operation, const std::vector<const char*>& inputs,
                   const std::vector<char*>& outputs, Status* status = nullptr) {
-    auto entry = std::make_unique<PendingRequest>();
-    entry->operation = operation;
+    auto request = std::make_unique<PendingRequest>();
+    request->operation = operation;
     for (size_t t = 0; t < inputs.size(); ++t) {
       Memory memory{inputs[t], outputs.empty() ? nullptr : outputs[t]};
-      if (t == 0) entry->memory = memory;
-      if (t > 0) entry->more.push_back(memory);
+      if (t == 0) request->memory = memory;
+      if (t > 0) request->more.push_back(memory);
     }
     int64_t handle = 0;
-    Status result = engine(rank).enqueue(std::move(entry), &handle);
+    Status result = engine(rank).enqueue(std::move(request), &handle);
     engine(rank).notify();
     if (status != nullptr) {
       *status = result;

@@ -195,7 +195,7 @@ def describe(
     set_id = set_id_of(process_set)
     check_name(name, operation)
     if tf.executing_eagerly():
-        engine_ops.hand_over()  # what bindings of other frameworks hold back: this thread is going to wait
+        engine_ops.hand_over()  # what bindings of other frameworks defer: this thread is going to wait
         is_whole = name is not None and bool(tensors)
         return _encoded_eagerly("" if is_whole else operation, name, set_id, op, *factors, root_rank)
     is_whole = name is not None and bool(tensors) and _is_first(operation, set_id, name)

@@ -75,14 +75,14 @@ Status enqueue(Engine* engine, const hvl_prepared& prepared, const uintptr_t* in
     return Memory{reinterpret_cast<const char*>(inputs[t]),
                   outputs != nullptr ? reinterpret_cast<char*>(outputs[t]) : nullptr};
   };
-  auto entry = std::make_unique<PendingRequest>();
-  entry->operation = prepared.operation;
-  if (callbacks != nullptr) entry->callbacks = *callbacks;
-  entry->gpu = gpu;
-  entry->is_copied = is_copied;
-  if (!signature.tensors.empty()) entry->memory = memory(0);
-  for (size_t t = 1; t < signature.tensors.size(); ++t) entry->more.push_back(memory(t));
-  return engine->enqueue(std::move(entry), handle);
+  auto request = std::make_unique<PendingRequest>();
+  request->operation = prepared.operation;
+  if (callbacks != nullptr) request->callbacks = *callbacks;
+  request->gpu = gpu;
+  request->is_copied = is_copied;
+  if (!signature.tensors.empty()) request->memory = memory(0);
+  for (size_t t = 1; t < signature.tensors.size(); ++t) request->more.push_back(memory(t));
+  return engine->enqueue(std::move(request), handle);
 }
 
 Status enqueue_inplace(Engine* engine, const hvl_prepared& prepared, uintptr_t data, const GpuRequestPtr& gpu,

@@ -64,7 +64,7 @@ class TreeLeader : public ControlPlane {
   LeaderRings rings_;
   const std::vector<int> ranks_;
   const std::vector<std::unique_ptr<Connection>> connections_;
-  const size_t first_child_;  // among them
+  const size_t first_child_;    // among them
   bool log_has_ended_ = false;  // those that have run its last record may leave
   bool is_finished_ = false;
   std::string frame_;

@@ -17,12 +17,12 @@ namespace {
 
 constexpr size_t kMaxNamed = 5;
 
-std::string describe(const PendingRequest& entry, const EpochClock& clock) {
-  const Signature& signature = entry.signature();
+std::string describe(const PendingRequest& request, const EpochClock& clock) {
+  const Signature& signature = request.signature();
   return "{\"kind\": " + quoted(name_of(signature.kind)) + ", \"name\": " + quoted(signature.name) +
-         ", \"bytes\": " + std::to_string(entry.operation->total_bytes) +
+         ", \"bytes\": " + std::to_string(request.operation->total_bytes) +
          ", \"process_set\": " + std::to_string(signature.process_set) +
-         ", \"enqueued\": " + clock.seconds(entry.enqueued_at) + "}";
+         ", \"enqueued\": " + clock.seconds(request.enqueued_at) + "}";
 }
 
 }  // namespace
@@ -40,8 +40,8 @@ void CollectiveReporter::begin(const Collective& collective) {
   record.set_name(first.name);
   uint64_t negotiated = 0;
   for (const NamedTensor* tensor : collective.tensors) {
-    const uint64_t enqueued = std::min(tensor->entry->enqueued_at, begun);
-    record.num_bytes += tensor->entry->operation->total_bytes;
+    const uint64_t enqueued = std::min(tensor->request->enqueued_at, begun);
+    record.num_bytes += tensor->request->operation->total_bytes;
     record.enqueued_at = std::min(record.enqueued_at, enqueued);
     negotiated += begun - enqueued;
   }
@@ -86,8 +86,8 @@ void CollectiveReporter::write_records(const Status& reason,
   if (options.flight_recorder_folder.empty()) return;
   const EpochClock clock;
   std::string described;
-  for (const PendingRequest* entry : in_flight) {
-    described += (described.empty() ? "\n" : ",\n") + describe(*entry, clock);
+  for (const PendingRequest* request : in_flight) {
+    described += (described.empty() ? "\n" : ",\n") + describe(*request, clock);
   }
   mkdir(options.flight_recorder_folder.c_str(), 0777);  // if it does not exist
   const std::string path = options.flight_recorder_folder + "/rank" + std::to_string(options.rank) + ".json";

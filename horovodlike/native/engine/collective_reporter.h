@@ -20,7 +20,7 @@ struct Collective {
   const Team* counted = nullptr;  // the ranks whose number an average divides by: one of these two
   std::vector<NamedTensor*> tensors;
 
-  const PendingRequest& first() const { return *tensors.front()->entry; }
+  const PendingRequest& first() const { return *tensors.front()->request; }
 };
 
 class CollectiveReporter {

@@ -34,24 +34,24 @@ void Engine::close_in_child() {
   context_.data_plane->close_in_child();
 }
 
-Status Engine::enqueue(std::unique_ptr<PendingRequest> entry, int64_t* handle) {
-  const bool with_handle = entry->callbacks.done == nullptr;
-  // A caller that is called back cannot show that it waits. And where requests are held back for want of processors,
+Status Engine::enqueue(std::unique_ptr<PendingRequest> request, int64_t* handle) {
+  const bool with_handle = request->callbacks.done == nullptr;
+  // A caller that is called back cannot show that it waits. And where requests are deferred for want of processors,
   // those on a GPU are not: it computes them.
-  const bool is_urgent = !with_handle || (entry->gpu != nullptr && !context_.options.overlap);
+  const bool is_urgent = !with_handle || (request->gpu != nullptr && !context_.options.overlap);
   HandleTable& handles = *context_.handles;
-  entry->enqueued_at = now_ns();
-  if (entry->is_copied) {
-    const size_t num_bytes = static_cast<size_t>(entry->operation->total_bytes);
+  request->enqueued_at = now_ns();
+  if (request->is_copied) {
+    const size_t num_bytes = static_cast<size_t>(request->operation->total_bytes);
     char* copy;
-    entry->handle = handles.create_with_copy(num_bytes, &copy);
-    memcpy(copy, entry->memory.input, num_bytes);
-    entry->memory = {copy, copy};
+    request->handle = handles.create_with_copy(num_bytes, &copy);
+    memcpy(copy, request->memory.input, num_bytes);
+    request->memory = {copy, copy};
   } else {
-    entry->handle = with_handle ? handles.create() : 0;
+    request->handle = with_handle ? handles.create() : 0;
   }
-  *handle = entry->handle;
-  Status status = context_.queue.push(std::move(entry));
+  *handle = request->handle;
+  Status status = context_.queue.push(std::move(request));
   if (!status.ok()) {
     if (with_handle) handles.discard(*handle);
     *handle = 0;

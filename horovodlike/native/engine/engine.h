@@ -16,15 +16,15 @@ class Engine {
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  // Any thread. Takes effect with notify(). The entry's operation, addresses and completion function are set; gives it
-  // a handle unless it has a completion function.
-  Status enqueue(std::unique_ptr<PendingRequest> entry, int64_t* handle);
-  // Any thread: where the caller's stream is, for the entries of requests on a GPU. See GpuAccess.
+  // Any thread. Takes effect with notify(). The request's operation, addresses and completion function are set; gives
+  // it a handle unless it has a completion function.
+  Status enqueue(std::unique_ptr<PendingRequest> request, int64_t* handle);
+  // Any thread: where the caller's stream is, for the requests of requests on a GPU. See GpuAccess.
   Status request_gpu(int device, CudaStream stream, std::shared_ptr<const GpuRequest>* request);
   // Any thread. Call it after one or more calls of enqueue().
   void notify() { loop_.notify(); }
   // Any thread: waits until all handles are complete or unknown (HVL_OK), at most until the deadline (now_ns() time) or
-  // a signal (HVL_IN_PROGRESS). Meanwhile no request is held back to make larger batches.
+  // a signal (HVL_IN_PROGRESS). Meanwhile no request is deferred to make larger batches.
   hvl_status wait(const int64_t* handles, size_t count, uint64_t deadline) {
     return loop_.wait(handles, count, deadline);
   }

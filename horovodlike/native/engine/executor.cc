@@ -72,7 +72,7 @@ Status Executor::prepare(const Definition& definition) {
 }
 
 Status Executor::go_on() {
-  const Signature& signature = collective_.tensors.back()->entry->signature();  // the last: others may be complete
+  const Signature& signature = collective_.tensors.back()->request->signature();  // the last: others may be complete
   Status status;
   if (allocates(signature.kind) || signature.kind == HVL_REDUCESCATTER) {
     status = go_on_with_group();
@@ -109,15 +109,15 @@ void Executor::prepare_batch() {
   batch_.batch.clear();
   batch_.ends.clear();
   for (const NamedTensor* tensor : collective_.tensors) {
-    const PendingRequest& entry = *tensor->entry;
-    const Signature& signature = entry.signature();
+    const PendingRequest& request = *tensor->request;
+    const Signature& signature = request.signature();
     for (size_t t = 0; t < signature.tensors.size(); ++t) {
-      uint64_t num_bytes = static_cast<uint64_t>(entry.operation->num_bytes[t]);
-      batch_.batch.add(entry.memory_of(t).input, entry.memory_of(t).output, num_bytes, reduction_of(signature, t));
+      uint64_t num_bytes = static_cast<uint64_t>(request.operation->num_bytes[t]);
+      batch_.batch.add(request.memory_of(t).input, request.memory_of(t).output, num_bytes, reduction_of(signature, t));
     }
     batch_.ends.push_back(batch_.batch.num_bytes());
   }
-  if (fault_.is_armed() && collective_.tensors.back()->entry->signature().kind == HVL_ALLREDUCE) {
+  if (fault_.is_armed() && collective_.tensors.back()->request->signature().kind == HVL_ALLREDUCE) {
     batch_.batch.interrupt_halfway([this] { fault_.trigger(); });
   }
 }
@@ -135,7 +135,7 @@ Status Executor::go_on_with_batch() {
   Status status;
   if (batch_.batch.num_bytes() > 0) {
     // The operation's kind and root are those of all; the last tensor is the last to complete.
-    const Signature& signature = collective_.tensors.back()->entry->signature();
+    const Signature& signature = collective_.tensors.back()->request->signature();
     status = signature.kind == HVL_ALLREDUCE
                  ? plane()->allreduce(batch_.batch, final_bytes)
                  : plane()->broadcast(batch_.batch, collective_.team->place_of(signature.root), final_bytes);
@@ -145,7 +145,7 @@ Status Executor::go_on_with_batch() {
 }
 
 // The output of this index, with as many rows and otherwise the shape described.
-Status Executor::allocate(const PendingRequest& entry, size_t index, const TensorSignature& described, int64_t rows,
+Status Executor::allocate(const PendingRequest& request, size_t index, const TensorSignature& described, int64_t rows,
                           char** data) {
   hvl_output output{};
   output.ndim = static_cast<int32_t>(described.shape.size());
@@ -153,7 +153,7 @@ Status Executor::allocate(const PendingRequest& entry, size_t index, const Tenso
   std::copy(described.shape.begin(), described.shape.end(), output.shape);
   output.shape[0] = rows;
   output.num_bytes = rows * bytes_of_row(described);
-  const hvl_callbacks& callbacks = entry.callbacks;
+  const hvl_callbacks& callbacks = request.callbacks;
   const bool is_callers = callbacks.allocate != nullptr;
   const int32_t number = static_cast<int32_t>(index);
   if (!is_callers) {
@@ -164,7 +164,7 @@ Status Executor::allocate(const PendingRequest& entry, size_t index, const Tenso
   }
   if (output.data == nullptr) {
     return Status(HVL_JOB_BROKEN, "no memory for " + std::to_string(output.num_bytes) + " bytes, the result of the " +
-                                      name_of(entry.signature().kind) + " of '" + entry.signature().name + "' on " +
+                                      name_of(request.signature().kind) + " of '" + request.signature().name + "' on " +
                                       context_.describe_self());
   }
   *data = static_cast<char*>(output.data);
@@ -173,16 +173,16 @@ Status Executor::allocate(const PendingRequest& entry, size_t index, const Tenso
 }
 
 Status Executor::prepare_allgather(const Definition& definition) {
-  const PendingRequest& entry = collective_.first();
+  const PendingRequest& request = collective_.first();
   group_.gathers.clear();
-  for (size_t t = 0; t < entry.signature().tensors.size(); ++t) {
+  for (size_t t = 0; t < request.signature().tensors.size(); ++t) {
     int64_t rows = 0;
     for (int rank : collective_.team->ranks) rows += definition.varying_of(rank)[t];
     char* next = nullptr;
-    Status status = allocate(entry, t, entry.signature().tensors[t], rows, &next);
+    Status status = allocate(request, t, request.signature().tensors[t], rows, &next);
     if (!status.ok()) return status;
-    Gather gather{entry.memory_of(t).input, {}};
-    const int64_t row_bytes = bytes_of_row(entry.signature().tensors[t]);
+    Gather gather{request.memory_of(t).input, {}};
+    const int64_t row_bytes = bytes_of_row(request.signature().tensors[t]);
     for (int rank : collective_.team->ranks) {
       gather.blocks.push_back({next, to_bytes(definition.varying_of(rank)[t], row_bytes)});
       next += gather.blocks.back().num_bytes;
@@ -202,8 +202,8 @@ Status Executor::prepare_alltoall(const Definition& definition) {
 
 // The rows from every rank to every other one are known. Those for a rank that takes no part stay.
 Status Executor::prepare_exchange(const Definition& definition, size_t tensor) {
-  const PendingRequest& entry = collective_.first();
-  const Signature& signature = entry.signature();
+  const PendingRequest& request = collective_.first();
+  const Signature& signature = request.signature();
   const Team& members = *collective_.members;
   const int64_t row_bytes = bytes_of_row(signature.tensors[tensor]);
   const size_t splits_begin = signature.tensors.size() + tensor * members.size();
@@ -219,13 +219,13 @@ Status Executor::prepare_exchange(const Definition& definition, size_t tensor) {
     }
   }
   char* to = nullptr;
-  Status status = allocate(entry, 2 * tensor, signature.tensors[tensor], rows, &to);
+  Status status = allocate(request, 2 * tensor, signature.tensors[tensor], rows, &to);
   if (!status.ok()) return status;
   char* received = nullptr;
-  status =
-      allocate(entry, 2 * tensor + 1, TensorSignature{HVL_INT32, {0}}, static_cast<int64_t>(members.size()), &received);
+  status = allocate(request, 2 * tensor + 1, TensorSignature{HVL_INT32, {0}}, static_cast<int64_t>(members.size()),
+                    &received);
   if (!status.ok()) return status;
-  const char* from = entry.memory_of(tensor).input;
+  const char* from = request.memory_of(tensor).input;
   for (int rank : members.ranks) {
     const uint64_t num_sent = to_bytes(rows_between(context_.options.rank, rank), row_bytes);
     const bool takes_part = collective_.team->contains(rank);
@@ -246,16 +246,16 @@ Status Executor::prepare_exchange(const Definition& definition, size_t tensor) {
 
 // Each member of the process set has its rows, whether or not it takes part.
 void Executor::prepare_reducescatter() {
-  const PendingRequest& entry = collective_.first();
-  const Signature& signature = entry.signature();
+  const PendingRequest& request = collective_.first();
+  const Signature& signature = request.signature();
   const Team& members = *collective_.members;
   const int64_t size = static_cast<int64_t>(members.size());
   group_.scatters.clear();
   for (size_t t = 0; t < signature.tensors.size(); ++t) {
     const int64_t rows = signature.tensors[t].shape[0];
     const int64_t row_bytes = bytes_of_row(signature.tensors[t]);
-    const char* next = entry.memory_of(t).input;
-    Scatter scatter{{}, entry.memory_of(t).output, reduction_of(signature, t)};
+    const char* next = request.memory_of(t).input;
+    Scatter scatter{{}, request.memory_of(t).output, reduction_of(signature, t)};
     for (int64_t place = 0; place < size; ++place) {
       const uint64_t num_bytes = to_bytes(rows / size + (place < rows % size ? 1 : 0), row_bytes);
       if (collective_.team->contains(members.ranks[static_cast<size_t>(place)]))
@@ -290,7 +290,7 @@ Status Executor::go_on_with_group() {
 
 Status Executor::complete_with(NamedTensor* tensor, int64_t number) {
   char* data = nullptr;
-  Status status = allocate(*tensor->entry, 0, TensorSignature{HVL_INT64, {1}}, 1, &data);
+  Status status = allocate(*tensor->request, 0, TensorSignature{HVL_INT64, {1}}, 1, &data);
   if (!status.ok()) return status;
   memcpy(data, &number, sizeof number);
   complete(tensor, std::move(outputs_));
@@ -301,7 +301,7 @@ Status Executor::complete_with(NamedTensor* tensor, int64_t number) {
 void Executor::complete(NamedTensor* tensor, std::vector<hvl_output> outputs) {
   Status status;
   GpuResultPtr on_gpu;
-  if (tensor->entry->gpu != nullptr) on_gpu = gpu_.result_of(*tensor->entry, &status);
+  if (tensor->request->gpu != nullptr) on_gpu = gpu_.result_of(*tensor->request, &status);
   requests_.complete(tensor, std::move(status), std::move(outputs), std::move(on_gpu));
 }
 

@@ -56,7 +56,7 @@ class Executor {
   void prepare_batch();
   void prepare_reducescatter();
   Reduction reduction_of(const Signature& signature, size_t tensor) const;
-  Status allocate(const PendingRequest& entry, size_t index, const TensorSignature& described, int64_t rows,
+  Status allocate(const PendingRequest& request, size_t index, const TensorSignature& described, int64_t rows,
                   char** data);
   Status go_on_with_batch();
   Status go_on_with_group();

@@ -20,7 +20,7 @@ Status GpuExecutor::begin(const Collective& collective) {
   plane_->stream().set_name(name_collective());
   Status status;
   for (const NamedTensor* tensor : collective.tensors) {
-    if (status.ok()) status = plane_->stream().hold_until_ready(*tensor->entry->gpu);
+    if (status.ok()) status = plane_->stream().hold_until_ready(*tensor->request->gpu);
   }
   return status;
 }
@@ -34,9 +34,9 @@ std::string GpuExecutor::name_collective() const {
 
 std::string GpuExecutor::name_of_input(const char* input) const {
   for (const NamedTensor* tensor : collective_->tensors) {
-    const PendingRequest& entry = *tensor->entry;
-    for (size_t t = 0; t < entry.signature().tensors.size(); ++t) {
-      if (entry.memory_of(t).input == input) return entry.signature().name;
+    const PendingRequest& request = *tensor->request;
+    for (size_t t = 0; t < request.signature().tensors.size(); ++t) {
+      if (request.memory_of(t).input == input) return request.signature().name;
     }
   }
   return collective_->first().signature().name;
@@ -60,9 +60,9 @@ Status GpuExecutor::prepare_adasum(const Batch& batch, Adasum* adasum, std::vect
   return plane_->prepare_on_host(batch, &host_batch_, work);
 }
 
-GpuResultPtr GpuExecutor::result_of(const PendingRequest& entry, Status* status) const {
+GpuResultPtr GpuExecutor::result_of(const PendingRequest& request, Status* status) const {
   const GpuResultPtr& result = plane_->stream().result();
-  if (result != nullptr && entry.callbacks.done != nullptr) *status = result->done().hold_up(entry.gpu->stream);
+  if (result != nullptr && request.callbacks.done != nullptr) *status = result->done().hold_up(request.gpu->stream);
   return result;
 }
 

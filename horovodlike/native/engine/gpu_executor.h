@@ -29,7 +29,7 @@ class GpuExecutor {
   Status go_on_with_adasum() { return plane_->on_host(); }
   // The part of the result that the request's handle must keep. Where the caller is called back instead, its stream
   // waits.
-  GpuResultPtr result_of(const PendingRequest& entry, Status* status) const;
+  GpuResultPtr result_of(const PendingRequest& request, Status* status) const;
 
   bool is_working() const { return plane_ != nullptr && plane_->stream().is_working(); }
   bool is_busy() const { return plane_ != nullptr && plane_->is_busy(); }

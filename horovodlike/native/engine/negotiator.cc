@@ -24,12 +24,12 @@ Status Negotiator::announce_stop() {
 }
 
 Status Negotiator::submit() {
-  context_.queue.take(&new_entries_);
+  context_.queue.take(&new_requests_);
   Status status;
   ready_.ids.clear();
-  for (std::unique_ptr<PendingRequest>& entry : new_entries_) {
-    NamedTensor* tensor = requests_.add(std::move(entry));
-    const Status valid = check_process_set(tensor->entry->signature());
+  for (std::unique_ptr<PendingRequest>& request : new_requests_) {
+    NamedTensor* tensor = requests_.add(std::move(request));
+    const Status valid = check_process_set(tensor->request->signature());
     if (!valid.ok()) {
       tensor->announced_in_full = false;
       requests_.complete(tensor, valid);
@@ -38,7 +38,7 @@ Status Negotiator::submit() {
     if (status.ok()) status = announce(tensor);
     if (!status.ok()) requests_.list_in_full(*tensor);  // it fails when the job ends
   }
-  new_entries_.clear();
+  new_requests_.clear();
   context_.handles->wake_waiters();  // of invalid requests
   if (status.ok() && !ready_.ids.empty()) status = context_.control->send(ready_);
   return status;
@@ -46,12 +46,12 @@ Status Negotiator::submit() {
 
 void Negotiator::gather_queued() {
   do {
-    for (std::unique_ptr<PendingRequest>& entry : new_entries_) {
-      if (entry != nullptr) requests_.list_in_full(*requests_.add(std::move(entry)));
+    for (std::unique_ptr<PendingRequest>& request : new_requests_) {
+      if (request != nullptr) requests_.list_in_full(*requests_.add(std::move(request)));
     }
-    new_entries_.clear();
-    context_.queue.take(&new_entries_);
-  } while (!new_entries_.empty());
+    new_requests_.clear();
+    context_.queue.take(&new_requests_);
+  } while (!new_requests_.empty());
 }
 
 Status Negotiator::check_process_set(const Signature& signature) const {
@@ -83,7 +83,7 @@ Status Negotiator::announce(NamedTensor* tensor) {
   requests_.list_in_full(*tensor);
   Message request;
   request.type = Message::Type::kRequest;
-  request.signature = tensor->entry->signature();
+  request.signature = tensor->request->signature();
   return context_.control->send(request);
 }
 
@@ -158,7 +158,7 @@ Status Negotiator::forget(TensorId id, bool keeps_announcement) {
 void Negotiator::fail(const Record& record) {
   if (std::binary_search(record.absent.begin(), record.absent.end(), context_.options.rank)) return;
   const std::shared_ptr<NamedTensor> tensor = requests_.take_by_name(record.signature);
-  if (tensor != nullptr && tensor->entry != nullptr) {
+  if (tensor != nullptr && tensor->request != nullptr) {
     requests_.complete(tensor.get(), Status(record.status, record.text));
   }
 }

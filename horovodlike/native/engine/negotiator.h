@@ -49,7 +49,7 @@ class Negotiator {
   Executor& executor_;
   GpuExecutor& gpu_;
   Fault fault_;
-  std::vector<std::unique_ptr<PendingRequest>> new_entries_;
+  std::vector<std::unique_ptr<PendingRequest>> new_requests_;
   Message ready_;
   Record record_;
   std::map<int32_t, TeamPtr> process_sets_;  // by id; 0 has all ranks

@@ -38,9 +38,9 @@ Status PeerWatch::check_coordinator(uint64_t now) {
   const uint64_t patience = to_ns(options.stall_shutdown) + kAnswerTime + 2 * kStallCheckInterval;
   const uint64_t silence = now - negotiator_.last_record();
   if (silence < patience || now - last_inquiry_ < kAnswerTime) return Status();
-  const auto may_wait = [&](const PendingRequest& entry, bool is_in_full) {
-    const bool joins = is_in_full && entry.signature().kind == HVL_JOIN;  // that may take long
-    return joins || now - entry.enqueued_at < patience;
+  const auto may_wait = [&](const PendingRequest& request, bool is_in_full) {
+    const bool joins = is_in_full && request.signature().kind == HVL_JOIN;  // that may take long
+    return joins || now - request.enqueued_at < patience;
   };
   if (requests_.has(may_wait)) return Status();
   return Status(HVL_JOB_BROKEN, describe_silence(silence / kSecond));

@@ -104,7 +104,7 @@ void ProgressLoop::join() {
 }
 
 void ProgressLoop::notify() {
-  // Requests that are held back are sent when this rank waits, when another rank that waits asks for them, or after
+  // Requests that are deferred are sent when this rank waits, when another rank that waits asks for them, or after
   // kMaxHold at the latest.
   if (context_.options.overlap || is_wanted()) context_.notify_news();
 }
@@ -269,7 +269,7 @@ uint32_t ProgressLoop::listening() const {
 uint64_t ProgressLoop::idle_timeout() const {
   if (negotiator_.leaving_since() != 0) return kWatchInterval;
   uint64_t timeout = requests_.num_in_flight() > 0 || watch_.watches_gpu() ? kWatchInterval : kIdleInterval;
-  if (!context_.options.overlap) timeout = std::min(timeout, kMaxHold);  // none notifies of requests that are held back
+  if (!context_.options.overlap) timeout = std::min(timeout, kMaxHold);  // none notifies of requests that are deferred
   const uint64_t now = now_ns();
   auto be_there_at = [&](uint64_t time) { timeout = std::min(timeout, time - std::min(now, time)); };
   if (hold_.since != 0) be_there_at(hold_.since + hold_.limit);
@@ -279,7 +279,7 @@ uint64_t ProgressLoop::idle_timeout() const {
   return timeout;
 }
 
-// While a thread waits here and nothing happens, the ranks that hold back requests are asked to send them: the result
+// While a thread waits here and nothing happens, the ranks that defer requests are asked to send them: the result
 // may depend on them. Soon, but not at once, as these ranks will most often come to wait themselves.
 void ProgressLoop::request_peer_flush() {
   const uint64_t now = now_ns();
@@ -300,7 +300,7 @@ bool ProgressLoop::is_wanted() const {
          (context_.options.overlap && context_.queue.queued_bytes() >= kWorthSending);
 }
 
-// How long requests that are not wanted are held back. Each start costs the computing threads context switches and
+// How long requests that are not wanted are deferred. Each start costs the computing threads context switches and
 // their caches, and soon there will be more to send. Where they have no processor to spare it is best to start when
 // they have nothing left to compute, which shows when one of them waits.
 uint64_t ProgressLoop::hold_limit() const {

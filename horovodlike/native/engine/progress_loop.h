@@ -26,13 +26,13 @@ class ProgressLoop {
   void notify();
   hvl_status wait(const int64_t* handles, size_t count, uint64_t deadline);
   void request_flush();
-  // Any thread, before notify(): the requests that it tells of are not held back.
+  // Any thread, before notify(): the requests that it tells of are not deferred.
   void flush_next() { flush_requested_.store(true); }
   // Any thread: returns when the engine's thread has ended, for which the context's stop_requested is set.
   void join();
 
  private:
-  // Requests that are held back to make larger batches.
+  // Requests that are deferred to make larger batches.
   struct Hold {
     uint64_t since = 0;  // 0: none are
     uint64_t limit = 0;  // for how long they were to be

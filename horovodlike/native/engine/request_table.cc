@@ -7,17 +7,17 @@
 
 namespace hvl {
 
-NamedTensor* RequestTable::add(std::unique_ptr<PendingRequest> entry) {
-  NamedTensor* tensor = entry->tensor.get();
-  tensor->entry = std::move(entry);
+NamedTensor* RequestTable::add(std::unique_ptr<PendingRequest> request) {
+  NamedTensor* tensor = request->tensor.get();
+  tensor->request = std::move(request);
   ++num_in_flight_;
   return tensor;
 }
 
-void RequestTable::list_in_full(const NamedTensor& tensor) { in_full_[tensor.key] = tensor.entry->tensor; }
+void RequestTable::list_in_full(const NamedTensor& tensor) { in_full_[tensor.key] = tensor.request->tensor; }
 
 bool RequestTable::is_agreed(NamedTensor* tensor) const {
-  const std::shared_ptr<Operation>& operation = tensor->entry->operation;
+  const std::shared_ptr<Operation>& operation = tensor->request->operation;
   if (tensor->id == NamedTensor::kNoId) return false;
   if (tensor->agreed == operation) return true;
   const Definition& definition = definitions_.at(tensor->id);
@@ -53,7 +53,7 @@ std::shared_ptr<NamedTensor> RequestTable::forget(TensorId id) {
   definitions_.erase(found);
   if (tensor == nullptr || tensor->id != id) return nullptr;
   context_.queue.forget_id(tensor.get());
-  if (tensor->entry == nullptr) return nullptr;
+  if (tensor->request == nullptr) return nullptr;
   in_full_[tensor->key] = tensor;
   // A request that is announced in full already stays so: the coordinator gets it only after this record, because this
   // rank had joined.
@@ -73,7 +73,7 @@ Status RequestTable::find_tensors(const std::vector<TensorId>& ids, std::vector<
     auto found = definitions_.find(id);
     // It may have been defined while this rank had joined, and has not changed since.
     if (found != definitions_.end() && found->second.tensor == nullptr) adopt(id, &found->second);
-    if (found == definitions_.end() || found->second.tensor == nullptr || found->second.tensor->entry == nullptr) {
+    if (found == definitions_.end() || found->second.tensor == nullptr || found->second.tensor->request == nullptr) {
       return Status(HVL_JOB_BROKEN, "the log asks for a tensor that this rank has not announced (id " +
                                         std::to_string(id) + "): please report this as a defect of horovodlike");
     }
@@ -98,18 +98,18 @@ std::shared_ptr<NamedTensor> RequestTable::take_by_name(const Signature& signatu
 }
 
 void RequestTable::complete(NamedTensor* tensor, Status status, std::vector<hvl_output> outputs, GpuResultPtr on_gpu) {
-  const std::unique_ptr<PendingRequest> entry = std::move(tensor->entry);
+  const std::unique_ptr<PendingRequest> request = std::move(tensor->request);
   --num_in_flight_;
   context_.counters.requests.fetch_add(1, std::memory_order_relaxed);
-  context_.counters.bytes.fetch_add(entry->operation->total_bytes, std::memory_order_relaxed);
+  context_.counters.bytes.fetch_add(request->operation->total_bytes, std::memory_order_relaxed);
   if (tensor->announced_in_full) in_full_.erase(tensor->key);
-  context_.queue.finish(*entry);  // first: a thread that sees the result may use the name again
-  const hvl_callbacks& callbacks = entry->callbacks;
+  context_.queue.finish(*request);  // first: a thread that sees the result may use the name again
+  const hvl_callbacks& callbacks = request->callbacks;
   if (callbacks.done != nullptr) {
     for (hvl_output& output : outputs) free(output.data);  // the caller has no handle to ask for them
     callbacks.done(callbacks.context, status.code(), status.message().c_str());
   } else {
-    context_.handles->complete(entry->handle, std::move(status), std::move(outputs), std::move(on_gpu));
+    context_.handles->complete(request->handle, std::move(status), std::move(outputs), std::move(on_gpu));
   }
 }
 
@@ -117,29 +117,29 @@ void RequestTable::fail_all(const Status& status) {
   auto unknown = std::move(in_full_);
   in_full_.clear();
   for (auto& waiting : unknown) {
-    if (waiting.second->entry != nullptr) complete(waiting.second.get(), status);
+    if (waiting.second->request != nullptr) complete(waiting.second.get(), status);
   }
   for (auto& [id, definition] : definitions_) {
     NamedTensor* tensor = definition.tensor.get();
     if (tensor == nullptr) continue;
-    if (tensor->entry != nullptr) complete(tensor, status);
+    if (tensor->request != nullptr) complete(tensor, status);
     tensor->agreed = nullptr;
   }
 }
 
 std::vector<const PendingRequest*> RequestTable::in_flight() const {
-  std::vector<const PendingRequest*> entries;
+  std::vector<const PendingRequest*> requests;
   const auto add = [&](const NamedTensor* tensor) {
-    if (tensor != nullptr && tensor->entry != nullptr) entries.push_back(tensor->entry.get());
+    if (tensor != nullptr && tensor->request != nullptr) requests.push_back(tensor->request.get());
   };
   for (const auto& waiting : in_full_) add(waiting.second.get());
   for (const auto& [id, definition] : definitions_) add(definition.tensor.get());
-  std::sort(entries.begin(), entries.end(), [](const PendingRequest* one, const PendingRequest* other) {
+  std::sort(requests.begin(), requests.end(), [](const PendingRequest* one, const PendingRequest* other) {
     return std::tie(one->enqueued_at, one->handle, one) < std::tie(other->enqueued_at, other->handle, other);
   });
   // A request that has changed is both known by its id and announced in full.
-  entries.erase(std::unique(entries.begin(), entries.end()), entries.end());
-  return entries;
+  requests.erase(std::unique(requests.begin(), requests.end()), requests.end());
+  return requests;
 }
 
 }  // namespace hvl

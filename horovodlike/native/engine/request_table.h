@@ -27,7 +27,7 @@ class RequestTable {
 
   size_t num_in_flight() const { return num_in_flight_; }
   // The request has been taken from the queue; returns its tensor, which is neither announced by id nor in full.
-  NamedTensor* add(std::unique_ptr<PendingRequest> entry);
+  NamedTensor* add(std::unique_ptr<PendingRequest> request);
   // The tensor's request is found by its name from now on.
   void list_in_full(const NamedTensor& tensor);
   // Whether the tensor's id stands for its request, so that the request may be announced by the id.
@@ -52,11 +52,11 @@ class RequestTable {
 
   // The oldest first.
   std::vector<const PendingRequest*> in_flight() const;
-  // Whether fits(entry, is_in_full) holds for any request in flight; `is_in_full`: the log has no id for it.
+  // Whether fits(request, is_in_full) holds for any request in flight; `is_in_full`: the log has no id for it.
   template <typename Fits>
   bool has(Fits&& fits) const {
     const auto is_found = [&](const NamedTensor* tensor, bool is_in_full) {
-      return tensor != nullptr && tensor->entry != nullptr && fits(*tensor->entry, is_in_full);
+      return tensor != nullptr && tensor->request != nullptr && fits(*tensor->request, is_in_full);
     };
     for (const auto& [id, definition] : definitions_) {
       if (is_found(definition.tensor.get(), false)) return true;

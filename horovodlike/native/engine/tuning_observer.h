@@ -54,7 +54,7 @@ class TuningObserver {
     int64_t num_bytes = 0;
     for (const NamedTensor* tensor : collective.tensors) {
       tensors_.push_back(std::hash<std::string>()(tensor->key));
-      num_bytes += tensor->entry->operation->total_bytes;
+      num_bytes += tensor->request->operation->total_bytes;
     }
     if (!autotuner_->on_batch(tensors_, num_bytes, collective.begun_at)) return;
     context_.control->set_fusion_threshold(autotuner_->current().fusion_threshold);

@@ -204,7 +204,7 @@ Status NcclDataPlane::on_host() {
     if (uses_nccl()) warn_staged("NCCL has no Adasum");
     return Status();
   });
-  if (status.ok()) staging_->let_go_of_whole();  // the entry in flight owns it
+  if (status.ok()) staging_->let_go_of_whole();  // the request in flight owns it
   return status;
 }
 

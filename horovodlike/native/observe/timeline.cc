@@ -101,10 +101,10 @@ void Timeline::add_begin(const std::vector<NamedTensor*>& tensors, uint64_t numb
         ", \"ts\": " + time_of(now) + "}");
   }
   for (const NamedTensor* tensor : tensors) {
-    const Signature& signature = tensor->entry->signature();
+    const Signature& signature = tensor->request->signature();
     const std::string kind = upper_case(name_of(signature.kind));
     const int row = row_of(signature.name);
-    add_span("\"name\": \"NEGOTIATE_" + kind + "\"", row, std::max(tensor->entry->enqueued_at, started_), now);
+    add_span("\"name\": \"NEGOTIATE_" + kind + "\"", row, std::max(tensor->request->enqueued_at, started_), now);
     open_.push_back({row, "\"name\": \"" + kind + "\", " + arguments_of(signature, number), now});
   }
 }

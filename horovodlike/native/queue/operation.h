@@ -30,10 +30,10 @@ struct NamedTensor {
   int64_t handle = 0;  // of the request in flight; guarded by the table's mutex
 
   // For the engine only.
-  bool announced_in_full = false;         // the entry below, without an id
-  TensorId id = kNoId;                    // of the log
-  std::shared_ptr<Operation> agreed;      // the last operation found to match the id's definition
-  std::unique_ptr<PendingRequest> entry;  // this rank's request in flight
+  bool announced_in_full = false;           // the request below, without an id
+  TensorId id = kNoId;                      // of the log
+  std::shared_ptr<Operation> agreed;        // the last operation found to match the id's definition
+  std::unique_ptr<PendingRequest> request;  // this rank's request in flight
 };
 
 // A request, checked and copied: immutable but for the cached look-up of its name.

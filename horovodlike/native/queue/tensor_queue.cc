@@ -19,18 +19,18 @@ std::shared_ptr<NamedTensor> TensorQueue::look_up(Operation* operation) {
   return operation->tensor;
 }
 
-Status TensorQueue::push(std::unique_ptr<PendingRequest> entry) {
+Status TensorQueue::push(std::unique_ptr<PendingRequest> request) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (!closed_.ok()) return closed_;
-  entry->tensor = look_up(entry->operation.get());
-  if (entry->tensor->in_flight.exchange(true)) {
+  request->tensor = look_up(request->operation.get());
+  if (request->tensor->in_flight.exchange(true)) {
     return Status(HVL_INVALID_ARGUMENT,
-                  "'" + entry->signature().name +
+                  "'" + request->signature().name +
                       "' is already in flight on this rank; wait for its result first, or use another name");
   }
-  entry->tensor->handle = entry->handle;
-  queued_bytes_.fetch_add(entry->operation->total_bytes);
-  entries_.push_back(std::move(entry));
+  request->tensor->handle = request->handle;
+  queued_bytes_.fetch_add(request->operation->total_bytes);
+  requests_.push_back(std::move(request));
   queued_->fetch_add(1);
   return Status();
 }
@@ -41,17 +41,17 @@ int64_t TensorQueue::handle_in_flight(Operation* operation) {
   return found != names_.end() && found->second->in_flight.load() ? found->second->handle : 0;
 }
 
-void TensorQueue::take(std::vector<std::unique_ptr<PendingRequest>>* entries) {
+void TensorQueue::take(std::vector<std::unique_ptr<PendingRequest>>* requests) {
   std::lock_guard<std::mutex> lock(mutex_);
-  entries->swap(entries_);
+  requests->swap(requests_);
   queued_->store(0);
   queued_bytes_.store(0);
 }
 
-void TensorQueue::finish(const PendingRequest& entry) {
+void TensorQueue::finish(const PendingRequest& request) {
   std::lock_guard<std::mutex> lock(mutex_);
-  entry.tensor->in_flight.store(false);
-  if (entry.tensor->id == NamedTensor::kNoId) erase(entry.tensor.get());
+  request.tensor->in_flight.store(false);
+  if (request.tensor->id == NamedTensor::kNoId) erase(request.tensor.get());
 }
 
 void TensorQueue::forget_id(NamedTensor* tensor) {

@@ -19,15 +19,15 @@ class TensorQueue {
   TensorQueue(uint64_t engine_number, std::atomic<uint32_t>* queued) : engine_number_(engine_number), queued_(queued) {}
 
   // Any thread. Fails if the name is in flight already or the queue is closed.
-  Status push(std::unique_ptr<PendingRequest> entry);
+  Status push(std::unique_ptr<PendingRequest> request);
 
   // Any thread: the handle of the request in flight under the operation's name; 0: there is none.
   int64_t handle_in_flight(Operation* operation);
 
-  // The engine: takes all requests that came since the last call; `entries` is empty.
-  void take(std::vector<std::unique_ptr<PendingRequest>>* entries);
-  // The engine: the entry is complete; its name may be used again.
-  void finish(const PendingRequest& entry);
+  // The engine: takes all requests that came since the last call; `requests` is empty.
+  void take(std::vector<std::unique_ptr<PendingRequest>>* requests);
+  // The engine: the request is complete; its name may be used again.
+  void finish(const PendingRequest& request);
   // The engine: the coordinator has no id for the tensor any more.
   void forget_id(NamedTensor* tensor);
   // The engine: after this every push fails with `status`.
@@ -48,7 +48,7 @@ class TensorQueue {
   std::atomic<uint32_t>* const queued_;  // written under mutex_
   std::atomic<int64_t> queued_bytes_{0};
   mutable std::mutex mutex_;  // a leaf
-  std::vector<std::unique_ptr<PendingRequest>> entries_;
+  std::vector<std::unique_ptr<PendingRequest>> requests_;
   std::unordered_map<std::string, std::shared_ptr<NamedTensor>> names_;
   Status closed_;
 };

@@ -11,7 +11,7 @@
 
 namespace hvl {
 
-// Waking a sleeper takes 5 to 50 us, so spinning that long pays off when a thread waits for a result. If spinning keeps
+// Waking a thread takes 5 to 50 us, so spinning that long pays off when a thread waits for a result. If spinning keeps
 // an awaited rank from running, the limit is halved, down to the lazy one, until each has its own processor again.
 constexpr uint64_t kUrgentSpin = 200 * kMicrosecond;
 constexpr uint64_t kLazySpin = 2 * kMicrosecond;
@@ -22,8 +22,8 @@ enum class Spin { kInVain, kNotNeeded, kWorthIt };
 // reading of the clock.
 //
 // If it yields, other runnable threads get the processor now and then. If there is a processor for every thread, not
-// yielding is better: two threads that yield to each other stay on one processor, whereas a sleeper is woken on a free
-// one.
+// yielding is better: two threads that yield to each other stay on one processor, whereas a sleeping thread is woken on
+// a free one.
 template <typename Condition>
 Spin spin_until(Condition&& condition, uint64_t limit, bool yields, uint64_t* spent) {
   constexpr int kLooks = 16;  // between two readings of the clock

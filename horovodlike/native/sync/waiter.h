@@ -50,8 +50,8 @@ class Waiter {
   void set_urgent(bool urgent) { spinner_.set_urgent(urgent); }
   // Describes the waits that follow: the waiting thread, its deadline (now_ns() clock), and a predicate that ends a
   // wait early. `enough` must live until the next turn.
-  void take_turn(WaitingParty sleeper, uint64_t deadline, const std::function<bool()>* enough) {
-    sleeper_ = sleeper;
+  void take_turn(WaitingParty party, uint64_t deadline, const std::function<bool()>* enough) {
+    party_ = party;
     deadline_ = deadline;
     enough_ = enough;
     signalled_ = false;
@@ -109,9 +109,9 @@ class Waiter {
     Doorbell& doorbell = memory_->rank(options_.local_rank).doorbell;
     int result = 0;
     if (options_.poller == nullptr) {
-      result = doorbell.sleep_unless(sleeper_, listening, condition, limit);
+      result = doorbell.sleep_unless(party_, listening, condition, limit);
     } else {
-      doorbell.arm(sleeper_, listening);
+      doorbell.arm(party_, listening);
       if (!condition()) result = poll(limit);
       doorbell.disarm();
     }
@@ -133,7 +133,7 @@ class Waiter {
   WaiterOptions options_;
   std::vector<int> pidfds_;  // by local rank; -1: not watched
   Spinner spinner_;
-  WaitingParty sleeper_ = WaitingParty::kEngineThread;
+  WaitingParty party_ = WaitingParty::kEngineThread;
   uint64_t deadline_ = UINT64_MAX;
   const std::function<bool()>* enough_ = nullptr;
   bool signalled_ = false;

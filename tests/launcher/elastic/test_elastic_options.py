@@ -74,7 +74,7 @@ def test_the_policy() -> None:
     assert policy("-np", 3, "--min-np", 2, "--reset-limit", 7) == Policy(3, 2, reset_limit=7)
     assert policy("-H", "a:2,b:4", "--max-np", 5) == Policy(5, 5, 5)
     found = policy("-np", 1, "--min-np", 1, "--blacklist-cooldown-range", 1, 2)
-    assert found.cooldown == Backoff(1, 2, patient=False)
+    assert found.backoff == Backoff(1, 2, patient=False)
 
 
 @pytest.mark.parametrize(

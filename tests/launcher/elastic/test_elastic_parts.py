@@ -17,7 +17,7 @@ from horovodlike.launcher.errors import UsageError
 LIMIT_S = 60.0
 
 
-def test_cooldowns_grow_up_to_the_most() -> None:
+def test_backoffs_grow_up_to_the_most() -> None:
     health, now, pauses = HostHealth(Backoff(10, 60, patient=False)), 0.0, []
     for _ in range(5):
         health.fail(now, 1)
@@ -34,7 +34,7 @@ def test_failures_that_come_together_count_once() -> None:
 
 
 # horovod#3319: hosts were left alone for ever.
-def test_cooldowns_begin_anew_after_a_good_time() -> None:
+def test_backoffs_begin_anew_after_a_good_time() -> None:
     health = HostHealth(Backoff(10, 60, patient=False))
     for now in (0.0, 10.0, 30.0):
         health.fail(now, 1)
@@ -171,14 +171,14 @@ class Found(HostDiscovery):
 
 
 def test_names_of_this_machine_are_one_host() -> None:
-    lookout = DiscoveryThread(Found({"localhost": 1, "127.0.0.1": 2, "elsewhere.invalid": 3}), {})
-    assert lookout.look() == {"localhost": 3, "elsewhere.invalid": 3}
-    assert lookout.here == "localhost"
+    thread = DiscoveryThread(Found({"localhost": 1, "127.0.0.1": 2, "elsewhere.invalid": 3}), {})
+    assert thread.look() == {"localhost": 3, "elsewhere.invalid": 3}
+    assert thread.here == "localhost"
 
 
 def test_news_are_told_once() -> None:
     same, other = {"a.invalid": 1}, {"a.invalid": 2}
-    lookout = DiscoveryThread(Found(same, same, ValueError("no"), ValueError("no"), same, other), {})
+    thread = DiscoveryThread(Found(same, same, ValueError("no"), ValueError("no"), same, other), {})
     told: list[dict[str, int] | str] = []
     changed = threading.Event()
 
@@ -187,7 +187,7 @@ def test_news_are_told_once() -> None:
         if news == other:
             changed.set()
 
-    lookout.start(lookout.look(), tell)
+    thread.start(thread.look(), tell)
     assert changed.wait(LIMIT_S)
-    lookout.close()
+    thread.close()
     assert told == ["the hosts cannot be found out, and stay as they are: no", other]

@@ -193,7 +193,7 @@ def test_a_worker_that_hangs_up_without_exiting_is_killed() -> None:
 
 
 def test_a_worker_leaves() -> None:
-    play = Play(cooldown=Backoff(1, 60)).start()
+    play = Play(backoff=Backoff(1, 60)).start()
     assert play.happen(Leaving(0)) == []
     play.ready(1, 2, why="changed")
     assert play.of(Form, play.ready(3, why="changed"))[0].members == (1, 2, 3)  # its end is not awaited
@@ -297,7 +297,7 @@ def test_hosts_that_cannot_be_used() -> None:
 
 
 def test_a_host_that_fails_again_and_again_is_left_alone_for_longer_and_longer() -> None:
-    play = Play(num_proc=3, min_np=1, max_np=None, cooldown=Backoff(10, 30, patient=False)).start(a=2, b=1)
+    play = Play(num_proc=3, min_np=1, max_np=None, backoff=Backoff(10, 30, patient=False)).start(a=2, b=1)
     pauses, next_on_b = [], 2
     for _ in range(4):
         play.kill(next_on_b)
@@ -357,7 +357,7 @@ def test_members_that_all_fail_by_themselves_end_the_job_in_the_end() -> None:
 
 
 def test_one_that_fails_again_and_again_before_anything_is_saved_ends_the_job() -> None:
-    play = Play(num_proc=2, max_np=2, min_np=1, cooldown=Backoff(1, 1)).start(here=2)
+    play = Play(num_proc=2, max_np=2, min_np=1, backoff=Backoff(1, 1)).start(here=2)
     for number in range(1, 6):
         assert not play.of(End)
         play.happen(Exited(number, 3))  # worker 0 lives on
@@ -372,7 +372,7 @@ def test_one_that_fails_again_and_again_before_anything_is_saved_ends_the_job() 
 
 
 def test_failures_do_not_end_a_job_that_gets_further() -> None:
-    play = Play(num_proc=2, max_np=2, min_np=1, cooldown=Backoff(1, 1)).start(here=2)
+    play = Play(num_proc=2, max_np=2, min_np=1, backoff=Backoff(1, 1)).start(here=2)
     for number in range(1, 30):
         play.happen(Exited(number, 3))
         play.happen(Ready(0, "broken", commits=number))

@@ -134,12 +134,12 @@ struct Told {
 
 int64_t enqueue(Job& job, int rank, const std::shared_ptr<Operation>& operation, const void* data,
                 const hvl_callbacks& callbacks) {
-  auto entry = std::make_unique<PendingRequest>();
-  entry->operation = operation;
-  entry->memory.input = static_cast<const char*>(data);
-  entry->callbacks = callbacks;
+  auto request = std::make_unique<PendingRequest>();
+  request->operation = operation;
+  request->memory.input = static_cast<const char*>(data);
+  request->callbacks = callbacks;
   int64_t handle = -1;
-  CHECK_EQ(job.engine(rank).enqueue(std::move(entry), &handle).message(), "");
+  CHECK_EQ(job.engine(rank).enqueue(std::move(request), &handle).message(), "");
   job.engine(rank).notify();
   return handle;
 }

@@ -32,12 +32,12 @@ struct Rank {
   }
 
   Status run(const std::shared_ptr<Operation>& operation, std::vector<float>* data) {
-    auto entry = std::make_unique<PendingRequest>();
-    entry->operation = operation;
+    auto request = std::make_unique<PendingRequest>();
+    request->operation = operation;
     char* address = reinterpret_cast<char*>(data->data());
-    entry->memory = Memory{address, address};
+    request->memory = Memory{address, address};
     int64_t handle = 0;
-    const Status status = engine->enqueue(std::move(entry), &handle);
+    const Status status = engine->enqueue(std::move(request), &handle);
     if (!status.ok()) return status;
     engine->notify();
     CHECK_EQ(static_cast<int>(engine->wait(&handle, 1, now_ns() + kPatience)), static_cast<int>(HVL_OK));

@@ -15,7 +15,7 @@
 namespace fake_gpu {
 
 // Starts again with `num_gpus` separate GPUs. The library must not be in use meanwhile. Programs that do not call it
-// get the number in the variable GPU_DOUBLE_GPUS.
+// get the number in the variable FAKE_GPU_COUNT.
 void reset(int num_gpus);
 // From now on the second GPU is the same as the first one.
 void make_same(int gpu, int other);

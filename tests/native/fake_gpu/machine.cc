@@ -22,7 +22,7 @@ Machine& Machine::get() {
 }
 
 Machine::Machine() {
-  if (const char* number = std::getenv("GPU_DOUBLE_GPUS")) reset(std::atoi(number));
+  if (const char* number = std::getenv("FAKE_GPU_COUNT")) reset(std::atoi(number));
   std::thread([this] { work(); }).detach();
 }
 

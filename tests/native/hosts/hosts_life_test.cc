@@ -127,12 +127,12 @@ struct CutOff {
 Status move_once(Job& job, int rank, Kind kind, int64_t count, const hvl_callbacks& callbacks) {
   std::vector<float> small(4, 1.0F), other(static_cast<size_t>(count), 1.0F);
   char* address = reinterpret_cast<char*>(small.data());
-  auto entry = std::make_unique<PendingRequest>();
-  entry->operation = make("small", kind, {{4}}, HVL_SUM, 0);
-  entry->memory = Memory{address, address};
-  entry->callbacks = callbacks;
+  auto request = std::make_unique<PendingRequest>();
+  request->operation = make("small", kind, {{4}}, HVL_SUM, 0);
+  request->memory = Memory{address, address};
+  request->callbacks = callbacks;
   int64_t first = 0;
-  const Status accepted = job.engine(rank).enqueue(std::move(entry), &first);
+  const Status accepted = job.engine(rank).enqueue(std::move(request), &first);
   if (!accepted.ok()) return accepted;
   address = reinterpret_cast<char*>(other.data());
   Status status;

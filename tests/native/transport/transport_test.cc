@@ -283,9 +283,9 @@ TEST(a_sleeping_rank_wakes_when_something_comes_or_goes_or_its_peer_is_lost) {
       } else {
         a->receive(1, 0, received.data(), 100);
       }
-      SleepingRank sleeper(a.get());
+      SleepingRank asleep(a.get());
       sleep_on({}, static_cast<int>(kBrief / kMillisecond));
-      CHECK(!sleeper.is_done());
+      CHECK(!asleep.is_done());
       if (name == "room") {
         b->receive(0, 0, received.data(), received.size());
         move_all({b.get()});

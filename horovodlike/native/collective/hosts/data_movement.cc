@@ -17,11 +17,11 @@ class Broadcast : public HostsCollective {
     const int root_rank = layout().team->ranks[static_cast<size_t>(root)];
     for (size_t host = 0; host < layout().num_hosts(); ++host) {
       const std::vector<int>& members = layout().members[host];
-      entries_.push_back(members.front());
+      receivers_.push_back(members.front());
       const auto found = std::find(members.begin(), members.end(), root_rank);
       if (found == members.end()) continue;
       root_host_ = host;
-      entries_.back() = root_rank;
+      receivers_.back() = root_rank;
     }
     // The location of the bytes that this host's members receive, and that are sent on.
     const bool from_input = layout().mine == root_host_;
@@ -29,27 +29,27 @@ class Broadcast : public HostsCollective {
       here_.add(from_input ? each.input : each.output, each.output, each.num_bytes, each.reduction);
     }
     const int rank = layout().here()[layout().place];
-    is_entry_ = entries_[layout().mine] == rank;
+    is_receiver_ = receivers_[layout().mine] == rank;
     find_neighbours();
   }
 
   Status run() override {
     if (stage_ == Stage::kBegin) {
-      if (is_entry_) post();
+      if (is_receiver_) post();
       stage_ = Stage::kBetween;
     }
     if (stage_ == Stage::kBetween) {
       // The root's host does not wait for others.
-      Status status = is_entry_ && parent_ != -1 ? pass_on() : Status();
+      Status status = is_receiver_ && parent_ != -1 ? pass_on() : Status();
       if (!status.ok()) return status;
       stage_ = Stage::kHere;
     }
     if (stage_ == Stage::kHere) {
       const auto& here = layout().here();
-      const auto entry = std::find(here.begin(), here.end(), entries_[layout().mine]);
+      const auto receiver = std::find(here.begin(), here.end(), receivers_[layout().mine]);
       Status status = is_alone_here()
                           ? copy_here()
-                          : broadcast(here_, static_cast<int>(entry - here.begin()), &pipeline(), kNobodyAsks);
+                          : broadcast(here_, static_cast<int>(receiver - here.begin()), &pipeline(), kNobodyAsks);
       if (!status.ok()) return status;
       stage_ = Stage::kEnd;
     }
@@ -67,12 +67,12 @@ class Broadcast : public HostsCollective {
   void find_neighbours() {
     const size_t hosts = layout().num_hosts();
     const size_t mine = (layout().mine + hosts - root_host_) % hosts;
-    const auto entry_of = [&](size_t number) { return entries_[(number + root_host_) % hosts]; };
+    const auto receiver_of = [&](size_t number) { return receivers_[(number + root_host_) % hosts]; };
     size_t below = 1;
     while (below < hosts && (mine & below) == 0) below <<= 1;
-    if (mine != 0) parent_ = entry_of(mine - below);
+    if (mine != 0) parent_ = receiver_of(mine - below);
     for (below >>= 1; below > 0; below >>= 1) {
-      if (mine + below < hosts) children_.push_back(entry_of(mine + below));
+      if (mine + below < hosts) children_.push_back(receiver_of(mine + below));
     }
   }
 
@@ -129,9 +129,9 @@ class Broadcast : public HostsCollective {
   const Batch& batch_;
   const FinalBytes& final_bytes_;
   Batch here_;
-  std::vector<int> entries_;  // by host: the member that receives it from another host, or is the root
+  std::vector<int> receivers_;  // by host: the member that receives it from another host, or is the root
   size_t root_host_ = 0;
-  bool is_entry_ = false;
+  bool is_receiver_ = false;
   int parent_ = -1;
   std::vector<int> children_;
   std::vector<uint64_t> ends_;  // of the chunks to receive

@@ -9,7 +9,7 @@ The modules and packages, lowest layer first. Each imports only from itself and 
                  fork, process tree and exit order; ``host_probe``: processors, GPUs and problems of a host;
                  ``external``: asks other programs, within a time limit; ``run_task``: the program of the ranks of
                  ``horovodlike.run``
-``planning``     ``job_spec``: the request; ``hosts``: host lists, and the ranks of each host; ``addresses``: by which
+``planning``     the request; ``hosts``: host lists, and the ranks of each host; ``addresses``: by which
                  addresses hosts reach each other; ``command``: what was typed to what is executed; ``plan``: one plan
                  per rank, with its environment
 ``schedulers``   the interface, and a module for each: hosts, and the command that starts an agent there; ``registry``:

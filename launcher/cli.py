@@ -25,7 +25,7 @@ from horovodlike.launcher.planning.command import (
     with_horovod_names,
     working_folder,
 )
-from horovodlike.launcher.planning.job_spec import MOST_RANKS, Binding, JobSpec, Nodes, RemoteStart
+from horovodlike.launcher.planning import MOST_RANKS, Binding, JobSpec, Nodes, RemoteStart
 from horovodlike.launcher.schedulers.registry import HostResolution, find_hosts
 
 __all__ = ["horovodrun", "main", "parse"]

@@ -10,7 +10,7 @@ from horovodlike.config import SETTINGS, Config
 from horovodlike.launcher.agent.host_probe import why_unwritable
 from horovodlike.launcher.elastic import HostDiscovery
 from horovodlike.launcher.errors import UsageError
-from horovodlike.launcher.planning.job_spec import ElasticSpec, JobSpec
+from horovodlike.launcher.planning import ElasticSpec, JobSpec
 from horovodlike.launcher.schedulers.registry import HostResolution
 
 if TYPE_CHECKING:  # they take time to import, and a command line with an error does not need them

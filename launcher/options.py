@@ -11,7 +11,7 @@ from horovodlike.config import LOG_LEVELS, SETTINGS, Config, Setting, parse
 from horovodlike.errors import ConfigError
 from horovodlike.launcher.elastic import HostDiscovery
 from horovodlike.launcher.errors import UsageError, shown
-from horovodlike.launcher.planning.job_spec import MOST_RANKS, Binding, ElasticSpec
+from horovodlike.launcher.planning import MOST_RANKS, Binding, ElasticSpec
 from horovodlike.launcher.schedulers.registry import SCHEDULERS
 
 _MIB = 1024 * 1024

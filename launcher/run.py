@@ -24,7 +24,7 @@ from horovodlike.launcher.options import (
     take_number_of_ranks,
 )
 from horovodlike.launcher.planning.command import working_folder
-from horovodlike.launcher.planning.job_spec import JobSpec, RemoteStart
+from horovodlike.launcher.planning import JobSpec, RemoteStart
 from horovodlike.launcher.schedulers.registry import find_hosts
 from horovodlike.launcher.supervisor import failure_attribution
 from horovodlike.launcher.supervisor.job import Outcome

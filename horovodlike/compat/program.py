@@ -16,7 +16,7 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import CodeType, ModuleType, TracebackType
 from typing import Any, NoReturn
 
-from horovodlike.compat.aliases import install
+from horovodlike.compat import install
 
 __all__ = ["main"]
 

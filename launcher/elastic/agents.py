@@ -12,7 +12,7 @@ from horovodlike.launcher.elastic.rank_assignment import OF_A_PLACE
 from horovodlike.launcher.errors import HostsError, UsageError
 from horovodlike.launcher.planning.addresses import LOOPBACK, reachable_addresses
 from horovodlike.launcher.planning.command import working_folder
-from horovodlike.launcher.planning.job_spec import JobSpec
+from horovodlike.launcher.planning import JobSpec
 from horovodlike.launcher.planning.plan import (
     JobIdentity,
     RankPlan,

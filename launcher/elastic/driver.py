@@ -35,7 +35,7 @@ from horovodlike.launcher.elastic.rank_assignment import place_members
 from horovodlike.launcher.elastic.state import Policy, Status
 from horovodlike.launcher.elastic.worker_server import WorkerServer
 from horovodlike.launcher.errors import UsageError, counted
-from horovodlike.launcher.planning.job_spec import JobSpec
+from horovodlike.launcher.planning import JobSpec
 from horovodlike.launcher.planning.plan import JobIdentity
 from horovodlike.launcher.supervisor import Supervisor, Wakeup, failure_attribution
 from horovodlike.launcher.supervisor.connection import AgentConnections, FrameConnection, watch_descriptor

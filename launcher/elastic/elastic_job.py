@@ -13,7 +13,7 @@ from horovodlike.launcher.elastic.driver import Driver
 from horovodlike.launcher.elastic.host_health import Backoff
 from horovodlike.launcher.elastic.state import Policy
 from horovodlike.launcher.errors import HostsError, UsageError, counted, given
-from horovodlike.launcher.planning.job_spec import THIS_MACHINE, ElasticSpec, JobSpec
+from horovodlike.launcher.planning import THIS_MACHINE, ElasticSpec, JobSpec
 from horovodlike.launcher.planning.plan import bind, gpu_variables
 from horovodlike.launcher.supervisor import SignalHandler
 from horovodlike.launcher.supervisor.agent_startup import describe_this_host

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from horovodlike.launcher.agent.host_probe import VISIBLE, Gpus, Host
 from horovodlike.launcher.errors import UsageError, counted, given
 from horovodlike.launcher.planning.hosts import Placement
-from horovodlike.launcher.planning.job_spec import Binding, JobSpec
+from horovodlike.launcher.planning import Binding, JobSpec
 
 _Cpus = tuple[int, ...]
 

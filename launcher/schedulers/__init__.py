@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from horovodlike.launcher.agent import START_AGENT
 from horovodlike.launcher.planning.hosts import HostSlots
-from horovodlike.launcher.planning.job_spec import RemoteStart
+from horovodlike.launcher.planning import RemoteStart
 
 AGENT = (sys.executable, "-I", "-S", "-X", "utf8", START_AGENT)
 """The words that are executed on another host, where everything has the same paths as here."""

@@ -14,7 +14,7 @@ from horovodlike._bootstrap.hostlist import expand_hosts
 from horovodlike.launcher.agent.external import ask
 from horovodlike.launcher.errors import counted
 from horovodlike.launcher.planning.hosts import HostSlots, merge_hosts
-from horovodlike.launcher.planning.job_spec import RemoteStart
+from horovodlike.launcher.planning import RemoteStart
 from horovodlike.launcher.schedulers import AGENT, JobAllocation, Scheduler
 
 _PATIENCE_S = 20.0

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from horovodlike.launcher.agent.external import ask
 from horovodlike.launcher.agent.host_probe import Host
 from horovodlike.launcher.errors import UsageError
-from horovodlike.launcher.planning.job_spec import Binding, JobSpec, RemoteStart
+from horovodlike.launcher.planning import Binding, JobSpec, RemoteStart
 from horovodlike.launcher.planning.plan import JobIdentity, inherited, plan_ranks
 from horovodlike.launcher.schedulers.ssh import ssh_words
 

@@ -5,7 +5,7 @@ import shlex
 import sys
 from collections.abc import Mapping, Sequence
 
-from horovodlike.launcher.planning.job_spec import RemoteStart
+from horovodlike.launcher.planning import RemoteStart
 from horovodlike.launcher.schedulers import AGENT, JobAllocation, Scheduler
 
 _REMEDIES = (

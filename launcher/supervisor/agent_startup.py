@@ -27,7 +27,7 @@ from horovodlike.launcher.agent.protocol import (
 from horovodlike.launcher.errors import HostsError, counted
 from horovodlike.launcher.planning.command import working_folder
 from horovodlike.launcher.planning.hosts import Placement
-from horovodlike.launcher.planning.job_spec import JobSpec
+from horovodlike.launcher.planning import JobSpec
 from horovodlike.launcher.planning.plan import OWN_NAMES, OWN_PREFIXES, RankPlan, forwarded, inherited
 from horovodlike.launcher.schedulers.registry import scheduler_of
 from horovodlike.launcher.schedulers.ssh import explain_failure

@@ -10,7 +10,7 @@ import pytest
 
 from cluster import mpirun, sshd
 from cluster.hosts import Cluster, environment
-from horovodlike.launcher.planning.job_spec import RemoteStart
+from horovodlike.launcher.planning import RemoteStart
 from horovodlike.launcher.schedulers.mpirun import Flavor, Mpirun, make_ssh_variables
 
 PROGRAM = f"""

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import horovodlike.compat
-from horovodlike.compat.aliases import DEFAULTS
+from horovodlike.compat import DEFAULTS
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 

@@ -16,7 +16,7 @@ import horovodlike.data
 import horovodlike.errors
 import horovodlike.process_set
 import horovodlike.torch
-from horovodlike.compat.aliases import ALIASES, Alias, counterpart
+from horovodlike.compat import ALIASES, Alias, counterpart
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ from horovodlike.compat.aliases import ALIASES, Alias, counterpart
         ("horovod.torch.elastic.state", "horovodlike.torch.elastic.state"),
         ("horovod.common.elastic", "horovodlike.elastic"),
         ("horovod.tensorflow.keras.elastic", "horovodlike.tensorflow.keras.elastic"),
-        ("horovod.common.util", "horovodlike.compat.horovod.common.util"),
+        ("horovod.common.util", "horovodlike.compat.horovod.common"),
         ("horovod.common.exceptions", "horovodlike.errors"),
         ("horovod.tensorflow.keras.callbacks", "horovodlike.tensorflow.keras.callbacks"),
     ],

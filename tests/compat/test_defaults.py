@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from horovodlike.compat.aliases import DEFAULTS
+from horovodlike.compat import DEFAULTS
 from horovodlike.config import SETTINGS
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]

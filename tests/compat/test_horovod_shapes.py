@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from horovodlike import basics
-from horovodlike.compat.horovod.common import util
-from horovodlike.compat.horovod.common.basics import HorovodBasics
+from horovodlike.compat.horovod import common as util
+from horovodlike.compat.horovod.common import HorovodBasics
 from horovodlike.data import AsyncDataLoaderMixin, BaseDataLoader
 
 

@@ -21,7 +21,7 @@ from horovodlike.launcher.agent.host_probe import why_unwritable
 from horovodlike.launcher.elastic import elastic_job
 from horovodlike.launcher.launch import launch
 from horovodlike.launcher.options import ELASTIC_ARGUMENTS, OPTIONS
-from horovodlike.launcher.planning.job_spec import JobSpec
+from horovodlike.launcher.planning import JobSpec
 from horovodlike.launcher.schedulers import mpirun
 from horovodlike.launcher.supervisor import mpirun_job, node_job, static_job
 

@@ -10,7 +10,7 @@ import pytest
 
 import horovodlike.tensorflow as hvd
 from horovodlike import basics
-from horovodlike.compat.aliases import counterpart
+from horovodlike.compat import counterpart
 from horovodlike.tensorflow import mpi_ops
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -3,7 +3,7 @@
 The modules below have Horovod's names and shapes because scripts import them; each leads to horovodlike's own.
 """
 
-from horovodlike.compat.aliases import API_VERSION
+from horovodlike.compat import API_VERSION
 from horovodlike.compat.horovod.runner import run
 
 __version__ = API_VERSION

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import horovodlike
-from horovodlike.compat.aliases import install
+from horovodlike.compat import install
 
 __all__ = ["run"]
 

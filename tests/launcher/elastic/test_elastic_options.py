@@ -12,7 +12,7 @@ from horovodlike.launcher.elastic.elastic_job import make_policy
 from horovodlike.launcher.elastic.host_health import Backoff
 from horovodlike.launcher.elastic.state import Policy
 from horovodlike.launcher.errors import UsageError
-from horovodlike.launcher.planning.job_spec import ElasticSpec, JobSpec
+from horovodlike.launcher.planning import ElasticSpec, JobSpec
 
 
 def spec(*words: object, environ: dict[str, str] | None = None) -> JobSpec:

@@ -18,6 +18,7 @@ from horovodlike.errors import ConfigError, RendezvousError
 from horovodlike.launcher import horovod_options, options
 from horovodlike.launcher.errors import HostsError, UsageError, given
 from horovodlike.launcher.launch import launch, make_spec
+from horovodlike.launcher.planning import MOST_RANKS, Binding, JobSpec, Nodes, RemoteStart
 from horovodlike.launcher.planning.command import (
     HOROVODRUN,
     check_interpreter,
@@ -25,7 +26,6 @@ from horovodlike.launcher.planning.command import (
     with_horovod_names,
     working_folder,
 )
-from horovodlike.launcher.planning import MOST_RANKS, Binding, JobSpec, Nodes, RemoteStart
 from horovodlike.launcher.schedulers.registry import HostResolution, find_hosts
 
 __all__ = ["horovodrun", "main", "parse"]

@@ -23,8 +23,8 @@ from horovodlike.launcher.options import (
     take_integer,
     take_number_of_ranks,
 )
-from horovodlike.launcher.planning.command import working_folder
 from horovodlike.launcher.planning import JobSpec, RemoteStart
+from horovodlike.launcher.planning.command import working_folder
 from horovodlike.launcher.schedulers.registry import find_hosts
 from horovodlike.launcher.supervisor import failure_attribution
 from horovodlike.launcher.supervisor.job import Outcome

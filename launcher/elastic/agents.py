@@ -10,9 +10,9 @@ from horovodlike.launcher.agent.host_probe import Host, HostDescription
 from horovodlike.launcher.agent.protocol import FrameKind, encode_seconds
 from horovodlike.launcher.elastic.rank_assignment import OF_A_PLACE
 from horovodlike.launcher.errors import HostsError, UsageError
+from horovodlike.launcher.planning import JobSpec
 from horovodlike.launcher.planning.addresses import LOOPBACK, reachable_addresses
 from horovodlike.launcher.planning.command import working_folder
-from horovodlike.launcher.planning import JobSpec
 from horovodlike.launcher.planning.plan import (
     JobIdentity,
     RankPlan,

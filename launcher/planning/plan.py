@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 from horovodlike.launcher.agent.host_probe import VISIBLE, Gpus, Host
 from horovodlike.launcher.errors import UsageError, counted, given
-from horovodlike.launcher.planning.hosts import Placement
 from horovodlike.launcher.planning import Binding, JobSpec
+from horovodlike.launcher.planning.hosts import Placement
 
 _Cpus = tuple[int, ...]
 

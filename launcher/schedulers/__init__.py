@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from horovodlike.launcher.agent import START_AGENT
-from horovodlike.launcher.planning.hosts import HostSlots
 from horovodlike.launcher.planning import RemoteStart
+from horovodlike.launcher.planning.hosts import HostSlots
 
 AGENT = (sys.executable, "-I", "-S", "-X", "utf8", START_AGENT)
 """The words that are executed on another host, where everything has the same paths as here."""

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from horovodlike._bootstrap.hostlist import expand_hosts
 from horovodlike.launcher.agent.external import ask
 from horovodlike.launcher.errors import counted
-from horovodlike.launcher.planning.hosts import HostSlots, merge_hosts
 from horovodlike.launcher.planning import RemoteStart
+from horovodlike.launcher.planning.hosts import HostSlots, merge_hosts
 from horovodlike.launcher.schedulers import AGENT, JobAllocation, Scheduler
 
 _PATIENCE_S = 20.0

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from horovodlike.launcher.errors import UsageError
+from horovodlike.launcher.planning import THIS_MACHINE, ElasticSpec, RemoteStart
 from horovodlike.launcher.planning.addresses import find_this_machine, local_names
 from horovodlike.launcher.planning.hosts import HostSlots, parse_hostfile, parse_hosts, place_ranks
-from horovodlike.launcher.planning import THIS_MACHINE, ElasticSpec, RemoteStart
 from horovodlike.launcher.schedulers import JobAllocation, Scheduler
 from horovodlike.launcher.schedulers.flux import Flux
 from horovodlike.launcher.schedulers.host_files import Lsf, Pbs

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from horovodlike._bootstrap.hostlist import expand_counts, expand_hosts
 from horovodlike.launcher.errors import counted
-from horovodlike.launcher.planning.hosts import HostSlots
 from horovodlike.launcher.planning import RemoteStart
+from horovodlike.launcher.planning.hosts import HostSlots
 from horovodlike.launcher.schedulers import AGENT, JobAllocation, Scheduler
 
 _FIRST_PSEUDO_STEP = 0xFFFFFFF0

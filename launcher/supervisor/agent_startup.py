@@ -25,9 +25,9 @@ from horovodlike.launcher.agent.protocol import (
     from_native,
 )
 from horovodlike.launcher.errors import HostsError, counted
+from horovodlike.launcher.planning import JobSpec
 from horovodlike.launcher.planning.command import working_folder
 from horovodlike.launcher.planning.hosts import Placement
-from horovodlike.launcher.planning import JobSpec
 from horovodlike.launcher.planning.plan import OWN_NAMES, OWN_PREFIXES, RankPlan, forwarded, inherited
 from horovodlike.launcher.schedulers.registry import scheduler_of
 from horovodlike.launcher.schedulers.ssh import explain_failure

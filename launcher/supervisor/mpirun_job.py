@@ -11,8 +11,8 @@ from itertools import chain
 from horovodlike._net.secure_channel import JobKey
 from horovodlike.launcher.agent.host_probe import detect_host
 from horovodlike.launcher.agent.process import die_with_parent
-from horovodlike.launcher.planning.addresses import LOOPBACK, reachable_addresses
 from horovodlike.launcher.planning import JobSpec
+from horovodlike.launcher.planning.addresses import LOOPBACK, reachable_addresses
 from horovodlike.launcher.planning.plan import forwarded
 from horovodlike.launcher.schedulers.mpirun import find_mpirun, make_command, make_environ, make_ssh_variables
 from horovodlike.launcher.schedulers.registry import SCHEDULERS

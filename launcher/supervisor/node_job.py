@@ -15,9 +15,9 @@ from horovodlike._net.secure_channel import JobKey
 from horovodlike.launcher.agent.host_probe import installed_version
 from horovodlike.launcher.agent.protocol import Frame, FrameKind, InvalidFrameError, decode_text, encode_text
 from horovodlike.launcher.errors import HostsError, UsageError
+from horovodlike.launcher.planning import JobSpec, Nodes
 from horovodlike.launcher.planning.addresses import bindable_addresses
 from horovodlike.launcher.planning.hosts import Placement
-from horovodlike.launcher.planning import JobSpec, Nodes
 from horovodlike.launcher.planning.plan import JobIdentity, plan_ranks
 from horovodlike.launcher.supervisor import Supervisor, failure_attribution
 from horovodlike.launcher.supervisor.agent_startup import describe_this_host, start_message

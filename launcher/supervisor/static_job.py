@@ -10,10 +10,10 @@ from typing import Any
 from horovodlike._net.secure_channel import JobKey
 from horovodlike.launcher.agent.protocol import FrameKind
 from horovodlike.launcher.errors import UsageError
+from horovodlike.launcher.planning import JobSpec
 from horovodlike.launcher.planning.addresses import LOOPBACK, reachable_addresses
 from horovodlike.launcher.planning.command import working_folder
 from horovodlike.launcher.planning.hosts import Placement
-from horovodlike.launcher.planning import JobSpec
 from horovodlike.launcher.planning.plan import JobIdentity, RankPlan, plan_ranks
 from horovodlike.launcher.supervisor import SignalHandler, Supervisor, Wakeup
 from horovodlike.launcher.supervisor.agent_startup import (

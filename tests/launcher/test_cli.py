@@ -12,8 +12,8 @@ from horovodlike.launcher.cli import main, parse
 from horovodlike.launcher.errors import UsageError
 from horovodlike.launcher.horovod_options import HOROVOD_OPTIONS, without_effect
 from horovodlike.launcher.options import OPTIONS, from_mapping
-from horovodlike.launcher.planning.hosts import HostSlots
 from horovodlike.launcher.planning import Binding, JobSpec, RemoteStart
+from horovodlike.launcher.planning.hosts import HostSlots
 
 
 def spec(*words: str, environ: dict[str, str] | None = None) -> JobSpec:

@@ -7,8 +7,8 @@ import pytest
 from horovodlike.launcher.agent.host_probe import Host
 from horovodlike.launcher.cli import parse
 from horovodlike.launcher.errors import UsageError
-from horovodlike.launcher.planning.hosts import HostSlots
 from horovodlike.launcher.planning import Binding, JobSpec, RemoteStart
+from horovodlike.launcher.planning.hosts import HostSlots
 from horovodlike.launcher.planning.plan import JobIdentity
 from horovodlike.launcher.schedulers.mpirun import (
     Flavor,

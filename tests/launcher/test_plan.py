@@ -6,8 +6,8 @@ import pytest
 
 from horovodlike.launcher.agent.host_probe import Host, detect_host, parse_cpu_list
 from horovodlike.launcher.errors import UsageError
-from horovodlike.launcher.planning.hosts import HostSlots
 from horovodlike.launcher.planning import Binding, JobSpec
+from horovodlike.launcher.planning.hosts import HostSlots
 from horovodlike.launcher.planning.plan import JobIdentity, RankPlan, bind, choose_omp_threads, plan_ranks
 
 # Two NUMA nodes, four cores of two threads each.

@@ -17,9 +17,9 @@ from horovodlike.launcher.agent.host_probe import (
     installed_version,
 )
 from horovodlike.launcher.errors import HostsError, UsageError
+from horovodlike.launcher.planning import RemoteStart
 from horovodlike.launcher.planning.addresses import addresses_towards, find_this_machine, reachable_addresses
 from horovodlike.launcher.planning.hosts import HostSlots
-from horovodlike.launcher.planning import RemoteStart
 from horovodlike.launcher.planning.plan import forwarded
 from horovodlike.launcher.schedulers.registry import scheduler_of
 from horovodlike.launcher.schedulers.ssh import explain_failure

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from horovodlike.launcher.errors import UsageError
-from horovodlike.launcher.planning.hosts import HostSlots
 from horovodlike.launcher.planning import RemoteStart
+from horovodlike.launcher.planning.hosts import HostSlots
 from horovodlike.launcher.schedulers import AGENT, JobAllocation, Scheduler
 from horovodlike.launcher.schedulers.flux import parse_resources
 from horovodlike.launcher.schedulers.registry import SCHEDULERS, find_allocation, find_hosts, scheduler_of

@@ -1,5 +1,6 @@
 """Listening on some of a host's addresses."""
 
+import os
 import socket
 from collections.abc import Sequence
 
@@ -40,7 +41,8 @@ def listen(who: str, hosts: Sequence[str], ports: Sequence[int]) -> list[socket.
     assert problem is not None
     named = [str(port) for port in ports if port]
     where = f" port {named[0]}" if len(named) == 1 else f" at any of the ports {', '.join(named)}" if named else ""
-    raise RendezvousError(f"{who} cannot listen on {', '.join(hosts)}{where}: {problem.strerror}") from problem
+    why = os.strerror(problem.errno or 0)  # `create_server` adds the address once more
+    raise RendezvousError(f"{who} cannot listen on {', '.join(hosts)}{where}: {why}") from problem
 
 
 def is_everywhere(host: str) -> bool:

@@ -20,6 +20,7 @@ import psutil
 import pytest
 from support.hvdrun_process import GRACE_S, SETTLE_S, SLACK_S, Launch
 
+from horovodlike._bootstrap import job_key
 from horovodlike._net.secure_channel import CHALLENGE_BYTES
 from horovodlike.launcher.cli import parse
 from horovodlike.launcher.errors import UsageError
@@ -361,6 +362,9 @@ KEY = {"HOROVODLIKE_SECRET_KEY": "ab" * 32}
         ),
     ],
 )
-def test_bad_words_about_nodes(words: list[str], environ: dict[str, str], message: str) -> None:
+def test_bad_words_about_nodes(
+    words: list[str], environ: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_key, "_kept_key", None)  # another test's
     with pytest.raises(UsageError, match=message):
         parse([*words, "-np", "1", "true"], environ)

@@ -3,7 +3,8 @@
  * PyTorch's own C functions give a tensor's memory. From the address to the copy the interpreter's lock is held, so no
  * other thread enters a function that moves the memory; one that runs inside such a function at that moment may
  * (docs/developers/design.md). The same questions asked in Python take some ten calls, longer than the engine's part of
- * a small operation. The engine is called with the lock held, too (docs/developers/threads.md). */
+ * a small operation. The engine is called with the lock held, too (docs/developers/threads.md). native_calls.pyi
+ * documents the functions. */
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <stdint.h>
@@ -57,7 +58,6 @@ static PyCFunction without_arguments(PyObject* function) {
   return PyCFunction_GetFunction(function);
 }
 
-/* use_torch(Tensor, Parameter, exchange_api, *functions): the functions in the order in which `torch` has them. */
 static PyObject* use_torch(PyObject* module, PyObject* arguments) {
   (void)module;
   PyObject *tensor, *parameter, *capsule, *functions[5];
@@ -237,7 +237,6 @@ static PyMethodDef CALLS[] = {
     {"take", WITH_TWO_ARGUMENTS(take), NULL},
 };
 
-/* context(request, prepared, of_dtype, shape, strides): a capsule, for tensors without gaps, of another one's dtype. */
 static PyObject* make_context(PyObject* module, PyObject* arguments) {
   (void)module;
   PyObject *request, *of_dtype, *shape, *strides;
@@ -273,7 +272,6 @@ static PyObject* make_context(PyObject* module, PyObject* arguments) {
   return capsule;
 }
 
-/* calls(context) -> (enqueue_copied, take_copied, enqueue_and_wait, take) */
 static PyObject* make_calls(PyObject* module, PyObject* capsule) {
   (void)module;
   if (context_of(capsule) == NULL) return NULL;
@@ -281,8 +279,6 @@ static PyObject* make_calls(PyObject* module, PyObject* capsule) {
                        PyCFunction_New(&CALLS[2], capsule), PyCFunction_New(&CALLS[3], capsule));
 }
 
-/* memory(contexts, tensors) -> (addresses, storages), or None if one of the tensors does not fit its context. The
- * storages keep the memory. */
 static PyObject* memory(PyObject* module, PyObject* arguments) {
   (void)module;
   PyObject *contexts, *tensors;

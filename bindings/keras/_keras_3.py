@@ -1,4 +1,4 @@
-"""Variables, models and optimizers of Keras 3: see `_objects`.
+"""Variables, models and optimizers of Keras 3: see `functions`.
 
 Loss scaling: all ranks take a step or all skip it. `keras.optimizers.LossScaleOptimizer` looks whether the gradients
 are finite, and only then gives them to the optimizer inside. If that one reduced them, a rank whose own are not finite

@@ -11,8 +11,7 @@ from horovodlike import basics
 from horovodlike import objects as objects_module
 from horovodlike.keras import _arrays
 from horovodlike.keras._backend import OfSameKeras, keras
-from horovodlike.keras._objects import objects
-from horovodlike.keras.functions import broadcast_variables, join, variables_of
+from horovodlike.keras.functions import broadcast_variables, join, objects, variables_of
 
 __all__ = [
     "BestModelCheckpoint",

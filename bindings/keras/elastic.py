@@ -35,8 +35,7 @@ from horovodlike.elastic._loop import run_translated
 from horovodlike.elastic._state import check_results
 from horovodlike.keras import _backend
 from horovodlike.keras._backend import OfSameKeras, check, keras
-from horovodlike.keras._objects import objects
-from horovodlike.keras.functions import broadcast_variables
+from horovodlike.keras.functions import broadcast_variables, objects
 from horovodlike.process_set import global_process_set
 
 __all__ = ["CommitStateCallback", "KerasState", "UpdateBatchStateCallback", "UpdateEpochStateCallback", "run"]

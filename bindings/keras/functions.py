@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from horovodlike import basics
 from horovodlike._engine.arguments import check_compression
 from horovodlike.keras import _arrays, _backend
-from horovodlike.keras._backend import check
-from horovodlike.keras._objects import objects
+from horovodlike.keras._backend import check, is_tf_keras
 from horovodlike.process_set import ProcessSet, global_process_set
+
+# Variables, models and optimizers, with which Keras 3 and tf_keras deal in different ways, in two modules that have the
+# same functions. An optimizer is any that `compile()` takes, loss scaling included.
+if TYPE_CHECKING or not is_tf_keras:
+    from horovodlike.keras import _keras_3
+
+    objects = _keras_3
+else:
+    objects = import_module("horovodlike.tensorflow._tf_keras")
 
 __all__ = ["allgather", "allreduce", "broadcast", "broadcast_global_variables", "join", "reducescatter"]
 

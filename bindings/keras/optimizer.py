@@ -9,8 +9,8 @@ from typing import Any
 from horovodlike import basics
 from horovodlike._engine.arguments import check_compression, check_name, passes_per_step, predivide_factor, reduce_op
 from horovodlike.keras._backend import check, keras
-from horovodlike.keras._objects import objects
 from horovodlike.keras._wrapping import Groups, Local, Options
+from horovodlike.keras.functions import objects
 from horovodlike.process_set import ProcessSet, check_registered, global_process_set
 
 __all__ = ["DistributedOptimizer", "PartialDistributedOptimizer"]

@@ -7,7 +7,7 @@ from os import PathLike
 from typing import Any
 
 from horovodlike.keras._backend import keras
-from horovodlike.keras._objects import objects
+from horovodlike.keras.functions import objects
 from horovodlike.keras.optimizer import DistributedOptimizer
 
 __all__ = ["load_model"]

@@ -74,7 +74,10 @@ class GradientReduction:
             self._local.append(variable)
 
     def register_local_layers(self, layers: Sequence[Any]) -> None:
-        """Have the gradients of all variables of these layers stay on their rank. These may not be built yet."""
+        """Have the gradients of all variables of these layers stay on their rank.
+
+        The layers need not be built yet: their variables are looked up in each call.
+        """
         self._local_layers.extend(layers)
 
     def __call__(

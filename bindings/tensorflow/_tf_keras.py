@@ -1,4 +1,4 @@
-"""Variables, models and optimizers of tf_keras, which is Keras 2: see `_objects`.
+"""Variables, models and optimizers of tf_keras, which is Keras 2: see `functions`.
 
 There are three kinds of optimizers. Those of `tf_keras.optimizers` ("new") and of `tf_keras.optimizers.legacy`
 ("legacy") have a method that aggregates the gradients of replicas, and gradients are reduced in it; loss scaling calls
@@ -207,7 +207,7 @@ class Gradients:
         """Apply the gradients that `aggregate` returned, if this is the last pass of a step."""
         if self.options.backward_passes_per_step == 1 or not pairs:
             return apply(pairs)
-        build(optimizer, [variable for _, variable in pairs])  # before the branch of the graph, which cannot do it
+        build(optimizer, [variable for _, variable in pairs])  # here, as a branch of tf.cond cannot make variables
         return self._aggregation.apply_gradients(lambda: apply(pairs), optimizer)
 
     def _reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:

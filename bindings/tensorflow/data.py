@@ -74,8 +74,10 @@ def _whole_rounds(dataset: tf.data.Dataset, size: int) -> tf.data.Dataset:
         return dataset
     if count >= 0:
         return dataset.take(count // size * size)
-    # How many there are shows only when they have been made. A window is a dataset for each part of an element.
-    is_tuple = type(dataset.element_spec) is tuple  # whose parts TensorFlow passes one by one; not those of a named one
+    # The number of elements is not known before they are made: `window` drops the incomplete last round. A window has a
+    # dataset for each component of an element. TensorFlow passes the components of a plain tuple as separate arguments,
+    # and a named tuple as one argument.
+    is_tuple = type(dataset.element_spec) is tuple
 
     def elements(*parts: Any) -> tf.data.Dataset:
         window = parts if is_tuple else parts[0]

@@ -73,7 +73,7 @@ def _groups(variables: Sequence[Any]) -> list[list[Any]]:
 
 def _bytes_of(variable: Any) -> int:
     elements = tf.TensorShape(variable.shape).num_elements()
-    if elements is None:  # shape=[None, 3], say: the value knows, which a graph that is being traced does not have
+    if elements is None:  # e.g. shape=[None, 3]: only the value has the number, and a traced graph has no value
         elements = int(tf.size(variable, tf.int64)) if tf.executing_eagerly() else 0
     return int(elements) * int(tf.as_dtype(variable.dtype).size)
 

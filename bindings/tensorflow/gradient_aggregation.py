@@ -77,7 +77,7 @@ class LocalGradientAggregationHelper:
                 totals = [self._sums[i] for i in summed]
                 sums = [total.read_value() * tf.cast(factor, total.dtype) for total in totals]
                 results = [tf.convert_to_tensor(one) for one in self._reduce(sums, [variables[i] for i in summed])]
-                # Here, since loss scaling may leave out what comes after it.
+                # The sums are reset here and not when the gradients are applied, which loss scaling may skip.
                 with tf.control_dependencies([*sums, *results]), tf.control_dependencies(self._zero()):
                     return [tf.identity(result) for result in results]
 

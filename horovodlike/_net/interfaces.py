@@ -98,7 +98,8 @@ def shared_addresses(mine: Sequence[Interface], others: Sequence[Sequence[str]])
     found = []
     for each in candidates:
         network = ipaddress.ip_network((each.address, each.prefix), strict=False)
-        # Networks that are a host's own affair look alike on all hosts: this host's address is then theirs as well.
+        # A network inside of each host, such as a bridge for containers, may have the same addresses on all hosts. So
+        # an address of another host counts only if it differs from this host's.
         if all(
             any(address in network and address != each.address for address in map(ipaddress.ip_address, other))
             for other in others

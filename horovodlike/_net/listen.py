@@ -24,7 +24,7 @@ def listen(who: str, hosts: Sequence[str], ports: Sequence[int]) -> list[socket.
     Raises:
         RendezvousError: None of the ports can be had on all addresses.
     """
-    problem: OSError | None = None
+    problem: tuple[str, OSError] | None = None
     for wanted in ports:
         listeners: list[socket.socket] = []
         port = wanted
@@ -35,14 +35,15 @@ def listen(who: str, hosts: Sequence[str], ports: Sequence[int]) -> list[socket.
                 port = listeners[0].getsockname()[1]
             return listeners
         except OSError as error:
-            problem = error
+            problem = host, error
             for listener in listeners:
                 listener.close()
     assert problem is not None
     named = [str(port) for port in ports if port]
     where = f" port {named[0]}" if len(named) == 1 else f" at any of the ports {', '.join(named)}" if named else ""
-    why = os.strerror(problem.errno or 0)  # `create_server` adds the address once more
-    raise RendezvousError(f"{who} cannot listen on {', '.join(hosts)}{where}: {why}") from problem
+    where = f"{problem[0]}{where}"
+    why = os.strerror(problem[1].errno or 0)  # without the address, which `create_server` adds
+    raise RendezvousError(f"{who} cannot listen on {where}: {why}") from problem[1]
 
 
 def is_everywhere(host: str) -> bool:

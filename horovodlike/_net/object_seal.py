@@ -129,7 +129,7 @@ class ObjectSeal:
             head = envelopes[position : position + _HEAD.size]
             number, length, rank, root, has_data = _HEAD.unpack(head)
             sender = rank if rank in context.ranks and rank > previous else None
-            data = envelopes[start : start + length]  # Python cuts it off at the end of what there is
+            data = envelopes[start : start + length]  # slicing past the end raises no error: data is then shorter
             if sender is None or not self._accepts(context, head, envelopes[start - MAC_BYTES : start], data, number):
                 raise self._invalid(context, sender)
             opened.append(Opened(rank, root, data if has_data else None))

@@ -71,11 +71,15 @@ class PendingConnections:
             return
         if len(self._all) >= self._most:
             self._drop_oldest()
-        accepted.setblocking(False)
-        accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         pending = PendingConnection(accepted, self._make_challenge(), time.monotonic() + self._timeout)
+        try:
+            accepted.setblocking(False)
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._selector.register(accepted, selectors.EVENT_READ, pending)
+        except OSError:  # it has ended, or the kernel cannot watch more sockets
+            accepted.close()
+            return
         self._all[pending] = None
-        self._selector.register(accepted, selectors.EVENT_READ, pending)
         try:
             send_whole(accepted, pending.challenge)
         except OSError:

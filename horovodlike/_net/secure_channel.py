@@ -261,7 +261,7 @@ _to_close: "weakref.WeakSet[_Closable]" = weakref.WeakSet()
 def close_in_child(connections: _Closable) -> None:
     """Have connections closed in a forked child.
 
-    Open there, they would hide the parent's death from its peers, and the child could speak for it.
+    If the child kept them open, the peers would not notice when the parent dies, and the child could send in its name.
     """
     _to_close.add(connections)
 

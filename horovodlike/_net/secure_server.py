@@ -203,7 +203,11 @@ class SecureServer:
             self._pending.drop(pending)
             return
         connection = Connection(self._pending.release(pending), sealer, opener)
-        self._selector.register(connection.socket, selectors.EVENT_READ, connection)
+        try:
+            self._selector.register(connection.socket, selectors.EVENT_READ, connection)
+        except OSError:  # the kernel cannot watch more sockets
+            connection.socket.close()
+            return
         refusal = self._handler.on_connect(connection, identity)
         if refusal is not None:
             self.send(connection, {"refused": refusal})

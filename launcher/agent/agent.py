@@ -198,7 +198,8 @@ class Agent:
             self._lost_at = time.monotonic() + decode_seconds(frame.payload)
             self._send(FrameKind.ALIVE, 0, frame.payload)
         elif frame.kind is FrameKind.DESCRIBE:
-            from horovodlike.launcher.agent.host_probe import describe  # an agent of the launcher's own host saves this
+            # Imported here: the agent on the launcher's own host is not asked this, and starts sooner without it.
+            from horovodlike.launcher.agent.host_probe import describe
 
             self._outgoing += MAGIC
             self._send(FrameKind.DESCRIPTION, 0, encode_text(describe(decode_text(frame.payload))))
@@ -443,7 +444,7 @@ def main() -> int:
         serving = Agent(0, 1, launcher)
         die_with_parent(guard, signal.SIGTERM)
         code = serving.run()
-    except BaseException:  # a forked copy: nothing may go up from here
+    except BaseException:  # in the forked child no exception may reach the callers
         import traceback
 
         traceback.print_exc()

@@ -203,7 +203,7 @@ def spawn(start: Start, stdout: int, stderr: int) -> int:
         The process id.
     """
     parent = os.getpid()
-    # A signal in the copy, before it has become the rank, must not run this process's handlers.
+    # A signal that the forked child gets before it executes the rank's program must not run this process's handlers.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     try:
         pid = os.fork()
@@ -217,7 +217,7 @@ def spawn(start: Start, stdout: int, stderr: int) -> int:
     code = 127
     try:
         _become(start, parent, stdout, stderr)
-    except BaseException as error:  # this is a forked copy: nothing may go up from here
+    except BaseException as error:  # in the forked child no exception may reach the callers
         reason = error.strerror if isinstance(error, OSError) and error.strerror else repr(error)
         code = CANNOT_EXECUTE if isinstance(error, PermissionError) else 127
         os.write(2, b"hvdrun: cannot run " + b" ".join(start.command) + b": " + os.fsencode(reason) + b"\n")

@@ -371,7 +371,7 @@ class Driver(Supervisor):
         self._check_output()
         while self._signals:
             signum = self._signals.popleft()
-            if self._ending_at is not None:  # the second one, or the first while a failed job is being ended
+            if self._ending_at is not None:  # a second signal, or a first one while a failed job is being ended
                 self._abandoned = True
                 self._connections.send(FrameKind.KILL)
                 self._ending_at = time.monotonic()

@@ -68,10 +68,10 @@ class Membership(Roster):
         self._changes = 0
         self._blocked_since: float | None = now  # since when a generation is needed
         self._collapses = 0
-        self._early_deaths: dict[tuple[str, int], int] = {}  # by slot: in a row, before they were ready
+        self._early_deaths: dict[tuple[str, int], int] = {}  # by slot: workers in a row that failed while starting
         self._completed = ""  # that a worker has come to a good end
         self._most_commits = 0
-        self._barren = 0  # generations in a row without a commit in which a member has failed by itself
+        self._barren = 0  # how many generations in a row made no commit and had a member that exited with an error
         self._pending: list[Decision] = []
         self._end: End | None = None
         self._told_end = False
@@ -89,7 +89,10 @@ class Membership(Roster):
         return self._end is not None
 
     def look_again(self) -> float | None:
-        """Return when :meth:`decide` may have something new even if nothing happens; as of its last call."""
+        """Return when to call :meth:`decide` again if no event comes before; None: not before an event.
+
+        The last call of :meth:`decide` has determined that time.
+        """
         return min(self._deadlines, default=None)
 
     # What happens.
@@ -255,7 +258,7 @@ class Membership(Roster):
         return limit is not None and self.generation.number > 0 and self._resets >= limit and not self._finishing
 
     def _over(self, since: float | None, seconds: float, now: float) -> bool:
-        """Whether a time is over; if not, the end of it is a time to look again."""
+        """Whether ``seconds`` have passed since ``since``; if not, note for :meth:`look_again` when they will have."""
         if since is None:
             return False
         if now >= since + seconds:

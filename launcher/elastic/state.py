@@ -74,7 +74,7 @@ class Generation:
     commits: int = 0  # the most that any worker had seen when it was formed
     broken: str = ""  # why it cannot work any more
     failed: str = ""  # why init() failed, if it did
-    failed_before: int = 0  # in how many generations in a row before, of the same members
+    failed_before: int = 0  # how many generations just before it, of the same members, failed in init()
     abandoned: bool = False
     returning: bool = False  # its members come back without being told
     told: frozenset[int] = frozenset()  # the workers of the latest announcement

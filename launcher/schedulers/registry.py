@@ -106,7 +106,12 @@ def find_hosts(
             return HostResolution(num_proc, reason="the hosts are found out again and again")
     if hosts is not None and hostfile is not None:
         raise UsageError("-H and --hostfile contradict each other; give one of them")
-    allocation = find_allocation(environ)
+    try:
+        allocation = find_allocation(environ)
+    except UsageError:
+        if hosts is None and hostfile is None:
+            raise
+        allocation = None  # its hosts are not needed
     named: tuple[HostSlots, ...]
     if hosts is not None:
         named, reason = parse_hosts(hosts), "the hosts are those of -H"

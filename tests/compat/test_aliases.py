@@ -81,7 +81,9 @@ def test_what_scripts_import() -> None:
         "from horovod.common.exceptions import HorovodInternalError, HostsUpdatedInterrupt\n"
         "from horovod.common.process_sets import ProcessSet, global_process_set\n"
         "from horovod.common.basics import HorovodBasics\n"
+        "assert not HorovodBasics().is_initialized()\n"
         "from horovod.common.util import gpu_available, split_list\n"
+        "assert gpu_available('torch') in (True, False)\n"
         "from horovod.data import AsyncDataLoaderMixin, BaseDataLoader\n"
         "import horovod.runner\n",
         namespace,

@@ -120,7 +120,7 @@ def test_metric_average(keras_ranks):
 
 
 def _rate(model):
-    from horovodlike.keras._objects import objects
+    from horovodlike.keras.functions import objects
 
     return float(objects.to_numpy(model.optimizer.learning_rate))
 

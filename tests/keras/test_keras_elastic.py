@@ -33,7 +33,7 @@ def _data(batches, rows=4):
 
 
 def _values(state):
-    from horovodlike.keras._objects import objects
+    from horovodlike.keras.functions import objects
 
     return [value.copy() for value in objects.read([*state.model.variables, *objects.variables_of(state.optimizer)])]
 
@@ -45,7 +45,7 @@ def _equal(one, other):
 def _saves_and_synchronizes():
     import horovodlike.keras as hvd
     from horovodlike.keras._backend import is_tf_keras, keras
-    from horovodlike.keras._objects import objects
+    from horovodlike.keras.functions import objects
 
     model = _model(seed=hvd.rank() + 1, run_eagerly=True)
     state = hvd.elastic.KerasState(model, epoch=0, seen=[])

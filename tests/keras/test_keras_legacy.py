@@ -218,7 +218,7 @@ def _copies():
     import tf_keras
 
     import horovodlike.keras as hvd
-    from horovodlike.keras._objects import objects
+    from horovodlike.keras.functions import objects
 
     ways = [copy.copy, copy.deepcopy]
     ways += [lambda one, module=module: module.loads(module.dumps(one)) for module in (pickle, cloudpickle)]
@@ -244,7 +244,7 @@ def _saved(folder):
     import tf_keras
 
     import horovodlike.keras as hvd
-    from horovodlike.keras._objects import objects
+    from horovodlike.keras.functions import objects
 
     class Mine(tf_keras.optimizers.legacy.SGD):
         pass
@@ -284,7 +284,7 @@ def _legacy_state():
     import tf_keras
 
     import horovodlike.keras as hvd
-    from horovodlike.keras._objects import objects
+    from horovodlike.keras.functions import objects
 
     def values(model):
         return objects.read([*model.weights, *objects.variables_of(model.optimizer)])

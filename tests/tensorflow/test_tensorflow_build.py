@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from horovodlike.tensorflow import build
+from horovodlike.tensorflow._ops import build
 
 
 @pytest.fixture

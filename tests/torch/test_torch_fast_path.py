@@ -13,6 +13,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 import horovodlike.torch as hvd
+from horovodlike._engine.ops import is_known, wait_for_given_up
 from horovodlike.errors import HorovodInternalError
 from horovodlike.torch._ops import fast_path, handles
 
@@ -173,27 +174,32 @@ class _Interruption(BaseException):
     """As KeyboardInterrupt."""
 
 
-def _is_interrupted() -> None:
-    _make_known()
-    path = handles._last["x"].copied
-    assert path is not None
-    enqueue = path.enqueue
+def _is_interrupted(waits: bool) -> None:
+    def reduce(tensor: torch.Tensor) -> torch.Tensor:
+        return hvd.allreduce_(tensor, name="x", op=hvd.Sum) if waits else hvd.synchronize(_plain(tensor))
 
-    def interrupted(tensor: torch.Tensor) -> int:
-        enqueue(tensor)
+    for _ in range(2):
+        reduce(torch.ones(3))
+    last = handles._last["x"]
+    path = last.in_place if waits else last.copied
+    assert path is not None
+    enqueue, enqueued = path.enqueue, []
+
+    def interrupted(tensor: torch.Tensor, kept: list[int]) -> int:
+        enqueued.append(enqueue(tensor, kept))
+        hvd.allreduce(torch.ones(1), name="of the handler")
         raise _Interruption
 
     path.enqueue = interrupted
     with pytest.raises(_Interruption):
-        _plain(torch.ones(3))
+        reduce(torch.ones(3))
     path.enqueue = enqueue
     assert not fast_path.in_flight
-    is_copied, result = _reduce(_plain, torch.ones(3))  # waits until the request before it is complete
-    assert not is_copied
-    assert result.tolist() == [float(hvd.size())] * 3
-    _make_known()
-    assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == hvd.size()
+    assert reduce(torch.ones(3)).tolist() == [float(hvd.size())] * 3  # after the request before it is complete
+    wait_for_given_up(enqueued[0])
+    assert not is_known(enqueued[0])
 
 
-def test_a_handler_that_raises_behind_the_enqueue_leaves_the_name_free(fresh_ranks):
-    fresh_ranks(2).run(_is_interrupted)
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_handler_that_makes_a_call_and_raises_behind_the_enqueue_leaves_the_name_free(fresh_ranks, waits):
+    fresh_ranks(2).run(_is_interrupted, waits)

@@ -86,6 +86,15 @@ class _Endless:
         self.handles[handle] = prepared
         return handle
 
+    def note_fast_path(self, path: Any) -> None:
+        """Note what a fast path enqueues; its calls of the engine are made in C."""
+        enqueue = path.enqueue
+
+        def noting(tensor: Any, kept: list[Any]) -> int:
+            return self._note(enqueue(tensor, kept), None)
+
+        path.enqueue, path.take = noting, lambda *_: self._lib.HVL_IN_PROGRESS
+
     def _note_all(self, call: Callable[..., int], prepared: Any, data: Any, count: int, handles: Any) -> int:
         status = call(prepared, data, count, handles)
         self.handles |= {handles[index]: prepared[index] for index in range(count)}
@@ -112,6 +121,7 @@ def _calls() -> dict[str, Callable[[], object]]:
         "allreduce": lambda: hvd.allreduce(large, name="x"),
         "allreduce_": lambda: hvd.allreduce_(small, name="x"),
         "allreduce_async_": lambda: hvd.synchronize(hvd.allreduce_async_(large, name="x")),
+        "allreduce_async_ of a small tensor": lambda: hvd.synchronize(hvd.allreduce_async_(small, name="x")),
         "grouped_allreduce_async_": lambda: hvd.synchronize(hvd.grouped_allreduce_async_([small, large], name="x")),
         "broadcast_": lambda: hvd.broadcast_(small, 0, name="x"),
         "broadcast_async_": lambda: hvd.synchronize(hvd.broadcast_async_(large, 0, name="x")),
@@ -124,10 +134,11 @@ def _calls() -> dict[str, Callable[[], object]]:
 def _kept() -> set[int]:
     """Return the handles of requests whose memory something keeps."""
     from horovodlike._engine import requests
+    from horovodlike.torch._ops import fast_path
     from horovodlike.torch._ops import handles as handles_module
     from horovodlike.torch._optimizer import reduction as reduction_module
 
-    handles = {*handles_module._in_flight, *requests._given_up}
+    handles = {*handles_module._in_flight, *requests._given_up, *fast_path.in_flight}
     handles |= {handle for each in handles_module._abandoned for handle in each}
     for reduction in reduction_module._reductions:
         handles |= {*reduction._submission._handles, reduction._mask.handle}
@@ -139,6 +150,7 @@ def _interrupt_everywhere(what: str) -> tuple[int, list[str]]:
     import horovodlike.torch as hvd
     from horovodlike import basics
     from horovodlike._engine import ops, requests
+    from horovodlike.torch._ops import fast_path
     from horovodlike.torch._ops import handles as handles_module
     from horovodlike.torch._optimizer import reduction as reduction_module
 
@@ -149,10 +161,15 @@ def _interrupt_everywhere(what: str) -> tuple[int, list[str]]:
     basics.overlaps = lambda: True
     call()
     gc.freeze()  # what is there need not be looked through each time
-    lib, count, failures, is_over = ops.lib, 0, [], False
+    lib, count, failures, is_over, is_on_fast_path = ops.lib, 0, [], False, False
     while not is_over:
         engine = _Endless(lib)
         ops.lib = requests.lib = engine
+        known = handles_module._last.get("x")
+        paths = [path for path in (known and known.copied, known and known.in_place) if path is not None]
+        native_calls = [(path.enqueue, path.take) for path in paths]
+        for path in paths:
+            engine.note_fast_path(path)
         interrupter = _Interrupter(count)
         try:
             with interrupter:
@@ -161,19 +178,24 @@ def _interrupt_everywhere(what: str) -> tuple[int, list[str]]:
             pass
         is_over = interrupter.left >= 0
         gc.collect()
+        is_on_fast_path |= any(of is None for of in engine.handles.values())
         lost = {*engine.handles} - _kept() - {0}
         if lost:
             failures.append(f"point {count}: {interrupter.where}")
         ops.lib = requests.lib = lib
+        for path, calls in zip(paths, native_calls, strict=True):
+            path.enqueue, path.take = calls
         for reduction in reduction_module._reductions:
             reduction.abandon()
         abandoned = [handle for each in handles_module._abandoned for handle in each]
-        for handle in [*handles_module._in_flight, *requests._given_up, *abandoned]:
+        for handle in [*handles_module._in_flight, *requests._given_up, *fast_path.in_flight, *abandoned]:
             lib.hvl_wait(handle, 10.0, ops.ffi.NULL, ops.ffi.NULL)
         handles_module._in_flight.clear()
+        fast_path.in_flight.clear()
         requests._given_up.clear()
         handles_module._abandoned.clear()
         count += 1
+    assert is_on_fast_path == (what in ("allreduce_", "allreduce_async_ of a small tensor"))
     return count, failures
 
 
@@ -182,6 +204,7 @@ def _interrupt_everywhere(what: str) -> tuple[int, list[str]]:
     [
         "allreduce_",
         "allreduce_async_",
+        "allreduce_async_ of a small tensor",
         "broadcast_object",
         "step",
         *(

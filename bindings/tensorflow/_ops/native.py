@@ -10,7 +10,7 @@ import tensorflow as tf
 from horovodlike import basics, process_set
 from horovodlike._bootstrap.environment import RankInfo
 from horovodlike._engine.native import lib  # loads the engine's library, which the ops are linked to
-from horovodlike.tensorflow.build import library
+from horovodlike.tensorflow._ops.build import library
 
 _NOT_INITIALIZED = -1
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -24,9 +25,9 @@ from horovodlike.torch._ops.tensor import DTYPES
 class FastPath:
     """The calls for tensors that a request describes."""
 
-    # Enqueues a tensor. Returns a handle, or 0: the tensor is not as the request describes it, or the engine refuses
-    # it, and nothing has been done.
-    enqueue: Callable[[torch.Tensor], int]
+    # Enqueues a tensor, and writes the handle and what keeps its memory to a list of two. Returns the handle, or 0: the
+    # tensor is not as the request describes it, or the engine refuses it, and nothing has been done.
+    enqueue: Callable[[torch.Tensor, list[Any]], int]
     # Consumes a handle, after which the tensor has the result; returns a status. With HVL_IN_PROGRESS, or -1 (the
     # tensor is not as the request describes it), nothing has been done.
     take: Callable[[int, torch.Tensor], int]
@@ -35,7 +36,7 @@ class FastPath:
     shape: torch.Size
 
 
-in_flight: dict[int, tuple[torch.Tensor, FastPath]] = {}  # by handle
+in_flight: dict[int, tuple[torch.Tensor, FastPath, list[Any]]] = {}  # by handle; the last keeps the memory
 
 
 def _use_torch() -> bool:
@@ -81,14 +82,13 @@ def fast_paths(
     return copied, FastPath(*calls[2:], request, dtype, shape)
 
 
-def wait(handle: int, tensor: torch.Tensor, by: FastPath, status: int) -> torch.Tensor | None:
+def wait(handle: int, operation: tuple[torch.Tensor, FastPath, list[Any]], status: int) -> torch.Tensor | None:
     """Wait for an operation found in `in_flight`, and return its tensor with the result.
 
     Args:
         handle: The operation.
-        tensor: Its tensor.
-        by: Its fast path.
-        status: The value that `by.take` has returned.
+        operation: What `in_flight` has of it.
+        status: The value that its `take` has returned.
 
     Returns:
         The tensor, or None if another thread waits for the operation, or has waited for it.
@@ -97,10 +97,11 @@ def wait(handle: int, tensor: torch.Tensor, by: FastPath, status: int) -> torch.
         HorovodInternalError: The operation failed.
         ValueError: The operation failed, or the tensor was resized meanwhile.
     """
-    if in_flight.pop(handle, None) is None:
-        return None
+    tensor, by, _ = operation
     result = None
     try:
+        if in_flight.pop(handle, None) is None:
+            return None
         while status == ops.IN_PROGRESS:
             ops.wait_until_complete(handle)
             status = by.take(handle, tensor)
@@ -112,7 +113,7 @@ def wait(handle: int, tensor: torch.Tensor, by: FastPath, status: int) -> torch.
             ops.take_copy(handle, result.data_ptr())
     except BaseException as error:
         if ops.is_known(handle):  # a signal handler has raised: the handle can be waited for again
-            in_flight[handle] = tensor, by
+            in_flight[handle] = operation
         elif isinstance(error, KeyError):  # another thread has found it complete meanwhile
             return None
         raise

@@ -11,7 +11,7 @@ import contextlib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -231,14 +231,21 @@ def start_again_in_place(
         return 0
     if waits:
         ops.hand_over()
+    kept: list[Any] = [
+        0,
+        None,
+    ]  # the handle, also if a signal handler raises before it is noted, and what keeps its memory
     try:
-        handle = path.enqueue(tensor)
+        handle = path.enqueue(tensor, kept)
         if handle:
-            _on_fast_path[handle] = tensor, path
+            _on_fast_path[handle] = tensor, path, kept
             _overwritten.append(tensor)
-    except BaseException:  # of a signal handler, which leaves the caller without the handle
-        given_up = last.request.keep_if_enqueued([path, *keep([tensor])])
-        _on_fast_path.pop(given_up, None)
+        if waits:
+            ops.raise_interruption()
+    except BaseException:
+        if kept[0]:
+            ops.give_up(kept[0], [path, kept, *keep([tensor])])
+            _on_fast_path.pop(kept[0], None)
         raise
     return handle
 
@@ -320,12 +327,12 @@ def synchronize(handle: int) -> Result:
         handle = integer(handle, "handle", "synchronize")
     on_fast_path = _on_fast_path.get(handle)
     if on_fast_path is not None:
-        tensor, path = on_fast_path
+        tensor, path, _ = on_fast_path
         status = path.take(handle, tensor)
         if status == 0:
             _on_fast_path.pop(handle, None)
             return tensor
-        return fast_path.wait(handle, tensor, path, status)
+        return fast_path.wait(handle, on_fast_path, status)
     operation = _in_flight.get(handle)  # not taken before it is held here: a signal handler may raise
     if operation is None:
         if handle in _lost:

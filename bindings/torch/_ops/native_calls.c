@@ -92,8 +92,6 @@ static const double WAIT_SECONDS = 1.0;
 typedef struct {
   hvl_prepared* prepared;
   PyObject* request; /* which keeps `prepared` */
-  PyObject* storage; /* the memory of `handle`, which was not complete when reduce() returned; null: there is none */
-  int64_t handle;
   dlpack_dtype dtype;
   int64_t num_bytes;
   int32_t ndim;
@@ -106,7 +104,6 @@ static context* context_of(PyObject* capsule) { return PyCapsule_GetPointer(caps
 
 static void release(PyObject* capsule) {
   context* self = context_of(capsule);
-  Py_XDECREF(self->storage);
   Py_DECREF(self->request);
   free(self);
 }
@@ -166,19 +163,46 @@ static char* memory_of(const context* self, PyObject* tensor, PyObject** storage
   return is_within ? (char*)(uintptr_t)address : NULL;
 }
 
-/* An enqueue that is refused has no effect either: the caller has another way, which says what is wrong. */
-static PyObject* handle_or_0(int64_t handle) {
-  PyErr_Clear();
-  return PyLong_FromLongLong(handle > 0 ? handle : 0);
+/* The arguments of the functions that enqueue: a tensor, and the list that gets the handle and the storage. */
+static PyObject* list_of(PyObject* const* arguments, Py_ssize_t count) {
+  if (count == 2 && PyList_Check(arguments[1]) && PyList_Size(arguments[1]) == 2) return arguments[1];
+  PyErr_SetString(PyExc_TypeError, "expected a tensor and a list of two");
+  return NULL;
 }
 
-static PyObject* enqueue_copied(PyObject* capsule, PyObject* tensor) {
+/* Notes a handle, with what keeps its memory. An enqueue that is refused has no effect, and is noted as 0: the caller
+ * has another way, which says what is wrong. */
+static PyObject* note(PyObject* list, int64_t handle) {
+  PyErr_Clear();
+  PyObject* number = PyLong_FromLongLong(handle > 0 ? handle : 0);
+  if (number == NULL || PyList_SetItem(list, 0, Py_NewRef(number)) != 0) Py_INCREF(PyList_GetItem(list, 1));
+  return number;
+}
+
+static PyObject* enqueue_copied(PyObject* capsule, PyObject* const* arguments, Py_ssize_t count) {
   const context* self = context_of(capsule);
-  PyObject* storage;
-  const char* memory = memory_of(self, tensor, &storage);
+  PyObject *storage, *list = list_of(arguments, count);
+  if (list == NULL) return NULL;
+  const char* memory = memory_of(self, arguments[0], &storage);
   const int64_t handle = memory != NULL ? hvl_enqueue_copied(self->prepared, (uintptr_t)memory) : 0;
   Py_XDECREF(storage);
-  return handle_or_0(handle);
+  return note(list, handle);
+}
+
+static PyObject* enqueue_and_wait(PyObject* capsule, PyObject* const* arguments, Py_ssize_t count) {
+  const context* self = context_of(capsule);
+  PyObject *storage, *list = list_of(arguments, count);
+  if (list == NULL) return NULL;
+  const char* memory = memory_of(self, arguments[0], &storage);
+  if (storage != NULL) PyList_SetItem(list, 1, storage);
+  const int64_t handle = memory != NULL ? hvl_enqueue_inplace(self->prepared, (uintptr_t)memory) : 0;
+  PyObject* number = note(list, handle);
+  if (handle > 0 && number != NULL) {
+    Py_BEGIN_ALLOW_THREADS;
+    hvl_wait_until_complete(handle, WAIT_SECONDS);
+    Py_END_ALLOW_THREADS;
+  }
+  return number;
 }
 
 /* 0, or -1 with an error set. */
@@ -199,41 +223,18 @@ static PyObject* take_copied(PyObject* capsule, PyObject* const* arguments, Py_s
   return PyLong_FromLong(status);
 }
 
-static PyObject* enqueue_and_wait(PyObject* capsule, PyObject* tensor) {
-  context* self = context_of(capsule);
-  PyObject* storage;
-  const char* memory = memory_of(self, tensor, &storage);
-  const int64_t handle = memory != NULL ? hvl_enqueue_inplace(self->prepared, (uintptr_t)memory) : 0;
-  int32_t status = HVL_OK;
-  if (handle > 0) {
-    Py_BEGIN_ALLOW_THREADS;
-    status = hvl_wait_until_complete(handle, WAIT_SECONDS);
-    Py_END_ALLOW_THREADS;
-  }
-  if (status == HVL_OK) {
-    Py_XDECREF(storage);
-  } else { /* of the one before, whose name this has, the memory is not in use any more */
-    Py_XDECREF(self->storage);
-    self->storage = storage;
-    self->handle = handle;
-  }
-  return handle_or_0(handle);
-}
-
 static PyObject* take(PyObject* capsule, PyObject* const* arguments, Py_ssize_t count) {
-  context* self = context_of(capsule);
+  (void)capsule;
   int64_t handle;
   if (parse(arguments, count, &handle) != 0) return NULL;
-  const int32_t status = hvl_try_wait(handle);
-  if (status != HVL_IN_PROGRESS && self->handle == handle) Py_CLEAR(self->storage);
-  return PyLong_FromLong(status);
+  return PyLong_FromLong(hvl_try_wait(handle));
 }
 
 #define WITH_TWO_ARGUMENTS(function) (PyCFunction)(void (*)(void))(function), METH_FASTCALL
 static PyMethodDef CALLS[] = {
-    {"enqueue_copied", enqueue_copied, METH_O, NULL},
+    {"enqueue_copied", WITH_TWO_ARGUMENTS(enqueue_copied), NULL},
     {"take_copied", WITH_TWO_ARGUMENTS(take_copied), NULL},
-    {"enqueue_and_wait", enqueue_and_wait, METH_O, NULL},
+    {"enqueue_and_wait", WITH_TWO_ARGUMENTS(enqueue_and_wait), NULL},
     {"take", WITH_TWO_ARGUMENTS(take), NULL},
 };
 

@@ -4,13 +4,13 @@ All functions hold the interpreter's lock, but for the waiting in `enqueue_and_w
 """
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
 from horovodlike._engine.ops import Request
 
-_Enqueue: TypeAlias = Callable[[torch.Tensor], int]
+_Enqueue: TypeAlias = Callable[[torch.Tensor, list[Any]], int]
 _Take: TypeAlias = Callable[[int, torch.Tensor], int]
 
 def use_torch(tensor: type, parameter: type, exchange_api: object, *functions: Callable[[], object]) -> None:

@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class _NeedsNames:
-    """A function that is sent inside of a second pickle: the names are installed before that is read."""
+    """Pickles a function in a pickle of its own: Horovod's names are installed before that one is loaded."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._function = function
@@ -30,7 +30,7 @@ class _NeedsNames:
 
 
 def _restore(data: bytes) -> Any:
-    install(quiet=True)  # the process that sent it has printed the note
+    install(quiet=True)  # the process that pickled `data` has said which Horovod is hidden
     return pickle.loads(data)
 
 

@@ -19,7 +19,7 @@ class Engine {
   // Any thread. Takes effect with notify(). The request's operation, addresses and completion function are set; gives
   // it a handle unless it has a completion function.
   Status enqueue(std::unique_ptr<PendingRequest> request, int64_t* handle);
-  // Any thread: where the caller's stream is, for the requests of requests on a GPU. See GpuAccess.
+  // Any thread: where the caller's stream is, for requests on a GPU. See GpuAccess.
   Status request_gpu(int device, CudaStream stream, std::shared_ptr<const GpuRequest>* request);
   // Any thread. Call it after one or more calls of enqueue().
   void notify() { loop_.notify(); }

@@ -23,7 +23,7 @@ class RankSet {
 
   bool empty() const { return size_ == 0; }
   int32_t size() const { return size_; }  // how many ranks
-  // Ascending, and with a gap between each two: every set has one such list.
+  // Ascending, with at least one rank missing between two ranges, so that equal sets have equal lists.
   const std::vector<RankRange>& ranges() const { return ranges_; }
   // For a non-empty set only.
   int32_t lowest() const { return ranges_.front().first; }

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from horovodlike import basics
+from horovodlike import basics as _basics  # the name `basics` becomes an alias of this module
 
 __all__ = [
     "HorovodBasics",
@@ -60,12 +60,12 @@ def check_extension(ext_name: str, *_: Any) -> None:
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
     """Return whether collectives run on GPUs: if this process finds a CUDA driver."""
-    return basics.cuda_built()
+    return _basics.cuda_built()
 
 
 def mpi_built(verbose: bool = False) -> bool:
     """Return whether data can go through MPI: if mpi4py is installed."""
-    return basics.mpi_built()
+    return _basics.mpi_built()
 
 
 def gloo_built(verbose: bool = False) -> bool:
@@ -75,7 +75,7 @@ def gloo_built(verbose: bool = False) -> bool:
 
 def nccl_built(verbose: bool = False) -> bool:
     """Return whether ranks can communicate by NCCL: if this process finds it."""
-    return bool(basics.nccl_built())
+    return bool(_basics.nccl_built())
 
 
 def ddl_built(verbose: bool = False) -> bool:
@@ -175,9 +175,9 @@ class HorovodBasics:
         """Do nothing: there is nothing to load."""
 
     def __getattr__(self, name: str) -> Any:
-        if name in basics.__all__:
-            return getattr(basics, name)
+        if name in _basics.__all__:
+            return getattr(_basics, name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __dir__(self) -> list[str]:
-        return sorted({*super().__dir__(), *basics.__all__})
+        return sorted({*super().__dir__(), *_basics.__all__})

@@ -233,8 +233,8 @@ class ChunkPipeline {
   int local_rank_;
   Waiter* waiter_;
   TeamPtr team_;
-  // Numbers of chunks: before the current or next stream, and the progress of this rank. Between two streams all are
-  // equal.
+  // `base_`: the number of the first chunk of the current stream, or between two streams of the next one. The others:
+  // the number of the next chunk that this rank fills, combines, reduces and drains; between two streams all are equal.
   uint64_t base_ = 0, filled_ = 0, combined_ = 0, reduced_ = 0, drained_ = 0;
   uint64_t first_slot_ = 0;  // added to a chunk's number, so that collectives use the slots in turn
   std::vector<Use> uses_;    // by slot

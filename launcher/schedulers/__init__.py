@@ -39,6 +39,7 @@ class Scheduler(ABC):
 
     Attributes:
         name: Its name in messages.
+        job_variable: The variable that every job of it has: without that it is not asked for hosts.
         program: The program that starts agents on other hosts. If it is not in ``PATH``, or if a host is not in the
             allocation, ssh starts them.
         node_name: The variable that holds this machine's name among the hosts, or an empty string.
@@ -46,6 +47,7 @@ class Scheduler(ABC):
     """
 
     name: ClassVar[str]
+    job_variable: ClassVar[str] = ""
     program: ClassVar[str]
     node_name: ClassVar[str] = ""
     prefixes: ClassVar[tuple[str, ...]] = ()
@@ -55,7 +57,7 @@ class Scheduler(ABC):
         """Return what the scheduler has given to this job, as the environment says.
 
         Returns:
-            None outside of its jobs, and inside a step of tasks, where the scheduler itself starts ranks.
+            None if it has given none, and inside a step of tasks, where the scheduler itself starts ranks.
 
         Raises:
             ValueError: The variables of the scheduler make no sense.

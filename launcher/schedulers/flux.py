@@ -24,12 +24,13 @@ class Flux(Scheduler):
     """See the module."""
 
     name = "Flux"
+    job_variable = "FLUX_URI"
     program = "flux"
     prefixes = ("FLUX_",)
 
     def hosts(self, environ: Mapping[str, str]) -> JobAllocation | None:
         """See :meth:`Scheduler.hosts`."""
-        if not environ.get("FLUX_URI") or environ.get("FLUX_JOB_ID"):  # a batch script has no FLUX_JOB_ID, a task has
+        if environ.get("FLUX_JOB_ID"):  # a task has it, a batch script has not
             return None
         words = [self.program, "resource", "list", "--states=up", "--no-header", "--format={nodelist} {rlist}"]
         answer = ask(words, _PATIENCE_S, environ)

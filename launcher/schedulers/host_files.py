@@ -12,11 +12,10 @@ class Lsf(Ssh):
     """See the module."""
 
     name = "LSF"
+    job_variable = "LSB_JOBID"
 
     def hosts(self, environ: Mapping[str, str]) -> JobAllocation | None:
         """See :meth:`Scheduler.hosts`."""
-        if "LSB_JOBID" not in environ:
-            return None
         path = environ.get("LSB_DJOB_HOSTFILE")
         if path:
             return JobAllocation(self.name, parse_hostfile(Path(path).read_text(), path))
@@ -33,10 +32,9 @@ class Pbs(Ssh):
     """See the module."""
 
     name = "PBS"
+    job_variable = "PBS_JOBID"
 
     def hosts(self, environ: Mapping[str, str]) -> JobAllocation | None:
         """See :meth:`Scheduler.hosts`."""
         path = environ.get("PBS_NODEFILE")
-        if "PBS_JOBID" not in environ or not path:
-            return None
-        return JobAllocation(self.name, parse_hostfile(Path(path).read_text(), path))
+        return JobAllocation(self.name, parse_hostfile(Path(path).read_text(), path)) if path else None

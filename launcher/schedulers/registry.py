@@ -43,6 +43,8 @@ def find_allocation(environ: Mapping[str, str]) -> JobAllocation | None:
         UsageError: The variables of the scheduler make no sense.
     """
     for scheduler in SCHEDULERS:
+        if not environ.get(scheduler.job_variable):
+            continue
         try:
             found = scheduler.hosts(environ)
         except (ValueError, OSError) as error:

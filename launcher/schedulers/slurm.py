@@ -16,6 +16,7 @@ class Slurm(Scheduler):
     """See the module."""
 
     name = "Slurm"
+    job_variable = "SLURM_JOB_ID"
     program = "srun"
     node_name = "SLURMD_NODENAME"
     prefixes = ("SLURM_",)
@@ -23,7 +24,7 @@ class Slurm(Scheduler):
     def hosts(self, environ: Mapping[str, str]) -> JobAllocation | None:
         """See :meth:`Scheduler.hosts`."""
         nodes = environ.get("SLURM_JOB_NODELIST") or environ.get("SLURM_NODELIST")
-        if "SLURM_JOB_ID" not in environ or not nodes:
+        if not nodes:
             return None
         step = environ.get("SLURM_STEP_ID", "")
         if step.isdigit() and int(step) < _FIRST_PSEUDO_STEP:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -36,7 +36,9 @@ class FastPath:
     shape: torch.Size
 
 
-in_flight: dict[int, tuple[torch.Tensor, FastPath, list[Any]]] = {}  # by handle; the last keeps the memory
+# The tensor, its fast path, and what keeps the memory that the engine uses, unless that is a copy.
+Operation: TypeAlias = tuple[torch.Tensor, FastPath, torch.UntypedStorage | None]
+in_flight: dict[int, Operation] = {}  # by handle
 
 
 def _use_torch() -> bool:
@@ -82,7 +84,7 @@ def fast_paths(
     return copied, FastPath(*calls[2:], request, dtype, shape)
 
 
-def wait(handle: int, operation: tuple[torch.Tensor, FastPath, list[Any]], status: int) -> torch.Tensor | None:
+def wait(handle: int, operation: Operation, status: int) -> torch.Tensor | None:
     """Wait for an operation found in `in_flight`, and return its tensor with the result.
 
     Args:

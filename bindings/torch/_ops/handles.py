@@ -238,7 +238,7 @@ def start_again_in_place(
     try:
         handle = path.enqueue(tensor, kept)
         if handle:
-            _on_fast_path[handle] = tensor, path, kept
+            _on_fast_path[handle] = tensor, path, kept[1]
             _overwritten.append(tensor)
         if waits:
             ops.raise_interruption()

@@ -66,7 +66,7 @@ def run_rank() -> None:
     mapped = next(line for line in Path("/proc/self/maps").read_text().splitlines() if "libhorovodlike" in line)
     base = int(mapped.split("-")[0], 16)
     data = (ctypes.c_float * 256)()
-    requests = RequestList([Request(Kind.ALLREDUCE, "traced", [(DType.FLOAT32, (256,))])])
+    requests = RequestList([Request(Kind.ALLREDUCE, "traced", [(DType.float32, (256,))])])
     lines = []
     for _ in range(NUM_WARMUPS + NUM_TRACED):
         handles: list[int] = []

@@ -24,7 +24,7 @@ namespace {
 thread_local std::string last_error;
 
 // Guards the pointer; taken before any other lock of the engine. A thread that holds it does not call Python: a thread
-// that holds the interpreter's lock may wait for it (bindings/torch/_ops/copier.c).
+// that holds the interpreter's lock may wait for it (bindings/torch/_ops/native_calls.c).
 std::mutex engine_mutex;
 std::shared_ptr<Engine> current_engine;
 std::atomic<bool> is_child{false};

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 import horovodlike.torch as hvd
 from horovodlike._engine.ops import is_known, wait_for_given_up
 from horovodlike.errors import HorovodInternalError
-from horovodlike.torch._ops import fast_path, handles
+from horovodlike.torch._ops import fast_path, handles, loan
 
 
 class _Tensor(torch.Tensor):
@@ -203,3 +203,17 @@ def _is_interrupted(waits: bool) -> None:
 @pytest.mark.parametrize("waits", [False, True])
 def test_a_handler_that_makes_a_call_and_raises_behind_the_enqueue_leaves_the_name_free(fresh_ranks, waits):
     fresh_ranks(2).run(_is_interrupted, waits)
+
+
+def test_a_result_goes_to_the_memory_that_was_checked(monkeypatch):
+    tensor = torch.zeros(3)
+    checked = tensor.detach()
+
+    def exchange(_: torch.Tensor) -> bool:  # as another thread may, once the check is over
+        tensor.set_(torch.zeros(3))
+        return True
+
+    monkeypatch.setattr(loan, "fits_its_storage", exchange)
+    loan.put(torch.ones(3), tensor, "x")
+    assert checked.tolist() == [1.0] * 3
+    assert tensor.tolist() == [0.0] * 3

@@ -124,11 +124,12 @@ def put(result: torch.Tensor, tensor: torch.Tensor, name: str) -> None:
         ValueError: The tensor has had another shape when it was handed over, or its storage has become too small.
     """
     shape = result.shape
-    if tensor.shape != shape or not fits_its_storage(tensor):
+    place = tensor.detach()  # it keeps the storage, whatever another thread gives the tensor meanwhile
+    if place.shape != shape or not fits_its_storage(place):
         raise ValueError(
             f"{name}: its tensor had the shape {tuple(shape)} when it was handed over, and was resized before its "
-            f"result was there (now {tuple(tensor.shape)}, in a storage of {tensor.untyped_storage().nbytes()} bytes). "
+            f"result was there (now {tuple(place.shape)}, in a storage of {place.untyped_storage().nbytes()} bytes). "
             f"{_REMEDY}"
         )
     with torch.no_grad():
-        tensor.copy_(result)
+        place.copy_(result)

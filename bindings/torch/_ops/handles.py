@@ -231,10 +231,8 @@ def start_again_in_place(
         return 0
     if waits:
         ops.hand_over()
-    kept: list[Any] = [
-        0,
-        None,
-    ]  # the handle, also if a signal handler raises before it is noted, and what keeps its memory
+    # The handle, which a signal handler that raises before it is noted must not lose, and what keeps its memory.
+    kept: list[Any] = [0, None]
     try:
         handle = path.enqueue(tensor, kept)
         if handle:

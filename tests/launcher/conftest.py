@@ -11,6 +11,19 @@ from typing import Any
 import pytest
 from support.hvdrun_process import Ended, Launch
 
+_HEAD = """\
+import os, select, signal, sys, time
+rank = int(os.environ["HOROVODLIKE_RANK"])
+
+def wait_for_signal():
+    # signal.pause() does not return for a signal that comes just before it.
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    signal.set_wakeup_fd(writing)
+    os.read(reading, 1)
+
+"""
+
 
 @pytest.fixture
 def launch(tmp_path: Path) -> Iterator[Callable[..., Launch]]:
@@ -35,12 +48,11 @@ def hvdrun(launch: Callable[..., Launch]) -> Callable[..., Ended]:
 
 @pytest.fixture
 def script(tmp_path: Path) -> Callable[..., Path]:
-    """`script(text)` writes a Python program that begins with the usual imports and `rank`."""
+    """`script(text)` writes a Python program that begins with `_HEAD`."""
 
     def write(text: str, name: str = "rank_program.py") -> Path:
-        head = "import os, select, signal, sys, time\nrank = int(os.environ['HOROVODLIKE_RANK'])\n"
         path = tmp_path / name
-        path.write_text(head + textwrap.dedent(text))
+        path.write_text(_HEAD + textwrap.dedent(text))
         return path
 
     return write

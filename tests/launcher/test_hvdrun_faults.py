@@ -136,7 +136,7 @@ def test_survivors_may_speak_before_the_end(
         if rank == 0:
             sys.exit(3)
         signal.signal(signal.SIGTERM, lambda *_: sys.exit("asked to end"))
-        signal.pause()
+        wait_for_signal()
     """)
     job = hvdrun("-np", 2, PYTHON, program)
     assert job.code == 3
@@ -153,7 +153,7 @@ def test_signals_are_passed_on(
             sys.exit(0)
         signal.signal({int(signum)}, leave)
         print("ready")
-        signal.pause()
+        wait_for_signal()
     """)
     job = launch("-np", 2, PYTHON, program)
     job.expect(b"ready", 2)
@@ -182,7 +182,7 @@ def test_sigterm_leaves_the_helpers_of_a_rank_alone(launch: Callable[..., object
             os._exit(0)
         print("ready")
         while True:
-            signal.pause()
+            wait_for_signal()
     """)
     job = launch("-np", 1, PYTHON, program)
     job.expect(b"ready")
@@ -196,7 +196,7 @@ def test_a_second_signal_kills_at_once(launch: Callable[..., object], script: Ca
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         print("ready")
         while True:
-            signal.pause()
+            wait_for_signal()
     """)
     job = launch("-np", 2, PYTHON, program)
     job.expect(b"ready", 2)

@@ -217,7 +217,7 @@ def test_signals_reach_all_hosts(
             sys.exit(0)
         signal.signal({int(signum)}, leave)
         print("ready")
-        signal.pause()
+        wait_for_signal()
     """)
     job = launch("-H", "node1:1,node2:1", PYTHON, program, env=path(ssh))
     job.expect(b"ready", 2)

@@ -207,7 +207,7 @@ def test_a_signal_to_one_launcher_reaches_all_ranks(
             sys.exit(0)
         signal.signal(signal.SIGTERM, leave)
         print("ready")
-        signal.pause()
+        wait_for_signal()
     """)
     jobs = [node(number, "-np", 1, PYTHON, program) for number in range(2)]
     for job in jobs:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from horovodlike import config
 from horovodlike.config import SETTINGS, Config
-from horovodlike.launcher.agent.host_probe import why_unwritable
 from horovodlike.launcher.elastic import HostDiscovery
 from horovodlike.launcher.errors import UsageError
 from horovodlike.launcher.planning import ElasticSpec, JobSpec
@@ -50,6 +49,8 @@ def make_spec(
     if values.autotune_log and has_rank_0 and (values.autotune or "autotune_log" in names):
         found.append(("autotune_log", values.autotune_log))
     for setting, path in found if files is not None and where.here is not None else ():
+        from horovodlike.launcher.agent.host_probe import why_unwritable
+
         trouble = why_unwritable(path)
         if trouble:
             called = names.get(setting) or str(config.variable_of(setting, {**environ, **settings}))

@@ -21,8 +21,6 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 
-from horovodlike.launcher.agent.external import ask
-from horovodlike.launcher.agent.process import send_signal
 from horovodlike.launcher.errors import UsageError
 from horovodlike.launcher.planning.addresses import find_this_machine
 from horovodlike.launcher.planning.command import interpreter_trouble
@@ -102,6 +100,8 @@ class HostDiscoveryScript(HostDiscovery):
         Raises:
             DiscoveryError: It failed, took too long, or printed something else.
         """
+        from horovodlike.launcher.agent.external import ask  # not at the top: the options are read without it
+
         if self._closed:
             raise DiscoveryError("the job is over")
         try:
@@ -135,6 +135,8 @@ class HostDiscoveryScript(HostDiscovery):
 
     def close(self) -> None:
         """See :meth:`HostDiscovery.close`."""
+        from horovodlike.launcher.agent.process import send_signal  # as above
+
         with self._lock:
             self._closed = True
             if self._pid is not None:  # else, or if it stays, it is ended where it was started

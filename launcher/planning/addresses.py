@@ -1,15 +1,19 @@
 """The names and addresses of this host, and those by which hosts reach each other."""
 
+from __future__ import annotations
+
 import ipaddress
 import socket
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 from horovodlike._net.interfaces import choose_address, local_addresses
 from horovodlike.errors import ConfigError
-from horovodlike.launcher.agent.host_probe import HostDescription
 from horovodlike.launcher.errors import HostsError, UsageError
 from horovodlike.launcher.planning.hosts import HostSlots, merge_hosts
+
+if TYPE_CHECKING:  # it takes time to import, and the options are read without it
+    from horovodlike.launcher.agent.host_probe import HostDescription
 
 LOOPBACK = "127.0.0.1"
 _DISCARD = 9
@@ -112,6 +116,8 @@ def find_this_machine(hosts: Sequence[HostSlots], names: Iterable[str]) -> tuple
     own = set(names)
     others = [entry.host for entry in hosts if entry.host not in own]
     if others:
+        from concurrent.futures import ThreadPoolExecutor
+
         with ThreadPoolExecutor(min(len(others), _RESOLVERS)) as pool:
             for host, addresses in zip(others, pool.map(_resolve, others), strict=True):
                 if _own(addresses):

@@ -11,7 +11,6 @@ from collections import Counter
 from collections.abc import Mapping
 
 from horovodlike._bootstrap.hostlist import expand_hosts
-from horovodlike.launcher.agent.external import ask
 from horovodlike.launcher.errors import counted
 from horovodlike.launcher.planning import RemoteStart
 from horovodlike.launcher.planning.hosts import HostSlots, merge_hosts
@@ -30,6 +29,8 @@ class Flux(Scheduler):
 
     def hosts(self, environ: Mapping[str, str]) -> JobAllocation | None:
         """See :meth:`Scheduler.hosts`."""
+        from horovodlike.launcher.agent.external import ask  # not at the top: only a job of Flux needs it
+
         if environ.get("FLUX_JOB_ID"):  # a task has it, a batch script has not
             return None
         words = [self.program, "resource", "list", "--states=up", "--no-header", "--format={nodelist} {rlist}"]

@@ -399,6 +399,9 @@ class Sequence:
         changed = self.common.random() < 0.8
         cast = False
         for _ in range(self.common.randint(1, 4)):
+            for parameter in model.parameters():
+                if parameter.grad is not None and parameter.grad.shape != parameter.shape:
+                    parameter.grad = None  # a change in place, also of its shape: torch itself cannot add to it
             for _ in range(options["backward_passes_per_step"]):
                 model(torch.rand(2, width)).sum().backward()
             if changed and self.own.random() < 0.7:

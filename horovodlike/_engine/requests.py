@@ -29,14 +29,23 @@ class Kind(IntEnum):
     JOIN = lib.HVL_JOIN
     ADD_PROCESS_SET = lib.HVL_ADD_PROCESS_SET
     REMOVE_PROCESS_SET = lib.HVL_REMOVE_PROCESS_SET
+    GATHER = lib.HVL_GATHER
+    SCATTER = lib.HVL_SCATTER
+    REDUCE = lib.HVL_REDUCE
 
 
 # Kinds whose outputs the engine allocates, or which have none.
-_WITHOUT_OUTPUTS = frozenset(Kind) - {Kind.ALLREDUCE, Kind.BROADCAST, Kind.REDUCESCATTER}
+_WITHOUT_OUTPUTS = frozenset(Kind) - {
+    Kind.ALLREDUCE,
+    Kind.BROADCAST,
+    Kind.REDUCESCATTER,
+    Kind.SCATTER,
+    Kind.REDUCE,
+}
 
 
 class ReduceOp(IntEnum):
-    """The ways in which an allreduce combines elements; the values are Horovod's."""
+    """The ways in which a reduction combines elements; the values are Horovod's."""
 
     AVERAGE = lib.HVL_AVERAGE
     SUM = lib.HVL_SUM
@@ -311,9 +320,10 @@ class Request:
         name: Equal on all ranks; unique among the requests in flight of this rank.
         tensors: Element type and shape of each tensor. More than one make a group: it is executed as a whole or not
             at all, and may mix types and shapes. A barrier, a join and changes of process sets have none. Allgather,
-            alltoall: dimension 0 may differ between ranks.
-        op: How an allreduce or a reducescatter combines elements.
-        root_rank: The rank whose data a broadcast sends.
+            gather, alltoall: dimension 0 may differ between ranks. Scatter: the shape of each rank's part.
+        op: How an allreduce, a reducescatter or a reduce combines elements.
+        root_rank: The global rank, in the process set, whose data a broadcast or scatter sends, or that gets the
+            result of a gather or reduce; the same on all ranks.
         process_set: Id of the process set.
         device: Where the tensors are, on all ranks. Those on a GPU are enqueued by :meth:`enqueue_on_stream`.
         prescale: Factor applied to each rank's elements before they are reduced.
@@ -383,9 +393,11 @@ class Request:
         """Hand the tensors' memory to the engine and return at once.
 
         Args:
-            inputs: Address of each tensor's memory.
-            outputs: Where each result goes; may equal the input. Empty where the engine allocates them or there are
-                none.
+            inputs: Address of each tensor's memory. Scatter: on the root, of the parts of all ranks of the process
+                set, one after the other; on other ranks 0.
+            outputs: Where each result goes; may equal the input, except that of a reducescatter or scatter. Reduce: 0
+                will do, except on the root. Empty where the engine allocates them, as it does for a gather (without
+                rows, except on the root), or there are none.
 
         Returns:
             A handle for :func:`wait`, :func:`wait_all` and :func:`poll`.
@@ -477,9 +489,9 @@ class Request:
 
         Args:
             inputs: Address of each tensor's memory.
-            outputs: Where each result goes. Empty for allgather and alltoall.
+            outputs: Where each result goes. Empty for allgather, gather and alltoall.
             stream: The one on which the inputs are made.
-            allocation: Finds the memory of the outputs of an allgather or alltoall.
+            allocation: Finds the memory of the outputs of an allgather, gather or alltoall.
 
         Returns:
             A handle for :func:`wait_on_stream`, :func:`wait`, :func:`wait_all` and :func:`poll`.

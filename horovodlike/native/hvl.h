@@ -27,7 +27,7 @@ extern "C" {
 #pragma GCC visibility push(default)
 
 /* cffi:begin */
-enum { HVL_ABI_VERSION = 9, HVL_STACK_BYTES = 8064, HVL_KEY_BYTES = 32, HVL_MAX_COPIED_BYTES = 16384 };
+enum { HVL_ABI_VERSION = 10, HVL_STACK_BYTES = 8064, HVL_KEY_BYTES = 32, HVL_MAX_COPIED_BYTES = 16384 };
 
 typedef enum hvl_status {
   HVL_OK = 0,
@@ -50,7 +50,10 @@ typedef enum hvl_kind {
   HVL_ALLTOALL = 5,
   HVL_JOIN = 6,
   HVL_ADD_PROCESS_SET = 7,
-  HVL_REMOVE_PROCESS_SET = 8
+  HVL_REMOVE_PROCESS_SET = 8,
+  HVL_GATHER = 9,
+  HVL_SCATTER = 10,
+  HVL_REDUCE = 11
 } hvl_kind;
 
 /* The values are Horovod's, which scripts use as integers. */
@@ -110,8 +113,8 @@ typedef struct hvl_request {
   const hvl_tensor* tensors;
   int32_t num_tensors;
   int32_t kind;      /* hvl_kind */
-  int32_t reduce_op; /* hvl_reduce_op; allreduce and reducescatter only, else HVL_SUM */
-  int32_t root_rank; /* global rank; broadcast only, else -1 */
+  int32_t reduce_op; /* hvl_reduce_op; allreduce, reducescatter, reduce; else HVL_SUM */
+  int32_t root_rank; /* global rank, the same on all ranks; broadcast, gather, scatter, reduce; else -1 */
   int32_t process_set;
   int32_t device; /* hvl_device */
   double prescale;
@@ -304,14 +307,19 @@ hvl_prepared* hvl_prepare(const hvl_request* request);
 /* Requests in flight keep what they need. */
 void hvl_release(hvl_prepared* prepared);
 
-/* Enqueues with the addresses of the tensors' memory, num_tensors of each. inputs[i] may equal outputs[i]. Allgather
- * and alltoall: `outputs` is null, the engine allocates them and hvl_wait() hands them over; an alltoall has a second
- * one after that of each tensor, the rows received from each member (int32). So do a join (int64: the rank that joined
- * last) and the addition of a process set (int64: its id), which have no tensors. Reducescatter: an output holds this
+/* Enqueues with the addresses of the tensors' memory, num_tensors of each. inputs[i] may equal outputs[i].
+ *
+ * Allgather, gather and alltoall: `outputs` is null, the engine allocates them and hvl_wait() hands them over; an
+ * alltoall has a second one after that of each tensor, the rows received from each member (int32). So do a join (int64:
+ * the rank that joined last) and the addition of a process set (int64: its id), which have no tensors. The outputs of a
+ * gather have no rows, except on the root. Broadcast: the root's inputs are sent and every rank's outputs are written.
+ * Reduce: only the root's outputs are written, and only they need an address. Reducescatter: an output holds this
  * rank's rows of dimension 0, size()-th parts of which the first (extent modulo size()) ranks have one more, and is no
- * input. Broadcast: the root's inputs are sent and every rank's outputs are written. `callbacks` may be null. Returns a
- * handle > 0, or 0 if there is a function to call when the request completes. Errors are negated hvl_status, and then
- * no function is called. Does not block. */
+ * input. Scatter: each rank gives the shape of one part; the root's input holds the parts of all members of the process
+ * set, one after the other, and only it needs an address; an output holds this rank's part, and is no input.
+ *
+ * `callbacks` may be null. Returns a handle > 0, or 0 if there is a function to call when the request completes. Errors
+ * are negated hvl_status, and then no function is called. Does not block. */
 int64_t hvl_enqueue(hvl_prepared* prepared, const uintptr_t* inputs, const uintptr_t* outputs,
                     const hvl_callbacks* callbacks);
 /* The same for one tensor that is input and output. */

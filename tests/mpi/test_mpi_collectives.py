@@ -27,14 +27,23 @@ def _run(kind: Kind, arrays: list[np.ndarray], name: str, **options: object) -> 
     """The results of one operation, whose inputs stay as they are."""
     request = ops.Request(kind, name, [described(array) for array in arrays], **options)
     inputs = [array.ctypes.data for array in arrays]
-    if kind in (Kind.ALLGATHER, Kind.ALLTOALL):
+    if kind in (Kind.ALLGATHER, Kind.ALLTOALL, Kind.GATHER):
         return [bytes(output.memory) for output in ops.wait(request.enqueue(inputs, []))]
     results = [np.zeros_like(array) for array in arrays]
     ops.wait(request.enqueue(inputs, [result.ctypes.data for result in results]))
     return [result.tobytes() for result in results]
 
 
-def _reductions(process_set: int = 0) -> list[bytes]:
+def _scatter(arrays: list[np.ndarray], **options: object) -> list[bytes]:
+    """This rank's parts of the arrays of the root, which has one for each rank."""
+    results = [np.zeros_like(array[0]) for array in arrays]
+    request = ops.Request(Kind.SCATTER, "scatter", [described(result) for result in results], **options)
+    inputs = [array.ctypes.data for array in arrays]
+    ops.wait(request.enqueue(inputs, [result.ctypes.data for result in results]))
+    return [result.tobytes() for result in results]
+
+
+def _reductions(process_set: int, members: list[int]) -> list[bytes]:
     rank, results = basics.rank(), []
     for dtype in DTYPES:
         for op in ARITHMETIC:
@@ -47,6 +56,8 @@ def _reductions(process_set: int = 0) -> list[bytes]:
                 results += _run(kind, given, name, op=op, process_set=process_set)
                 scales = {"prescale": 0.5, "postscale": 3.0}
                 results += _run(kind, given, f"{name}.scaled", op=op, process_set=process_set, **scales)
+            to_root = {"op": op, "process_set": process_set, "root_rank": members[op % len(members)]}
+            results += _run(Kind.REDUCE, arrays, f"to.{dtype}.{op}", **to_root)
     return results
 
 
@@ -67,7 +78,10 @@ def _movements(process_set: int, members: list[int]) -> list[bytes]:
     for dtype in DTYPES:
         for root in members:
             arrays = [_values(dtype, shape, rank) for shape in SHAPES]
-            results += _run(Kind.BROADCAST, arrays, f"b.{dtype}.{root}", root_rank=root, process_set=process_set)
+            options = {"root_rank": root, "process_set": process_set}
+            results += _run(Kind.BROADCAST, arrays, f"b.{dtype}.{root}", **options)
+            results += _run(Kind.GATHER, arrays, f"to.{dtype}.{root}", **options)
+            results += _scatter([_values(dtype, (len(members), *shape), rank) for shape in SHAPES], **options)
         uneven = [_values(dtype, ((place * 3 + index) % 5 * 100, 3), rank) for index in range(3)]
         results += _run(Kind.ALLGATHER, uneven, f"g.{dtype}", process_set=process_set)
         rows = [[(place + to + index) % 3 * 50 for to in range(len(members))] for index in range(2)]
@@ -78,7 +92,8 @@ def _movements(process_set: int, members: list[int]) -> list[bytes]:
 
 
 def _everything(size: int) -> list[bytes]:
-    results = [*_reductions(), *_bfloat16(), *_movements(0, list(range(size)))]
+    everyone = list(range(size))
+    results = [*_reductions(0, everyone), *_bfloat16(), *_movements(0, everyone)]
     results += _run(Kind.ALLREDUCE, [_values("float32", (5003,), basics.rank())], "adasum", op=ReduceOp.ADASUM)
     ops.wait(ops.Request(Kind.BARRIER, "barrier", []).enqueue([], []))
     return results
@@ -104,7 +119,7 @@ def _sets_and_joins() -> list[str]:
     pairs = [add_process_set(ProcessSet(ranks)) for ranks in ([0, 2], [1], [1, 2])]
     for pair in pairs:
         if rank in pair.ranks:
-            results += [*_reductions(pair.process_set_id), *_movements(pair.process_set_id, pair.ranks)]
+            results += [*_reductions(pair.process_set_id, pair.ranks), *_movements(pair.process_set_id, pair.ranks)]
     for pair in pairs:
         remove_process_set(pair)
     for _ in range(2):
@@ -115,6 +130,8 @@ def _sets_and_joins() -> list[str]:
             results += _run(Kind.ALLGATHER, [array], "jg")
             results += _run(Kind.REDUCESCATTER, [array], "js")
             results += _run(Kind.ALLTOALL, [array[:9]], "ja", arguments=[2, 3, 4])
+            results += _run(Kind.REDUCE, [array], "jr", root_rank=2)
+            results += _run(Kind.GATHER, [array], "jo", root_rank=2)
         (last,) = gathered(ops.Request(Kind.JOIN, "join", []).enqueue([], []), np.int64)
         results.append(last.tobytes())
     return _digests(results)

@@ -20,12 +20,15 @@ inline hvl::Signature allgather_of(const std::string& name, const hvl::Shape& sh
   return signature;
 }
 
-inline hvl::Signature broadcast_of(const std::string& name, int root) {
-  hvl::Signature signature = allreduce_of(name);
-  signature.kind = HVL_BROADCAST;
+// One that has a root.
+inline hvl::Signature rooted_of(hvl::Kind kind, const std::string& name, int root, const hvl::Shape& shape = {4}) {
+  hvl::Signature signature = allreduce_of(name, shape);
+  signature.kind = kind;
   signature.root = root;
   return signature;
 }
+
+inline hvl::Signature broadcast_of(const std::string& name, int root) { return rooted_of(HVL_BROADCAST, name, root); }
 
 inline hvl::Signature barrier_of(const std::string& name) {
   hvl::Signature signature;

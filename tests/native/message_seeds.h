@@ -6,15 +6,15 @@
 
 #include "negotiate/message.h"
 
-constexpr hvl::Kind kSeedKinds[] = {HVL_ALLREDUCE, HVL_ALLGATHER,       HVL_BROADCAST,
-                                    HVL_BARRIER,   HVL_REDUCESCATTER,   HVL_ALLTOALL,
-                                    HVL_JOIN,      HVL_ADD_PROCESS_SET, HVL_REMOVE_PROCESS_SET};
+constexpr hvl::Kind kSeedKinds[] = {HVL_ALLREDUCE,          HVL_ALLGATHER, HVL_BROADCAST, HVL_BARRIER,
+                                    HVL_REDUCESCATTER,      HVL_ALLTOALL,  HVL_JOIN,      HVL_ADD_PROCESS_SET,
+                                    HVL_REMOVE_PROCESS_SET, HVL_GATHER,    HVL_SCATTER,   HVL_REDUCE};
 
 inline hvl::Signature seed_signature(hvl::Kind kind) {
   hvl::Signature signature;
   signature.name = "allreduce.layer1.0.weight";
   signature.kind = kind;
-  signature.root = kind == HVL_BROADCAST ? 3 : -1;
+  signature.root = hvl::has_root(kind) ? 3 : -1;
   signature.prescale = 0.5;
   signature.postscale = 1.0 / 3;
   if (hvl::has_tensors(kind)) signature.tensors = {{HVL_FLOAT32, {5, 7}}, {HVL_BFLOAT16, {4}}};
@@ -79,7 +79,7 @@ inline std::vector<hvl::Record> seed_records() {
     record.type = hvl::Record::Type::kDefine;
     record.id = 77;
     record.signature = seed_signature(kind);
-    if (kind == HVL_ALLGATHER) {
+    if (kind == HVL_ALLGATHER || kind == HVL_GATHER) {
       record.varying = {2, 1, 0, 1, 3, 2};
       record.varying_per_rank = 2;
     }

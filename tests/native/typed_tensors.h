@@ -58,4 +58,7 @@ inline std::shared_ptr<Operation> operation_of(Kind kind, const std::vector<Data
   return operation;
 }
 
+// The root of a scatter has a part for each rank.
+inline int64_t parts_of(const Signature& signature, int size) { return signature.kind == HVL_SCATTER ? size : 1; }
+
 }  // namespace hvl

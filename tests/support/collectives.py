@@ -18,7 +18,7 @@ def enqueue(kind, name, arrays, **options):
     """Enqueue an operation in place; the caller keeps the arrays alive."""
     request = ops.Request(kind, name, [described(array) for array in arrays], **options)
     addresses = [array.ctypes.data for array in arrays]
-    return request.enqueue(addresses, [] if kind in (Kind.ALLGATHER, Kind.BARRIER) else addresses)
+    return request.enqueue(addresses, [] if kind in (Kind.ALLGATHER, Kind.GATHER, Kind.BARRIER) else addresses)
 
 
 def allreduce(name, array, op=ReduceOp.SUM):

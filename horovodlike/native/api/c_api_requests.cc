@@ -17,14 +17,15 @@ namespace hvl {
 namespace {
 
 Status check_against_job(const Signature& signature, const EngineOptions& options) {
-  if (signature.kind != HVL_BROADCAST || (signature.root >= 0 && signature.root < options.size)) return Status();
-  return Status(HVL_INVALID_ARGUMENT, "broadcast of '" + signature.name + "' has the root rank " +
-                                          std::to_string(signature.root) + ", but the ranks of this job are 0 to " +
-                                          std::to_string(options.size - 1));
+  if (!has_root(signature.kind) || (signature.root >= 0 && signature.root < options.size)) return Status();
+  return Status(HVL_INVALID_ARGUMENT, std::string(name_of(signature.kind)) + " of '" + signature.name +
+                                          "' has the root rank " + std::to_string(signature.root) +
+                                          ", but the ranks of this job are 0 to " + std::to_string(options.size - 1));
 }
 
 Status check_inplace(const Signature& signature) {
-  if (signature.tensors.size() == 1 && !allocates(signature.kind)) return Status();
+  const bool has_another_output = allocates(signature.kind) || signature.kind == HVL_SCATTER;
+  if (signature.tensors.size() == 1 && !has_another_output) return Status();
   return Status(HVL_INVALID_ARGUMENT,
                 "'" + signature.name + "' is not an operation of one tensor that is input and output");
 }
@@ -51,10 +52,13 @@ Status check_device(const Signature& signature, const hvl_callbacks* callbacks, 
 constexpr uintptr_t kLowestAddress = 1 << 16;  // below it there is no memory
 
 // A tensor whose storage has been given up has a shape and no memory: its address is null, or its offset from there.
-Status check_memory(const Operation& operation, const uintptr_t* inputs) {
+// A scatter reads the root's inputs only.
+Status check_memory(const Operation& operation, int rank, const uintptr_t* inputs, const uintptr_t* outputs) {
+  const Signature& signature = operation.signature;
+  const uintptr_t* used = signature.kind == HVL_SCATTER && signature.root != rank ? outputs : inputs;
   for (size_t t = 0; t < operation.num_bytes.size(); ++t) {
-    if (operation.num_bytes[t] == 0 || inputs[t] >= kLowestAddress) continue;
-    return Status(HVL_INVALID_ARGUMENT, "a tensor of '" + operation.signature.name + "' has no memory for its " +
+    if (operation.num_bytes[t] == 0 || used[t] >= kLowestAddress) continue;
+    return Status(HVL_INVALID_ARGUMENT, "a tensor of '" + signature.name + "' has no memory for its " +
                                             std::to_string(operation.num_bytes[t]) +
                                             " bytes: was its storage resized?");
   }
@@ -69,7 +73,7 @@ Status enqueue(Engine* engine, const hvl_prepared& prepared, const uintptr_t* in
   const Signature& signature = prepared.operation->signature;
   Status fits = check_against_job(signature, engine->options());
   if (fits.ok()) fits = check_device(signature, callbacks, gpu != nullptr);
-  if (fits.ok()) fits = check_memory(*prepared.operation, inputs);
+  if (fits.ok()) fits = check_memory(*prepared.operation, engine->options().rank, inputs, outputs);
   if (!fits.ok()) return fits;
   auto memory = [&](size_t t) {
     return Memory{reinterpret_cast<const char*>(inputs[t]),

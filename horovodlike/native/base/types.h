@@ -106,19 +106,26 @@ constexpr const char* kKindNames[] = {"allreduce",
                                       "alltoall",
                                       "join",
                                       "addition of process set",
-                                      "removal of process set"};
+                                      "removal of process set",
+                                      "gather",
+                                      "scatter",
+                                      "reduce"};
 constexpr int kNumKinds = std::size(kKindNames);
 
 constexpr const char* name_of(Kind kind) { return kKindNames[kind]; }
 
-constexpr bool is_reduction(Kind kind) { return kind == HVL_ALLREDUCE || kind == HVL_REDUCESCATTER; }
+constexpr bool is_reduction(Kind kind) {
+  return kind == HVL_ALLREDUCE || kind == HVL_REDUCESCATTER || kind == HVL_REDUCE;
+}
 
-constexpr bool needs_rows(Kind kind) {
-  return kind == HVL_ALLGATHER || kind == HVL_REDUCESCATTER || kind == HVL_ALLTOALL;
+constexpr bool has_root(Kind kind) {
+  return kind == HVL_BROADCAST || kind == HVL_GATHER || kind == HVL_SCATTER || kind == HVL_REDUCE;
 }
 
 // True if the sizes of the outputs depend on all ranks.
-constexpr bool allocates(Kind kind) { return kind == HVL_ALLGATHER || kind == HVL_ALLTOALL; }
+constexpr bool allocates(Kind kind) { return kind == HVL_ALLGATHER || kind == HVL_ALLTOALL || kind == HVL_GATHER; }
+
+constexpr bool needs_rows(Kind kind) { return allocates(kind) || kind == HVL_REDUCESCATTER; }
 
 constexpr bool has_tensors(Kind kind) {
   return kind != HVL_BARRIER && kind != HVL_JOIN && kind != HVL_ADD_PROCESS_SET && kind != HVL_REMOVE_PROCESS_SET;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/memory.h"
+#include "collective/blocks.h"
 #include "negotiate/rank_set.h"
 
 namespace hvl {
@@ -83,6 +84,7 @@ ExternalDataPlane::~ExternalDataPlane() {
   if (!in_progress_) return;
   leak(sent_.data.release());
   leak(received_.data.release());
+  leak(block_.data.release());
 }
 
 void ExternalDataPlane::begin(TeamPtr team, uint64_t) {
@@ -203,6 +205,24 @@ Status ExternalDataPlane::exchange_and_reduce(const Batch& batch, const Piece& p
     copy(packed + at, segment.output + from, bytes);
   });
   return status;
+}
+
+// Each rank reduces its block of a segment, and sends it to the root.
+Status ExternalDataPlane::reduce_to(const Batch& batch, int root, const FinalBytes& final_bytes) {
+  if (size() == 1) return loopback_.allreduce(batch, final_bytes);
+  for (const Segment& segment : batch.segments()) {
+    Scatter scatter = in_blocks(segment, size());
+    const Block<const char>& block = scatter.blocks[mine()];
+    scatter.output = root == static_cast<int>(mine()) ? segment.output + (block.data - segment.input)
+                                                      : block_.of(block.num_bytes + 1);  // + 1: there is an address
+    Status status = reducescatter(scatter);
+    if (status.ok()) {
+      status = alltoall(gather_to(static_cast<size_t>(root), mine(), scatter.output, segment.output, scatter.blocks));
+    }
+    if (!status.ok()) return status;
+    final_bytes(align(segment.offset + segment.num_bytes));
+  }
+  return Status();
 }
 
 Status ExternalDataPlane::broadcast(const Batch& batch, int root, const FinalBytes& final_bytes) {

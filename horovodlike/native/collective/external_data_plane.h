@@ -34,6 +34,7 @@ class ExternalDataPlane : public DataPlane {
   bool holds_memory() const override { return in_progress_; }
 
   Status allreduce(const Batch& batch, const FinalBytes& final_bytes) override;
+  Status reduce_to(const Batch& batch, int root, const FinalBytes& final_bytes) override;
   Status broadcast(const Batch& batch, int root, const FinalBytes& final_bytes) override;
   Status allgather(const Gather& gather) override;
   Status reducescatter(const Scatter& scatter) override;
@@ -86,6 +87,7 @@ class ExternalDataPlane : public DataPlane {
   hvl_team native_team_{};
   Buffer sent_;
   Buffer received_;
+  Buffer block_;                       // of a reduction to another rank
   std::vector<int64_t> numbers_sent_;  // by place: elements or bytes
   std::vector<int64_t> numbers_received_;
   bool in_progress_ = false;

@@ -46,7 +46,8 @@ Status Staging::begin(uint64_t bytes_of_half, uint64_t num_halves) {
 }
 
 // Steps through the batch's stream of bytes, one half's capacity per step.
-Status Staging::allreduce(const Batch& batch) {
+Status Staging::stream(const Batch& batch, bool copies_in, const std::function<bool(const Segment&)>& copies_out,
+                       const std::function<Status(DataPlane*, const Batch&)>& work) {
   Status status = begin(std::min(bytes_, batch.num_bytes()));
   for (uint64_t at = 0; status.ok() && at < batch.num_bytes(); at += bytes_) {
     Step step;
@@ -54,33 +55,34 @@ Status Staging::allreduce(const Batch& batch) {
     char* half = half_of(steps_.size());
     batch.for_each_piece(at, std::min(at + bytes_, batch.num_bytes()),
                          [&](const Segment& segment, uint64_t from, uint64_t place, uint64_t num_bytes) {
-                           step.in.push_back({segment.input + from, half + place, num_bytes});
-                           step.out.push_back({half + place, segment.output + from, num_bytes});
+                           if (copies_in) step.in.push_back({segment.input + from, half + place, num_bytes});
+                           if (copies_out(segment)) {
+                             step.out.push_back({half + place, segment.output + from, num_bytes});
+                           }
                            host->add(half + place, half + place, num_bytes, segment.reduction);
                          });
-    step.work = [host](DataPlane* cpu) { return cpu->allreduce(*host, kNobody); };
+    step.work = [host, work](DataPlane* cpu) { return work(cpu, *host); };
     steps_.push_back(std::move(step));
   }
   return status;
 }
 
+Status Staging::allreduce(const Batch& batch) {
+  return stream(
+      batch, true, [](const Segment&) { return true; },
+      [](DataPlane* cpu, const Batch& host) { return cpu->allreduce(host, kNobody); });
+}
+
+Status Staging::reduce_to(const Batch& batch, int root, bool is_root) {
+  return stream(
+      batch, true, [is_root](const Segment&) { return is_root; },
+      [root](DataPlane* cpu, const Batch& host) { return cpu->reduce_to(host, root, kNobody); });
+}
+
 Status Staging::broadcast(const Batch& batch, int root, bool is_root) {
-  Status status = begin(std::min(bytes_, batch.num_bytes()));
-  for (uint64_t at = 0; status.ok() && at < batch.num_bytes(); at += bytes_) {
-    Step step;
-    const auto host = std::make_shared<Batch>();
-    char* half = half_of(steps_.size());
-    batch.for_each_piece(at, std::min(at + bytes_, batch.num_bytes()),
-                         [&](const Segment& segment, uint64_t from, uint64_t place, uint64_t num_bytes) {
-                           const bool is_there = is_root && segment.input == segment.output;
-                           if (is_root) step.in.push_back({segment.input + from, half + place, num_bytes});
-                           if (!is_there) step.out.push_back({half + place, segment.output + from, num_bytes});
-                           host->add(half + place, half + place, num_bytes, segment.reduction);
-                         });
-    step.work = [host, root](DataPlane* cpu) { return cpu->broadcast(*host, root, kNobody); };
-    steps_.push_back(std::move(step));
-  }
-  return status;
+  const auto is_missing = [is_root](const Segment& segment) { return !is_root || segment.input != segment.output; };
+  return stream(batch, is_root, is_missing,
+                [root](DataPlane* cpu, const Batch& host) { return cpu->broadcast(host, root, kNobody); });
 }
 
 Status Staging::allgather(const Gather& gather, size_t mine) {

@@ -26,6 +26,7 @@ class Staging {
 
   // Each of these prepares go_on(); the arguments must live until that is done. Places are those in the team.
   Status allreduce(const Batch& batch);
+  Status reduce_to(const Batch& batch, int root, bool is_root);
   Status broadcast(const Batch& batch, int root, bool is_root);
   Status allgather(const Gather& gather, size_t mine);
   Status reducescatter(const Scatter& scatter, size_t mine);
@@ -53,6 +54,8 @@ class Staging {
     std::function<Status(DataPlane*)> work;
   };
 
+  Status stream(const Batch& batch, bool copies_in, const std::function<bool(const Segment&)>& copies_out,
+                const std::function<Status(DataPlane*, const Batch&)>& work);
   Status begin(uint64_t bytes_of_half, uint64_t num_halves = 2);
   char* half_of(size_t step) const { return memory_->data() + (step % 2) * (memory_->num_bytes() / 2); }
   Status copy_in(size_t step);

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/memory.h"
+#include "collective/blocks.h"
 
 namespace hvl {
 
@@ -65,6 +66,8 @@ Status Executor::prepare(const Definition& definition) {
   switch (definition.signature.kind) {
     case HVL_ALLGATHER: status = prepare_allgather(definition); break;
     case HVL_ALLTOALL: status = prepare_alltoall(definition); break;
+    case HVL_GATHER: status = prepare_gather(definition); break;
+    case HVL_SCATTER: prepare_scatter(); return Status();
     case HVL_REDUCESCATTER: prepare_reducescatter(); return Status();
     default: prepare_batch(); return definition.signature.op == HVL_ADASUM ? prepare_adasum() : Status();
   }
@@ -74,7 +77,7 @@ Status Executor::prepare(const Definition& definition) {
 Status Executor::go_on() {
   const Signature& signature = collective_.tensors.back()->request->signature();  // the last: others may be complete
   Status status;
-  if (allocates(signature.kind) || signature.kind == HVL_REDUCESCATTER) {
+  if (allocates(signature.kind) || signature.kind == HVL_REDUCESCATTER || signature.kind == HVL_SCATTER) {
     status = go_on_with_group();
   } else {
     status = signature.op == HVL_ADASUM ? go_on_with_adasum() : go_on_with_batch();
@@ -136,9 +139,12 @@ Status Executor::go_on_with_batch() {
   if (batch_.batch.num_bytes() > 0) {
     // The operation's kind and root are those of all; the last tensor is the last to complete.
     const Signature& signature = collective_.tensors.back()->request->signature();
-    status = signature.kind == HVL_ALLREDUCE
-                 ? plane()->allreduce(batch_.batch, final_bytes)
-                 : plane()->broadcast(batch_.batch, collective_.team->place_of(signature.root), final_bytes);
+    const int root = collective_.team->place_of(signature.root);
+    switch (signature.kind) {
+      case HVL_ALLREDUCE: status = plane()->allreduce(batch_.batch, final_bytes); break;
+      case HVL_REDUCE: status = plane()->reduce_to(batch_.batch, root, final_bytes); break;
+      default: status = plane()->broadcast(batch_.batch, root, final_bytes);
+    }
   }
   if (status.ok()) final_bytes(batch_.batch.num_bytes());  // also tensors without bytes
   return status;
@@ -190,6 +196,47 @@ Status Executor::prepare_allgather(const Definition& definition) {
     group_.gathers.push_back(std::move(gather));
   }
   return Status();
+}
+
+// An exchange in which only the root receives.
+Status Executor::prepare_gather(const Definition& definition) {
+  const PendingRequest& request = collective_.first();
+  const Signature& signature = request.signature();
+  const Team& team = *collective_.team;
+  group_.exchanges.clear();
+  for (size_t t = 0; t < signature.tensors.size(); ++t) {
+    int64_t rows = 0;
+    std::vector<Block<char>> blocks;
+    for (int rank : team.ranks) {
+      rows += definition.varying_of(rank)[t];
+      blocks.push_back({nullptr, to_bytes(definition.varying_of(rank)[t], bytes_of_row(signature.tensors[t]))});
+    }
+    char* output = nullptr;
+    const bool is_root = signature.root == context_.options.rank;
+    Status status = allocate(request, t, signature.tensors[t], is_root ? rows : 0, &output);
+    if (!status.ok()) return status;
+    const size_t root = static_cast<size_t>(team.place_of(signature.root));
+    group_.exchanges.push_back(gather_to(root, team.mine, request.memory_of(t).input, output, blocks));
+  }
+  return Status();
+}
+
+// An exchange in which only the root sends. Each member of the process set has its part, whether or not it takes part.
+void Executor::prepare_scatter() {
+  const PendingRequest& request = collective_.first();
+  const Signature& signature = request.signature();
+  group_.exchanges.clear();
+  for (size_t t = 0; t < signature.tensors.size(); ++t) {
+    const uint64_t num_bytes = static_cast<uint64_t>(request.operation->num_bytes[t]);
+    Exchange exchange{{}, {}, num_bytes};
+    for (int rank : collective_.team->ranks) {
+      const bool from_here = signature.root == context_.options.rank;
+      const uint64_t offset = from_here ? static_cast<uint64_t>(collective_.members->place_of(rank)) * num_bytes : 0;
+      exchange.sent.push_back({request.memory_of(t).input + offset, from_here ? num_bytes : 0});
+      exchange.received.push_back({request.memory_of(t).output, rank == signature.root ? num_bytes : 0});
+    }
+    group_.exchanges.push_back(std::move(exchange));
+  }
 }
 
 Status Executor::prepare_alltoall(const Definition& definition) {
@@ -278,8 +325,8 @@ Status Executor::go_on_with_group() {
     Status status;
     switch (signature.kind) {
       case HVL_ALLGATHER: status = plane()->allgather(group_.gathers[group_.num_done]); break;
-      case HVL_ALLTOALL: status = plane()->alltoall(group_.exchanges[group_.num_done]); break;
-      default: status = plane()->reducescatter(group_.scatters[group_.num_done]);
+      case HVL_REDUCESCATTER: status = plane()->reducescatter(group_.scatters[group_.num_done]); break;
+      default: status = plane()->alltoall(group_.exchanges[group_.num_done]);
     }
     if (!status.ok()) return status;
   }

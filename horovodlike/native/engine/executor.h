@@ -33,7 +33,7 @@ class Executor {
   Fault& fault() { return fault_; }
 
  private:
-  // Allreduces and broadcasts: the tensors' memory as one stream. Those of a barrier have no bytes.
+  // Allreduces, reduces and broadcasts: the tensors' memory as one stream. Those of a barrier have no bytes.
   struct BatchProgress {
     Batch batch;
     std::vector<uint64_t> ends;  // where in the stream each of its requests ends
@@ -43,7 +43,7 @@ class Executor {
   struct GroupProgress {
     std::vector<Gather> gathers;      // of an allgather, one for each tensor
     std::vector<Scatter> scatters;    // of a reducescatter, likewise
-    std::vector<Exchange> exchanges;  // of an alltoall, likewise
+    std::vector<Exchange> exchanges;  // of an alltoall, gather or scatter, likewise
     size_t num_done = 0;              // tensors
   };
 
@@ -51,10 +51,12 @@ class Executor {
   Status prepare(const Definition& definition);
   Status prepare_adasum();
   Status prepare_allgather(const Definition& definition);
+  Status prepare_gather(const Definition& definition);
   Status prepare_alltoall(const Definition& definition);
   Status prepare_exchange(const Definition& definition, size_t tensor);
   void prepare_batch();
   void prepare_reducescatter();
+  void prepare_scatter();
   Reduction reduction_of(const Signature& signature, size_t tensor) const;
   Status allocate(const PendingRequest& request, size_t index, const TensorSignature& described, int64_t rows,
                   char** data);

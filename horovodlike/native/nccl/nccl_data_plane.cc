@@ -88,12 +88,29 @@ void NcclDataPlane::warn_staged(const char* why, const char* input) {
 }
 
 Status NcclDataPlane::allreduce(const Batch& batch, const FinalBytes& final_bytes) {
-  Status status = run([&] { return start_allreduce(batch); });
+  Status status = run([&] {
+    Status started = start_reduction(batch, [](auto* nccl, const Segment& segment, uint64_t count, const auto& plan) {
+      nccl->all_reduce(segment.input, segment.output, count, plan);
+    });
+    return started.ok() && !staged_.segments().empty() ? staging_->allreduce(staged_) : started;
+  });
   if (status.ok()) final_bytes(batch.num_bytes());
   return status;
 }
 
-Status NcclDataPlane::start_allreduce(const Batch& batch) {
+Status NcclDataPlane::reduce_to(const Batch& batch, int root, const FinalBytes& final_bytes) {
+  Status status = run([&] {
+    const bool is_root = root == static_cast<int>(team_->mine);
+    Status started = start_reduction(batch, [&](auto* nccl, const Segment& segment, uint64_t count, const auto& plan) {
+      nccl->reduce(segment.input, is_root ? segment.output : nullptr, count, plan, root);
+    });
+    return started.ok() && !staged_.segments().empty() ? staging_->reduce_to(staged_, root, is_root) : started;
+  });
+  if (status.ok()) final_bytes(batch.num_bytes());
+  return status;
+}
+
+Status NcclDataPlane::start_reduction(const Batch& batch, const Reduce& reduce) {
   std::vector<const Segment*> reduced;  // by NCCL
   std::vector<NcclReduction> reductions;
   staged_.clear();
@@ -106,17 +123,13 @@ Status NcclDataPlane::start_allreduce(const Batch& batch) {
       staged_.add(segment.input, segment.output, segment.num_bytes, segment.reduction);
     }
   });
-  Status status;
-  if (!reduced.empty()) {
-    status = teams_.agreement().launch(reductions, [&](NcclCommunicator* nccl) {
-      for (size_t i = 0; i < reduced.size(); ++i) {
-        const Segment& segment = *reduced[i];
-        const uint64_t count = segment.num_bytes / size_of(segment.reduction.dtype);
-        nccl->all_reduce(segment.input, segment.output, count, reductions[i]);
-      }
-    });
-  }
-  return status.ok() && !staged_.segments().empty() ? staging_->allreduce(staged_) : status;
+  if (reduced.empty()) return Status();
+  return teams_.agreement().launch(reductions, [&](NcclCommunicator* nccl) {
+    for (size_t i = 0; i < reduced.size(); ++i) {
+      const Segment& segment = *reduced[i];
+      reduce(nccl, segment, segment.num_bytes / size_of(segment.reduction.dtype), reductions[i]);
+    }
+  });
 }
 
 Status NcclDataPlane::broadcast(const Batch& batch, int root, const FinalBytes& final_bytes) {

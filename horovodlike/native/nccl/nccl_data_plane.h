@@ -36,6 +36,7 @@ class NcclDataPlane : public DataPlane {
 
   void begin(TeamPtr team, uint64_t number) override;
   Status allreduce(const Batch& batch, const FinalBytes& final_bytes) override;
+  Status reduce_to(const Batch& batch, int root, const FinalBytes& final_bytes) override;
   Status broadcast(const Batch& batch, int root, const FinalBytes& final_bytes) override;
   Status allgather(const Gather& gather) override;
   Status reducescatter(const Scatter& scatter) override;
@@ -62,7 +63,9 @@ class NcclDataPlane : public DataPlane {
   bool uses_nccl() const { return teams_.communicator() != nullptr; }
   NcclReduction plan_for(const Reduction& reduction, const char* input);
   void warn_staged(const char* why, const char* input = nullptr);
-  Status start_allreduce(const Batch& batch);
+  using Reduce = std::function<void(NcclCommunicator*, const Segment&, uint64_t count, const NcclReduction&)>;
+  // `reduce`: NCCL's function. The segments that NCCL cannot reduce are in staged_ then.
+  Status start_reduction(const Batch& batch, const Reduce& reduce);
 
   const GpuOptions options_;
   const std::shared_ptr<Gpu> gpu_;

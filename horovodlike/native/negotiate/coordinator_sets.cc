@@ -165,7 +165,7 @@ Status Coordinator::State::check_absent(const TensorState& tensor, const std::ve
   if (absent.empty()) return Status();
   const Signature& signature = table.details(tensor).signature;
   const bool needs_all = changes_process_sets(tensor.kind) || tensor.kind == HVL_JOIN;
-  const bool needs_root = tensor.kind == HVL_BROADCAST;
+  const bool needs_root = has_root(tensor.kind);
   if (!needs_all && !(needs_root && std::binary_search(absent.begin(), absent.end(), signature.root))) return Status();
   return Status(HVL_INVALID_ARGUMENT, std::string(name_of(tensor.kind)) + " '" + signature.name + "' needs " +
                                           text_of_ranks({absent.begin(), absent.end()}) + ", which " +

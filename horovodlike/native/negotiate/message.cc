@@ -188,12 +188,12 @@ const char* read_signature(Reader* in, Signature* signature) {
   return check_arguments(*signature);
 }
 
-// An allgather or alltoall computes addresses from these, so they must add up to the extents in the signature.
+// An allgather, gather or alltoall computes addresses from these, so they must add up to the extents in the signature.
 const char* check_varying(const Signature& signature, const std::vector<int64_t>& varying, size_t per_rank) {
   if (!allocates(signature.kind)) return varying.empty() ? nullptr : "varying numbers where nothing varies";
   const size_t num_tensors = signature.tensors.size();
-  if (signature.kind == HVL_ALLGATHER ? per_rank != num_tensors
-                                      : per_rank <= num_tensors || per_rank % num_tensors != 0) {
+  if (signature.kind != HVL_ALLTOALL ? per_rank != num_tensors
+                                     : per_rank <= num_tensors || per_rank % num_tensors != 0) {
     return "number of varying numbers of a rank";
   }
   if (varying.empty() || varying.size() % per_rank != 0) return "number of varying numbers";
@@ -226,7 +226,7 @@ const char* check_varying_of(const Message& message) {
   if (!allocates(signature.kind)) return "varying numbers where nothing varies";
   if (message.varying.size() % num_ranks != 0) return "number of varying numbers";
   const size_t per_rank = message.varying.size() / num_ranks;
-  if (signature.kind == HVL_ALLGATHER ? per_rank != num_tensors : per_rank % num_tensors != 0) {
+  if (signature.kind != HVL_ALLTOALL ? per_rank != num_tensors : per_rank % num_tensors != 0) {
     return "number of varying numbers of a rank";
   }
   if (!signature.arguments.empty()) return "arguments beside varying numbers";

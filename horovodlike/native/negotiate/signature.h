@@ -34,9 +34,9 @@ struct Signature {
   MemoryFormat memory_format(size_t tensor) const;  // of an allreduce
 };
 
-// The varying values are the part of a signature that may differ between the ranks. Allgather: the extent of dimension
-// 0 of each tensor. Alltoall: the same, and then for each tensor the number of rows that each member of the process set
-// gets. take_varying() takes these values out of the signature, put_varying() puts them in.
+// The varying values are the part of a signature that may differ between the ranks. Allgather, gather: the extent of
+// dimension 0 of each tensor. Alltoall: the same, and then for each tensor the number of rows that each member of the
+// process set gets. take_varying() takes these values out of the signature, put_varying() puts them in.
 std::vector<int64_t> take_varying(Signature* signature);
 void put_varying(const int64_t* varying, size_t count, Signature* signature);
 

@@ -122,7 +122,7 @@ Status compare_all(const std::vector<Proposal>& proposals) {
   const bool reduces = is_reduction(first.kind);
   then(true, "devices", [](const Signature& s) { return name_of(s.device); });
   then(reduces, "reduction operations", [](const Signature& s) { return name_of(s.op); });
-  then(first.kind == HVL_BROADCAST, "root ranks", [](const Signature& s) { return std::to_string(s.root); });
+  then(has_root(first.kind), "root ranks", [](const Signature& s) { return std::to_string(s.root); });
   then(reduces, "prescale factors", [](const Signature& s) { return text_of(s.prescale); });
   then(reduces, "postscale factors", [](const Signature& s) { return text_of(s.postscale); });
   then(changes_process_sets(first.kind), "arguments", [](const Signature& s) { return text_of(s.arguments, false); });
@@ -135,7 +135,7 @@ Status invalid(const std::string& text) { return Status(HVL_INVALID_ARGUMENT, te
 
 Status check_arguments(const Signature& signature, const std::vector<int>& members, int size) {
   const std::string title = title_of(signature);
-  if (signature.kind == HVL_BROADCAST && !std::binary_search(members.begin(), members.end(), signature.root)) {
+  if (has_root(signature.kind) && !std::binary_search(members.begin(), members.end(), signature.root)) {
     return invalid("Root rank " + std::to_string(signature.root) + " of " + title + " is not one of its ranks, " +
                    text_of_ranks(members) + ".");
   }

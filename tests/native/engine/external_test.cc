@@ -26,8 +26,9 @@ void run(Job& job, int rank, const std::shared_ptr<Operation>& operation, Bytes*
   std::vector<Bytes> made;
   std::vector<const char*> inputs;
   std::vector<char*> outputs;
+  const int64_t parts = parts_of(operation->signature, job.size());
   for (const TensorSignature& tensor : operation->signature.tensors) {
-    given.push_back(tensor_of(tensor.dtype, tensor.shape[0], rank));
+    given.push_back(tensor_of(tensor.dtype, parts * tensor.shape[0], rank));
     made.emplace_back(given.back().size());
   }
   for (size_t t = 0; t < given.size(); ++t) {
@@ -46,7 +47,7 @@ void run(Job& job, int rank, const std::shared_ptr<Operation>& operation, Bytes*
   for (const Bytes& output : made) results->insert(results->end(), output.begin(), output.end());
   for (size_t t = 0; t < given.size(); ++t) {
     const TensorSignature& tensor = operation->signature.tensors[t];
-    CHECK(given[t] == tensor_of(tensor.dtype, tensor.shape[0], rank));
+    CHECK(given[t] == tensor_of(tensor.dtype, parts * tensor.shape[0], rank));
   }
 }
 
@@ -72,14 +73,15 @@ void check_same_bits(int size, const std::function<void(Job& job, int rank, Byte
 TEST(reductions_of_every_type) {
   for (int size : {2, 3, 5}) {
     check_same_bits(size, [](Job& job, int rank, Bytes* results) {
-      for (Kind kind : {HVL_ALLREDUCE, HVL_REDUCESCATTER}) {
+      for (Kind kind : {HVL_ALLREDUCE, HVL_REDUCESCATTER, HVL_REDUCE}) {
+        const int root = kind == HVL_REDUCE ? 1 : -1;
         for (ReduceOp op : {HVL_SUM, HVL_AVERAGE, HVL_MIN, HVL_MAX, HVL_PRODUCT}) {
           for (DataType dtype : kDataTypes) {
             if (why_not_reducible(dtype, op) != nullptr) continue;
             if (is_left_out(dtype, op)) continue;
-            auto operation = operation_of(kind, {dtype}, op);
+            auto operation = operation_of(kind, {dtype}, op, root);
             run(job, rank, operation, results);
-            auto scaled = operation_of(kind, {dtype}, op);
+            auto scaled = operation_of(kind, {dtype}, op, root);
             scaled->signature.prescale = 0.5;
             scaled->signature.postscale = 1.5;
             run(job, rank, scaled, results);
@@ -92,8 +94,8 @@ TEST(reductions_of_every_type) {
 
 TEST(types_that_are_mixed) {
   check_same_bits(3, [](Job& job, int rank, Bytes* results) {
-    for (Kind kind : {HVL_ALLREDUCE, HVL_REDUCESCATTER, HVL_BROADCAST, HVL_ALLGATHER}) {
-      const int root = kind == HVL_BROADCAST ? 1 : -1;
+    for (Kind kind : {HVL_ALLREDUCE, HVL_REDUCESCATTER, HVL_BROADCAST, HVL_ALLGATHER, HVL_REDUCE, HVL_SCATTER}) {
+      const int root = has_root(kind) ? 1 : -1;
       run(job, rank, operation_of(kind, {HVL_FLOAT32, HVL_FLOAT64, HVL_INT8, HVL_FLOAT16}, HVL_SUM, root), results);
     }
   });
@@ -105,10 +107,13 @@ TEST(collectives_that_only_move) {
       for (DataType dtype : {HVL_UINT8, HVL_FLOAT64}) {
         for (int root = 0; root < size; ++root) {
           run(job, rank, operation_of(HVL_BROADCAST, {dtype}, HVL_SUM, root), results);
+          run(job, rank, operation_of(HVL_SCATTER, {dtype}, HVL_SUM, root), results);
         }
-        auto gathered = operation_of(HVL_ALLGATHER, {dtype}, HVL_SUM);
-        for (TensorSignature& tensor : gathered->signature.tensors) tensor.shape[0] *= rank;  // rank 0 has none
-        run(job, rank, gathered, results);
+        for (Kind kind : {HVL_ALLGATHER, HVL_GATHER}) {
+          auto gathered = operation_of(kind, {dtype}, HVL_SUM, kind == HVL_GATHER ? size - 1 : -1);
+          for (TensorSignature& tensor : gathered->signature.tensors) tensor.shape[0] *= rank;  // rank 0 has none
+          run(job, rank, gathered, results);
+        }
         auto exchanged = operation_of(HVL_ALLTOALL, {dtype}, HVL_SUM);
         for (const TensorSignature& tensor : exchanged->signature.tensors) {
           int64_t left = tensor.shape[0];
@@ -167,6 +172,9 @@ TEST(teams) {
       for (int step = 0; step <= rank; ++step) {
         run(job, rank, operation_of(HVL_ALLREDUCE, {HVL_FLOAT32, HVL_INT16}, HVL_AVERAGE), results);
         run(job, rank, operation_of(HVL_REDUCESCATTER, {HVL_FLOAT32, HVL_INT16}, HVL_SUM), results);
+        for (Kind kind : {HVL_GATHER, HVL_SCATTER, HVL_REDUCE}) {
+          run(job, rank, operation_of(kind, {HVL_FLOAT32, HVL_INT16}, HVL_SUM, 2), results);
+        }
       }
       run(job, rank, make("join", HVL_JOIN, {}), results);
     }
@@ -209,14 +217,16 @@ TEST(a_library_that_fails_breaks_the_job) {
                                    {"alltoallv", HVL_ALLREDUCE, HVL_MAX},
                                    {"allgatherv", HVL_ALLREDUCE, HVL_MAX},
                                    {"broadcast", HVL_BROADCAST, HVL_SUM},
-                                   {"reducescatter", HVL_REDUCESCATTER, HVL_SUM}};
+                                   {"reducescatter", HVL_REDUCESCATTER, HVL_SUM},
+                                   {"reducescatter", HVL_REDUCE, HVL_SUM},
+                                   {"alltoallv", HVL_REDUCE, HVL_SUM}};
   for (const Case& each : cases) {
     LibraryOfThreads library;
     library.failing = each.function;
     Job job(3, through(&library));
     job.on_all([&](int rank) {
       std::vector<float> data(5, 1.0F);
-      const int root = each.kind == HVL_BROADCAST ? 0 : -1;
+      const int root = has_root(each.kind) ? 0 : -1;
       const Status status = job.run(rank, make("x", each.kind, {{5}}, each.op, root), data.data());
       CHECK_EQ(status.code(), HVL_JOB_BROKEN);
       CHECK_EQ(status.message(),

@@ -23,7 +23,7 @@ void run(GpuJob& job, int rank, const std::shared_ptr<Operation>& operation, Byt
   std::vector<const char*> inputs;
   std::vector<char*> outputs;
   for (const TensorSignature& tensor : operation->signature.tensors) {
-    given.push_back(tensor_of(tensor.dtype, tensor.shape[0], rank));
+    given.push_back(tensor_of(tensor.dtype, parts_of(operation->signature, job.job().size()) * tensor.shape[0], rank));
     made.emplace_back(given.back().size());
   }
   for (size_t t = 0; t < given.size(); ++t) {
@@ -70,13 +70,14 @@ std::shared_ptr<Operation> placed(std::shared_ptr<Operation> operation, bool gpu
 }
 
 void reduce_every_type(GpuJob& job, int rank, bool gpu, Bytes* results) {
-  for (Kind kind : {HVL_ALLREDUCE, HVL_REDUCESCATTER}) {
+  for (Kind kind : {HVL_ALLREDUCE, HVL_REDUCESCATTER, HVL_REDUCE}) {
+    const int root = kind == HVL_REDUCE ? 0 : -1;
     for (ReduceOp op : {HVL_SUM, HVL_AVERAGE, HVL_MIN, HVL_MAX, HVL_PRODUCT}) {
       for (DataType dtype : kTypes) {
         if (why_not_reducible(dtype, op) != nullptr) continue;
         if (check::is_brief && (op == HVL_MIN || op == HVL_PRODUCT)) continue;
-        run(job, rank, placed(operation_of(kind, {dtype}, op), gpu), results);
-        auto scaled = operation_of(kind, {dtype}, op);
+        run(job, rank, placed(operation_of(kind, {dtype}, op, root), gpu), results);
+        auto scaled = operation_of(kind, {dtype}, op, root);
         scaled->signature.prescale = 0.5;
         scaled->signature.postscale = 1.5;
         run(job, rank, placed(scaled, gpu), results);
@@ -89,7 +90,9 @@ void move(GpuJob& job, int rank, bool gpu, Bytes* results) {
   const int size = job.job().size();
   for (DataType dtype : {HVL_UINT8, HVL_INT16, HVL_FLOAT64}) {
     for (int root = 0; root < size; ++root) {
-      run(job, rank, placed(operation_of(HVL_BROADCAST, {dtype}, HVL_SUM, root), gpu), results);
+      for (Kind kind : {HVL_BROADCAST, HVL_GATHER, HVL_SCATTER}) {
+        run(job, rank, placed(operation_of(kind, {dtype}, HVL_SUM, root), gpu), results);
+      }
     }
     run(job, rank, placed(operation_of(HVL_ALLGATHER, {dtype}, HVL_SUM), gpu), results);
     auto uneven = operation_of(HVL_ALLGATHER, {dtype}, HVL_SUM);
@@ -130,8 +133,8 @@ TEST(nccl_that_needs_time_for_each_call) {
 
 TEST(types_that_are_mixed) {
   const Program program = [](GpuJob& job, int rank, bool gpu, Bytes* results) {
-    for (Kind kind : {HVL_ALLREDUCE, HVL_REDUCESCATTER, HVL_BROADCAST, HVL_ALLGATHER}) {
-      const int root = kind == HVL_BROADCAST ? 1 : -1;
+    for (Kind kind : {HVL_ALLREDUCE, HVL_REDUCESCATTER, HVL_BROADCAST, HVL_ALLGATHER, HVL_REDUCE}) {
+      const int root = has_root(kind) ? 1 : -1;
       const std::vector<DataType> dtypes = {HVL_FLOAT32, HVL_INT16, HVL_FLOAT64, HVL_UINT16, HVL_FLOAT16};
       run(job, rank, placed(operation_of(kind, dtypes, HVL_SUM, root), gpu), results);
     }

@@ -120,7 +120,10 @@ float sum_of(int size, size_t index) {
 
 const FinalBytes kNobodyAsks = [](uint64_t) {};
 
-void check_allreduce(const std::vector<Reduction>& reductions, size_t count) {
+constexpr int kEveryRank = -1;
+
+// `root`: the only rank that gets the result; or kEveryRank.
+void check_allreduce(const std::vector<Reduction>& reductions, size_t count, int root = kEveryRank) {
   on_all_planes([&](Planes& planes) {
     return planes.on_all([&](Rank& rank, int number) {
       for (int round = 0; round < 2; ++round) {
@@ -143,16 +146,21 @@ void check_allreduce(const std::vector<Reduction>& reductions, size_t count) {
           CHECK(num_bytes >= num_final);
           num_final = num_bytes;
         };
-        rank.run([&] { return rank.plane->allreduce(batch, final_bytes); });
-        CHECK_EQ(num_final, batch.num_bytes());
+        const bool gets_result = root == kEveryRank || root == number;
+        rank.run([&] {
+          return root == kEveryRank ? rank.plane->allreduce(batch, final_bytes)
+                                    : rank.plane->reduce_to(batch, root, final_bytes);
+        });
+        CHECK(root != kEveryRank || num_final == batch.num_bytes());
         size_t num_wrong = 0;
         for (size_t t = 0; t < reductions.size(); ++t) {
           for (size_t i = 0; i < count; ++i) {
             const float sum = sum_of(planes.size(), i);
-            if (reductions[t].dtype == HVL_FLOAT32) num_wrong += floats[t][i] == sum ? 0 : 1;
-            if (reductions[t].dtype == HVL_INT32) {
-              num_wrong += integers[t][i] == static_cast<int32_t>(sum) / planes.size() ? 0 : 1;
-            }
+            const float real = reductions[t].dtype == HVL_FLOAT32 && gets_result ? sum : value(number, i);
+            const int32_t mean = reductions[t].dtype == HVL_INT32 && gets_result
+                                     ? static_cast<int32_t>(sum) / planes.size()
+                                     : static_cast<int32_t>(value(number, i));
+            num_wrong += floats[t][i] == real && integers[t][i] == mean ? 0 : 1;
           }
         }
         CHECK_EQ(num_wrong, size_t{0});
@@ -166,6 +174,9 @@ const Reduction kAverageOfIntegers = {HVL_INT32, HVL_AVERAGE, 1.0, 1.0, 1};
 
 TEST(a_small_allreduce) { check_allreduce({kSum}, 500); }
 TEST(an_allreduce_of_many_chunks) { check_allreduce({kSum, kSum}, 7001); }
+TEST(a_small_reduce) { check_allreduce({kSum}, 500, 1); }
+TEST(a_reduce_of_many_chunks) { check_allreduce({kSum, kSum}, 7001, 0); }
+TEST(a_reduce_of_which_a_part_is_exact) { check_allreduce({kSum, kAverageOfIntegers}, 5003, 1); }
 TEST(an_allreduce_that_is_exact) { check_allreduce({kAverageOfIntegers}, 5003); }
 TEST(an_allreduce_of_which_a_part_is_exact) { check_allreduce({kSum, kAverageOfIntegers, kSum}, 5003); }
 

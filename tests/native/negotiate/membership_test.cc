@@ -151,20 +151,28 @@ TEST(joins_of_sets) {
 TEST(what_needs_a_rank_that_has_joined_fails) {
   CoordinatorDriver driver(3);
   driver.request(2, join_of());
-  for (int rank : {0, 1}) driver.request(rank, broadcast_of("b", 2));
-  CHECK_EQ(driver.decide(), "define 2 b; error b");
-  CHECK_EQ(driver.last[1].record.text, "broadcast 'b' needs rank 2, which has joined.");
+  for (Kind kind : {HVL_BROADCAST, HVL_GATHER, HVL_SCATTER, HVL_REDUCE}) {
+    for (int rank : {0, 1}) driver.request(rank, rooted_of(kind, name_of(kind), 2));
+    CHECK_HAS(driver.decide(), std::string("error ") + name_of(kind));
+    CHECK_EQ(driver.last[1].record.text,
+             name_of(kind) + std::string(" '") + name_of(kind) + "' needs rank 2, which has joined.");
+    for (int rank : {0, 1}) driver.request(rank, rooted_of(kind, "of 0", 0));
+    CHECK_HAS(driver.decide(), "execute");
+    CHECK(driver.last.back().record.absent == std::vector<int32_t>({2}));
+  }
   for (int rank : {0, 1}) driver.request(rank, change_of(HVL_ADD_PROCESS_SET, {0}));
   driver.decide();
   CHECK_HAS(driver.last.back().record.text, "needs rank 2, which has joined");
 }
 
 TEST(an_allgather_without_a_rank_has_no_rows_of_it) {
-  CoordinatorDriver driver(2);
-  driver.request(0, join_of());
-  driver.request(1, allgather_of("g", {5, 2}));
-  CHECK_EQ(driver.decide(), "define 2 g; execute 2");
-  CHECK(driver.last[0].record.varying == std::vector<int64_t>({0, 5}));
+  for (const Signature& gather : {allgather_of("g", {5, 2}), rooted_of(HVL_GATHER, "g", 1, {5, 2})}) {
+    CoordinatorDriver driver(2);
+    driver.request(0, join_of());
+    driver.request(1, gather);
+    CHECK_EQ(driver.decide(), "define 2 g; execute 2");
+    CHECK(driver.last[0].record.varying == std::vector<int64_t>({0, 5}));
+  }
 }
 
 TEST(a_rank_that_joins_early_is_no_stall) {

@@ -63,16 +63,21 @@ Record seed_record(Record::Type type) {
   return Record();
 }
 
-// The byte at `offset` may have the values from `first` to `last` but `not_this`, and no others.
-template <typename T>
-void check_range(const T& seed, size_t offset, int first, int last, int not_this = -1) {
+// The byte at `offset` may have the values for which is_valid() is true, and no others.
+template <typename T, typename IsValid>
+void check_values(const T& seed, size_t offset, IsValid&& is_valid) {
   std::string bytes = encoded(seed);
   for (int value = 0; value < 256; ++value) {
     bytes[offset] = static_cast<char>(value);
-    if (decodes<T>(bytes) != (first <= value && value <= last && value != not_this)) {
+    if (decodes<T>(bytes) != is_valid(value)) {
       check::report(false, __FILE__, __LINE__, "value " + std::to_string(value) + " at " + std::to_string(offset));
     }
   }
+}
+
+template <typename T>
+void check_range(const T& seed, size_t offset, int first, int last) {
+  check_values(seed, offset, [&](int value) { return first <= value && value <= last; });
 }
 
 std::string with_count(std::string bytes, size_t offset, uint32_t count) {
@@ -163,6 +168,9 @@ TEST(what_varies_between_the_ranks_of_a_message) {
     return decodes<Message>(encoded(message));
   };
   const auto as_it_is = [](Message*) {};
+  CHECK(accepts(HVL_GATHER, {1, 2, 3, 0}, as_it_is));
+  CHECK(!accepts(HVL_GATHER, {1, 2, 1, 0, 0, 2, 3, 4, 1, 1, 0, 4}, as_it_is));  // splits, as of an alltoall
+  CHECK(!accepts(HVL_SCATTER, {5, 4, 5, 4}, as_it_is));
   CHECK(accepts(HVL_ALLGATHER, {}, as_it_is));
   CHECK(accepts(HVL_ALLGATHER, {1, 2, 3, 0}, as_it_is));
   CHECK(!accepts(HVL_ALLGATHER, {1, 2, 3}, as_it_is));
@@ -203,7 +211,7 @@ TEST(enumerations_are_checked) {
   signature.name = "";
   signature.tensors = {{HVL_FLOAT32, {5}}};
   const Message request = request_of(signature);
-  check_range(request, 1, HVL_ALLREDUCE, HVL_ALLTOALL, HVL_BARRIER);  // the others would have no tensor
+  check_values(request, 1, [](int kind) { return kind < kNumKinds && has_tensors(static_cast<Kind>(kind)); });
   check_range(request, 2, HVL_AVERAGE, HVL_PRODUCT);
   check_range(request, 3, HVL_CPU, HVL_CUDA);
   check_range(request, kDtypeOffset, HVL_UINT8, HVL_FLOAT8_E5M2);

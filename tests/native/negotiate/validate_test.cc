@@ -167,11 +167,36 @@ TEST(alltoalls) {
 }
 
 TEST(roots) {
-  CHECK_EQ(mismatch({broadcast_of("x", 0), broadcast_of("x", 1)}),
-           "Mismatched root ranks for broadcast 'x': rank 0 has 0, rank 1 has 1.");
-  CHECK_EQ(invalid({broadcast_of("x", 2), broadcast_of("x", 2)}),
-           "Root rank 2 of broadcast 'x' is not one of its ranks, ranks 0, 1.");
-  CHECK_EQ(invalid({broadcast_of("x", -1)}), "Root rank -1 of broadcast 'x' is not one of its ranks, rank 0.");
+  for (Kind kind : {HVL_BROADCAST, HVL_GATHER, HVL_SCATTER, HVL_REDUCE}) {
+    const std::string title = name_of(kind) + std::string(" 'x'");
+    CHECK_EQ(mismatch({rooted_of(kind, "x", 0), rooted_of(kind, "x", 1)}),
+             "Mismatched root ranks for " + title + ": rank 0 has 0, rank 1 has 1.");
+    CHECK_EQ(invalid({rooted_of(kind, "x", 2), rooted_of(kind, "x", 2)}),
+             "Root rank 2 of " + title + " is not one of its ranks, ranks 0, 1.");
+    CHECK_EQ(invalid({rooted_of(kind, "x", -1)}), "Root rank -1 of " + title + " is not one of its ranks, rank 0.");
+    CHECK_EQ(mismatch({rooted_of(kind, "x", 0),
+                       with(rooted_of(kind, "x", 0), [](Signature* s) { s->tensors[0].dtype = HVL_INT8; })}),
+             "Mismatched data types for " + title + ": rank 0 has float32, rank 1 has int8.");
+  }
+  CHECK_EQ(mismatch({broadcast_of("x", 0), rooted_of(HVL_SCATTER, "x", 0), rooted_of(HVL_REDUCE, "x", 0)}),
+           "Mismatched operations for 'x': rank 0 has broadcast, rank 1 has scatter, rank 2 has reduce.");
+}
+
+TEST(the_shapes_of_what_has_a_root) {
+  for (Kind kind : {HVL_SCATTER, HVL_REDUCE}) {
+    CHECK_EQ(mismatch({rooted_of(kind, "x", 0, {5}), rooted_of(kind, "x", 0, {6})}),
+             std::string("Mismatched shapes for ") + name_of(kind) + " 'x': rank 0 has [5], rank 1 has [6].");
+  }
+  const Signature reduce = rooted_of(HVL_REDUCE, "x", 0);
+  CHECK_EQ(mismatch({reduce, with(reduce, [](Signature* s) { s->op = HVL_MAX; })}),
+           "Mismatched reduction operations for reduce 'x': rank 0 has Sum, rank 1 has Max.");
+  CHECK_EQ(mismatch({rooted_of(HVL_GATHER, "x", 1, {5, 17}), rooted_of(HVL_GATHER, "x", 1, {6, 16})}),
+           "Mismatched dimensions other than the first for gather 'x': rank 0 has [*, 17], rank 1 has [*, 16].");
+  CHECK_EQ(invalid({rooted_of(HVL_GATHER, "x", 0, {}), rooted_of(HVL_GATHER, "x", 0, {})}),
+           "gather needs at least one dimension: gather 'x' has a scalar tensor.");
+  const int64_t half = int64_t{1} << 60;  // elements of 4 bytes
+  CHECK_EQ(invalid({rooted_of(HVL_GATHER, "x", 0, {half}), rooted_of(HVL_GATHER, "x", 0, {half})}),
+           "The output of gather 'x' is too large.");
 }
 
 TEST(unknown_process_sets_fail_at_once) {

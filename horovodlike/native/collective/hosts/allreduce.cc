@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "collective/blocks.h"
 #include "collective/hosts/hierarchical_reduction.h"
 #include "collective/hosts/hosts_collective.h"
 
@@ -16,6 +17,7 @@ constexpr uint64_t kMaxPart = 256 << 10;
 constexpr uint64_t kMinPart = 8 << 10;
 constexpr uint64_t kMaxChunk = 2 << 20;
 constexpr uint64_t kDepth = 4;
+constexpr int kEveryRank = -1;
 
 class Base : public HostsCollective {
  public:
@@ -61,7 +63,10 @@ class Base : public HostsCollective {
 
 class Small : public Base {
  public:
-  using Base::Base;
+  // `root`: the place of the only member that gets the result; or kEveryRank.
+  Small(const HostsContext& context, const Batch& batch, int root, const FinalBytes& final_bytes)
+      : Base(context, batch, final_bytes),
+        root_(root == kEveryRank ? kEveryRank : layout().team->ranks[static_cast<size_t>(root)]) {}
 
   Status run() override {
     const uint64_t length = batch_.num_bytes();
@@ -81,22 +86,26 @@ class Small : public Base {
       stage_ = Stage::kBetween;
     }
     Status status = finish_transfers();
-    if (status.ok()) reduce_hosts(length);
+    if (status.ok() && gets_result(layout().here()[layout().place])) reduce_hosts(length);
     return status;
   }
 
  private:
   enum class Stage { kHere, kBetween };
 
+  bool gets_result(int rank) const { return root_ == kEveryRank || root_ == rank; }
+
   char* of_host(size_t host, uint64_t length) { return host == layout().mine ? mine_ : mine_ + length * (1 + host); }
 
   void exchange(uint64_t length) {
     for (size_t host = 0; host < layout().num_hosts(); ++host) {
       if (host == layout().mine) continue;
-      mesh().receive(layout().partner_on(host), 0, of_host(host, length), length);
+      if (gets_result(layout().here()[layout().place])) {
+        mesh().receive(layout().partner_on(host), 0, of_host(host, length), length);
+      }
       const std::vector<int>& members = layout().members[host];
       for (size_t place = layout().place; place < members.size(); place += layout().here().size()) {
-        mesh().send(members[place], 0, mine_, length);
+        if (gets_result(members[place])) mesh().send(members[place], 0, mine_, length);
       }
     }
   }
@@ -114,6 +123,7 @@ class Small : public Base {
     final_bytes_(length);
   }
 
+  const int root_;  // the rank
   Stage stage_ = Stage::kHere;
   char* mine_ = nullptr;
 };
@@ -196,10 +206,12 @@ class InLanes : public Base {
   HostExchange exchange_;
 };
 
-// Segment by segment: each member reduces its block of the segment over all members, and all receive the result.
-class Exact : public HostsCollective {
+// Segment by segment: each member reduces its block of the segment over all members, and all receive the result, or
+// only the root does.
+class InBlocks : public HostsCollective {
  public:
-  Exact(const HostsContext& context, const Batch& batch) : HostsCollective(context), segments_(batch.segments()) {}
+  InBlocks(const HostsContext& context, const Batch& batch, int root)
+      : HostsCollective(context), segments_(batch.segments()), root_(root) {}
 
   Status run() override {
     for (; next_ < segments_.size(); ++next_, part_ = nullptr) {
@@ -208,7 +220,7 @@ class Exact : public HostsCollective {
       if (!gathers_) {
         Status status = part_->run();
         if (!status.ok()) return status;
-        part_ = make_hosts_allgather(context_, gather_);
+        begin_gather(segment);
         gathers_ = true;
       }
       Status status = part_->run();
@@ -220,30 +232,39 @@ class Exact : public HostsCollective {
 
  private:
   void begin_scatter(const Segment& segment) {
-    const Team& team = *layout().team;
-    const uint64_t each = align((segment.num_bytes + team.size() - 1) / team.size());
-    scatter_ = Scatter{{}, nullptr, segment.reduction};
-    gather_ = Gather{nullptr, {}};
-    for (size_t place = 0; place < team.size(); ++place) {
-      const uint64_t begin = std::min(place * each, segment.num_bytes);
-      const uint64_t num_bytes = std::min(each, segment.num_bytes - begin);
-      scatter_.blocks.push_back({segment.input + begin, num_bytes});
-      gather_.blocks.push_back({segment.output + begin, num_bytes});
-    }
-    scatter_.output = gather_.blocks[team.mine].data;
-    gather_.input = scatter_.output;
+    scatter_ = in_blocks(segment, layout().team->size());
+    const Block<const char>& mine = scatter_.blocks[layout().team->mine];
+    const bool has_output = root_ == kEveryRank || root_ == static_cast<int>(layout().team->mine);
+    scatter_.output =
+        has_output ? segment.output + (mine.data - segment.input) : context_.memory->block.reserve(mine.num_bytes);
     part_ = make_hosts_reducescatter(context_, scatter_);
   }
 
+  void begin_gather(const Segment& segment) {
+    if (root_ == kEveryRank) {
+      gather_ = Gather{scatter_.output, {}};
+      for (const Block<const char>& block : scatter_.blocks) {
+        gather_.blocks.push_back({segment.output + (block.data - segment.input), block.num_bytes});
+      }
+      part_ = make_hosts_allgather(context_, gather_);
+    } else {
+      to_root_ =
+          gather_to(static_cast<size_t>(root_), layout().team->mine, scatter_.output, segment.output, scatter_.blocks);
+      part_ = make_hosts_alltoall(context_, to_root_);
+    }
+  }
+
   const std::vector<Segment> segments_;
+  const int root_;
   size_t next_ = 0;
   bool gathers_ = false;
   Scatter scatter_;
   Gather gather_;
+  Exchange to_root_{{}, {}, 0};
   std::unique_ptr<HostsCollective> part_;
 };
 
-// A batch of which only some segments are exact. The others have the same bits as in a separate batch.
+// An allreduce of a batch of which only some segments are exact. The others have the same bits as in a separate batch.
 class Mixed : public HostsCollective {
  public:
   Mixed(const HostsContext& context, const Batch& batch, const FinalBytes& final_bytes)
@@ -255,7 +276,7 @@ class Mixed : public HostsCollective {
 
   Status run() override {
     if (stage_ == 0) {
-      part_ = std::make_unique<Exact>(context_, exact_);
+      part_ = std::make_unique<InBlocks>(context_, exact_, kEveryRank);
       stage_ = 1;
     }
     Status status = part_->run();
@@ -279,19 +300,31 @@ class Mixed : public HostsCollective {
   std::unique_ptr<HostsCollective> part_;
 };
 
+bool is_small(const HostsContext& context, const Batch& batch) {
+  return batch.num_bytes() <= std::min(kSmallBatch, context.pipeline->slot_bytes());
+}
+
+bool needs_blocks(const HostsContext& context, const Batch& batch) {
+  const auto is_exact = [](const Segment& segment) { return is_in_one_step(segment.reduction); };
+  return !context.layout->is_flat() && std::any_of(batch.segments().begin(), batch.segments().end(), is_exact);
+}
+
 }  // namespace
 
 std::unique_ptr<HostsCollective> make_hosts_allreduce(const HostsContext& context, const Batch& batch,
                                                       const FinalBytes& final_bytes) {
-  const auto needs_exact = [](const Segment& segment) { return is_in_one_step(segment.reduction); };
-  if (!context.layout->is_flat() && std::any_of(batch.segments().begin(), batch.segments().end(), needs_exact)) {
-    return std::make_unique<Mixed>(context, batch, final_bytes);
-  }
-  if (batch.num_bytes() <= std::min(kSmallBatch, context.pipeline->slot_bytes())) {
-    return std::make_unique<Small>(context, batch, final_bytes);
-  }
+  if (needs_blocks(context, batch)) return std::make_unique<Mixed>(context, batch, final_bytes);
+  if (is_small(context, batch)) return std::make_unique<Small>(context, batch, kEveryRank, final_bytes);
   if (context.layout->is_flat()) return std::make_unique<Flat>(context, batch, final_bytes);
   return std::make_unique<InLanes>(context, batch, final_bytes);
+}
+
+std::unique_ptr<HostsCollective> make_hosts_reduce(const HostsContext& context, const Batch& batch, int root,
+                                                   const FinalBytes& final_bytes) {
+  if (is_small(context, batch) && !needs_blocks(context, batch)) {
+    return std::make_unique<Small>(context, batch, root, final_bytes);
+  }
+  return std::make_unique<InBlocks>(context, batch, root);
 }
 
 }  // namespace hvl

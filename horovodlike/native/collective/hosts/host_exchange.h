@@ -47,7 +47,7 @@ class ChunkCut {
 class HostExchange {
  public:
   struct Memory {
-    Buffer staging, scratch;
+    Buffer staging, scratch, block;
   };
 
   // `staging_depth`: 0: the tensors' own memory is reduced; only where each host has one member. Else this rank's lanes

@@ -72,6 +72,10 @@ class HostsCollective {
 // ranks in one step.
 std::unique_ptr<HostsCollective> make_hosts_allreduce(const HostsContext& context, const Batch& batch,
                                                       const FinalBytes& final_bytes);
+// The bits are those of an allreduce. A small batch goes to the root at once; of a large one each member reduces a
+// block (reducescatter), which it sends to the root.
+std::unique_ptr<HostsCollective> make_hosts_reduce(const HostsContext& context, const Batch& batch, int root,
+                                                   const FinalBytes& final_bytes);
 // The bits are those of an allreduce.
 std::unique_ptr<HostsCollective> make_hosts_reducescatter(const HostsContext& context, const Scatter& scatter);
 // Along a binomial tree of hosts, from one member of each to the next; then within each host.

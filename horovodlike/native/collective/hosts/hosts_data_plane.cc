@@ -27,6 +27,12 @@ Status HostsDataPlane::allreduce(const Batch& batch, const FinalBytes& final_byt
   return run([&](const HostsContext& context) { return make_hosts_allreduce(context, batch, final_bytes_); });
 }
 
+Status HostsDataPlane::reduce_to(const Batch& batch, int root, const FinalBytes& final_bytes) {
+  if (is_here()) return hvl::reduce_to(batch, root, &pipeline_, final_bytes);
+  final_bytes_ = final_bytes;
+  return run([&](const HostsContext& context) { return make_hosts_reduce(context, batch, root, final_bytes_); });
+}
+
 Status HostsDataPlane::broadcast(const Batch& batch, int root, const FinalBytes& final_bytes) {
   if (is_here()) return hvl::broadcast(batch, root, &pipeline_, final_bytes);
   final_bytes_ = final_bytes;

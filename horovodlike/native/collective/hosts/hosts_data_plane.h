@@ -17,6 +17,7 @@ class HostsDataPlane : public DataPlane {
 
   void begin(TeamPtr team, uint64_t number) override;
   Status allreduce(const Batch& batch, const FinalBytes& final_bytes) override;
+  Status reduce_to(const Batch& batch, int root, const FinalBytes& final_bytes) override;
   Status broadcast(const Batch& batch, int root, const FinalBytes& final_bytes) override;
   Status allgather(const Gather& gather) override;
   Status reducescatter(const Scatter& scatter) override;

@@ -10,6 +10,8 @@ namespace {
 
 // Up to this size, one synchronisation and more arithmetic take less time than two and less arithmetic.
 constexpr uint64_t kSmallBatch = 32 << 10;
+// Up to so many ranks, a root that reduces everything is done before one that has to wait for parts.
+constexpr int kFewRanks = 2;
 // The bytes of a chunk's part for each rank: so few that the slots in use stay in the level 2 cache.
 constexpr uint64_t kPart = 32 << 10;
 
@@ -40,10 +42,15 @@ void take_out(char* to, const char* slot, uint64_t num_bytes, const char* next) 
   }
 }
 
+constexpr int kEveryRank = -1;
+
+// Also a reduction to one root.
 class Allreduce {
  public:
-  Allreduce(const Batch& batch, ChunkPipeline* pipeline, const FinalBytes& final_bytes)
+  // `root`: the place of the only member that gets the result; or kEveryRank.
+  Allreduce(const Batch& batch, int root, ChunkPipeline* pipeline, const FinalBytes& final_bytes)
       : batch_(batch),
+        root_(root),
         pipeline_(*pipeline),
         final_bytes_(final_bytes),
         sources_(static_cast<size_t>(pipeline->ranks())),
@@ -55,20 +62,24 @@ class Allreduce {
       chunk_bytes_ = std::max(length, kAlignment);
       return run_whole();
     }
+    if (root_ != kEveryRank && pipeline_.ranks() <= kFewRanks) {
+      chunk_bytes_ = std::min(kPart, pipeline_.slot_bytes());
+      return run_whole();
+    }
     chunk_bytes_ = std::min(kPart * static_cast<uint64_t>(pipeline_.ranks()), pipeline_.slot_bytes());
     return run_in_parts();
   }
 
  private:
-  // Every rank copies all its bytes in, and reduces everything into its own tensors.
+  // Every rank copies all its bytes in, and reduces everything into its own tensors. The root alone reads its own
+  // bytes where they are.
   Status run_whole() {
     auto fill = [&](uint64_t chunk) {
-      Range range = range_of(chunk, 0, 1);
-      copy_in(range, pipeline_.slot(pipeline_.mine(), chunk));
+      if (root_ != pipeline_.mine()) copy_in(range_of(chunk, 0, 1), pipeline_.slot(pipeline_.mine(), chunk));
     };
     auto drain = [&](uint64_t chunk) {
-      Range range = range_of(chunk, 0, 1);
-      reduce_range(chunk, range, false);
+      const Range range = range_of(chunk, 0, 1);
+      if (gets_result()) reduce_range(chunk, range, pipeline_.mine(), 1);
       final_bytes_(range.end);
     };
     return pipeline_.run(num_chunks(), fill, drain);
@@ -78,6 +89,7 @@ class Allreduce {
   // rank reads the rest from its own slot. Moving bytes between processors is the slow part. This way a cache line
   // moves to the rank that reduces it and back, and nowhere else. Both times it is prefetched for writing: the
   // receiving processor then owns it, and needs no further message to write the result, or the next chunk, into it.
+  // Where only the root gets the result, it is written to the root's slot alone.
   Status run_in_parts() {
     const uint64_t ranks = static_cast<uint64_t>(pipeline_.ranks());
     const uint64_t mine = static_cast<uint64_t>(pipeline_.mine());
@@ -86,9 +98,12 @@ class Allreduce {
         if (part != mine) copy_in(range_of(chunk, part, ranks), pipeline_.slot(pipeline_.mine(), chunk));
       }
     };
-    auto reduce_mine = [&](uint64_t chunk) { reduce_range(chunk, range_of(chunk, mine, ranks), true); };
+    const bool is_for_all = root_ == kEveryRank;
+    auto reduce_mine = [&](uint64_t chunk) {
+      reduce_range(chunk, range_of(chunk, mine, ranks), is_for_all ? 0 : root_, is_for_all ? pipeline_.ranks() : 1);
+    };
     auto drain = [&](uint64_t chunk) {
-      for (uint64_t part = 0; part < ranks; ++part) {
+      for (uint64_t part = 0; part < ranks && gets_result(); ++part) {
         if (part != mine) copy_out(range_of(chunk, part, ranks), pipeline_.slot(pipeline_.mine(), chunk));
       }
       final_bytes_(range_of(chunk, 0, 1).end);
@@ -100,6 +115,8 @@ class Allreduce {
   struct Range {
     uint64_t begin, end, in_slot;
   };
+
+  bool gets_result() const { return root_ == kEveryRank || root_ == pipeline_.mine(); }
 
   uint64_t num_chunks() const { return (batch_.num_bytes() + chunk_bytes_ - 1) / chunk_bytes_; }
 
@@ -129,24 +146,25 @@ class Allreduce {
                           });
   }
 
-  // Reduces a range of the stream into this rank's tensors, and if `everywhere` also into all the slots.
-  void reduce_range(uint64_t chunk, const Range& range, bool everywhere) {
-    const size_t mine = static_cast<size_t>(pipeline_.mine());
-    batch_.for_each_piece(range.begin, range.end,
-                          [&](const Segment& segment, uint64_t from, uint64_t at, uint64_t num_bytes) {
-                            for (size_t rank = 0; rank < sources_.size(); ++rank) {
-                              char* piece = pipeline_.slot(static_cast<int>(rank), chunk) + range.in_slot + at;
-                              sources_[rank] = rank == mine ? segment.input + from : piece;
-                              dsts_[rank] = rank == mine ? segment.output + from : piece;
-                            }
-                            const size_t count = num_bytes / size_of(segment.reduction.dtype);
-                            Arrays arrays{sources_.data(), pipeline_.ranks(), dsts_.data(), pipeline_.ranks(), count};
-                            Arrays mine_only{sources_.data(), pipeline_.ranks(), &dsts_[mine], 1, count};
-                            reduce(segment.reduction, everywhere ? arrays : mine_only);
-                          });
+  // Reduces a range of the stream for `num_receivers` ranks from `receiver` on: into this rank's tensors, and into the
+  // slots of the others.
+  void reduce_range(uint64_t chunk, const Range& range, int receiver, int num_receivers) {
+    batch_.for_each_piece(
+        range.begin, range.end, [&](const Segment& segment, uint64_t from, uint64_t at, uint64_t num_bytes) {
+          for (int rank = 0; rank < pipeline_.ranks(); ++rank) {
+            char* piece = pipeline_.slot(rank, chunk) + range.in_slot + at;
+            const bool is_mine = rank == pipeline_.mine();
+            sources_[static_cast<size_t>(rank)] = is_mine ? segment.input + from : piece;
+            if (rank < receiver || rank >= receiver + num_receivers) continue;
+            dsts_[static_cast<size_t>(rank - receiver)] = is_mine ? segment.output + from : piece;
+          }
+          const size_t count = num_bytes / size_of(segment.reduction.dtype);
+          reduce(segment.reduction, Arrays{sources_.data(), pipeline_.ranks(), dsts_.data(), num_receivers, count});
+        });
   }
 
   const Batch& batch_;
+  const int root_;
   ChunkPipeline& pipeline_;
   const FinalBytes& final_bytes_;
   std::vector<const void*> sources_;  // by rank
@@ -157,7 +175,11 @@ class Allreduce {
 }  // namespace
 
 Status allreduce(const Batch& batch, ChunkPipeline* pipeline, const FinalBytes& final_bytes) {
-  return Allreduce(batch, pipeline, final_bytes).run();
+  return Allreduce(batch, kEveryRank, pipeline, final_bytes).run();
+}
+
+Status reduce_to(const Batch& batch, int root, ChunkPipeline* pipeline, const FinalBytes& final_bytes) {
+  return Allreduce(batch, root, pipeline, final_bytes).run();
 }
 
 }  // namespace hvl

@@ -14,6 +14,9 @@ namespace hvl {
 // order, so the bits do not depend on the choice.
 Status allreduce(const Batch& batch, ChunkPipeline* pipeline, const FinalBytes& final_bytes);
 
+// The same bits, in the root's tensors only, by the steps of an allreduce that the root needs.
+Status reduce_to(const Batch& batch, int root, ChunkPipeline* pipeline, const FinalBytes& final_bytes);
+
 // The root fills its slots, and the other ranks copy out of them.
 Status broadcast(const Batch& batch, int root, ChunkPipeline* pipeline, const FinalBytes& final_bytes);
 
@@ -36,6 +39,9 @@ class ShmDataPlane : public DataPlane {
   void begin(TeamPtr team, uint64_t number) override { pipeline_.begin(std::move(team), number); }
   Status allreduce(const Batch& batch, const FinalBytes& final_bytes) override {
     return hvl::allreduce(batch, &pipeline_, final_bytes);
+  }
+  Status reduce_to(const Batch& batch, int root, const FinalBytes& final_bytes) override {
+    return hvl::reduce_to(batch, root, &pipeline_, final_bytes);
   }
   Status broadcast(const Batch& batch, int root, const FinalBytes& final_bytes) override {
     return hvl::broadcast(batch, root, &pipeline_, final_bytes);

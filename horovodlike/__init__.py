@@ -32,6 +32,7 @@ from horovodlike._engine.metrics import metrics as metrics
 
 if TYPE_CHECKING:
     from horovodlike.arrays.functions import *
+    from horovodlike.arrays.rooted import *
     from horovodlike.basics import *
     from horovodlike.errors import *
     from horovodlike.launcher.run import run as run
@@ -55,6 +56,10 @@ _NAMES = {
         *("reducescatter", "reducescatter_async", "grouped_reducescatter", "grouped_reducescatter_async"),
         *("alltoall", "alltoall_async", "grouped_alltoall", "grouped_alltoall_async"),
         *("barrier", "join", "poll", "synchronize", "allgather_object", "broadcast_object"),
+    ),
+    "horovodlike.arrays.rooted": (
+        *("gather", "gather_async", "scatter", "scatter_async"),
+        *("reduce", "reduce_", "reduce_async", "reduce_async_"),
     ),
     "horovodlike.basics": (
         *("init", "shutdown", "is_initialized", "rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"),

@@ -44,8 +44,7 @@ def remember(call: Call, op: object, process_set: ProcessSet, array: Any) -> Non
         return
     if len(_last) >= CALLS_KEPT:
         _last.clear()
-    host_array = HostArray(array, array, ops.DType[array.dtype.name])
-    request = operations.request_of(call, [host_array])
+    request = operations.request_of(call, HostArray(array, array, ops.DType[array.dtype.name]))
     _last[call.name] = _Last(
         op, call.prescale, call.postscale, process_set, call.process_set, array.dtype, array.shape, request
     )

@@ -29,11 +29,12 @@ from horovodlike._engine.ops import (
     engine_shape,
     rows_of,
 )
-from horovodlike.arrays.memory import COUNTS, Array, HostArray, check_distinct, describe
+from horovodlike.arrays.memory import COUNTS, Array, HostArray, Memory, check_distinct, describe
 from horovodlike.errors import HorovodInternalError, ShutDownError
 from horovodlike.process_set import ProcessSet, UnnamedCounter, registered_id
 
 Finish: TypeAlias = Callable[[list[Output]], Any]
+Tensors: TypeAlias = tuple[tuple[DType, tuple[int, ...]], ...]
 
 # Building a request costs several microseconds, and a loop uses the same names again and again.
 CALLS_KEPT = 2048
@@ -83,7 +84,14 @@ basics.on_init(_begin_anew)
 
 
 def reduction(
-    kind: Kind, operation: str, name: str | None, op: Any, prescale: float, postscale: float, of: ProcessSet
+    kind: Kind,
+    operation: str,
+    name: str | None,
+    op: Any,
+    prescale: float,
+    postscale: float,
+    of: ProcessSet,
+    root_rank: Any = None,
 ) -> Call:
     """Return the call of an operation that reduces, with checked arguments."""
     set_id = registered_id(of)
@@ -91,7 +99,8 @@ def reduction(
     label = called(operation, name)
     op = reduce_op(op, label, adasum=kind is Kind.ALLREDUCE)
     prescale, postscale = factor(prescale, "prescale_factor", label), factor(postscale, "postscale_factor", label)
-    return Call(kind, operation, name, op, -1, prescale, postscale, set_id)
+    root = -1 if root_rank is None else integer(root_rank, "root_rank", label)
+    return Call(kind, operation, name, op, root, prescale, postscale, set_id)
 
 
 def movement(kind: Kind, operation: str, name: str | None, of: ProcessSet, root_rank: Any = None) -> Call:
@@ -140,9 +149,7 @@ def described(call: Call, given: Sequence[Any], needs_rows: bool = False) -> lis
 
 
 @lru_cache(maxsize=CALLS_KEPT)
-def _known_request(
-    call: Call, name: str, tensors: tuple[tuple[DType, tuple[int, ...]], ...], arguments: tuple[int, ...], on_gpu: bool
-) -> Request:
+def _known_request(call: Call, name: str, tensors: Tensors, arguments: tuple[int, ...], on_gpu: bool) -> Request:
     return Request(
         call.kind,
         f"array.{call.operation}.{name}",
@@ -160,14 +167,14 @@ def _known_request(
 _new_request = _known_request.__wrapped__
 
 
-def request_of(call: Call, arrays: Sequence[Array], arguments: Sequence[int] = ()) -> Request:
-    """Return the request for a named call with arrays like these."""
-    assert call.name is not None
-    return _known_request(call, call.name, _tensors(arrays), tuple(arguments), arrays[0].gpu is not None)
-
-
-def _tensors(arrays: Sequence[Array]) -> tuple[tuple[DType, tuple[int, ...]], ...]:
+def _tensors(arrays: Sequence[Array]) -> Tensors:
     return tuple((array.dtype, tuple(engine_shape(array.shape))) for array in arrays)
+
+
+def request_of(call: Call, array: Array) -> Request:
+    """Return the request for a named call with an array like this, row by row in memory."""
+    assert call.name is not None
+    return _known_request(call, call.name, _tensors([array]), (), array.gpu is not None)
 
 
 def start(
@@ -178,20 +185,23 @@ def start(
     finish: Finish,
     arguments: Sequence[int] = (),
     allocation: Allocation | None = None,
+    tensors: Tensors = (),
 ) -> int:
     """Enqueue an operation and return its handle.
 
     Args:
         call: What to do.
         arrays: The arrays of the caller's, at least one.
-        inputs: Of each, what is sent: itself, or a copy.
-        outputs: Of each, what gets the result; or none, if the engine allocates the results.
+        inputs: Of each, what is sent: itself, or a copy; or None.
+        outputs: Of each, what gets the result, or None; or nothing, if the engine allocates the results.
         finish: Called with what the engine has allocated; returns the result.
         arguments: As of `Request`.
         allocation: Finds the memory of results on a GPU that the engine knows the sizes of.
+        tensors: What the ranks must agree on, if not the dtypes and shapes of the arrays.
     """
-    sources = [array.memory_of(each) for array, each in zip(arrays, inputs, strict=True)]
-    targets = [array.memory_of(each) for array, each in zip(arrays, outputs, strict=False)]
+    sources = [_memory_of(array, each) for array, each in zip(arrays, inputs, strict=True)]
+    targets = [_memory_of(array, each) for array, each in zip(arrays, outputs, strict=False)]
+    tensors = tensors or _tensors(arrays)
     operation = _Operation(finish, (arrays, inputs, outputs, sources, targets), allocation)
     addresses, results = [each.address for each in sources], [each.address for each in targets]
     gpu = arrays[0].gpu
@@ -200,9 +210,9 @@ def start(
         try:
             if call.name is None:
                 number = _unnamed.next(call.process_set)
-                request = _new_request(call, f"noname.{number}", _tensors(arrays), arguments, gpu is not None)
+                request = _new_request(call, f"noname.{number}", tensors, arguments, gpu is not None)
             else:
-                request = request_of(call, arrays, arguments)
+                request = _known_request(call, call.name, tensors, tuple(arguments), gpu is not None)
             if gpu is None:
                 handle = request.enqueue(addresses, results)
             else:
@@ -213,6 +223,10 @@ def start(
                 _unnamed.take_back(call.process_set, number)
             raise
     return handle
+
+
+def _memory_of(array: Array, memory: Any) -> Memory:
+    return Memory(0, None) if memory is None else array.memory_of(memory)
 
 
 def start_in_place(call: Call, given: Sequence[Any], single: bool) -> int:
@@ -280,6 +294,40 @@ def start_allgather(call: Call, given: Sequence[Any], single: bool) -> int:
         return results[0] if single else tuple(results)
 
     return _start_varying(call, arrays, list(arrays), arrange)
+
+
+def start_gather(call: Call, array: Any) -> int:
+    """Enqueue an operation whose result has the rows of all ranks on the root, and is None elsewhere."""
+    is_root = basics.rank() == call.root_rank
+    arrays = described(call, [array], needs_rows=True)
+    return _start_varying(call, arrays, arrays, lambda results: results[0] if is_root else None)
+
+
+def start_scatter(call: Call, array: Any) -> int:
+    """Enqueue an operation whose result is this rank's part of the root's array, whose others are like their parts."""
+    (described_array,) = arrays = described(call, [array], needs_rows=True)
+    inputs, shape = [None], described_array.shape
+    if basics.rank() == call.root_rank:
+        parts = len(process_set.members(call.process_set))
+        if shape[0] % parts != 0:
+            raise ValueError(f"{call.label}: {shape[0]} rows cannot be divided evenly among {parts} ranks")
+        shape = (shape[0] // parts, *shape[1:])
+        inputs, _ = _in_memory(call, arrays)
+    outputs = [described_array.empty(shape)]
+    tensors = ((described_array.dtype, tuple(engine_shape(shape))),)
+    return start(call, arrays, inputs, outputs, _wrapping(arrays, outputs, single=True), tensors=tensors)
+
+
+def start_reduce(call: Call, array: Any, in_place: bool) -> int:
+    """Enqueue an operation whose result is on the root only; elsewhere it is the array if in place, else None."""
+    if in_place and basics.rank() == call.root_rank:
+        return start_in_place(call, [array], single=True)
+    arrays = described(call, [array])
+    inputs, _ = _in_memory(call, arrays)
+    if basics.rank() != call.root_rank:
+        return start(call, arrays, inputs, [None], lambda _: array if in_place else None)
+    outputs = [arrays[0].empty(arrays[0].shape)]
+    return start(call, arrays, inputs, outputs, _wrapping(arrays, outputs, single=True))
 
 
 def start_alltoall(call: Call, given: Sequence[Any], splits: Sequence[Any], single: bool) -> int:

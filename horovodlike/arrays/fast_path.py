@@ -15,7 +15,7 @@ from horovodlike._engine.native import ffi
 from horovodlike._engine.ops import MAX_COPIED_BYTES, Request
 from horovodlike.arrays import operations
 from horovodlike.arrays.memory import HostArray
-from horovodlike.arrays.operations import CALLS_KEPT, Call
+from horovodlike.arrays.operations import CALLS_KEPT, ArrayCall
 from horovodlike.process_set import ProcessSet
 
 _ADDRESS = ffi.typeof("uintptr_t")
@@ -38,7 +38,7 @@ class _Last:
 _last: dict[str, _Last] = {}
 
 
-def remember(call: Call, op: object, process_set: ProcessSet, array: Any) -> None:
+def remember(call: ArrayCall, op: object, process_set: ProcessSet, array: Any) -> None:
     """Have `allreduce_again` know a call that has been made with this array."""
     if call.name is None or type(array) is not np.ndarray or not array.flags.carray:
         return

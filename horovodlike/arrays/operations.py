@@ -44,7 +44,7 @@ _counting = threading.Lock()  # held from the number of an operation to its enqu
 
 
 @dataclass(frozen=True)
-class Call:
+class ArrayCall:
     """The arguments of an operation, apart from its arrays. The same on all ranks."""
 
     kind: Kind
@@ -58,7 +58,7 @@ class Call:
 
     @property
     def label(self) -> str:
-        """What messages call the operation."""
+        """Return how messages call the operation."""
         return called(self.operation, self.name)
 
 
@@ -92,7 +92,7 @@ def reduction(
     postscale: float,
     of: ProcessSet,
     root_rank: Any = None,
-) -> Call:
+) -> ArrayCall:
     """Return the call of an operation that reduces, with checked arguments."""
     set_id = registered_id(of)
     check_name(name, operation)
@@ -100,15 +100,15 @@ def reduction(
     op = reduce_op(op, label, adasum=kind is Kind.ALLREDUCE)
     prescale, postscale = factor(prescale, "prescale_factor", label), factor(postscale, "postscale_factor", label)
     root = -1 if root_rank is None else integer(root_rank, "root_rank", label)
-    return Call(kind, operation, name, op, root, prescale, postscale, set_id)
+    return ArrayCall(kind, operation, name, op, root, prescale, postscale, set_id)
 
 
-def movement(kind: Kind, operation: str, name: str | None, of: ProcessSet, root_rank: Any = None) -> Call:
+def movement(kind: Kind, operation: str, name: str | None, of: ProcessSet, root_rank: Any = None) -> ArrayCall:
     """Return the call of an operation that only moves data, with checked arguments."""
     set_id = registered_id(of)
     check_name(name, operation)
     root = -1 if root_rank is None else integer(root_rank, "root_rank", called(operation, name))
-    return Call(kind, operation, name, root_rank=root, process_set=set_id)
+    return ArrayCall(kind, operation, name, root_rank=root, process_set=set_id)
 
 
 def object_name(name: str | None, set_id: int) -> str:
@@ -132,7 +132,7 @@ def group(arrays: Iterable[Any], operation: str) -> list[Any]:
     return arrays
 
 
-def described(call: Call, given: Sequence[Any], needs_rows: bool = False) -> list[Array]:
+def described(call: ArrayCall, given: Sequence[Any], needs_rows: bool = False) -> list[Array]:
     """Return the arrays of an operation as the engine sees them.
 
     Raises:
@@ -149,7 +149,7 @@ def described(call: Call, given: Sequence[Any], needs_rows: bool = False) -> lis
 
 
 @lru_cache(maxsize=CALLS_KEPT)
-def _known_request(call: Call, name: str, tensors: Tensors, arguments: tuple[int, ...], on_gpu: bool) -> Request:
+def _known_request(call: ArrayCall, name: str, tensors: Tensors, arguments: tuple[int, ...], on_gpu: bool) -> Request:
     return Request(
         call.kind,
         f"array.{call.operation}.{name}",
@@ -171,14 +171,14 @@ def _tensors(arrays: Sequence[Array]) -> Tensors:
     return tuple((array.dtype, tuple(engine_shape(array.shape))) for array in arrays)
 
 
-def request_of(call: Call, array: Array) -> Request:
+def request_of(call: ArrayCall, array: Array) -> Request:
     """Return the request for a named call with an array like this, row by row in memory."""
     assert call.name is not None
     return _known_request(call, call.name, _tensors([array]), (), array.gpu is not None)
 
 
 def start(
-    call: Call,
+    call: ArrayCall,
     arrays: Sequence[Array],
     inputs: Sequence[Any],
     outputs: Sequence[Any],
@@ -229,7 +229,7 @@ def _memory_of(array: Array, memory: Any) -> Memory:
     return Memory(0, None) if memory is None else array.memory_of(memory)
 
 
-def start_in_place(call: Call, given: Sequence[Any], single: bool) -> int:
+def start_in_place(call: ArrayCall, given: Sequence[Any], single: bool) -> int:
     """Enqueue an operation whose result replaces the arrays; return its handle.
 
     An array with gaps is copied, and the result is copied back when the operation is synchronized.
@@ -252,7 +252,7 @@ def start_in_place(call: Call, given: Sequence[Any], single: bool) -> int:
     return start(call, arrays, works, works, finish, formats)
 
 
-def start_to_new(call: Call, given: Sequence[Any], single: bool) -> int:
+def start_to_new(call: ArrayCall, given: Sequence[Any], single: bool) -> int:
     """Enqueue an operation whose results are new arrays of the same shapes; return its handle."""
     arrays = described(call, given)
     inputs, formats = _in_memory(call, arrays)
@@ -261,7 +261,7 @@ def start_to_new(call: Call, given: Sequence[Any], single: bool) -> int:
     return start(call, arrays, inputs, outputs, _wrapping(arrays, outputs, single), formats)
 
 
-def start_reducescatter(call: Call, given: Sequence[Any], single: bool) -> int:
+def start_reducescatter(call: ArrayCall, given: Sequence[Any], single: bool) -> int:
     """Enqueue an operation whose result is this rank's share of the rows of the arrays; return its handle."""
     arrays = described(call, given, needs_rows=True)
     inputs, _ = _in_memory(call, arrays)
@@ -279,14 +279,14 @@ def _wrapping(arrays: Sequence[Array], outputs: Sequence[Any], single: bool) -> 
     return finish
 
 
-def _in_memory(call: Call, arrays: Sequence[Array]) -> tuple[list[Any], list[MemoryFormat]]:
+def _in_memory(call: ArrayCall, arrays: Sequence[Array]) -> tuple[list[Any], list[MemoryFormat]]:
     """Return the arrays, or copies of them, without gaps; and their orders, if one is not row by row."""
     pairs = [array.in_memory(call.kind is Kind.ALLREDUCE) for array in arrays]
     formats = [how for _, how in pairs]
     return [work for work, _ in pairs], formats if any(formats) else []
 
 
-def start_allgather(call: Call, given: Sequence[Any], single: bool) -> int:
+def start_allgather(call: ArrayCall, given: Sequence[Any], single: bool) -> int:
     """Enqueue an operation whose results have the rows of all ranks; return its handle."""
     arrays = described(call, given, needs_rows=True)
 
@@ -296,14 +296,14 @@ def start_allgather(call: Call, given: Sequence[Any], single: bool) -> int:
     return _start_varying(call, arrays, list(arrays), arrange)
 
 
-def start_gather(call: Call, array: Any) -> int:
+def start_gather(call: ArrayCall, array: Any) -> int:
     """Enqueue an operation whose result has the rows of all ranks on the root, and is None elsewhere."""
     is_root = basics.rank() == call.root_rank
     arrays = described(call, [array], needs_rows=True)
     return _start_varying(call, arrays, arrays, lambda results: results[0] if is_root else None)
 
 
-def start_scatter(call: Call, array: Any) -> int:
+def start_scatter(call: ArrayCall, array: Any) -> int:
     """Enqueue an operation whose result is this rank's part of the root's array, whose others are like their parts."""
     (described_array,) = arrays = described(call, [array], needs_rows=True)
     inputs, shape = [None], described_array.shape
@@ -318,7 +318,7 @@ def start_scatter(call: Call, array: Any) -> int:
     return start(call, arrays, inputs, outputs, _wrapping(arrays, outputs, single=True), tensors=tensors)
 
 
-def start_reduce(call: Call, array: Any, in_place: bool) -> int:
+def start_reduce(call: ArrayCall, array: Any, in_place: bool) -> int:
     """Enqueue an operation whose result is on the root only; elsewhere it is the array if in place, else None."""
     if in_place and basics.rank() == call.root_rank:
         return start_in_place(call, [array], single=True)
@@ -330,7 +330,7 @@ def start_reduce(call: Call, array: Any, in_place: bool) -> int:
     return start(call, arrays, inputs, outputs, _wrapping(arrays, outputs, single=True))
 
 
-def start_alltoall(call: Call, given: Sequence[Any], splits: Sequence[Any], single: bool) -> int:
+def start_alltoall(call: ArrayCall, given: Sequence[Any], splits: Sequence[Any], single: bool) -> int:
     """Enqueue an alltoall of so many rows of each array for each member of the process set; return its handle.
 
     The result is, of each array, the rows received and how many came from each member.
@@ -357,7 +357,7 @@ def start_alltoall(call: Call, given: Sequence[Any], splits: Sequence[Any], sing
 
 
 def _start_varying(
-    call: Call,
+    call: ArrayCall,
     arrays: Sequence[Array],
     likes: Sequence[Array],
     arrange: Callable[[Sequence[Any]], Any],
@@ -390,7 +390,7 @@ def _start_varying(
     return start(call, arrays, inputs, (), collect, arguments, Allocation(allocate))
 
 
-def _row_counts(call: Call, rows: int, splits: Any) -> list[int]:
+def _row_counts(call: ArrayCall, rows: int, splits: Any) -> list[int]:
     """Return how many rows of an array go to each member of the process set."""
     size = len(process_set.members(call.process_set))
     if splits is not None:

@@ -274,12 +274,22 @@ def check_distinct(arrays: Sequence[Array], label: str) -> None:
             raise ValueError(f"{label}: an array that is read-only cannot be overwritten; the form without '_' copies")
         if array.overlaps_itself():
             raise ValueError(f"{label}: elements of an array share memory, as after broadcast_to(); copy it first")
+    if len(arrays) > 1:
+        check_no_overlap(arrays, label)
+
+
+def check_no_overlap(arrays: Sequence[Array], label: str) -> None:
+    """Make sure that arrays have no memory in common.
+
+    Raises:
+        ValueError: Two of them have.
+    """
     on_host = [array.array for array in arrays if isinstance(array, HostArray) and array.array.size]
     begun: list[tuple[int, NumpyArray]] = []  # arrays that begin before the next one, with their ends
     for begin, end, index in sorted((*_bounds(array), index) for index, array in enumerate(on_host)):
         begun = [(its_end, other) for its_end, other in begun if its_end > begin]
         if any(np.shares_memory(on_host[index], other) for _, other in begun):
-            raise ValueError(f"{label}: two arrays of the group share memory; copy one of them first")
+            raise ValueError(f"{label}: two of the arrays share memory; copy one of them first")
         begun.append((end, on_host[index]))
 
 

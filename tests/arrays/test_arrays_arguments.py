@@ -71,7 +71,7 @@ def test_elements_that_share_memory():
     with pytest.raises(ValueError, match="elements of an array share memory"):
         hvd.allreduce_(overlapping)
     for group in ([whole, whole], [whole[:6], whole[5:]], [whole[::2], np.ones(2), whole[4:7]]):
-        with pytest.raises(ValueError, match="two arrays of the group share memory"):
+        with pytest.raises(ValueError, match="two of the arrays share memory"):
             hvd.grouped_allreduce_(group)
         assert len(hvd.grouped_allreduce(group)) == len(group)
     for group in ([whole[::2], whole[1::2]], [whole[:5], whole[5:]], [whole[:0], whole], [whole, whole[10:]]):

@@ -88,10 +88,17 @@ class OldNamespace:
         return Old(np.from_dlpack(array))
 
 
+class New(Old):
+    """The same with DLPack of version 1, which says whether an array may be written."""
+
+    def __dlpack__(self, stream=None, max_version=None):
+        return self.array.__dlpack__(max_version=max_version)
+
+
 class Bare:
     """An array of a library that cannot be found."""
 
-    def __init__(self, array, flags=None):
+    def __init__(self, array):
         self.array = array
 
     def __dlpack__(self, **options):
@@ -112,14 +119,9 @@ def _by_dlpack():
         hvd.allreduce(Bare(np.ones(1)))
     read_only = np.ones(2)
     read_only.flags.writeable = False
-    if int(np.__version__.partition(".")[0]) >= 2:
-        with pytest.raises(ValueError, match="read-only"):
-            hvd.allreduce_(Old(read_only) if not hasattr(read_only, "__dlpack__") else _Versioned(read_only))
-
-
-class _Versioned(Old):
-    def __dlpack__(self, stream=None, max_version=None):
-        return self.array.__dlpack__(max_version=max_version)
+    with pytest.raises(ValueError, match="read-only"):
+        hvd.allreduce_(New(read_only))
+    assert hvd.broadcast(New(read_only), 0).array.tolist() == [1.0, 1.0]
 
 
 def _buffers():

@@ -159,8 +159,13 @@ def export(array: Any, label: str, stream: int | None = None) -> Exported:
         tuple(tensor.shape[: tensor.ndim]),
         tuple(tensor.strides[: tensor.ndim]) if tensor.strides else None,
         DType[known],
-        bool(flags & (_READ_ONLY | _IS_COPIED)),
+        bool(flags & (_READ_ONLY | _IS_COPIED)) or _is_immutable(array),
     )
+
+
+def _is_immutable(array: object) -> bool:
+    """Return whether arrays of this type cannot be changed, as those of JAX, whose capsules do not say so."""
+    return hasattr(array, "__array_namespace__") and not hasattr(array, "__iadd__")
 
 
 def unknown_dtype(dtype: object, label: str) -> str:

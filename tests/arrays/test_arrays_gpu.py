@@ -50,6 +50,10 @@ class GpuArray:
     def __array_namespace__(self):
         return Namespace
 
+    def __iadd__(self, other):
+        self.array += other.array
+        return self
+
 
 class Namespace:
     @staticmethod

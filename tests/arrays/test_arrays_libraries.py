@@ -81,6 +81,10 @@ class Old:
     def __array_namespace__(self):
         return OldNamespace
 
+    def __iadd__(self, other):
+        self.array += other
+        return self
+
 
 class OldNamespace:
     @staticmethod
@@ -93,6 +97,16 @@ class New(Old):
 
     def __dlpack__(self, stream=None, max_version=None):
         return self.array.__dlpack__(max_version=max_version)
+
+
+class Immutable:
+    """An array of a library whose arrays never change."""
+
+    def __init__(self, array):
+        self.array = array
+
+    __dlpack__, __dlpack_device__ = Old.__dlpack__, Old.__dlpack_device__
+    __array_namespace__ = Old.__array_namespace__
 
 
 class Bare:
@@ -121,7 +135,10 @@ def _by_dlpack():
     read_only.flags.writeable = False
     with pytest.raises(ValueError, match="read-only"):
         hvd.allreduce_(New(read_only))
-    assert hvd.broadcast(New(read_only), 0).array.tolist() == [1.0, 1.0]
+    with pytest.raises(ValueError, match="read-only"):
+        hvd.broadcast_(Immutable(np.ones(2)), 0)
+    for cannot_be_written in (New(read_only), Immutable(np.ones(2))):
+        assert hvd.broadcast(cannot_be_written, 0).array.tolist() == [1.0, 1.0]
 
 
 def _buffers():

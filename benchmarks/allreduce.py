@@ -27,6 +27,8 @@ class AllreduceCase:
 
     def supports(self, peer: str) -> bool:
         """See driver.Case."""
+        if peer == "numpy":  # the engine and the memory are those of horovodlike: only the way there differs
+            return self.dtype == "float32" and self.nbytes == min(SIZES)
         return peer in ABILITIES[self.dtype]
 
     def command(self, iterations: int) -> Message:
@@ -47,7 +49,7 @@ class ManyCase:
 
     def supports(self, peer: str) -> bool:
         """See driver.Case."""
-        return peer != "memcpy"
+        return peer not in ("memcpy", "numpy")
 
     def command(self, iterations: int) -> Message:
         """See driver.Case."""
@@ -65,7 +67,7 @@ def busbw(algbw: float, size: int) -> float:
 
 def launchers(mpich_python: str | None = None) -> list[launch.Launcher]:
     """Return the peers; MPICH comes from an environment of its own, given by its interpreter."""
-    peers = [launch.horovodlike(), launch.gloo(), launch.openmpi(), launch.independent("memcpy")]
+    peers = [launch.horovodlike(), launch.arrays(), launch.gloo(), launch.openmpi(), launch.independent("memcpy")]
     return peers + ([launch.mpich(mpich_python)] if mpich_python else [])
 
 

@@ -63,6 +63,11 @@ def horovodlike(script: Path = WORKER, arguments: tuple[str, ...] = ("horovodlik
     return Launcher("horovodlike", commands, "" if hvdrun else "hvdrun is not installed")
 
 
+def arrays() -> Launcher:
+    """Ranks started by hvdrun that have NumPy arrays, and no framework."""
+    return replace(horovodlike(arguments=("numpy",)), name="numpy")
+
+
 def keras(name: str, backend: str) -> Launcher:
     """Ranks started by hvdrun that train with Keras on a backend."""
     return _with_backend(replace(horovodlike(arguments=("keras",)), name=name), backend)

@@ -23,6 +23,7 @@ TRAINING = {"mlp": 1.35, "resnet18": 1.12, "gpt": 1.12, "tiny": 1.30}
 # The same for a step of Keras's `fit` over 12.6 million parameters; and TensorFlow's smallest eager allreduce, in times
 # of PyTorch's.
 KERAS_FIT, TENSORFLOW_SMALL = 1.35, 3.0
+ARRAYS_SMALL = 1.2  # 4 B of a NumPy array, without a framework, in times of those of a torch tensor
 # Over hosts: at least this part of iperf3's rate, by network; and of Gloo's time at most this part, for small
 # tensors of this number of bytes.
 HOSTS_RATE = {"shaped": 0.97, "cable": 0.85, "four": 0.95}
@@ -99,6 +100,8 @@ def _ratio(numerator: float | None, denominator: float | None) -> float | None:
 def _latency(results: dict[str, Any]) -> Iterator[Verdict]:
     ours, gloo = (allreduce_seconds(results, peer, 2, "float32", 4) for peer in ("horovodlike", "gloo"))
     yield _at_most("4 B allreduce: time / Gloo's", 0.35, _ratio(ours, gloo))
+    arrays = allreduce_seconds(results, "numpy", 2, "float32", 4)
+    yield _at_most("4 B allreduce of a NumPy array: time / a torch tensor's", ARRAYS_SMALL, _ratio(arrays, ours))
     many = [row["seconds"] for row in results.get("many", []) if (row["peer"], row["np"]) == ("horovodlike", 2)]
     yield _at_most("400 x 1 KiB asynchronous", 1.2, many[0] * 1e3 if many else None, " ms")
 

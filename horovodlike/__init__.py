@@ -1,18 +1,22 @@
-"""Distributed training for PyTorch, TensorFlow and Keras.
+"""Distributed training, and collectives on arrays of any library: ``import horovodlike as hvd``.
 
-Scripts use a framework's module, such as ``import horovodlike.torch as hvd``; ``hvdrun`` starts them. This package has
-the parts that do not depend on a framework:
+    hvd.init()
+    total = hvd.allreduce(numpy_array, op=hvd.Sum)
 
-* :mod:`horovodlike.basics`: ``init``, ``rank``, ``size`` and so on; :mod:`horovodlike._engine.ops`: collectives on
-  memory
-* :mod:`horovodlike.config`: every setting; :mod:`horovodlike.errors`: every exception
-* :mod:`horovodlike._bootstrap.bootstrap`: how ranks find each other
+Scripts of a framework use its own module, such as ``import horovodlike.torch as hvd``; ``hvdrun`` starts them. This
+package has the parts that do not depend on a framework. Its names are found when they are first used, so that importing
+it costs little: neither NumPy nor what joins a job is imported before.
+
+* :mod:`horovodlike.arrays.functions`: the collectives; :mod:`horovodlike.basics`: ``init``, ``rank`` and so on
+* :mod:`horovodlike.process_set`: some of the ranks; :mod:`horovodlike.errors`: every exception
+* :mod:`horovodlike.config`: every setting; :mod:`horovodlike._bootstrap.bootstrap`: how ranks find each other
 * :func:`metrics`, :func:`flight_recorder`: this rank's counters and last collectives, of `_engine.metrics`
 * :func:`run`: runs a function in several processes, without ``hvdrun``
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 try:
@@ -23,19 +27,67 @@ except ModuleNotFoundError as missing:
         "another folder, or with -P, or install with 'pip install .'"
     ) from missing
 
-from horovodlike._engine.metrics import flight_recorder, metrics
+from horovodlike._engine.metrics import flight_recorder as flight_recorder
+from horovodlike._engine.metrics import metrics as metrics
 
 if TYPE_CHECKING:
+    from horovodlike.arrays.functions import *
+    from horovodlike.arrays.rooted import *
+    from horovodlike.basics import *
+    from horovodlike.errors import *
     from horovodlike.launcher.run import run as run
+    from horovodlike.process_set import ProcessSet as ProcessSet
+    from horovodlike.process_set import add_process_set as add_process_set
+    from horovodlike.process_set import global_process_set as global_process_set
+    from horovodlike.process_set import remove_process_set as remove_process_set
+    from horovodlike.timeline import start_timeline as start_timeline
+    from horovodlike.timeline import stop_timeline as stop_timeline
 
 __version__: str = ffi.string(lib.hvl_version()).decode()
 
-__all__ = ["__version__", "flight_recorder", "metrics", "run"]
+# By module, the names that are found there when they are first used.
+_NAMES = {
+    "horovodlike.arrays.functions": (
+        *("allreduce", "allreduce_", "allreduce_async", "allreduce_async_"),
+        *("grouped_allreduce", "grouped_allreduce_", "grouped_allreduce_async", "grouped_allreduce_async_"),
+        *("broadcast", "broadcast_", "broadcast_async", "broadcast_async_"),
+        *("grouped_broadcast", "grouped_broadcast_", "grouped_broadcast_async", "grouped_broadcast_async_"),
+        *("allgather", "allgather_async", "grouped_allgather", "grouped_allgather_async"),
+        *("reducescatter", "reducescatter_async", "grouped_reducescatter", "grouped_reducescatter_async"),
+        *("alltoall", "alltoall_async", "grouped_alltoall", "grouped_alltoall_async"),
+        *("barrier", "join", "poll", "synchronize", "allgather_object", "broadcast_object"),
+    ),
+    "horovodlike.arrays.rooted": (
+        *("gather", "gather_async", "scatter", "scatter_async"),
+        *("reduce", "reduce_", "reduce_async", "reduce_async_"),
+    ),
+    "horovodlike.basics": (
+        *("init", "shutdown", "is_initialized", "rank", "size", "local_rank", "local_size", "cross_rank", "cross_size"),
+        *("is_homogeneous", "Average", "Sum", "Adasum", "Min", "Max", "Product"),
+        *("mpi_built", "mpi_enabled", "mpi_threads_supported", "gloo_built", "gloo_enabled", "nccl_built"),
+        *("cuda_built", "rocm_built", "ddl_built", "ccl_built"),
+    ),
+    "horovodlike.errors": (
+        *("HorovodInternalError", "MismatchError", "UnsupportedReductionError", "IntegrityError", "JobBrokenError"),
+        *("ShutDownError", "HostsUpdatedInterrupt", "RendezvousError", "StateFileError", "NotInitializedError"),
+        *("ConfigError", "HorovodVersionMismatchError"),
+    ),
+    "horovodlike.launcher.run": ("run",),
+    "horovodlike.process_set": ("ProcessSet", "add_process_set", "global_process_set", "remove_process_set"),
+    "horovodlike.timeline": ("start_timeline", "stop_timeline"),
+}
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
+
+__all__ = ["__version__", "flight_recorder", "metrics", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "run":
-        from horovodlike.launcher.run import run
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(home), name)
+    return value
 
-        return run
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,7 +1,8 @@
-"""Collectives on numbers and on Python objects, without a framework.
+"""Collectives without tensors: on numbers and on Python objects, barriers and joins.
 
-All data is authenticated before it is read (:mod:`horovodlike._net.object_seal`). Each of these collectives is one
-allgather, because then the length of each rank's data travels over the control plane, where it cannot be changed.
+Numbers and objects are authenticated before they are read (:mod:`horovodlike._net.object_seal`). Each collective on
+them is one allgather, because then the length of each rank's data travels over the control plane, where it cannot be
+changed.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import pickle
 import struct
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from horovodlike import basics, process_set
@@ -18,13 +20,43 @@ from horovodlike._engine.native import ffi
 from horovodlike._engine.ops import DType, Kind, Request
 from horovodlike._net.object_seal import NO_ROOT, Context, ObjectSeal, Opened, dumps
 from horovodlike.errors import HorovodInternalError, MismatchError
-from horovodlike.process_set import UnnamedCounter
+from horovodlike.process_set import UnnamedCounter, forget_numbers
 
-__all__ = ["allgather_object", "broadcast_object", "highest"]
+__all__ = ["allgather_object", "barrier", "broadcast_object", "highest", "join"]
 
 _unnamed = UnnamedCounter()
 _seals: dict[int, ObjectSeal] = {}  # the current one, by the generation
 basics.on_shutdown(_seals.clear)
+
+
+@lru_cache(maxsize=256)
+def _barrier_request(set_id: int) -> Request:
+    return Request(Kind.BARRIER, "barrier.noname", [], process_set=set_id)
+
+
+def barrier(process_set: int = 0) -> None:
+    """Return when all ranks of a process set, given by its id, have called it.
+
+    Raises:
+        HorovodInternalError: The job is broken or shut down.
+        ValueError: Not initialised.
+    """
+    ops.carry_out(_barrier_request(process_set))
+
+
+def join(process_set: int = 0) -> int:
+    """Say that this rank has no more data; return the rank that joined last, when all ranks of the set have joined.
+
+    Args:
+        process_set: The id of a set of which this rank is a member.
+
+    Raises:
+        HorovodInternalError: The job is broken or shut down.
+        ValueError: Not initialised, or another thread of this rank is joining already.
+    """
+    (output,) = ops.carry_out(Request(Kind.JOIN, "join", [], process_set=process_set))
+    forget_numbers(process_set)  # the ranks have made different numbers of calls
+    return int.from_bytes(output.memory[:], "little")
 
 
 def highest(name: str, numbers: Sequence[int]) -> list[int]:

@@ -121,6 +121,7 @@ _registrations: dict[int, int] = {}  # by id, the number of the registration tha
 _of_all_ranks: list[ProcessSet] = []  # other sets that have the id of the global one, see register()
 _on_added: list[Callable[[int], None]] = []
 _on_removed: list[Callable[[int], None]] = []
+_counters: list[UnnamedCounter] = []
 
 
 def _forget_all() -> None:
@@ -185,6 +186,7 @@ class UnnamedCounter:
 
     def __init__(self) -> None:
         self._numbers: dict[int, Iterator[int]] = {}
+        _counters.append(self)
         basics.on_init(lambda _: self._numbers.clear())
         on_added(self.forget)
 
@@ -199,6 +201,12 @@ class UnnamedCounter:
     def forget(self, set_id: int) -> None:
         """Begin with 0 again."""
         self._numbers.pop(set_id, None)
+
+
+def forget_numbers(set_id: int) -> None:
+    """Have all counters of a set begin with 0 again: its ranks have made different numbers of calls."""
+    for counter in _counters:
+        counter.forget(set_id)
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:

@@ -55,6 +55,10 @@ def create(name: str) -> Peer:
         from benchmarks.peers.horovodlike_peer import HorovodlikePeer
 
         return HorovodlikePeer()
+    if name == "numpy":
+        from benchmarks.peers.numpy_peer import NumpyPeer
+
+        return NumpyPeer()
     if name == "gloo":
         from benchmarks.peers.gloo import GlooPeer
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from horovodlike import basics
 from horovodlike import objects as objects_module
-from horovodlike.keras import _arrays
+from horovodlike.arrays import functions as arrays
 from horovodlike.keras._backend import OfSameKeras, keras
 from horovodlike.keras.functions import broadcast_variables, join, objects, variables_of
 
@@ -51,7 +51,7 @@ class BroadcastGlobalVariablesCallback(OfSameKeras, keras.callbacks.Callback):
         """Broadcast, if the models of all ranks are built."""
         if self._is_done:
             return
-        built = _arrays.allreduce(np.array(self.model.built), "is_built", basics.Min)
+        built = arrays.allreduce(np.array(self.model.built), "is_built", basics.Min)
         if not built:
             return
         optimizer = self.model.optimizer
@@ -143,7 +143,7 @@ class JoinCallback(OfSameKeras, keras.callbacks.Callback):
             return
         self._has_joined = True
         join()
-        counts = _arrays.allgather(np.array([self._batches]), "batches")
+        counts = arrays.allgather(np.array([self._batches]), "batches")
         if counts.min() == counts.max():
             return
         gradients = objects.gradients_of(self.model.optimizer)

@@ -10,9 +10,10 @@ import numpy as np
 
 from horovodlike import basics
 from horovodlike._engine.arguments import check_compression
-from horovodlike.keras import _arrays, _backend
+from horovodlike.arrays import functions as arrays
+from horovodlike.keras import _backend
 from horovodlike.keras._backend import check, is_tf_keras
-from horovodlike.process_set import ProcessSet, global_process_set
+from horovodlike.process_set import ProcessSet, forget_numbers, global_process_set
 
 # Variables, models and optimizers, with which Keras 3 and tf_keras deal in different ways, in two modules that have the
 # same functions. An optimizer is any that `compile()` takes, loss scaling included.
@@ -62,11 +63,11 @@ def allreduce(
     if compression is not None:
         check_compression(compression, "allreduce")
         tensor, context = compression.compress(objects.to_tensor(objects.to_numpy(value)))
-        reduced = _arrays.allreduce(objects.to_numpy(tensor), name, op, prescale_factor, postscale_factor, process_set)
+        reduced = arrays.allreduce(objects.to_numpy(tensor), name, op, prescale_factor, postscale_factor, process_set)
         restored = compression.decompress(objects.to_tensor(reduced), context)
         return restored if objects.is_tensor(value) else objects.to_numpy(restored)[()]
     array = objects.to_numpy(value)
-    return _like(value, _arrays.allreduce(array, name, op, prescale_factor, postscale_factor, process_set))
+    return _like(value, arrays.allreduce(array, name, op, prescale_factor, postscale_factor, process_set))
 
 
 def allgather(value: Any, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
@@ -74,7 +75,7 @@ def allgather(value: Any, name: str | None = None, process_set: ProcessSet = glo
 
     Arguments, result and errors are as those of `allreduce`; the value has at least one dimension.
     """
-    return _like(value, _arrays.allgather(objects.to_numpy(value), name, process_set))
+    return _like(value, arrays.allgather(objects.to_numpy(value), name, process_set))
 
 
 def broadcast(value: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
@@ -82,7 +83,7 @@ def broadcast(value: Any, root_rank: int, name: str | None = None, process_set: 
 
     Other arguments, result and errors are as those of `allreduce`.
     """
-    return _like(value, _arrays.broadcast([objects.to_numpy(value)], root_rank, name, process_set)[0])
+    return _like(value, arrays.broadcast(objects.to_numpy(value), root_rank, name, process_set))
 
 
 def reducescatter(
@@ -93,7 +94,7 @@ def reducescatter(
     Where the rows cannot be divided evenly, the first ranks get one row more. Other arguments, result and errors are as
     those of `allreduce`; the value has at least one dimension.
     """
-    return _like(value, _arrays.reducescatter(objects.to_numpy(value), name, op, process_set))
+    return _like(value, arrays.reducescatter(objects.to_numpy(value), name, op, process_set))
 
 
 def broadcast_global_variables(root_rank: int, model: Any | None = None) -> None:
@@ -125,7 +126,7 @@ def broadcast_variables(variables: Iterable[Any], root_rank: int, process_set: P
     """Give all ranks the values of one rank's variables, in one operation."""
     variables = list(variables)
     values = objects.read(variables)
-    results = _arrays.broadcast(values, root_rank, "variables", process_set)
+    results = arrays.grouped_broadcast(values, root_rank, "variables", process_set) if values else ()
     changed = [i for i, result in enumerate(results) if not np.array_equal(values[i], result)]
     objects.write([variables[i] for i in changed], [results[i] for i in changed])
 
@@ -161,7 +162,7 @@ def join() -> int:
         HorovodInternalError: The job is broken or shut down.
     """
     last = _backend.current().join()
-    _arrays.forget_numbers(0)  # the ranks have made different numbers of calls
+    forget_numbers(0)  # the ranks have made different numbers of calls
     return last
 
 

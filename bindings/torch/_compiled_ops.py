@@ -17,7 +17,7 @@ import torch
 from horovodlike import basics
 from horovodlike._bootstrap.environment import RankInfo
 from horovodlike._engine import arguments
-from horovodlike._engine.ops import Kind
+from horovodlike._engine.ops import Kind, rows_of
 from horovodlike.basics import Average, Sum
 from horovodlike.errors import NotInitializedError
 from horovodlike.process_set import ProcessSet, global_process_set, registered_id
@@ -25,7 +25,6 @@ from horovodlike.torch import mpi_ops
 from horovodlike.torch._ops import alltoall, autograd, calls, disable_compile, handles
 from horovodlike.torch._ops.compressors import Compressor
 from horovodlike.torch._ops.custom_ops import FOUND_OUT, IS_AVAILABLE, Tensors, define
-from horovodlike.torch._ops.handles import rows_of
 
 _operators = torch.ops.horovodlike
 

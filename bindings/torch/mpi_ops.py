@@ -26,14 +26,12 @@ whole or not at all (`grouped_*`). What holds for all:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 import torch
 
-from horovodlike import basics
-from horovodlike._engine import ops
+from horovodlike import basics, objects
 from horovodlike._engine.arguments import op_of_average
-from horovodlike._engine.ops import Kind, Request
+from horovodlike._engine.ops import Kind
 from horovodlike.basics import *  # scripts take them from this module as well
 from horovodlike.basics import Average
 from horovodlike.errors import HorovodInternalError
@@ -45,9 +43,7 @@ from horovodlike.torch._ops.autograd import run
 from horovodlike.torch._ops.calls import compressed, group, plain_call, reduction_call, result
 from horovodlike.torch._ops.compressors import Compressor, NoneCompressor
 from horovodlike.torch._ops.handles import (
-    CALLS_KEPT,
     Call,
-    forget_numbers,
     poll,
     start_again_in_place,
     start_in_place,
@@ -467,15 +463,9 @@ def grouped_reducescatter_async(
     return start_reducescatter(call, group(tensors, call.name), single=False)
 
 
-@lru_cache(maxsize=CALLS_KEPT)
-def _barrier_request(set_id: int) -> Request:
-    return Request(Kind.BARRIER, "barrier.noname", [], process_set=set_id)
-
-
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Return when all ranks of the process set have called it."""
-    set_id = registered_id(process_set)
-    ops.carry_out(_barrier_request(set_id))
+    objects.barrier(registered_id(process_set))
 
 
 def join(device: int = -1, process_set: ProcessSet = global_process_set) -> int:
@@ -498,10 +488,7 @@ def join(device: int = -1, process_set: ProcessSet = global_process_set) -> int:
         ValueError: Another thread of this rank is joining already.
     """
     del device
-    set_id = registered_id(process_set)
-    (output,) = ops.carry_out(Request(Kind.JOIN, "join", [], process_set=set_id))
-    forget_numbers(set_id)  # the ranks have made different numbers of calls
-    return int.from_bytes(output.memory[:], "little")
+    return objects.join(registered_id(process_set))
 
 
 disable_compile(*(globals()[name] for name in __all__ if name[0].islower()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from horovodlike._engine.native import ffi, lib
 from horovodlike.errors import HorovodInternalError, JobBrokenError, MismatchError, NotInitializedError, ShutDownError
 
 MAX_COPIED_BYTES: int = lib.HVL_MAX_COPIED_BYTES  # the largest tensor of which the engine makes a copy to work on
+MAX_DIMENSIONS = 8  # of a tensor
 IN_PROGRESS: int = lib.HVL_IN_PROGRESS  # the status of a request that is not complete
 
 
@@ -72,6 +74,7 @@ class MemoryFormat(IntEnum):
 
     ROW_MAJOR = lib.HVL_ROW_MAJOR
     CHANNELS_LAST = lib.HVL_CHANNELS_LAST
+    COLUMN_MAJOR = lib.HVL_COLUMN_MAJOR
 
 
 class GpuStream(NamedTuple):
@@ -99,6 +102,18 @@ class Output:
     memory: Any
     shape: tuple[int, ...]
     dtype: DType
+
+
+def engine_shape(shape: Sequence[int]) -> Sequence[int]:
+    """Return `shape` with its last dimensions multiplied together where there are more than the engine takes."""
+    if len(shape) <= MAX_DIMENSIONS:
+        return shape
+    return [*shape[: MAX_DIMENSIONS - 1], math.prod(shape[MAX_DIMENSIONS - 1 :])]
+
+
+def rows_of(rows: int, place: int, parts: int) -> int:
+    """Return the number of rows in one part: the first parts have one more if they cannot be divided evenly."""
+    return (rows + parts - 1 - place) // parts  # arithmetic only: in a compiled function, `rows` may be a symbol
 
 
 def shape_of(native: Any) -> tuple[int, ...]:

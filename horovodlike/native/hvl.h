@@ -95,7 +95,8 @@ typedef enum hvl_gpu_operations {
 /* The order of a tensor's elements in memory. */
 typedef enum hvl_memory_format {
   HVL_ROW_MAJOR = 0,
-  HVL_CHANNELS_LAST = 1 /* as if dimension 1 were the last; of at least three dimensions */
+  HVL_CHANNELS_LAST = 1, /* as if dimension 1 were the last; of at least three dimensions */
+  HVL_COLUMN_MAJOR = 2   /* as if the dimensions were in the opposite order; of at least two */
 } hvl_memory_format;
 
 /* Shape and dtype of one tensor, whose elements lie in memory without gaps. */

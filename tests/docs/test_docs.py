@@ -26,7 +26,7 @@ PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 HVDRUN = Path(sys.executable).parent / "hvdrun"
 
 # What `hvd` is in pages that are not about PyTorch.
-FRAMEWORKS = {"tensorflow.md": "horovodlike.tensorflow"}
+FRAMEWORKS = {"tensorflow.md": "horovodlike.tensorflow", "arrays.md": "horovodlike"}
 
 # Programs that users bring along, and scripts that stand for their own.
 FOREIGN = {"torchrun", "mpirun", "mpiexec", "srun", "salloc", "sbatch", "openssl", "export", "mkdir", "umask", "py-spy"}
@@ -194,6 +194,14 @@ def test_readme_script_runs(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     weights = re.findall(r"rank \d of 2: weight (\S+)", done.stdout)
     assert len(weights) == 2 and weights[0] == weights[1]
+
+
+def test_the_page_about_arrays_runs(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("\n".join(blocks(ROOT / "docs" / "users" / "arrays.md", "python")))
+    command = [HVDRUN, "-np", "2", sys.executable, script]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -10,6 +10,7 @@ import itertools
 import torch
 from torch import nn
 
+import horovodlike as arrays
 import horovodlike.torch as hvd
 from horovodlike.torch._optimizer.reduction import Reduction
 
@@ -136,6 +137,24 @@ def check_reducescatter(shared: bool) -> None:
         check(result, reduced(tensors, op)[first : first + count], (dtype, op, rows))
 
 
+def check_arrays_through_dlpack(shared: bool) -> None:
+    """Collectives on arrays take tensors of any stream, and return tensors on the same GPU."""
+    device = choose_gpu(shared)
+    stream = torch.cuda.Stream(device)
+    for dtype in (torch.float32, torch.int64, torch.bfloat16):
+        with torch.cuda.stream(stream):
+            tensors = inputs(dtype, (1001, 3))
+            mine = tensors[hvd.rank()].to(device)
+            torch.cuda._sleep(10_000_000)
+            mine = mine * 1
+            check(arrays.allreduce(mine, op=hvd.Sum), reduced(tensors, hvd.Sum), dtype)
+            check(arrays.allgather(mine), torch.cat(tensors), dtype)
+            check(arrays.alltoall(mine[: hvd.size()]), torch.stack([tensor[hvd.rank()] for tensor in tensors]), dtype)
+            columns = mine[:, 1]
+            assert arrays.broadcast_(columns, 0) is columns
+            check(mine[:, 1], tensors[0][:, 1], (dtype, "in place"))
+
+
 def check_order_on_streams(shared: bool) -> None:
     """A collective comes after what its stream was given before, and before what it is given later."""
     device = choose_gpu(shared)
@@ -177,7 +196,7 @@ CHECKS = {
     check.__name__.removeprefix("check_"): check
     for check in (
         *(check_allreduce, check_factors, check_adasum, check_grouped, check_allgather, check_broadcast),
-        *(check_alltoall, check_reducescatter, check_order_on_streams, check_training),
+        *(check_alltoall, check_reducescatter, check_arrays_through_dlpack, check_order_on_streams, check_training),
     )
 }
 

@@ -16,9 +16,9 @@ import torch
 from torch.autograd.function import FunctionCtx
 
 from horovodlike import basics, process_set
-from horovodlike._engine.ops import Kind
+from horovodlike._engine.ops import Kind, rows_of
 from horovodlike.torch._ops.calls import result
-from horovodlike.torch._ops.handles import Call, rows_of, start_reducescatter, start_to_new
+from horovodlike.torch._ops.handles import Call, start_reducescatter, start_to_new
 from horovodlike.torch._ops.variable_size import start_allgather
 
 Tensors = tuple[torch.Tensor, ...]

@@ -18,12 +18,12 @@ import torch
 from horovodlike import basics, process_set
 from horovodlike._engine import ops
 from horovodlike._engine.arguments import integer
-from horovodlike._engine.ops import Allocation, Device, GpuStream, Kind, Output, Request
+from horovodlike._engine.ops import Allocation, Device, GpuStream, Kind, Output, Request, engine_shape, rows_of
 from horovodlike.errors import HorovodInternalError, ShutDownError
 from horovodlike.torch._ops import fast_path, gpu
 from horovodlike.torch._ops.fast_path import FastPath
 from horovodlike.torch._ops.loan import Loan, address_of, give_back, keep, lend, put
-from horovodlike.torch._ops.tensor import DTYPES, check, engine_shape, in_memory, is_in_memory, mark_overwritten
+from horovodlike.torch._ops.tensor import DTYPES, check, in_memory, is_in_memory, mark_overwritten
 
 Tensors = tuple[torch.Tensor, ...]
 # Of an alltoall: pairs of tensors.
@@ -35,7 +35,7 @@ CALLS_KEPT = 2048
 REQUESTS_KEPT_PER_CALL = 4
 
 _unnamed = process_set.UnnamedCounter()
-next_number, forget_numbers = _unnamed.next, _unnamed.forget
+next_number = _unnamed.next
 
 
 @dataclass(eq=False)
@@ -286,11 +286,6 @@ def start_reducescatter(call: Call, tensors: Sequence[torch.Tensor], single: boo
     place = members.index(basics.rank())
     shapes = [(rows_of(tensor.shape[0], place, len(members)), *tensor.shape[1:]) for tensor in tensors]
     return _start_with_outputs(call, tensors, shapes, single, waits)
-
-
-def rows_of(rows: int, place: int, parts: int) -> int:
-    """Return the number of rows in one part: the first parts have one more if they cannot be divided evenly."""
-    return (rows + parts - 1 - place) // parts  # arithmetic only: in a compiled function, `rows` may be a symbol
 
 
 def _start_with_outputs(

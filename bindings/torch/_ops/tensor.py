@@ -16,7 +16,6 @@ from torch.autograd.graph import increment_version
 from horovodlike._engine.ops import DType, MemoryFormat, Output
 from horovodlike.torch._ops import gpu
 
-MAX_DIMENSIONS = 8
 # From torch 2.7 on increment_version takes many tensors, and those of inference mode.
 _VERSIONS_OF_MANY = torch.__version__ >= "2.7"
 
@@ -100,13 +99,6 @@ def in_memory_like(tensor: torch.Tensor, like: torch.Tensor) -> tuple[torch.Tens
     if not _is_readable(tensor):
         tensor = in_memory(tensor)
     return tensor.contiguous(memory_format=CHANNELS_LAST[tensor.dim()]), MemoryFormat.CHANNELS_LAST
-
-
-def engine_shape(shape: Sequence[int]) -> Sequence[int]:
-    """Return `shape` with its last dimensions multiplied together where there are more than the engine takes."""
-    if len(shape) <= MAX_DIMENSIONS:
-        return shape
-    return [*shape[: MAX_DIMENSIONS - 1], math.prod(shape[MAX_DIMENSIONS - 1 :])]
 
 
 def from_output(output: Output, like: torch.Tensor) -> torch.Tensor:

@@ -138,11 +138,14 @@ constexpr int kNumReduceOps = std::size(kReduceOpNames);
 
 constexpr const char* name_of(ReduceOp op) { return kReduceOpNames[op]; }
 
-constexpr const char* name_of(MemoryFormat format) { return format == HVL_ROW_MAJOR ? "row-major" : "channels_last"; }
+constexpr const char* kMemoryFormatNames[] = {"row-major", "channels_last", "column-major"};
+
+constexpr const char* name_of(MemoryFormat format) { return kMemoryFormatNames[format]; }
 
 // True if `format` is a memory format that a tensor of `num_dimensions` dimensions can have.
 constexpr bool is_memory_format(int64_t format, size_t num_dimensions) {
-  return format == HVL_ROW_MAJOR || (format == HVL_CHANNELS_LAST && num_dimensions >= 3);
+  return format == HVL_ROW_MAJOR || (format == HVL_CHANNELS_LAST && num_dimensions >= 3) ||
+         (format == HVL_COLUMN_MAJOR && num_dimensions >= 2);
 }
 
 constexpr const char* name_of(Device device) { return device == HVL_CPU ? "CPU" : "GPU"; }

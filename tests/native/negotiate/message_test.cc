@@ -269,11 +269,13 @@ TEST(arguments_are_checked) {
   CHECK(accepts(HVL_ALLREDUCE, {0, 0}));  // of two dimensions and of one
   CHECK(!accepts(HVL_ALLREDUCE, {0}));
   CHECK(!accepts(HVL_ALLREDUCE, {HVL_CHANNELS_LAST, 0}));
+  CHECK(accepts(HVL_ALLREDUCE, {HVL_COLUMN_MAJOR, 0}));
+  CHECK(!accepts(HVL_ALLREDUCE, {0, HVL_COLUMN_MAJOR}));
   Signature images = seed_signature(HVL_ALLREDUCE);
   images.tensors[0].shape = {5, 7, 1};
-  for (const int64_t format : {-1, 0, 1, 2}) {
+  for (const int64_t format : {-1, 0, 1, 2, 3}) {
     images.arguments = {format, 0};
-    CHECK_EQ(decodes<Message>(encoded(request_of(images))), format == HVL_ROW_MAJOR || format == HVL_CHANNELS_LAST);
+    CHECK_EQ(decodes<Message>(encoded(request_of(images))), format >= HVL_ROW_MAJOR && format <= HVL_COLUMN_MAJOR);
   }
 }
 

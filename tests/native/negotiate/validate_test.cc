@@ -100,6 +100,9 @@ TEST(everything_else_of_an_allreduce) {
            "Mismatched postscale factors for allreduce 'x': rank 0 has 1, rank 1 has 1.0000000000000002.");
   CHECK_EQ(mismatch({a, with(a, [](Signature* s) { s->device = HVL_CUDA; })}),
            "Mismatched devices for allreduce 'x': rank 0 has CPU, rank 1 has GPU.");
+  const Signature matrix = allreduce_of("x", {2, 3});
+  CHECK_EQ(mismatch({matrix, with(matrix, [](Signature* s) { s->arguments = {HVL_COLUMN_MAJOR}; })}),
+           "Mismatched memory formats for allreduce 'x': rank 0 has row-major, rank 1 has column-major.");
   const Signature images = allreduce_of("x", {2, 3, 4, 5});
   CHECK_EQ(mismatch({images, with(images, [](Signature* s) { s->arguments = {HVL_CHANNELS_LAST}; }), images}),
            "Mismatched memory formats for allreduce 'x': ranks 0, 2 have row-major, rank 1 has channels_last.");

@@ -1,0 +1,39 @@
+"""horovodlike without a framework, on NumPy arrays, under hvdrun."""
+
+from __future__ import annotations
+
+import horovodlike as hvd
+from benchmarks.buffers import Buffer
+from benchmarks.peers import Step
+
+
+class NumpyPeer:
+    """Named operations on the buffers themselves, which are NumPy arrays."""
+
+    def __init__(self) -> None:
+        hvd.init()
+        self.rank = hvd.rank()
+        self.size = hvd.size()
+
+    def expected(self, total: int) -> int:
+        return total
+
+    def barrier(self) -> None:
+        hvd.barrier()
+
+    def allreduce(self, buffer: Buffer, dtype: str) -> Step:
+        name = f"{dtype}.{buffer.size}"
+
+        def step() -> None:
+            hvd.allreduce_(buffer, name=name, op=hvd.Sum)
+
+        return step
+
+    def many(self, buffers: list[Buffer]) -> Step:
+        raise NotImplementedError("measured through `allreduce`")
+
+    def training_step(self, model: str) -> Step:
+        raise NotImplementedError("there is no framework to train with")
+
+    def close(self) -> None:
+        hvd.shutdown()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 
 import ml_dtypes
 import numpy as np
@@ -251,7 +252,21 @@ def _process_sets():
         hvd.remove_process_set(some)
 
 
-CASES = [_allreduce_grid, _layouts, _factors_and_adasum, _grouped, _movements, _process_sets, _others]
+def _threads():
+    """Any thread may call the collectives, under names of its own."""
+
+    def work(name):
+        for number in range(30):
+            array = np.full(3, hvd.rank() + number)
+            handle = hvd.allreduce_async(array, op=hvd.Min, name=f"{name}.async")
+            assert hvd.allreduce(array, op=hvd.Max, name=name).tolist() == [hvd.size() - 1 + number] * 3
+            assert hvd.synchronize(handle).tolist() == [number] * 3
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(work, ["one", "two", "three", "four"]))
+
+
+CASES = [_allreduce_grid, _layouts, _factors_and_adasum, _grouped, _movements, _process_sets, _others, _threads]
 
 
 @pytest.mark.parametrize("size", SIZES)

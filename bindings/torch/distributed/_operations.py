@@ -1,4 +1,4 @@
-"""What all operations of a process group have in common."""
+"""The common part of all operations of a process group."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -34,6 +35,7 @@ class Operation:
     """
 
     __slots__ = (
+        "_completion",
         "_done",
         "_error",
         "_future",
@@ -57,7 +59,8 @@ class Operation:
         self._lock = threading.Lock()
         self._done = False
         self._error: Exception | None = None
-        self._future: torch.futures.Future[list[torch.Tensor]] | None = None
+        self._completion: torch.futures.Future[None] | None = None
+        self._future: torch.futures.Future[list[torch.Tensor]] | None = None  # which follows it
         self._on_timeout, self._on_error = on_timeout, on_error
         self.timeout = timeout
         self.outputs = outputs
@@ -114,28 +117,33 @@ class Operation:
             except Exception as error:
                 self._error = error
             self._done = True
-            future = self._future
+            completion = self._completion
         if self._error is not None:
             self._on_error(self._error)
-        if future is not None:
-            self._resolve(future)
+        if completion is not None:
+            completion.set_result(None)
 
-    def _resolve(self, future: torch.futures.Future[list[torch.Tensor]]) -> None:
-        if self._error is None:
-            future.set_result(list(self.outputs))
-        else:
-            future.set_exception(self._error)  # type: ignore[arg-type]  # torch's annotation
+    def _value(self, _: object) -> list[torch.Tensor]:
+        """Return the value of the future, or raise its error.
+
+        An error that `set_exception` gives a future is unknown to C++, which would take the exception for the value.
+        """
+        if self._error is not None:
+            raise self._error
+        return list(self.outputs)
 
     def future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """Return the future of this operation, whose value is the list of the outputs."""
         with self._lock:
             if self._future is not None:
                 return self._future
-            future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future(devices=_devices(self.outputs))
-            if self._done:
-                self._resolve(future)
-            self._future = future
-        if not self._done and (basics.overlaps() or not self.help(_HELP_SECONDS)):
+            completion: torch.futures.Future[None] = torch.futures.Future(devices=_devices(self.outputs))
+            future = completion.then(self._value)
+            self._completion, self._future = completion, future
+            is_done = self._done
+        if is_done:
+            completion.set_result(None)
+        elif basics.overlaps() or not self.help(_HELP_SECONDS):
             _completer.add(self)
         return future
 
@@ -146,7 +154,7 @@ class Operation:
 
     def finish_later(self) -> None:
         """Have the result put into the tensors although no thread waits for it."""
-        if not self._done and self._future is None:
+        if not self._done and self._future is None and not sys.is_finalizing():
             _completer.add(self)
 
 
@@ -253,6 +261,5 @@ class HvdWork(dist.Work):
 
     def __del__(self) -> None:
         """Finish operations for which no thread has waited."""
-        with contextlib.suppress(RuntimeError):  # the interpreter ends, and starts no thread any more
-            for operation in self.operations:
-                operation.finish_later()
+        for operation in self.operations:
+            operation.finish_later()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from horovodlike import config as config_module
@@ -18,6 +20,7 @@ from horovodlike.errors import ConfigError, HorovodInternalError, NotInitialized
 
 if TYPE_CHECKING:
     from horovodlike._bootstrap.bootstrap import JobContext
+    from horovodlike._bootstrap.discovery import Meeting
     from horovodlike._bootstrap.driver_client import Worker
     from horovodlike._engine.mpi_provider import Library
     from horovodlike._net.secure_channel import JobKey
@@ -127,6 +130,27 @@ def restart() -> None:
     init(process_sets=_given_process_sets)
 
 
+def join(meeting: Meeting | None, stall_shutdown: float) -> None:
+    """Do as :func:`init` in a job that is no elastic one; for bindings of libraries that number the ranks.
+
+    Args:
+        meeting: How the ranks meet; None: as the environment says.
+        stall_shutdown: HOROVODLIKE_STALL_SHUTDOWN_TIME_SECONDS, where that is not set.
+
+    Raises:
+        ConfigError: A setting or an environment variable has a bad value, or the job is elastic.
+        RendezvousError: The ranks could not find or trust each other in time.
+    """
+    with _lock:
+        settings = config_module.load(os.environ)
+        options.check(settings)
+        if os.environ.get(DRIVER_PORT):
+            raise ConfigError("in an elastic job the driver numbers the ranks: call hvd.init() first")
+        if config_module.variable_of("stall_shutdown_time_seconds", os.environ) is None:
+            settings = replace(settings, stall_shutdown_time_seconds=stall_shutdown)
+        _join(None, settings, meeting=meeting)
+
+
 def _start(comm: Any) -> bool:
     """Join the job; False if it was joined already."""
     with _lock:
@@ -164,7 +188,7 @@ def _find_worker(settings: Config) -> Worker | None:
     return driver_client.find(os.environ, settings.start_timeout)
 
 
-def _join(comm: Any, settings: Config, key: JobKey | None = None) -> None:
+def _join(comm: Any, settings: Config, key: JobKey | None = None, meeting: Meeting | None = None) -> None:
     """Join the job with the rank that the environment gives."""
     global _place, _pid, _mpi_library, _engine_overlaps, _average_counts_joined, _generation, _object_key
     from horovodlike._bootstrap import bootstrap
@@ -173,7 +197,8 @@ def _join(comm: Any, settings: Config, key: JobKey | None = None) -> None:
     check_comm(comm)
     library = _load_mpi(settings)
     reach_fault_point("rendezvous")
-    with bootstrap.establish(settings, lambda place: options.segment_bytes(settings, place), key=key) as joined:
+    segment_bytes = functools.partial(options.segment_bytes, settings)
+    with bootstrap.establish(settings, segment_bytes, key=key, meeting=meeting) as joined:
         native = options.describe(settings, joined.place, joined.processors)
         native.external = _connect_mpi(library, settings, joined)
         options.start(settings, native, joined)

@@ -21,7 +21,7 @@ from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from horovodlike._bootstrap.discovery import join_rendezvous
+from horovodlike._bootstrap.discovery import Meeting, join_rendezvous
 from horovodlike._bootstrap.environment import RankInfo, find_rank_info
 from horovodlike._bootstrap.job_key import take_key
 from horovodlike._bootstrap.rendezvous_client import Rendezvous
@@ -129,6 +129,7 @@ def establish(
     segment_bytes: Callable[[RankInfo], int],
     environ: MutableMapping[str, str] | None = None,
     key: JobKey | None = None,
+    meeting: Meeting | None = None,
 ) -> JobContext:
     """Find the other ranks of the job and set up what this host's ranks share.
 
@@ -141,6 +142,7 @@ def establish(
         segment_bytes: Returns how much shared memory this host's ranks need, given this process's place.
         environ: The environment; ``os.environ`` if None.
         key: The key that authenticates these ranks, if it is not the key in the environment.
+        meeting: How the ranks are numbered and meet, if it is not as the environment says.
 
     Returns:
         The context; its shared memory is zeroed.
@@ -151,12 +153,12 @@ def establish(
     """
     source = os.environ if environ is None else environ
     key = key or take_key(source)
-    place = find_rank_info(source)
+    place = find_rank_info(source) if meeting is None else meeting.place
     if place.size == 1:
         return JobContext(place, [os.getpid()], processors=len(os.sched_getaffinity(0)))
     context = JobContext(place, [])
     try:
-        with join_rendezvous(place, key, config, source) as joined:
+        with join_rendezvous(place, key, config, source, meeting.discovery if meeting else None) as joined:
             rendezvous = context.rendezvous = joined.rendezvous
             context._server = joined.server
             reports = _begin_generation(rendezvous, place, config)

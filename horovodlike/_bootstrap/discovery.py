@@ -42,9 +42,26 @@ class JoinedRendezvous:
     server: RendezvousServer | None = None
 
 
+@dataclass(frozen=True)
+class Meeting:
+    """How the ranks meet where another library has started and numbered them.
+
+    Attributes:
+        place: This process's place.
+        discovery: Where rank 0 publishes its endpoint.
+    """
+
+    place: RankInfo
+    discovery: Discovery
+
+
 @contextlib.contextmanager
 def join_rendezvous(
-    place: RankInfo, key: JobKey | None, config: Config, environ: Mapping[str, str]
+    place: RankInfo,
+    key: JobKey | None,
+    config: Config,
+    environ: Mapping[str, str],
+    discovery: Discovery | None = None,
 ) -> Iterator[JoinedRendezvous]:
     """Connect to the server. All ranks meet inside the ``with`` block; the published endpoint is removed after it.
 
@@ -53,6 +70,7 @@ def join_rendezvous(
         key: The key that all ranks were given; None if they were given none.
         config: The settings.
         environ: The environment.
+        discovery: Where rank 0 publishes its endpoint, if the environment does not say so.
 
     Yields:
         The connection and the server; the caller closes them.
@@ -61,13 +79,15 @@ def join_rendezvous(
         RendezvousError: The server cannot be found or reached.
         ConfigError: The environment contradicts itself.
     """
-    if environ.get(RENDEZVOUS_PORT):
+    if discovery is not None:
+        pass
+    elif environ.get(RENDEZVOUS_PORT):
         given = _GivenAddress(environ, key, place)
         # With --mpi, hvdrun has mpirun start the ranks, but still runs the server itself.
         if "hvdrun" in (place.launcher, environ.get(RENDEZVOUS_OWNER)):
             yield JoinedRendezvous(_connect(given.read(), place, config, attempts=3, owner="hvdrun"))
             return
-        discovery: Discovery = given
+        discovery = given
     elif place.local_size == place.size:
         discovery = FileDiscovery(place.job, environ)
     else:
@@ -86,7 +106,7 @@ def _require_key(key: JobKey | None, place: RankInfo) -> JobKey:
         raise RendezvousError(
             f"{SECRET_KEY} is not set although {RENDEZVOUS_PORT} is: only the processes that hvdrun starts itself can "
             "be ranks, and this one seems to have been started by a rank. Unset HOROVODLIKE_RANK, HOROVODLIKE_SIZE, "
-            "HOROVOD_RANK and HOROVOD_SIZE in its environment to make it a job of its own"
+            "HOROVOD_RANK, HOROVOD_SIZE and RANK in its environment to make it a job of its own"
         )
     raise RendezvousError(
         f"{RENDEZVOUS_PORT} is set, but there is no key with which the ranks could trust each other: give all of them "

@@ -8,6 +8,7 @@ done what the request stands for: when :func:`wait` has returned, or in the orde
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -138,6 +139,22 @@ def wait_until_complete(handle: int) -> None:
     status = until_complete(lib.hvl_wait_until_complete, handle, WAIT_SLICE_SECONDS)
     if status:
         check(status)
+
+
+def wait_within(handle: int, seconds: float) -> bool:
+    """Do as :func:`wait_until_complete` for so many seconds at most; return whether the request is complete."""
+    deadline = time.monotonic() + seconds
+    while True:
+        hand_over()
+        left = deadline - time.monotonic()
+        status = lib.hvl_wait_until_complete(handle, min(WAIT_SLICE_SECONDS, max(0.0, left)))
+        raise_interruption()
+        if status == 0:
+            return True
+        if status != IN_PROGRESS:
+            check(status)
+        if left <= 0:
+            return False
 
 
 def take_copy(handle: int, address: int) -> None:

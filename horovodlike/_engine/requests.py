@@ -202,6 +202,42 @@ class Allocation:
         return self._source.failure
 
 
+class Destinations:
+    """Memory of the caller's for the outputs of an allgather or alltoall, which have the sizes that it expects.
+
+    To be kept alive like the memory of the request.
+
+    Args:
+        memory: Of each output, the address and the number of bytes.
+    """
+
+    __slots__ = ("_expected", "_places", "callbacks", "failure")
+
+    def __init__(self, memory: Sequence[tuple[int, int]]) -> None:
+        self._expected = [num_bytes for _, num_bytes in memory]
+        places = [{"data": ffi.cast("void *", address), "num_bytes": num_bytes} for address, num_bytes in memory]
+        self._places = ffi.new("hvl_output[]", places)
+        place = ffi.addressof(lib, "hvl_place_output")
+        self.callbacks = ffi.new("hvl_callbacks *", {"allocate": place, "context": self._places})
+        self.failure: Exception | None = None
+
+    def check(self, name: str) -> None:
+        """Make sure that the outputs had the sizes that were expected, once the request is complete.
+
+        Raises:
+            MismatchError: One had not, and is lost.
+        """
+        for index, expected in enumerate(self._expected):
+            found = self._places[index].num_bytes
+            if found != expected:
+                lib.hvl_free(self._places[index].data)
+                self._places[index].num_bytes = expected
+                raise MismatchError(
+                    f"{name}: this rank has memory for a result of {expected} bytes, but the ranks have sent {found}: "
+                    "their tensors do not have the sizes that it expects"
+                )
+
+
 @ffi.def_extern()  # type: ignore[untyped-decorator]
 def hvl_allocate_output(context: Any, index: int, output: Any) -> Any:
     source: _Source = ffi.from_handle(context)
@@ -389,7 +425,7 @@ class Request:
         self.kind = kind
         self.name = name
 
-    def enqueue(self, inputs: Sequence[int], outputs: Sequence[int]) -> int:
+    def enqueue(self, inputs: Sequence[int], outputs: Sequence[int], destinations: Destinations | None = None) -> int:
         """Hand the tensors' memory to the engine and return at once.
 
         Args:
@@ -398,6 +434,7 @@ class Request:
             outputs: Where each result goes; may equal the input, except that of a reducescatter or scatter. Reduce: 0
                 will do, except on the root. Empty where the engine allocates them, as it does for a gather (without
                 rows, except on the root), or there are none.
+            destinations: Where the outputs of an allgather, gather or alltoall go; None: the engine allocates them.
 
         Returns:
             A handle for :func:`wait`, :func:`wait_all` and :func:`poll`.
@@ -407,7 +444,8 @@ class Request:
             HorovodInternalError: The job is broken or shut down.
         """
         addresses = self._addresses(inputs, outputs)
-        arguments = self._native, addresses, addresses + self._num_tensors, ffi.NULL
+        callbacks = ffi.NULL if destinations is None else destinations.callbacks
+        arguments = self._native, addresses, addresses + self._num_tensors, callbacks
         handle: int = lib.hvl_enqueue(*arguments)
         if handle < 0:
             handle = self.enqueue_again(handle, lambda: lib.hvl_enqueue(*arguments))
@@ -481,7 +519,7 @@ class Request:
         inputs: Sequence[int],
         outputs: Sequence[int],
         stream: GpuStream,
-        allocation: Allocation | None = None,
+        allocation: Allocation | Destinations | None = None,
     ) -> int:
         """Do as :meth:`enqueue`, for memory of a GPU, which is used after all work that the stream has by now.
 

@@ -115,7 +115,9 @@ typedef struct hvl_request {
   int32_t num_tensors;
   int32_t kind;      /* hvl_kind */
   int32_t reduce_op; /* hvl_reduce_op; allreduce, reducescatter, reduce; else HVL_SUM */
-  int32_t root_rank; /* global rank, the same on all ranks; broadcast, gather, scatter, reduce; else -1 */
+  /* Broadcast, gather, scatter, reduce: a global rank, the same on all ranks. HVL_ADD_PROCESS_SET: the lowest rank of
+   * the set if only its ranks make the request, and -1 if all ranks of the job do. Else -1. */
+  int32_t root_rank;
   int32_t process_set;
   int32_t device; /* hvl_device */
   double prescale;
@@ -153,6 +155,11 @@ typedef struct hvl_callbacks {
   void* (*allocate)(void* context, int32_t index, const hvl_output* output);
   void* context;
 } hvl_callbacks;
+
+/* For hvl_callbacks.allocate: the outputs go to memory that the caller has. `context` is an array with an hvl_output
+ * for each of them, whose `data` has room for exactly `num_bytes`. Where an output has another size, it gets memory of
+ * its own, and its hvl_output is overwritten by it: its `data` is then to be freed with hvl_free(). */
+void* hvl_place_output(void* context, int32_t index, const hvl_output* output);
 
 typedef enum hvl_use { HVL_CONTROL = 0, HVL_DATA = 1, HVL_MESSAGES = 2 } hvl_use;
 

@@ -6,6 +6,7 @@ import itertools
 import os
 import re
 import shutil
+import socket
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -205,12 +206,20 @@ class HostDescription:
         host: Its processors, and its GPUs if they were asked for.
         seen_from: The launcher's address as ssh's server there sees it, and its own; None without ssh.
         problems: Why the job cannot run there.
+        free_port: A port that no process there uses.
     """
 
     version: str
     host: Host
     seen_from: tuple[str, str] | None
     problems: tuple[str, ...]
+    free_port: int = 0
+
+
+def find_free_port() -> int:
+    """Return a port that no process of this host listens at."""
+    with socket.create_server(("", 0), family=socket.AF_INET) as listener:
+        return int(listener.getsockname()[1])
 
 
 def installed_version() -> str:
@@ -235,6 +244,7 @@ def describe(needs: Mapping[str, Any]) -> dict[str, Any]:
         "host": dataclasses.asdict(detect_host(gpus=find_gpus(os.environ) if needs["gpus"] else None)),
         "seen_from": [words[0], words[2]] if len(words) == 4 else None,
         "problems": _problems(cwd, program, [os.fsdecode(to_native(each)) for each in needs["files"]]),
+        "free_port": find_free_port(),
     }
 
 
@@ -269,7 +279,8 @@ def decode_description(value: Any) -> HostDescription:
         )
         client, server = value["seen_from"] or (None, None)
         seen_from = None if client is None else (str(client), str(server))
-        return HostDescription(str(value["version"]), host, seen_from, tuple(map(str, value["problems"])))
+        problems, free_port = tuple(map(str, value["problems"])), int(value.get("free_port", 0))
+        return HostDescription(str(value["version"]), host, seen_from, problems, free_port)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"its description makes no sense ({type(error).__name__})") from None
 

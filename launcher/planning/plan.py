@@ -30,12 +30,14 @@ class JobIdentity:
         key: The job's secret, 64 hexadecimal digits; it goes nowhere but into the environment of ranks.
         address: The address of the rendezvous server, or several that are separated by commas.
         port: The port of the rendezvous server.
+        master: An address and a free port of rank 0's host, for torch.distributed; None until they are known.
     """
 
     job_id: str
     key: str = field(repr=False)
     address: str
     port: int
+    master: tuple[str, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,12 @@ def plan_ranks(
         RankPlan(
             rank=placement.first_rank + local_rank,
             local_rank=local_rank,
-            environ={**common, **_place(placement, local_rank), **gpus[local_rank]},
+            environ={
+                **common,
+                **_place(placement, local_rank),
+                **torch_variables(placement, local_rank, identity, environ),
+                **gpus[local_rank],
+            },
             command=command,
             cpus=cpus[local_rank],
         )
@@ -197,6 +204,24 @@ def _place(placement: Placement, local_rank: int) -> dict[str, str]:
         cross_size=cross_size,
     )
     return variables | {"HOROVOD_HOSTNAME": placement.name}
+
+
+def torch_variables(
+    placement: Placement, local_rank: int, identity: JobIdentity, environ: Mapping[str, str]
+) -> dict[str, str]:
+    """Return the variables by which torch.distributed knows a rank's place, but for those that the user has set."""
+    if identity.master is None:
+        return {}
+    address, port = identity.master
+    variables = {
+        "RANK": placement.first_rank + local_rank,
+        "WORLD_SIZE": placement.size,
+        "LOCAL_RANK": local_rank,
+        "LOCAL_WORLD_SIZE": placement.local_size,
+        "MASTER_ADDR": address,
+        "MASTER_PORT": port,
+    }
+    return {name: str(value) for name, value in variables.items() if not environ.get(name)}
 
 
 def gpu_variables(

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from horovodlike._net.secure_channel import JobKey
-from horovodlike.launcher.agent.host_probe import installed_version
+from horovodlike.launcher.agent.host_probe import find_free_port, installed_version
 from horovodlike.launcher.agent.protocol import Frame, FrameKind, InvalidFrameError, decode_text, encode_text
 from horovodlike.launcher.errors import HostsError, UsageError
 from horovodlike.launcher.planning import JobSpec, Nodes
@@ -89,6 +89,7 @@ class LeaderLaunch(_NodeLaunch):
         address = ",".join(bindable_addresses(self._nodes.host, self._spec.network_interface))
         key = _key_of_ranks(self._nodes, self._identity.job_id)
         self._serve_ranks(key, self._placement.size, address)
+        self._identity = replace(self._identity, master=(self._nodes.host, find_free_port()))
 
     def _begin(self, agent: FrameConnection) -> Supervisor:
         """Tell the other nodes which ranks they have."""
@@ -257,7 +258,8 @@ def _key_of_ranks(nodes: Nodes, job_id: str) -> JobKey:
 
 def _encode_place(placement: Placement, identity: JobIdentity) -> bytes:
     place = {"names": placement.names, "counts": placement.counts, "number": placement.number}
-    return encode_text({**place, "job_id": identity.job_id, "address": identity.address, "port": identity.port})
+    rendezvous = {"job_id": identity.job_id, "address": identity.address, "port": identity.port}
+    return encode_text({**place, **rendezvous, "master": identity.master})
 
 
 def _decode_place(frame: Frame, nodes: Nodes) -> tuple[Placement, JobIdentity]:
@@ -265,9 +267,10 @@ def _decode_place(frame: Frame, nodes: Nodes) -> tuple[Placement, JobIdentity]:
         said = decode_text(frame.payload)
         placement = Placement(tuple(said["names"]), tuple(said["counts"]), said["number"])
         job_id, address, port = str(said["job_id"]), str(said["address"]), int(said["port"])
+        master = str(said["master"][0]), int(said["master"][1])
     except (ValueError, TypeError, KeyError) as error:
         raise HostsError(f"node 0 cannot be understood ({error!r}); install the same horovodlike there") from None
-    return placement, JobIdentity(job_id, _key_of_ranks(nodes, job_id).hex(), address, port)
+    return placement, JobIdentity(job_id, _key_of_ranks(nodes, job_id).hex(), address, port, master)
 
 
 def _why(outcome: Outcome, here: str) -> bytes:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from horovodlike._net.secure_channel import JobKey
+from horovodlike.launcher.agent.host_probe import find_free_port
 from horovodlike.launcher.agent.protocol import FrameKind
 from horovodlike.launcher.errors import UsageError
 from horovodlike.launcher.planning import JobSpec
@@ -141,6 +142,12 @@ class StaticLaunch(Launch):
         """Start the rendezvous server where the other hosts reach it."""
         found = reachable_addresses(self._described, self._spec.network_interface) if self._described else [LOOPBACK]
         self._serve_ranks(JobKey(bytes.fromhex(self._identity.key)), self._spec.num_proc, ",".join(found))
+        first = self._described.get(self._placements[0].name)
+        if first is None:
+            master = found[0], find_free_port()
+        else:
+            master = first.seen_from[1] if first.seen_from else self._placements[0].name, first.free_port
+        self._identity = replace(self._identity, master=master)
 
     def plan(self) -> None:
         """See :meth:`Launch.plan`."""

@@ -29,9 +29,12 @@ def test_lines_have_prefixes(hvdrun: Callable[..., object]) -> None:
 def test_the_environment_of_ranks(hvdrun: Callable[..., object], script: Callable[..., Path]) -> None:
     program = script("""
         for name, value in sorted(os.environ.items()):
-            if name.startswith("HOROVODLIKE_") or name in ("PYTHONUNBUFFERED", "OMP_NUM_THREADS"):
+            own = ("PYTHONUNBUFFERED", "OMP_NUM_THREADS", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+            if name.startswith(("HOROVODLIKE_", "MASTER_")) or name in own:
                 print(name, value)
         import socket
+        if rank == 0:
+            socket.create_server((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))).close()
         socket.create_connection((os.environ["HOROVODLIKE_RENDEZVOUS_ADDR"],
                                   int(os.environ["HOROVODLIKE_RENDEZVOUS_PORT"]))).close()
     """)
@@ -54,12 +57,18 @@ def test_the_environment_of_ranks(hvdrun: Callable[..., object], script: Callabl
                 "HOROVODLIKE_CYCLE_TIME": "3",
                 "HOROVODLIKE_START_TIMEOUT": "11",
                 "PYTHONUNBUFFERED": "1",
+                "RANK": str(rank),
+                "WORLD_SIZE": "2",
+                "LOCAL_RANK": str(rank),
+                "LOCAL_WORLD_SIZE": "2",
+                "MASTER_ADDR": "127.0.0.1",
             }.items()
         )
         cores = len(os.sched_getaffinity(0))
         assert 1 <= int(environ["OMP_NUM_THREADS"]) <= max(1, cores // 2)
     for name in ("SECRET_KEY", "NODE_ID", "JOB_ID", "RENDEZVOUS_PORT"):
         assert len({environ[f"HOROVODLIKE_{name}"] for environ in ranks}) == 1
+    assert ranks[0]["MASTER_PORT"] == ranks[1]["MASTER_PORT"]
     assert job.err.count("hvdrun: OMP_NUM_THREADS=") == 1
 
 

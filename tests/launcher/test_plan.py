@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -60,6 +61,17 @@ def test_the_environment_of_ranks() -> None:
         ":glibc.malloc.hugetlb=1",
     }
     assert said == ["OMP_NUM_THREADS=2 for each of 3 ranks (8 cores); set it yourself to change that"]
+
+
+def test_the_variables_of_torch_distributed() -> None:
+    job = JobSpec(4, ("x",), hosts=(HostSlots("a", 2), HostSlots("b", 2)), here=None)
+    identity = replace(IDENTITY, master=("10.0.0.1", 2345))
+    plans, _ = plan_ranks(job, ("x",), job.placements[1], BIG, identity, {})
+    expected = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    expected |= {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "2345"}
+    assert expected.items() <= plans[1].environ.items()
+    plans, _ = plan_ranks(job, ("x",), job.placements[1], BIG, identity, {"MASTER_PORT": "1", "RANK": ""})
+    assert "MASTER_PORT" not in plans[1].environ and plans[1].environ["RANK"] == "3"
 
 
 def test_the_ranks_of_several_hosts() -> None:

@@ -84,9 +84,9 @@ def test_why_an_agent_does_not_answer(status: int, words: list[str], expected: s
 
 def test_the_description_of_this_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SSH_CONNECTION", "10.0.0.1 5000 10.0.0.2 22")
-    assert decode_description(describe(encode_needs(str(tmp_path), sys.executable))) == HostDescription(
-        installed_version(), detect_host(), ("10.0.0.1", "10.0.0.2"), ()
-    )
+    found = decode_description(describe(encode_needs(str(tmp_path), sys.executable)))
+    assert found.free_port > 0
+    assert found == HostDescription(installed_version(), detect_host(), ("10.0.0.1", "10.0.0.2"), (), found.free_port)
     monkeypatch.delenv("SSH_CONNECTION")
     found = decode_description(describe(encode_needs(str(tmp_path / "none"), sys.executable)))
     assert found.seen_from is None

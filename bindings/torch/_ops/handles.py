@@ -18,7 +18,17 @@ import torch
 from horovodlike import basics, process_set
 from horovodlike._engine import ops
 from horovodlike._engine.arguments import integer
-from horovodlike._engine.ops import Allocation, Device, GpuStream, Kind, Output, Request, engine_shape, rows_of
+from horovodlike._engine.ops import (
+    Allocation,
+    Destinations,
+    Device,
+    GpuStream,
+    Kind,
+    Output,
+    Request,
+    engine_shape,
+    rows_of,
+)
 from horovodlike.errors import HorovodInternalError, ShutDownError
 from horovodlike.torch._ops import fast_path, gpu
 from horovodlike.torch._ops.fast_path import FastPath
@@ -58,7 +68,7 @@ class _InFlight(NamedTuple):
     finish: Callable[[list[Output]], Result]
     storages: Sequence[torch.UntypedStorage]
     stream: GpuStream | None = None  # on which it was started; None: the tensors are on the CPU
-    allocation: Allocation | None = None
+    allocation: Allocation | Destinations | None = None
 
 
 @dataclass(slots=True)  # whose attributes are quicker to get than a named tuple's
@@ -130,7 +140,7 @@ def start(
     borrowed: Sequence[object],
     finish: Callable[[list[Output]], Result],
     arguments: Sequence[int] = (),
-    allocation: Allocation | None = None,
+    allocation: Allocation | Destinations | None = None,
 ) -> int:
     """Enqueue an operation on tensors that are in memory, and return its handle."""
     on_gpu = bool(inputs) and gpu.is_on_gpu(inputs[0])
@@ -147,7 +157,7 @@ def start(
     operation = _InFlight(borrowed, finish, storages, stream, allocation)
     try:
         if stream is None:
-            handle = request.enqueue(addresses, results)
+            handle = request.enqueue(addresses, results, allocation if isinstance(allocation, Destinations) else None)
         else:
             handle = request.enqueue_on_stream(addresses, results, stream, allocation)
         _in_flight[handle] = operation
@@ -229,6 +239,17 @@ def start_again_in_place(
     path = last.in_place if waits else last.copied
     if path is None:
         return 0
+    handle = start_on_fast_path(path, tensor, waits)
+    if handle:
+        _overwritten.append(tensor)
+    return handle
+
+
+def start_on_fast_path(path: FastPath, tensor: torch.Tensor, waits: bool) -> int:
+    """Enqueue an allreduce in place for which there is a fast path; 0, having done nothing, if that does not fit.
+
+    `waits`: as of `start_in_place`, and as the fast path is meant.
+    """
     if waits:
         ops.hand_over()
     # The handle, which a signal handler that raises before it is noted must not lose, and what keeps its memory.
@@ -237,7 +258,6 @@ def start_again_in_place(
         handle = path.enqueue(tensor, kept)
         if handle:
             _on_fast_path[handle] = tensor, path, kept[1]
-            _overwritten.append(tensor)
         if waits:
             ops.raise_interruption()
     except BaseException:

@@ -17,6 +17,12 @@ namespace hvl {
 namespace {
 
 Status check_against_job(const Signature& signature, const EngineOptions& options) {
+  const std::vector<int64_t>& ranks = signature.arguments;
+  if (signature.is_by_members() && !std::binary_search(ranks.begin(), ranks.end(), options.rank)) {
+    return Status(HVL_INVALID_ARGUMENT, "rank " + std::to_string(options.rank) +
+                                            " is no member of the process set of '" + signature.name +
+                                            "', which its members add");
+  }
   if (!has_root(signature.kind) || (signature.root >= 0 && signature.root < options.size)) return Status();
   return Status(HVL_INVALID_ARGUMENT, std::string(name_of(signature.kind)) + " of '" + signature.name +
                                           "' has the root rank " + std::to_string(signature.root) +
@@ -399,5 +405,14 @@ int32_t hvl_wait_all_on_stream(int64_t* handles, int32_t count, double timeout, 
 }
 
 void hvl_free(void* data) { free(data); }
+
+void* hvl_place_output(void* context, int32_t index, const hvl_output* output) {
+  hvl_output* place = static_cast<hvl_output*>(context) + index;
+  if (place->num_bytes != output->num_bytes) {
+    *place = *output;
+    place->data = malloc(static_cast<size_t>(output->num_bytes) + 1);  // + 1: not null when empty
+  }
+  return output->num_bytes > 0 ? place->data : context;  // null would mean that there is no memory
+}
 
 }  // extern "C"

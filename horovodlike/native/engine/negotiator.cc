@@ -175,7 +175,9 @@ Status Negotiator::execute(const Record& record) {
   next_.members = members.get();
   next_.team = team_without(members, record.absent);
   next_.counted = context_.options.average_counts_joined ? next_.members : next_.team.get();
-  if (!next_.team->is_member()) return Status();
+  if (!next_.team->is_member()) {
+    return definition->signature.is_by_members() ? change_process_sets(definition->signature, nullptr) : Status();
+  }
   const Status status = requests_.find_tensors(record.ids, &next_.tensors);
   if (!status.ok()) return status;
   switch (definition->signature.kind) {
@@ -196,7 +198,8 @@ TeamPtr Negotiator::team_without(const TeamPtr& members, const std::vector<int32
   return team;
 }
 
-// The coordinator has checked that it can be done, and does the same to its own list.
+// The coordinator has checked that it can be done, and does the same to its own list. Null: this rank has not requested
+// it.
 Status Negotiator::change_process_sets(const Signature& signature, NamedTensor* tensor) {
   if (signature.kind == HVL_REMOVE_PROCESS_SET) {
     const auto removed = process_sets_.find(static_cast<int32_t>(signature.arguments[0]));
@@ -210,7 +213,7 @@ Status Negotiator::change_process_sets(const Signature& signature, NamedTensor* 
   std::vector<int> members(signature.arguments.begin(), signature.arguments.end());
   context_.messenger.add_process_set(id, members);
   process_sets_[id] = std::make_shared<Team>(std::move(members), context_.options.rank);
-  return executor_.complete_with(tensor, id);
+  return tensor == nullptr ? Status() : executor_.complete_with(tensor, id);
 }
 
 }  // namespace hvl

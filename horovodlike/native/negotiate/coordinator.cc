@@ -71,7 +71,7 @@ Coordinator::State::State(const CoordinatorOptions& given) : options(given), tab
   options.max_batch = std::max(1, given.max_batch);
   std::vector<int> all_ranks(static_cast<size_t>(options.size));
   std::iota(all_ranks.begin(), all_ranks.end(), 0);
-  add_process_set(std::move(all_ranks));
+  add_process_set(std::move(all_ranks), false);
   num_joins.resize(static_cast<size_t>(options.size));
   straggler_stats.resize(static_cast<size_t>(options.size));
 }
@@ -82,7 +82,7 @@ Coordinator::State::State(const CoordinatorOptions& given) : options(given), tab
 Status Coordinator::State::add_ready(TensorState* tensor, int rank, Kind kind, uint64_t sent) {
   if (!table.add_ready(tensor, rank)) return announced_again(*tensor, rank);
   note_ready(tensor, tensor->num_ready == 1, {sent, ReadyMark(sent, rank)});
-  if (tensor->kind != HVL_JOIN && num_joins[static_cast<size_t>(rank)] > 0 &&
+  if (tensor->kind != HVL_JOIN && num_joins[static_cast<size_t>(rank)] > 0 && !is_by_members(*tensor) &&
       find_process_set(tensor->process_set)->has_joined(rank)) {
     ++tensor->num_needed;  // a rank that has joined takes part where another of its threads continues
   }
@@ -132,8 +132,8 @@ TensorState* Coordinator::State::find_or_add(ProcessSet* set, const Signature& s
   TensorState* tensor = table.add();
   tensor->process_set = signature.process_set;
   tensor->kind = signature.kind;
-  make_idle(tensor);
   table.details(*tensor).signature = signature;
+  make_idle(tensor);
   set->names.emplace(signature.name, tensor->id);
   return tensor;
 }
@@ -196,9 +196,14 @@ void Coordinator::State::refuse(TensorState* tensor, const Status& status, std::
   if (!tensor->defined) remove(tensor);
 }
 
-// Resets a tensor: no rank has it ready, and all ranks that have not joined are needed; for a join, all ranks.
+// Resets a tensor: no rank has it ready, and all ranks that have not joined are needed; for a join, all ranks; for the
+// addition of a process set by its members, those.
 void Coordinator::State::make_idle(TensorState* tensor) {
   table.clear_ready(tensor);
+  if (is_by_members(*tensor)) {
+    tensor->num_needed = static_cast<int32_t>(table.details(*tensor).signature.arguments.size());
+    return;
+  }
   const ProcessSet& set = *find_process_set(tensor->process_set);
   tensor->num_needed = tensor->kind == HVL_JOIN ? static_cast<int32_t>(set.members.size()) : set.num_active();
 }
@@ -288,7 +293,9 @@ void Coordinator::State::execute(TensorState* tensor, std::vector<Decision>* dec
   decisions->push_back(make_execute(
       {tensor->process_set, tensor->device, absent, tensor->num_bytes, tensor->num_tensors, {tensor->id}}));
   if (joins) decisions->back().record.last_joined = find_process_set(tensor->process_set)->last_joined;
-  if (change.kind == HVL_ADD_PROCESS_SET) add_process_set({change.arguments.begin(), change.arguments.end()});
+  if (change.kind == HVL_ADD_PROCESS_SET) {
+    add_process_set({change.arguments.begin(), change.arguments.end()}, change.is_by_members());
+  }
 }
 
 Decision Coordinator::State::make_execute(OpenBatch batch) {
@@ -399,7 +406,7 @@ std::vector<Pending> Coordinator::pending(uint64_t latest) const {
     for (int rank : set.members) {
       const bool is_ready = state_->table.is_ready(*tensor, rank);
       if (is_ready) pending.ready.push_back(rank);
-      if (!is_ready && !set.has_joined(rank)) pending.missing.push_back(rank);
+      if (!is_ready && state_->waits_for(*tensor, set, rank)) pending.missing.push_back(rank);
     }
     result.push_back(std::move(pending));
   }

@@ -16,17 +16,30 @@ Status Coordinator::State::check_change(const Signature& signature) {
     if (id != 0 && id <= INT32_MAX && find_process_set(static_cast<int32_t>(id)) != nullptr) return Status();
     return Status(HVL_INVALID_ARGUMENT, "There is no process set " + std::to_string(id) + " that could be removed.");
   }
+  if (signature.is_by_members()) return Status();
   const std::vector<int> members(signature.arguments.begin(), signature.arguments.end());
   for (const auto& [id, set] : process_sets) {
-    if (set.members != members) continue;
+    if (set.is_by_members || set.members != members) continue;
     return Status(HVL_INVALID_ARGUMENT,
                   "Process set " + std::to_string(id) + " has the same ranks already: " + text_of_ranks(members) + ".");
   }
   return Status();
 }
 
-void Coordinator::State::add_process_set(std::vector<int> members) {
+bool Coordinator::State::is_by_members(const TensorState& tensor) const {
+  return tensor.kind == HVL_ADD_PROCESS_SET && table.details(tensor).signature.is_by_members();
+}
+
+// True if a tensor that the rank has not ready is incomplete because of that.
+bool Coordinator::State::waits_for(const TensorState& tensor, const ProcessSet& set, int rank) const {
+  if (!is_by_members(tensor)) return !set.has_joined(rank);
+  const std::vector<int64_t>& members = table.details(tensor).signature.arguments;
+  return std::binary_search(members.begin(), members.end(), rank);
+}
+
+void Coordinator::State::add_process_set(std::vector<int> members, bool is_by_members) {
   ProcessSet set;
+  set.is_by_members = is_by_members;
   set.members = std::move(members);
   set.ranks = RankSet(set.members);
   set.joined.resize(static_cast<size_t>(options.size));
@@ -74,7 +87,7 @@ void Coordinator::State::on_join(const TensorState& join, int rank) {
   std::vector<std::pair<uint64_t, TensorId>> complete;
   for (const auto& [name, id] : set.names) {
     TensorState* tensor = table.find(id);
-    if (tensor->kind == HVL_JOIN || table.is_ready(*tensor, rank)) continue;
+    if (tensor->kind == HVL_JOIN || is_by_members(*tensor) || table.is_ready(*tensor, rank)) continue;
     const bool was_complete = tensor->num_ready == tensor->num_needed;
     --tensor->num_needed;
     if (!was_complete && tensor->num_ready > 0 && tensor->num_ready == tensor->num_needed) {
@@ -99,7 +112,8 @@ void Coordinator::State::forget_joins(const TensorState& join) {
     --num_joined;
     for (const auto& [name, id] : set.names) {
       TensorState* tensor = table.find(id);
-      if (tensor->kind != HVL_JOIN && !table.is_ready(*tensor, rank)) ++tensor->num_needed;
+      if (tensor->kind == HVL_JOIN || is_by_members(*tensor) || table.is_ready(*tensor, rank)) continue;
+      ++tensor->num_needed;
     }
   }
 }
@@ -144,7 +158,7 @@ TensorState* Coordinator::State::with_new_id(TensorId id) {
 std::vector<int32_t> Coordinator::State::absent_from(const TensorState& tensor) {
   std::vector<int32_t> absent;
   const ProcessSet& set = *find_process_set(tensor.process_set);
-  if (set.num_joined == 0) return absent;
+  if (set.num_joined == 0 && !is_by_members(tensor)) return absent;
   for (int rank : set.members) {
     if (!table.is_ready(tensor, rank)) absent.push_back(rank);
   }
@@ -162,7 +176,7 @@ std::vector<int> Coordinator::State::concerned_by(int32_t process_set, const std
 }
 
 Status Coordinator::State::check_absent(const TensorState& tensor, const std::vector<int32_t>& absent) {
-  if (absent.empty()) return Status();
+  if (absent.empty() || is_by_members(tensor)) return Status();
   const Signature& signature = table.details(tensor).signature;
   const bool needs_all = changes_process_sets(tensor.kind) || tensor.kind == HVL_JOIN;
   const bool needs_root = has_root(tensor.kind);

@@ -21,6 +21,7 @@ struct ProcessSet {
   std::vector<TensorId> joined;  // by rank: the join that it waits in; kNoId: it has not joined
   int32_t num_joined = 0;
   int last_joined = -1;
+  bool is_by_members = false;  // they have added it, and other ranks may not know its id
 
   int32_t num_active() const { return static_cast<int32_t>(members.size()) - num_joined; }
   bool has_joined(int rank) const { return joined[static_cast<size_t>(rank)] != kNoId; }
@@ -97,7 +98,9 @@ struct Coordinator::State {
 
   // Process sets and joined ranks: coordinator_sets.cc.
   Status check_change(const Signature& signature);
-  void add_process_set(std::vector<int> members);
+  bool is_by_members(const TensorState& tensor) const;
+  bool waits_for(const TensorState& tensor, const ProcessSet& set, int rank) const;
+  void add_process_set(std::vector<int> members, bool is_by_members);
   void remove_process_set(int32_t process_set, std::vector<Decision>* decisions);
   void on_join(const TensorState& join, int rank);
   void forget_joins(const TensorState& join);

@@ -31,6 +31,8 @@ struct Signature {
   bool operator==(const Signature& other) const;
   bool operator!=(const Signature& other) const { return !(*this == other); }
   int64_t num_bytes() const;
+  // True for the addition of a process set that its members request, and no other rank.
+  bool is_by_members() const { return kind == HVL_ADD_PROCESS_SET && root >= 0; }
   MemoryFormat memory_format(size_t tensor) const;  // of an allreduce
 };
 

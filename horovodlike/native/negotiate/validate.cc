@@ -125,6 +125,8 @@ Status compare_all(const std::vector<Proposal>& proposals) {
   then(has_root(first.kind), "root ranks", [](const Signature& s) { return std::to_string(s.root); });
   then(reduces, "prescale factors", [](const Signature& s) { return text_of(s.prescale); });
   then(reduces, "postscale factors", [](const Signature& s) { return text_of(s.postscale); });
+  then(first.kind == HVL_ADD_PROCESS_SET, "requesting ranks",
+       [](const Signature& s) { return std::string(s.is_by_members() ? "the members" : "all ranks"); });
   then(changes_process_sets(first.kind), "arguments", [](const Signature& s) { return text_of(s.arguments, false); });
   then(true, "numbers of tensors", [](const Signature& s) { return std::to_string(s.tensors.size()); });
   for (size_t t = 0; status.ok() && t < first.tensors.size(); ++t) status = compare_tensor(proposals, t);

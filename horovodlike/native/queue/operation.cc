@@ -143,7 +143,7 @@ std::shared_ptr<Operation> copy(const hvl_request& request) {
   const bool reduces = is_reduction(signature.kind);
   if (reduces) signature.op = static_cast<ReduceOp>(request.reduce_op);
   if (has_tensors(signature.kind)) signature.device = static_cast<Device>(request.device);
-  if (has_root(signature.kind)) signature.root = request.root_rank;
+  if (has_root(signature.kind) || signature.kind == HVL_ADD_PROCESS_SET) signature.root = request.root_rank;
   signature.process_set = request.process_set;
   if (reduces) signature.prescale = request.prescale;
   if (reduces) signature.postscale = request.postscale;

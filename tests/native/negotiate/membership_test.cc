@@ -71,6 +71,44 @@ TEST(changes_that_cannot_be_made) {
   CHECK_HAS(driver.last.back().record.text, "ranks 0, 1 have [0], rank 2 has [1]");
 }
 
+TEST(a_set_that_its_members_add) {
+  CoordinatorDriver driver(4);
+  Signature addition = change_of(HVL_ADD_PROCESS_SET, {1, 3});
+  addition.root = 1;
+  driver.request(3, addition);
+  CHECK_EQ(driver.decide(), "");
+  const std::vector<Pending> pending = driver.coordinator.pending(1);
+  CHECK_EQ(pending.size(), 1u);
+  CHECK(pending[0].missing == std::vector<int>{1});
+  driver.request(1, addition);
+  CHECK_EQ(driver.decide(), "define 1 add; execute 1");
+  CHECK(driver.last.back().record.absent == (std::vector<int32_t>{0, 2}));
+  for (int rank : {1, 3}) CHECK_EQ(driver.request(rank, of_set(1, allreduce_of("x"))), "");
+  CHECK_EQ(driver.decide(), "define 2 x; execute 2");
+  // All ranks may add a set of the same ranks, and the members another one.
+  addition.root = -1;
+  addition.name = "all";
+  driver.request_all(addition);
+  CHECK_EQ(driver.decide(), "define 3 all; execute 3");
+  for (int rank : {1, 3}) driver.ready(rank, {1});
+  CHECK_EQ(driver.decide(), "execute 1");
+  for (int rank : {1, 3}) CHECK_EQ(driver.request(rank, of_set(3, allreduce_of("y"))), "");
+  CHECK_EQ(driver.decide(), "define 4 y; execute 4");
+}
+
+TEST(a_set_that_its_members_add_while_others_have_joined) {
+  CoordinatorDriver driver(3);
+  Signature addition = change_of(HVL_ADD_PROCESS_SET, {0, 1});
+  addition.root = 0;
+  driver.request(0, addition);
+  driver.request(2, join_of());
+  CHECK_EQ(driver.decide(), "");
+  driver.request(1, addition);
+  CHECK_EQ(driver.decide(), "define 1 add; execute 1");
+  for (int rank : {0, 1}) driver.request(rank, join_of());
+  CHECK_EQ(driver.decide(), "define 2 join; execute 2");
+}
+
 TEST(what_is_pending_on_a_set_that_is_removed_fails) {
   CoordinatorDriver driver(2);
   driver.request_all(change_of(HVL_ADD_PROCESS_SET, {0}));

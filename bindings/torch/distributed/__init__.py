@@ -1,0 +1,36 @@
+"""The backend `hvd` of torch.distributed: DDP, FSDP and whatever else is built on it use the engine of horovodlike.
+
+    torch.distributed.init_process_group("hvd")
+
+PyTorch finds the backend without an import of this module, by an entry point. The parts:
+
+* :mod:`horovodlike.torch.distributed.backend`: making groups, and whose the engine is
+* :mod:`horovodlike.torch.distributed.process_group`: the operations
+"""
+
+from __future__ import annotations
+
+import torch
+
+
+def check_version(version: str) -> None:
+    """Make sure that a release of PyTorch has what the backend needs.
+
+    Raises:
+        ImportError: It is older than 2.1.
+    """
+    major, minor = (int(part) for part in version.split(".")[:2])
+    if (major, minor) < (2, 1):
+        raise ImportError(f"the backend hvd of torch.distributed needs torch 2.1 or newer; installed is {version}")
+
+
+check_version(torch.__version__)
+
+from horovodlike_torch_backend import register  # type: ignore[import-untyped]  # noqa: E402
+
+from horovodlike.torch.distributed.backend import create  # noqa: E402  # after the check
+from horovodlike.torch.distributed.process_group import HvdProcessGroup  # noqa: E402
+
+__all__ = ["HvdProcessGroup", "create"]
+
+register()

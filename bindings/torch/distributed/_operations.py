@@ -1,0 +1,54 @@
+"""The common part of all operations of a process group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from horovodlike.torch.distributed._team import Team
+from horovodlike.torch.distributed._work import HvdWork, Operation
+
+Tensors = Sequence[torch.Tensor]
+
+
+class Operations:
+    """The ranks of a group, and how an operation in flight becomes what a call returns.
+
+    Args:
+        team: The ranks.
+    """
+
+    def __init__(self, team: Team) -> None:
+        """Begin without operations."""
+        self._team = team
+        self._coalesced: list[Operation] | None = None
+
+    def work_of(self, operation: Operation, opts: Any) -> HvdWork:
+        """Return the work of an operation, carried out if the caller waits."""
+        if self._coalesced is not None:
+            self._coalesced.append(operation)
+        elif not getattr(opts, "asyncOp", True):
+            operation.wait()
+            return HvdWork((), operation.outputs)
+        return HvdWork((operation,), operation.outputs)
+
+    def root_of(self, place: int, what: str) -> int:
+        """Return the rank of the job that has a place in the group."""
+        if not 0 <= place < self._team.size:
+            raise ValueError(f"{what}: the group has ranks 0 to {self._team.size - 1}, but no root {place}")
+        return self._team.ranks[place]
+
+
+def place_of_root(opts: Any) -> int:
+    """Return the root's place in the group, from options or from a place."""
+    return opts if isinstance(opts, int) else getattr(opts, "rootRank", 0)
+
+
+def copy_all(sources: Tensors, targets: Tensors) -> None:
+    """Copy results to the tensors that they are for, where they are not there yet."""
+    with torch.no_grad():
+        for source, target in zip(sources, targets, strict=True):
+            if source is not target:
+                target.copy_(source)

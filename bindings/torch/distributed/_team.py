@@ -1,0 +1,247 @@
+"""The ranks of a process group, and how their operations get to the engine."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+
+from horovodlike import basics
+from horovodlike._bootstrap.rendezvous_state import name_ranks
+from horovodlike._engine import ops
+from horovodlike._engine.ops import Destinations, Kind, Output, ReduceOp
+from horovodlike.errors import MismatchError, ShutDownError
+from horovodlike.torch._ops import fast_path, gpu
+from horovodlike.torch._ops.handles import Call, Result, start, start_on_fast_path, synchronize
+from horovodlike.torch.distributed._names import Name, Names
+from horovodlike.torch.distributed._work import Operation
+
+_ASK_SECONDS = 1.0
+"""After a time-out, the other ranks have so long to say that theirs is over as well."""
+_ALLREDUCE = int(Kind.ALLREDUCE)
+
+
+@dataclass(eq=False)
+class Team:
+    """The ranks of a process group.
+
+    Attributes:
+        name: The group's name, for messages.
+        rank: This rank's place in the group.
+        ranks: By place, the ranks of the job.
+        set_id: The process set of the engine.
+        timeout: Seconds that a wait may take.
+        store: The group's store.
+        engine_ends_stalls: The engine ends the job, and names the missing ranks, before a wait takes so long.
+    """
+
+    name: str
+    rank: int
+    ranks: Sequence[int]
+    set_id: int
+    timeout: float
+    store: Store
+    engine_ends_stalls: bool
+    closed: str = field(default="", init=False)  # why it cannot be used any more
+
+    def __post_init__(self) -> None:
+        """Begin without operations."""
+        self._generation = basics.generation()
+        self._names = Names(f"torch.{self.name}")
+        self._limit = None if self.engine_ends_stalls else self.timeout
+
+    @property
+    def size(self) -> int:
+        """The number of ranks."""
+        return len(self.ranks)
+
+    @property
+    def count(self) -> int:
+        """How many operations the group has started."""
+        return self._names.count
+
+    def set_timeout(self, seconds: float) -> None:
+        """Have waits of operations that are started from now on take so long at most."""
+        self.timeout = seconds
+        self._limit = seconds
+
+    def start(
+        self,
+        kind: Kind,
+        signature: Hashable,
+        inputs: Sequence[torch.Tensor],
+        outputs: Sequence[torch.Tensor],
+        results: Sequence[torch.Tensor],
+        *,
+        op: int = ReduceOp.SUM,
+        prescale: float = 1.0,
+        root: int = -1,
+        arguments: Sequence[int] = (),
+        destinations: Destinations | None = None,
+        finish: Callable[[], None] | None = None,
+        timeout: float | None = None,
+    ) -> Operation:
+        """Hand an operation to the engine.
+
+        Args:
+            kind: What to do.
+            signature: What is the same on all ranks, beside the kind and the following arguments.
+            inputs: Tensors in memory.
+            outputs: In memory, likewise; empty with a destinations.
+            results: The caller's tensors, which have the result in the end.
+            op: The reduction.
+            prescale: Its factor.
+            root: The rank of the job that is the root.
+            arguments: Those of the request.
+            destinations: Where the outputs go, of an operation whose outputs have sizes of their own.
+            finish: Puts the result into the caller's tensors.
+            timeout: Seconds that a wait may take; None: the group's.
+        """
+        self.check_open()
+        key = int(kind), signature, op, prescale, root
+        return self._start_as(
+            self._names.next(key), key, kind, inputs, outputs, results, arguments, destinations, finish, timeout
+        )
+
+    def _start_as(
+        self,
+        name: Name,
+        key: tuple[int, Hashable, int, float, int],
+        kind: Kind,
+        inputs: Sequence[torch.Tensor],
+        outputs: Sequence[torch.Tensor],
+        results: Sequence[torch.Tensor],
+        arguments: Sequence[int],
+        destinations: Destinations | None,
+        finish: Callable[[], None] | None,
+        timeout: float | None,
+    ) -> Operation:
+        call = name.calls.get(key)
+        if call is None:
+            _, _, op, prescale, root = key
+            call = name.keep_call(key, Call(kind, name.text, op, root, prescale, 1.0, self.set_id))
+
+        def end(_: list[Output]) -> Result:
+            if destinations is not None:
+                destinations.check(name.text)
+            if finish is not None:
+                finish()
+            return None
+
+        borrowed = [*inputs, *outputs, *results, destinations]
+        try:
+            handle = start(call, inputs, outputs, borrowed, end, arguments, destinations)
+        except ValueError:
+            if not self._wait_for_name(call, timeout):
+                raise
+            handle = start(call, inputs, outputs, borrowed, end, arguments, destinations)
+        number = self._names.count
+        return Operation(
+            handle,
+            results,
+            self._limit if timeout is None else timeout,
+            lambda seconds: self._timed_out(name.text, kind, number, seconds),
+            self._on_error,
+        )
+
+    def _wait_for_name(self, call: Call, timeout: float | None) -> bool:
+        """Wait until the operation that has the name of a call is complete; False if there is none."""
+        for request in list(call.requests.values()):
+            handle = request.handle_in_flight()
+            if handle:
+                with contextlib.suppress(KeyError):  # another thread has found it complete
+                    ops.wait_within(handle, self.timeout if timeout is None else timeout)
+                return True
+        return False
+
+    def allreduce(self, tensor: torch.Tensor, op: int, prescale: float, waits: bool) -> Operation | None:
+        """Start an allreduce in place of a tensor in memory.
+
+        Args:
+            tensor: What to reduce.
+            op: The reduction.
+            prescale: Its factor.
+            waits: Carry it out.
+
+        Returns:
+            None if it has been carried out.
+        """
+        self.check_open()
+        shape, dtype = tensor.shape, tensor.dtype
+        key = _ALLREDUCE, (dtype, shape), op, prescale, -1
+        name = self._names.next(key)
+        if waits:
+            path = name.fast_paths.get(key)
+            if path is not None and self._carry_out(path, tensor):
+                return None
+        tensors = [tensor]
+        operation = self._start_as(name, key, Kind.ALLREDUCE, tensors, tensors, tensors, (), None, None, None)
+        if not waits:
+            return operation
+        if key not in name.fast_paths and gpu.is_on_cpu(tensor):
+            request = name.calls[key].requests[False, dtype, shape]
+            num_bytes = math.prod(shape) * dtype.itemsize
+            name.fast_paths[key] = fast_path.fast_paths(request, dtype, shape, num_bytes)[1]
+        operation.wait()
+        return None
+
+    def _carry_out(self, path: fast_path.FastPath, tensor: torch.Tensor) -> bool:
+        handle = start_on_fast_path(path, tensor, True)
+        if not handle:
+            return False
+        try:
+            if self._limit is not None and not ops.wait_within(handle, self._limit):
+                raise self._timed_out(path.request.name, Kind.ALLREDUCE, self._names.count, self._limit)
+            synchronize(handle)
+        except MismatchError as error:
+            self._on_error(error)
+            raise
+        return True
+
+    def _on_error(self, error: Exception) -> None:
+        if isinstance(error, MismatchError):
+            self._names.restart()
+
+    def check_open(self) -> None:
+        """Make sure that the group can be used.
+
+        Raises:
+            ShutDownError: It was destroyed or aborted, or its engine has ended.
+        """
+        if self.closed:
+            raise ShutDownError(f"process group {self.name!r} {self.closed}")
+        if self._generation != basics.generation():
+            raise ShutDownError(
+                f"process group {self.name!r} is of the job before the last init(): call destroy_process_group() and "
+                "init_process_group() after it"
+            )
+
+    def _timed_out(self, text: str, kind: Kind, number: int, seconds: float) -> Exception:
+        missing = self.missing(f"late/{number}", _ASK_SECONDS)
+        detail = (
+            f"{name_ranks(missing)} of the job had not come to it"
+            if missing
+            else "all ranks have come to it, and wait as well"
+        )
+        what = f"{kind.name.lower()} {text!r} of process group {self.name!r}"
+        return dist.DistBackendError(f"{what} has taken more than {seconds:g} s: {detail}")
+
+    def missing(self, key: str, seconds: float) -> list[int]:
+        """Say in the store that this rank is here, and return the ranks of the job that do not say so in time."""
+        deadline = time.monotonic() + seconds
+        self.store.set(f"{key}/{self.rank}", "1")
+        found = []
+        for place, rank in enumerate(self.ranks):
+            left = max(0.01, deadline - time.monotonic())
+            try:
+                self.store.wait([f"{key}/{place}"], timedelta(seconds=left))
+            except RuntimeError:  # of a class that depends on the store and on the release of torch
+                found.append(rank)
+        return found

@@ -1,0 +1,107 @@
+"""From the tensors and options of torch.distributed to those of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from horovodlike._engine.ops import Destinations, ReduceOp
+from horovodlike.torch._ops.loan import address_of
+from horovodlike.torch._ops.tensor import DTYPES, check, in_memory
+
+_REDUCTIONS = {
+    dist.ReduceOp.SUM: ReduceOp.SUM,
+    dist.ReduceOp.AVG: ReduceOp.AVERAGE,
+    dist.ReduceOp.MIN: ReduceOp.MIN,
+    dist.ReduceOp.MAX: ReduceOp.MAX,
+    dist.ReduceOp.PRODUCT: ReduceOp.PRODUCT,
+}
+_OF_COMPLEX = (ReduceOp.SUM, ReduceOp.AVERAGE)
+
+
+def reduction(op: Any) -> tuple[int, float]:
+    """Return the engine's reduction for one of torch.distributed's, and the factor for what is reduced.
+
+    Raises:
+        ValueError: The engine has no such reduction.
+    """
+    member = getattr(op, "op", op)
+    known = _REDUCTIONS.get(member)
+    if known is not None:
+        return int(known), 1.0
+    if member == dist.ReduceOp.PREMUL_SUM:
+        factor = op.factor if hasattr(op, "factor") else op.__getstate__()[1]
+        return int(ReduceOp.SUM), float(factor)
+    raise ValueError(
+        f"the backend hvd has no reduction {getattr(member, 'name', member)}: it knows SUM, AVG, MIN, MAX, PRODUCT and "
+        "PREMUL_SUM. Convert the tensor to one of bool, and MIN is AND, MAX is OR; or use a group of the backend gloo"
+    )
+
+
+def seconds_of(timeout: timedelta | None) -> float | None:
+    """Return the seconds of a timeout of an operation's options; None if it is not set."""
+    seconds = timeout.total_seconds() if timeout is not None else 0.0
+    return seconds if seconds > 0 else None
+
+
+def one_tensor(tensors: Any, what: str) -> torch.Tensor:
+    """Return the only tensor of a list; or the tensor itself, if it is one.
+
+    Raises:
+        ValueError: There is none, or more than one.
+    """
+    if isinstance(tensors, torch.Tensor):
+        return tensors
+    if len(tensors) != 1:
+        raise ValueError(f"{what}: expected one tensor, got a list of {len(tensors)}")
+    tensor: torch.Tensor = tensors[0]
+    return tensor
+
+
+def to_reduce(tensor: torch.Tensor, op: int, what: str) -> torch.Tensor:
+    """Return a tensor to be reduced, as the engine knows it: a complex one as pairs of numbers.
+
+    Raises:
+        ValueError: The engine cannot reduce it so.
+    """
+    if tensor.is_complex():
+        if op not in _OF_COMPLEX:
+            raise ValueError(f"{what}: complex tensors can be reduced by SUM and AVG only")
+        tensor = torch.view_as_real(tensor)
+    check(tensor, what)
+    return tensor
+
+
+def to_move(tensor: torch.Tensor, what: str) -> torch.Tensor:
+    """Return a tensor to be sent or overwritten: one of a dtype that the engine does not know, as its bytes.
+
+    Raises:
+        ValueError: It has no memory, or gaps and a dtype that the engine does not know.
+    """
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    if isinstance(tensor, torch.Tensor) and tensor.dtype not in DTYPES and tensor.layout is torch.strided:
+        if not tensor.is_contiguous():
+            raise ValueError(f"{what}: a tensor of dtype {tensor.dtype} must be contiguous")
+        tensor = tensor.detach().unsqueeze(-1).view(torch.uint8)
+    check(tensor, what)
+    return tensor
+
+
+def flat(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the elements of a tensor in one dimension, in its own memory if they lie there row by row."""
+    return in_memory(tensor).detach().view(-1)
+
+
+def place_in(tensors: Sequence[torch.Tensor]) -> Destinations:
+    """Have the outputs of an allgather or alltoall written to these tensors, which are in memory."""
+    return Destinations([(address_of(tensor), tensor.nbytes) for tensor in tensors])
+
+
+def share_memory(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors have the same storage."""
+    return bool(one.untyped_storage()._cdata == other.untyped_storage()._cdata)

@@ -1,0 +1,265 @@
+"""Operations of a process group in flight: `dist.Work`, and the thread that completes futures."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from horovodlike import basics
+from horovodlike._engine import ops
+from horovodlike.torch._ops.handles import synchronize
+
+_LOOK_SECONDS = 0.005
+"""The thread that completes futures looks this often at those that are not the first."""
+_HELP_SECONDS = 0.02
+"""Where the engine does not overlap, a thread that asks for a future works on it for so long itself."""
+
+
+class Operation:
+    """An operation that the engine has, until its result is in the tensors of the caller. For any thread.
+
+    Args:
+        handle: From `handles.start`.
+        outputs: The tensors that have the result.
+        timeout: Seconds that a wait may take; None: until the operation is complete.
+        on_timeout: Returns the error for a wait that has taken so many seconds.
+        on_error: Called with the error of the operation.
+    """
+
+    __slots__ = (
+        "_completion",
+        "_done",
+        "_error",
+        "_future",
+        "_handle",
+        "_lock",
+        "_on_error",
+        "_on_timeout",
+        "outputs",
+        "timeout",
+    )
+
+    def __init__(
+        self,
+        handle: int,
+        outputs: Sequence[torch.Tensor],
+        timeout: float | None,
+        on_timeout: Callable[[float], Exception],
+        on_error: Callable[[Exception], None],
+    ) -> None:
+        self._handle = handle
+        self._lock = threading.Lock()
+        self._done = False
+        self._error: Exception | None = None
+        self._completion: torch.futures.Future[None] | None = None
+        self._future: torch.futures.Future[list[torch.Tensor]] | None = None  # which follows it
+        self._on_timeout, self._on_error = on_timeout, on_error
+        self.timeout = timeout
+        self.outputs = outputs
+
+    def is_done(self) -> bool:
+        """Return whether the result is there, or the operation has failed."""
+        if not self._done:
+            try:
+                is_complete = ops.poll(self._handle)
+            except KeyError:  # another thread finishes it, or it was of a job before
+                is_complete = True
+            if is_complete:
+                self._finish()
+        return self._done
+
+    def wait(self, seconds: float | None = None) -> None:
+        """Wait for the result, for so many seconds; None: for as long as the group waits.
+
+        Raises:
+            HorovodInternalError: The operation has failed.
+            DistBackendError: The time is over; the operation is still in flight.
+        """
+        if not self._done:
+            self._wait_for_engine(self.timeout if seconds is None else seconds)
+            self._finish()
+        if self._error is not None:
+            raise self._error
+
+    def help(self, seconds: float) -> bool:
+        """Work on the operation for so many seconds at most; return whether it is done."""
+        if not self._done:
+            with contextlib.suppress(KeyError):
+                if not ops.wait_within(self._handle, seconds):
+                    return False
+            self._finish()
+        return True
+
+    def _wait_for_engine(self, seconds: float | None) -> None:
+        try:
+            if seconds is None:
+                ops.wait_until_complete(self._handle)
+            elif not ops.wait_within(self._handle, seconds):
+                raise self._on_timeout(seconds)
+        except KeyError:  # another thread finishes it
+            pass
+
+    def _finish(self) -> None:
+        """Put the result, which the engine has, into the tensors."""
+        with self._lock:
+            if self._done:
+                return
+            try:
+                synchronize(self._handle)
+            except Exception as error:
+                self._error = error
+            self._done = True
+            completion = self._completion
+        if self._error is not None:
+            self._on_error(self._error)
+        if completion is not None:
+            completion.set_result(None)
+
+    def _value(self, _: object) -> list[torch.Tensor]:
+        """Return the value of the future, or raise its error.
+
+        An error that `set_exception` gives a future is unknown to C++, which would take the exception for the value.
+        """
+        if self._error is not None:
+            raise self._error
+        return list(self.outputs)
+
+    def future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        """Return the future of this operation, whose value is the list of the outputs."""
+        with self._lock:
+            if self._future is not None:
+                return self._future
+            completion: torch.futures.Future[None] = torch.futures.Future(devices=_devices(self.outputs))
+            future = completion.then(self._value)
+            self._completion, self._future = completion, future
+            is_done = self._done
+        if is_done:
+            completion.set_result(None)
+        elif basics.overlaps() or not self.help(_HELP_SECONDS):
+            _completer.add(self)
+        return future
+
+    @property
+    def error(self) -> Exception | None:
+        """The error of the operation, if it has failed."""
+        return self._error
+
+    def finish_later(self) -> None:
+        """Have the result put into the tensors although no thread waits for it."""
+        if not self._done and self._future is None and not sys.is_finalizing():
+            _completer.add(self)
+
+
+def future_of(outputs: Sequence[torch.Tensor]) -> torch.futures.Future[list[torch.Tensor]]:
+    """Return a future that has these tensors as its value."""
+    future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future(devices=_devices(outputs))
+    future.set_result(list(outputs))
+    return future
+
+
+def _devices(tensors: Sequence[torch.Tensor]) -> list[int | str | torch.device]:
+    return [torch.device(each) for each in sorted({str(one.device) for one in tensors if one.device.type != "cpu"})]
+
+
+class _Completer:
+    """The thread that waits for operations whose futures were asked for: C++ waits for those without Python."""
+
+    def __init__(self) -> None:
+        self._new: queue.SimpleQueue[Operation] = queue.SimpleQueue()
+        self._pid = 0
+        self._lock = threading.Lock()
+
+    def add(self, operation: Operation) -> None:
+        """Have an operation completed; start the thread if this process has none."""
+        with self._lock:
+            if self._pid != os.getpid():
+                self._new = queue.SimpleQueue()
+                self._pid = os.getpid()
+                threading.Thread(target=self._run, args=(self._new,), name="horovodlike-torch", daemon=True).start()
+            self._new.put(operation)
+
+    @staticmethod
+    def _run(new: queue.SimpleQueue[Operation]) -> None:
+        pending: list[Operation] = []
+        while True:
+            if not pending:
+                pending.append(new.get())
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    pending.append(new.get_nowait())
+            pending[0].help(_LOOK_SECONDS)
+            pending = [operation for operation in pending if not operation.is_done()]
+
+
+_completer = _Completer()
+
+
+class HvdWork(dist.Work):
+    """The work of a call of a process group, which the call returns.
+
+    Args:
+        operations: What the call has started.
+        outputs: The tensors that have the result.
+    """
+
+    def __init__(self, operations: Sequence[Operation], outputs: Sequence[torch.Tensor]) -> None:
+        """Wrap operations in flight; none, if the call has carried them out."""
+        super().__init__()
+        self.operations = operations
+        self._outputs = outputs
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        """Wait for the result; True if it is there.
+
+        Args:
+            timeout: None or 0: as long as the group waits.
+
+        Raises:
+            HorovodInternalError: The operation has failed.
+            DistBackendError: The time is over; the message names the ranks that are missing.
+        """
+        for operation in self.operations:
+            operation.wait(timeout.total_seconds() if timeout else None)
+        return True
+
+    def synchronize(self) -> None:
+        """Wait for the result."""
+        self.wait()
+
+    def is_completed(self) -> bool:
+        """Return whether the operation is over, successful or not."""
+        return all([operation.is_done() for operation in self.operations])
+
+    def is_success(self) -> bool:
+        """Return whether the operation is over, and successful."""
+        return self.is_completed() and self.exception() is None
+
+    def exception(self) -> Exception | None:
+        """Return the error of the operation, if it has failed."""
+        return next((operation.error for operation in self.operations if operation.error is not None), None)
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        """Return a future whose value is the list of the outputs. Another thread completes it."""
+        if len(self.operations) == 1:
+            return self.operations[0].future()
+        if not self.operations:
+            return future_of(self._outputs)
+        futures = torch.futures.collect_all([operation.future() for operation in self.operations])
+        return futures.then(lambda done: [one for future in done.value() for one in future.value()])
+
+    def result(self) -> list[torch.Tensor]:
+        """Return the outputs."""
+        return list(self._outputs)
+
+    def __del__(self) -> None:
+        """Finish operations for which no thread has waited."""
+        for operation in self.operations:
+            operation.finish_later()

@@ -1,0 +1,112 @@
+"""Making process groups, and whose the engine is.
+
+A process has one engine. If it runs when `init_process_group` is called, since `hvd.init()` was called before, the
+default group uses it and leaves it alone. Else `init_process_group` starts it, and it ends with the default group; in
+between `hvd.init()` does nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import os
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from horovodlike import basics, config
+from horovodlike._bootstrap.environment import HOST_ID, RankInfo, find_rank_info
+from horovodlike.process_set import add_by_members
+from horovodlike.torch.distributed import _meeting
+from horovodlike.torch.distributed._team import Team
+from horovodlike.torch.distributed.process_group import HvdProcessGroup
+
+_meetings = itertools.count()  # of this process; a store may outlive a group, and has the keys of the meetings before
+_stall_limit = 0.0  # of the engine that a group has started: seconds after which it ends the job
+_sets: dict[tuple[int, ...], int] = {}  # by ranks, the process sets of groups
+
+
+def _forget() -> None:
+    global _stall_limit
+    _stall_limit = 0.0
+    _sets.clear()
+
+
+basics.on_shutdown(_forget)
+
+
+def create(options: Any, backend_options: object) -> HvdProcessGroup:
+    """Make a process group; called by torch on each of its ranks.
+
+    Args:
+        options: torch's `_DistributedBackendOptions`.
+        backend_options: The `pg_options` of the caller: the backend has none.
+
+    Raises:
+        TypeError: There are backend options.
+        RendezvousError: The ranks could not find or trust each other, or do not agree about the job.
+        ConfigError: A setting or an environment variable has a bad value.
+    """
+    if backend_options is not None:
+        raise TypeError(
+            f"the backend hvd has no options, got pg_options={backend_options!r}; its settings are variables of the "
+            "environment, see docs/users/settings.md"
+        )
+    ranks = list(options.global_ranks_in_group) or list(range(options.group_size))
+    if ranks != sorted(ranks):
+        raise ValueError(f"the backend hvd needs the ranks of a group in ascending order, got {ranks}")
+    is_default = not options.global_ranks_in_group
+    on_close = functools.partial(_end_engine, -1)
+    if is_default or not basics.is_initialized():
+        if not is_default and dist.is_initialized() and len(ranks) < dist.get_world_size():
+            raise ValueError(
+                f"a group of the backend hvd of the ranks {ranks} needs the engine on all ranks: use "
+                'init_process_group("hvd"), or call hvd.init() on all ranks first'
+            )
+        if _join(options.store, options.group_rank, options.group_size, options.timeout):
+            on_close = functools.partial(_end_engine, basics.generation())
+    team = Team(
+        str(options.group_id),
+        options.group_rank,
+        ranks,
+        _set_of(tuple(ranks), str(options.group_id)),
+        options.timeout.total_seconds(),
+        options.store,
+        engine_ends_stalls=0 < _stall_limit <= options.timeout.total_seconds(),
+    )
+    return HvdProcessGroup(team, on_close)
+
+
+def _join(store: Store, rank: int, size: int, timeout: timedelta) -> bool:
+    """Make sure that the engine runs, as a job of these ranks; return whether this call has started it."""
+    global _stall_limit
+    store = PrefixStore(f"meeting/{next(_meetings)}", store)
+    settings = config.load(os.environ)
+    node = os.environ.get(HOST_ID, "").strip() or None
+    engine = RankInfo(basics.rank(), basics.size()) if basics.is_initialized() else None
+    facts = _meeting.facts_of_this_process(settings, node, engine, find_rank_info(os.environ))
+    plan = _meeting.agree(store, rank, size, facts, timeout)
+    if plan.how == "running":
+        return False
+    meeting = None if plan.how == "launcher" else _meeting.meeting(store, rank, size, plan, settings, node)
+    basics.join(meeting, timeout.total_seconds())
+    if config.variable_of("stall_shutdown_time_seconds", os.environ) is None:
+        _stall_limit = timeout.total_seconds()
+    return True
+
+
+def _set_of(ranks: tuple[int, ...], name: str) -> int:
+    """Return the process set of these ranks; it is registered when the first group needs it, and stays."""
+    if len(ranks) == basics.size():
+        return 0
+    if ranks not in _sets:
+        _sets[ranks] = add_by_members(sorted(ranks), f"torch.{name}")
+    return _sets[ranks]
+
+
+def _end_engine(generation: int) -> None:
+    """End the engine when the group is closed that has started it; in a job that is broken, too."""
+    if generation == basics.generation():
+        basics.shutdown()

@@ -46,8 +46,8 @@ Status Staging::begin(uint64_t bytes_of_half, uint64_t num_halves) {
 }
 
 // Steps through the batch's stream of bytes, one half's capacity per step.
-Status Staging::stream(const Batch& batch, bool copies_in, const std::function<bool(const Segment&)>& copies_out,
-                       const std::function<Status(DataPlane*, const Batch&)>& work) {
+Status Staging::in_steps(const Batch& batch, bool copies_in, const std::function<bool(const Segment&)>& copies_out,
+                         const std::function<Status(DataPlane*, const Batch&)>& work) {
   Status status = begin(std::min(bytes_, batch.num_bytes()));
   for (uint64_t at = 0; status.ok() && at < batch.num_bytes(); at += bytes_) {
     Step step;
@@ -68,21 +68,21 @@ Status Staging::stream(const Batch& batch, bool copies_in, const std::function<b
 }
 
 Status Staging::allreduce(const Batch& batch) {
-  return stream(
+  return in_steps(
       batch, true, [](const Segment&) { return true; },
       [](DataPlane* cpu, const Batch& host) { return cpu->allreduce(host, kNobody); });
 }
 
 Status Staging::reduce_to(const Batch& batch, int root, bool is_root) {
-  return stream(
+  return in_steps(
       batch, true, [is_root](const Segment&) { return is_root; },
       [root](DataPlane* cpu, const Batch& host) { return cpu->reduce_to(host, root, kNobody); });
 }
 
 Status Staging::broadcast(const Batch& batch, int root, bool is_root) {
   const auto is_missing = [is_root](const Segment& segment) { return !is_root || segment.input != segment.output; };
-  return stream(batch, is_root, is_missing,
-                [root](DataPlane* cpu, const Batch& host) { return cpu->broadcast(host, root, kNobody); });
+  return in_steps(batch, is_root, is_missing,
+                  [root](DataPlane* cpu, const Batch& host) { return cpu->broadcast(host, root, kNobody); });
 }
 
 Status Staging::allgather(const Gather& gather, size_t mine) {

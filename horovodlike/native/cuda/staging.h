@@ -54,8 +54,8 @@ class Staging {
     std::function<Status(DataPlane*)> work;
   };
 
-  Status stream(const Batch& batch, bool copies_in, const std::function<bool(const Segment&)>& copies_out,
-                const std::function<Status(DataPlane*, const Batch&)>& work);
+  Status in_steps(const Batch& batch, bool copies_in, const std::function<bool(const Segment&)>& copies_out,
+                  const std::function<Status(DataPlane*, const Batch&)>& work);
   Status begin(uint64_t bytes_of_half, uint64_t num_halves = 2);
   char* half_of(size_t step) const { return memory_->data() + (step % 2) * (memory_->num_bytes() / 2); }
   Status copy_in(size_t step);

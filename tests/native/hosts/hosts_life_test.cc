@@ -179,6 +179,7 @@ void check_all_victims(Kind kind, int64_t count) {
 TEST(a_rank_that_is_lost_in_the_middle_of_large_allreduces) { check_all_victims(HVL_ALLREDUCE, 1 << 20); }
 TEST(a_rank_that_is_lost_in_the_middle_of_small_allreduces) { check_all_victims(HVL_ALLREDUCE, 16); }
 TEST(a_rank_that_is_lost_in_the_middle_of_broadcasts) { check_all_victims(HVL_BROADCAST, 1 << 18); }
+TEST(a_rank_that_is_lost_in_the_middle_of_reduces) { check_all_victims(HVL_REDUCE, 1 << 18); }
 
 }  // namespace
 }  // namespace hvl

@@ -10,8 +10,10 @@ namespace {
 
 // Up to this size, one synchronisation and more arithmetic take less time than two and less arithmetic.
 constexpr uint64_t kSmallBatch = 32 << 10;
-// Up to so many ranks, a root that reduces everything is done before one that has to wait for parts.
+// Up to so many ranks, a root that reduces all of a large batch moves no more bytes between processors than if each
+// rank reduced a part. Its chunks can be larger: only the root reads slots, and each of their bytes once.
 constexpr int kFewRanks = 2;
+constexpr uint64_t kRootChunk = 128 << 10;
 // The bytes of a chunk's part for each rank: so few that the slots in use stay in the level 2 cache.
 constexpr uint64_t kPart = 32 << 10;
 
@@ -63,7 +65,7 @@ class Allreduce {
       return run_whole();
     }
     if (root_ != kEveryRank && pipeline_.ranks() <= kFewRanks) {
-      chunk_bytes_ = std::min(kPart, pipeline_.slot_bytes());
+      chunk_bytes_ = std::min(kRootChunk, pipeline_.slot_bytes());
       return run_whole();
     }
     chunk_bytes_ = std::min(kPart * static_cast<uint64_t>(pipeline_.ranks()), pipeline_.slot_bytes());

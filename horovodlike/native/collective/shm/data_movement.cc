@@ -72,8 +72,9 @@ Status alltoall(const Exchange& exchange, ChunkPipeline* pipeline) {
     for (size_t member = 0; member < ranks; ++member) {
       const Block<const char>& block = exchange.sent[member];
       const uint64_t num_bytes = piece_bytes(block.num_bytes, chunk);
+      if (num_bytes == 0) continue;
       char* to = member == mine ? exchange.received[mine].data + chunk * piece : slot + member * piece;
-      if (num_bytes > 0) memcpy(to, block.data + chunk * piece, num_bytes);
+      memcpy(to, block.data + chunk * piece, num_bytes);
     }
   };
   auto drain = [&](uint64_t chunk) {

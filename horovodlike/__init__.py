@@ -32,6 +32,7 @@ from horovodlike._engine.metrics import metrics as metrics
 
 if TYPE_CHECKING:
     from horovodlike.arrays.functions import *
+    from horovodlike.arrays.messages import *
     from horovodlike.arrays.rooted import *
     from horovodlike.basics import *
     from horovodlike.errors import *
@@ -57,6 +58,7 @@ _NAMES = {
         *("alltoall", "alltoall_async", "grouped_alltoall", "grouped_alltoall_async"),
         *("barrier", "join", "poll", "synchronize", "allgather_object", "broadcast_object"),
     ),
+    "horovodlike.arrays.messages": ("ANY_SOURCE", "irecv", "isend", "recv", "send", "sendrecv"),
     "horovodlike.arrays.rooted": (
         *("gather", "gather_async", "scatter", "scatter_async"),
         *("reduce", "reduce_", "reduce_async", "reduce_async_"),

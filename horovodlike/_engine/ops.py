@@ -32,6 +32,12 @@ def has_ended() -> HorovodInternalError | None:
     return error(text_of(lib.hvl_last_error()))
 
 
+def last_handle() -> int:
+    """Return the handle of the last request or message of this thread; 0 if it was refused."""
+    handle: int = lib.hvl_last_handle()
+    return handle
+
+
 def is_known(handle: int) -> bool:
     """Return whether a handle can be waited for."""
     return bool(lib.hvl_poll(handle) >= 0)

@@ -3,6 +3,7 @@
 `horovodlike` itself has their names: ``import horovodlike as hvd`` and ``hvd.allreduce(array)``.
 
 * :mod:`horovodlike.arrays.functions`: the collectives; :mod:`horovodlike.arrays.rooted`: those with a root
+* :mod:`horovodlike.arrays.messages`: from one rank to another
 * :mod:`horovodlike.arrays.operations`: from arrays to requests of the engine, handles, and results
 * :mod:`horovodlike.arrays.memory`: an object as address, shape and element type; :mod:`horovodlike.arrays.dlpack`
 * :mod:`horovodlike.arrays.fast_path`: small operations that are made again and again

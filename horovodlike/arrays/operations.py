@@ -63,9 +63,10 @@ class ArrayCall:
 
 
 class _Operation(NamedTuple):
-    finish: Finish
+    finish: Callable[[Any], Any]  # makes the result of what `wait` returns
     borrowed: object  # the arrays, and what keeps their memory
-    allocation: Allocation | None
+    allocation: Allocation | None = None
+    wait: Callable[[int], Any] = ops.wait
 
 
 _in_flight: dict[int, _Operation] = {}  # by handle
@@ -400,6 +401,31 @@ def _row_counts(call: ArrayCall, rows: int, splits: Any) -> list[int]:
     return [rows // size] * size
 
 
+def start_message(
+    post: Callable[[], int], wait: Callable[[int], Any], finish: Callable[[Any], Any], borrowed: object
+) -> int:
+    """Send or receive a message, and return its handle.
+
+    Args:
+        post: Gives the message to the engine, and returns the handle.
+        wait: Waits for the handle and consumes it.
+        finish: Called with what `wait` returns; returns the result.
+        borrowed: What keeps the memory of the message.
+    """
+    operation = _Operation(finish, borrowed, wait=wait)
+    before = ops.last_handle()
+    try:
+        handle = post()
+        _in_flight[handle] = operation
+    except BaseException:
+        last = ops.last_handle()
+        if last not in (0, before):  # a signal handler has raised when the engine has the message
+            ops.give_up(last, operation)
+            _in_flight.pop(last, None)
+        raise
+    return handle
+
+
 def synchronize(handle: int) -> Any:
     """Wait for an operation and return its result. Any thread may do so, once for each handle.
 
@@ -425,7 +451,7 @@ def synchronize(handle: int) -> Any:
     try:
         if operation is None or _in_flight.pop(handle, None) is None:
             raise _unknown(handle)
-        outputs = ops.wait(handle)
+        returned = operation.wait(handle)
     except BaseException as error:
         if operation is not None and ops.is_known(handle):  # a signal handler has raised: it can be waited for again
             _in_flight[handle] = operation
@@ -433,7 +459,7 @@ def synchronize(handle: int) -> Any:
         if failure is not None and isinstance(error, HorovodInternalError):
             raise type(error)(f"{error}: {failure}") from failure
         raise
-    return operation.finish(outputs)
+    return operation.finish(returned)
 
 
 def poll(handle: int) -> bool:

@@ -24,12 +24,13 @@ CALLS = {
     "broadcast_": lambda array: hvd.broadcast_(array, 0),
     "allgather": hvd.allgather,
     "alltoall": hvd.alltoall,
+    "send": lambda array: hvd.send(array, 0),
 }
 
 
 def _interrupt_everywhere(what):
     """Return at how many points a call was interrupted, and after which of these memory was not kept."""
-    from horovodlike._engine import ops, requests
+    from horovodlike._engine import messages, ops, requests
     from horovodlike.arrays import operations
 
     call = CALLS[what]
@@ -38,7 +39,7 @@ def _interrupt_everywhere(what):
     gc.freeze()  # what is there need not be looked through each time
     lib, count, failures, is_over = ops.lib, 0, [], False
     while not is_over:
-        ops.lib = requests.lib = engine = EndlessEngine(lib)
+        ops.lib = requests.lib = messages.lib = engine = EndlessEngine(lib)
         array = np.ones(5)
         is_kept = weakref.ref(array)
         interrupter = Interrupter(count)
@@ -55,7 +56,7 @@ def _interrupt_everywhere(what):
             in_flight and what not in ("allreduce", "grouped_allreduce") and is_kept() is None
         ):
             failures.append(f"point {count}: {interrupter.where}")
-        ops.lib = requests.lib = lib
+        ops.lib = requests.lib = messages.lib = lib
         for handle in [*operations._in_flight, *requests._given_up]:
             lib.hvl_wait(handle, 10.0, ops.ffi.NULL, ops.ffi.NULL)
         operations._in_flight.clear()

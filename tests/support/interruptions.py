@@ -67,6 +67,8 @@ class EndlessEngine:
         call = getattr(self._lib, name)
         if name in ("hvl_enqueue", "hvl_enqueue_inplace"):
             return lambda prepared, *rest: self.note(call(prepared, *rest), prepared)
+        if name in ("hvl_send", "hvl_receive"):
+            return lambda *arguments: self.note(call(*arguments), None)
         if name == "hvl_enqueue_all":
             return lambda prepared, data, count, handles: self._note_all(call, prepared, data, count, handles)
         if name == "hvl_handle_in_flight":

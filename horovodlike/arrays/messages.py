@@ -1,0 +1,141 @@
+"""Messages from one rank to another, of arrays of any library in the host's memory. The names are mpi4py's.
+
+* `tag` tells messages of two ranks from each other. Those of one tag and process set arrive in the order in which they
+  were sent; several may be on the way at once, in both directions.
+* A receive writes into the memory of an array, which has as many bytes and the dtype that the message has: else it
+  raises `MismatchError`, on the receiver, and the message is lost. Shapes may differ.
+* Ranks are global ones, as in all other functions.
+* A large message is not sent before it is received: two ranks that send to each other use `isend` or `sendrecv`.
+* Handles of `isend` and `irecv` are for `synchronize` and `poll`. Until then the arrays must be left alone.
+* Any thread may call them. What is interrupted, as by Ctrl-C, counts as sent, or as received.
+
+All raise `TypeError` for what is no array, `ValueError` for arguments that cannot be used, and `HorovodInternalError`
+if the job is broken or shut down.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from horovodlike._engine import messages, ops
+from horovodlike._engine.arguments import integer
+from horovodlike._engine.messages import ANY_SOURCE, Received
+from horovodlike.arrays.memory import HostArray, check_distinct, check_no_overlap, describe
+from horovodlike.arrays.operations import result, start_message
+from horovodlike.process_set import ProcessSet, global_process_set, registered_id
+
+__all__ = ["ANY_SOURCE", "irecv", "isend", "recv", "send", "sendrecv"]
+
+
+def send(array: Any, dest: int, tag: int = 0, process_set: ProcessSet = global_process_set) -> None:
+    """Send an array to a rank, and return when its memory may be used again: for a large one, when it is received.
+
+    Args:
+        array: Of any shape.
+        dest: The rank that receives it.
+        tag: From 0 to 2**62.
+        process_set: A set of which both ranks are members.
+
+    Raises:
+        HorovodInternalError: The job is broken or shut down.
+        TypeError: It is no array.
+        ValueError: An argument cannot be used.
+    """
+    result(isend(array, dest, tag, process_set))
+
+
+def isend(array: Any, dest: int, tag: int = 0, process_set: ProcessSet = global_process_set) -> int:
+    """Start what `send` does and return a handle for `poll` and `synchronize`."""
+    sent = _on_host(array, "send")
+    work, _ = sent.in_memory(allows_columns=False)
+    memory = sent.memory_of(work)
+    options = _options("send", "dest", dest, tag, process_set)
+
+    def post() -> int:
+        return messages.send(memory.address, work.nbytes, sent.dtype, **options)
+
+    return start_message(post, ops.wait_done, lambda _: None, (sent, work, memory))
+
+
+def recv(array: Any, source: int = ANY_SOURCE, tag: int = 0, process_set: ProcessSet = global_process_set) -> int:
+    """Receive a message into an array, and return the rank that has sent it.
+
+    Args:
+        array: Where the message goes: writable, with the dtype and as many bytes as the message has.
+        source: The rank that sends it; with `ANY_SOURCE`, the first message that has arrived.
+        tag: That of the message.
+        process_set: That of the message.
+
+    Raises:
+        MismatchError: The message has another size or dtype.
+        HorovodInternalError: The job is broken or shut down.
+        TypeError: It is no array.
+        ValueError: An argument cannot be used.
+    """
+    sender: int = result(irecv(array, source, tag, process_set))
+    return sender
+
+
+def irecv(array: Any, source: int = ANY_SOURCE, tag: int = 0, process_set: ProcessSet = global_process_set) -> int:
+    """Start what `recv` does and return a handle for `poll` and `synchronize`, whose result is the sender's rank."""
+    received = _on_host(array, "recv")
+    check_distinct([received], "recv")
+    work, _ = received.in_memory(allows_columns=False)
+    memory = received.memory_of(work)
+    options = _options("recv", "source", source, tag, process_set)
+
+    def post() -> int:
+        return messages.receive(memory.address, work.nbytes, received.dtype, **options)
+
+    def finish(message: Received) -> int:
+        if work is not received.array:
+            received.write(work)
+        return message.source
+
+    return start_message(post, messages.wait_message, finish, (received, work, memory))
+
+
+def sendrecv(
+    array: Any,
+    dest: int,
+    recvbuf: Any,
+    source: int = ANY_SOURCE,
+    sendtag: int = 0,
+    recvtag: int = 0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Send an array and receive a message into another one at the same time; return the rank that has sent it.
+
+    Args:
+        array: As of `send`; it shares no memory with `recvbuf`.
+        dest: As of `send`.
+        recvbuf: As the array of `recv`.
+        source: As of `recv`.
+        sendtag: The tag of the message that is sent.
+        recvtag: The tag of the message that is received.
+        process_set: A set of which all three ranks are members.
+
+    Raises:
+        MismatchError: The message has another size or dtype.
+        HorovodInternalError: The job is broken or shut down.
+        TypeError: One is no array.
+        ValueError: An argument cannot be used.
+    """
+    check_no_overlap([_on_host(array, "sendrecv"), _on_host(recvbuf, "sendrecv")], "sendrecv")
+    receiving = irecv(recvbuf, source, recvtag, process_set)
+    send(array, dest, sendtag, process_set)
+    sender: int = result(receiving)
+    return sender
+
+
+def _on_host(array: Any, what: str) -> HostArray:
+    described = describe(array, what)
+    if not isinstance(described, HostArray):
+        raise ValueError(f"{what}: messages are in the host's memory; copy the array there first")
+    return described
+
+
+def _options(what: str, argument: str, peer: Any, tag: Any, process_set: ProcessSet) -> dict[str, int]:
+    """Return the arguments of `messages` that both kinds have."""
+    set_id = registered_id(process_set)
+    return {"peer": integer(peer, argument, what), "tag": integer(tag, "tag", what), "process_set": set_id}

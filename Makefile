@@ -16,6 +16,7 @@ BENCH_FLAGS ?=
 
 BIN := $(abspath $(VENV))/bin
 STAMPS := $(VENV)/stamps
+PACKAGING := build/packaging
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet --no-compile $(PIP_FLAGS)
 PYTEST := $(BIN)/pytest -n $(TEST_JOBS) --dist loadgroup $(TEST_FLAGS)
 # Folders are listed too, so that removing a file counts as a change.
@@ -27,10 +28,10 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help dev demo demo-tf test test-slow test-all sanitize tools bench gpu lint docs clean
+.PHONY: help dev demo demo-tf test test-slow test-all test-aarch64 sanitize tools wheels bench gpu lint docs clean
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 dev: $(STAMPS)/dev build/import ## build and install into .venv, with all that tests and editors need
 
@@ -52,9 +53,15 @@ test-all: $(STAMPS)/dev ## run every test, with all combinations of parameters, 
 sanitize: $(STAMPS)/dev ## run the tests of the core under ThreadSanitizer and AddressSanitizer
 	$(PYTEST) --thorough -m thorough tests/native
 
+test-aarch64: $(STAMPS)/dev $(PACKAGING)/stamp ## compile the tests of the core for aarch64, and run them in qemu
+	$(PYTEST) -m aarch64 -v tests/native
+
 tools: ## as root on Debian, install the servers that the tests of several hosts start
 	packages=$$($(PYTHON) tests/cluster/tools.py); test -z "$$packages" || { apt-get update -q && \
 	DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends $$packages; }
+
+wheels: $(PACKAGING)/stamp ## build the sdist and the wheels of each architecture into dist
+	$(PACKAGING)/bin/python packaging/wheels.py
 
 bench: $(STAMPS)/dev ## measure against Gloo, MPI, memcpy, DDP and iperf3: twenty minutes on a quiet machine
 	$(BIN)/python -m benchmarks $(BENCH_FLAGS)
@@ -96,6 +103,12 @@ $(STAMPS)/venv:
 # The tools of the build: `pip` would install them anew for each build, in a new folder, so nothing could be reused.
 $(STAMPS)/build: $(STAMPS)/venv
 	$(PIP_INSTALL) 'scikit-build-core>=0.11' 'cffi>=2.1' 'cmake>=3.25' 'ninja>=1.11'
+	touch $@
+
+# The tools of the wheels; pinned, since what is released depends on them.
+$(PACKAGING)/stamp: packaging/requirements.txt
+	$(PYTHON) -m venv $(PACKAGING)
+	$(PACKAGING)/bin/python -m pip install --disable-pip-version-check --quiet $(PIP_FLAGS) -r $<
 	touch $@
 
 # Before the package, and pinned: left to its own `torch>=2.1`, pip would take the newest there is.

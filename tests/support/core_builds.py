@@ -7,6 +7,7 @@ import functools
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 BUILDS = Path(__file__).parents[2] / "build"
@@ -35,22 +36,45 @@ def released() -> Path:
 @functools.cache
 def sanitized(name: str, *targets: str) -> Path:
     """Return the folder of the tests with one of SANITIZERS, after compiling the sources that have changed."""
-    folder = BUILDS / name
-    folder.mkdir(parents=True, exist_ok=True)
     options = [
         "-DHVL_PYTHON=ON",  # Python's parts are built only if `targets` names them
         f"-DPython_EXECUTABLE={sys.executable}",
-        "-DHVL_TESTS=ON",
         f"-DHVL_SANITIZE={SANITIZERS[name]}",
         "-DCMAKE_BUILD_TYPE=None",
         "-DCMAKE_CXX_FLAGS=-O0",
     ]
+    return _compiled(name, options, targets)
+
+
+@functools.cache
+def for_aarch64() -> Path:
+    """Return the folder of the tests for aarch64, compiled with the tools of `make wheels` and as the wheel is.
+
+    Raises:
+        RuntimeError: The tools are not installed.
+    """
+    zig = next(BUILDS.glob("packaging/lib/python3*/site-packages/ziglang/zig"), None)
+    if zig is None:
+        raise RuntimeError("there is no compiler for aarch64: run `make test-aarch64`, which installs it")
+    options = [
+        f"-DCMAKE_TOOLCHAIN_FILE={BUILDS.parent / 'packaging' / 'zig.cmake'}",
+        f"-DZIG={zig}",
+        "-DZIG_TARGET=aarch64-linux-gnu.2.28",
+        "-DHVL_PYTHON=OFF",
+    ]
+    return _compiled("aarch64", options, ["all"])
+
+
+def _compiled(name: str, options: Sequence[str], targets: Sequence[str]) -> Path:
+    """Compile what has changed into a folder of BUILDS, and return the one of its tests."""
+    folder = BUILDS / name
+    folder.mkdir(parents=True, exist_ok=True)
     environ = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     source = BUILDS.parent / "horovodlike" / "native"
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # several workers of pytest may build at the same time
         for command in (
-            ["cmake", "-S", str(source), "-B", str(folder), "-G", "Ninja", *options],
+            ["cmake", "-S", str(source), "-B", str(folder), "-G", "Ninja", "-DHVL_TESTS=ON", *options],
             ["cmake", "--build", str(folder), "--target", *targets],
         ):
             done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)

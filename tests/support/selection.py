@@ -1,7 +1,8 @@
 """The tests that `make test` runs: all but those that repeat what others check, or take long for what they find.
 
 `make test-slow` runs the tests with the mark `slow`, which also have to pass before a change lands.
-`pytest --thorough` runs every test, and a test that is named (`FILE::TEST`) runs in any case. Otherwise left out are
+`make test-aarch64` runs those with the mark `aarch64`, which only `-m aarch64` chooses. `pytest --thorough` runs every
+other test, and a test that is named (`FILE::TEST`) runs in any case. Otherwise left out are
 - tests with the mark `thorough`, among them most of the examples, of Keras on torch and of faults in all places;
 - in folders whose tests start processes, numbers of ranks other than 3 where a test exists for several;
 - in the same folders, most combinations of parameters: each value of each parameter occurs at least once;
@@ -25,16 +26,21 @@ def add_option(parser: pytest.Parser) -> None:
 
 def select(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Remove the tests that are left out from the list of collected tests."""
-    if config.getoption("thorough") or any("::" in argument for argument in config.args):
+    if any("::" in argument for argument in config.args):
         return
-    functions: dict[str, list[pytest.Item]] = {}
-    for item in items:
-        if item.get_closest_marker("thorough") is None:
+    chosen = set(items if "aarch64" in config.getoption("markexpr") else _unmarked(items, "aarch64"))
+    if not config.getoption("thorough"):
+        functions: dict[str, list[pytest.Item]] = {}
+        for item in _unmarked(filter(chosen.__contains__, items), "thorough"):
             functions.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    chosen = {item for those in functions.values() for item in _chosen(those)}
+        chosen = {item for those in functions.values() for item in _chosen(those)}
     left_out = [item for item in items if item not in chosen]
     items[:] = [item for item in items if item in chosen]
     config.hook.pytest_deselected(items=left_out)
+
+
+def _unmarked(items: Iterable[pytest.Item], mark: str) -> Iterable[pytest.Item]:
+    return (item for item in items if item.get_closest_marker(mark) is None)
 
 
 def _chosen(items: list[pytest.Item]) -> Iterable[pytest.Item]:

@@ -39,7 +39,7 @@ struct MinifloatVector {
   static HVL_ALWAYS_INLINE Registers<Float, kParts> widen(Stored stored) {
     const Bits words = bit_cast<Bits>(stored);
     Registers<Float, kParts> values;
-#pragma GCC unroll 4
+    HVL_UNROLL
     for (int part = 0; part < kParts; ++part) {
       values.parts[part] = bit_cast<Float>(widen_bits<T, Float>(words >> part * kWidth));
     }
@@ -47,7 +47,7 @@ struct MinifloatVector {
   }
   static HVL_ALWAYS_INLINE Stored narrow(const Registers<Float, kParts>& values) {
     Bits words{};
-#pragma GCC unroll 4
+    HVL_UNROLL
     for (int part = 0; part < kParts; ++part) {
       words |= narrow_bits<T, Float>(bit_cast<Bits>(values.parts[part])) << part * kWidth;
     }
@@ -58,7 +58,7 @@ struct MinifloatVector {
   static constexpr int kWidth = 8 * sizeof(T);
 };
 
-// bfloat16 has no use for the x86 conversion instruction (AVX512_BF16): it flushes subnormals.
+// bfloat16 has no use for the conversion instructions (AVX512_BF16 flushes subnormals, few processors have BFCVT).
 template <size_t kBytes>
 struct MinifloatVector<Bfloat16, kBytes> {
   static constexpr int kParts = 2;
@@ -89,10 +89,10 @@ struct MinifloatVector<Float16, 32> {
   using Float = Vector<float, 32>;
   using Stored = Vector<uint16_t, 16>;
 
-  __attribute__((target("avx2,f16c"))) static HVL_ALWAYS_INLINE Registers<Float, 1> widen(Stored stored) {
+  __attribute__((target(HVL_AVX2))) static HVL_ALWAYS_INLINE Registers<Float, 1> widen(Stored stored) {
     return {{_mm256_cvtph_ps(bit_cast<__m128i>(stored))}};
   }
-  __attribute__((target("avx2,f16c"))) static HVL_ALWAYS_INLINE Stored narrow(const Registers<Float, 1>& values) {
+  __attribute__((target(HVL_AVX2))) static HVL_ALWAYS_INLINE Stored narrow(const Registers<Float, 1>& values) {
     return bit_cast<Stored>(_mm256_cvtps_ph(values.parts[0], _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
   }
 };
@@ -104,10 +104,10 @@ struct MinifloatVector<Float16, 64> {
   using Float = Vector<float, 64>;
   using Stored = Vector<uint16_t, 32>;
 
-  __attribute__((target("avx512f"))) static HVL_ALWAYS_INLINE Registers<Float, 1> widen(Stored stored) {
+  __attribute__((target(HVL_AVX512))) static HVL_ALWAYS_INLINE Registers<Float, 1> widen(Stored stored) {
     return {{_mm512_maskz_cvtph_ps(kAllLanes, bit_cast<__m256i>(stored))}};
   }
-  __attribute__((target("avx512f"))) static HVL_ALWAYS_INLINE Stored narrow(const Registers<Float, 1>& values) {
+  __attribute__((target(HVL_AVX512))) static HVL_ALWAYS_INLINE Stored narrow(const Registers<Float, 1>& values) {
     constexpr int kNearest = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
     return bit_cast<Stored>(_mm512_maskz_cvtps_ph(kAllLanes, values.parts[0], kNearest));
   }

@@ -82,13 +82,13 @@ class Kernel {
   template <size_t kVectors>
   HVL_ALWAYS_INLINE void reduce_tile(size_t first) const {
     Values tile[kVectors];
-#pragma GCC unroll 4
+    HVL_UNROLL
     for (size_t v = 0; v < kVectors; ++v) tile[v] = load(0, first + v * kLanes);
     for (int source = 1; source < num_sources_; ++source) {
-#pragma GCC unroll 4
+      HVL_UNROLL
       for (size_t v = 0; v < kVectors; ++v) combine(tile[v], load(source, first + v * kLanes));
     }
-#pragma GCC unroll 4
+    HVL_UNROLL
     for (size_t v = 0; v < kVectors; ++v) store(tile[v], first + v * kLanes);
   }
 

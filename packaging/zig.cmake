@@ -1,0 +1,13 @@
+# Compiles for another architecture, and for an older glibc than that of this machine. The C++ library is linked in.
+#   -DZIG=...: the compiler, of the package `ziglang`; -DZIG_TARGET=aarch64-linux-gnu.2.28
+set(CMAKE_SYSTEM_NAME Linux)
+string(REGEX REPLACE "-.*" "" CMAKE_SYSTEM_PROCESSOR "${ZIG_TARGET}")
+list(APPEND CMAKE_TRY_COMPILE_PLATFORM_VARIABLES ZIG ZIG_TARGET)
+set(CMAKE_C_COMPILER ${ZIG} cc -target ${ZIG_TARGET})
+set(CMAKE_CXX_COMPILER ${ZIG} c++ -target ${ZIG_TARGET})
+# Without optimization it would add a sanitizer, and trap.
+set(CMAKE_C_FLAGS_INIT -fno-sanitize=undefined)
+set(CMAKE_CXX_FLAGS_INIT -fno-sanitize=undefined)
+# Without symbols. The `strip` of this machine knows no other architecture.
+set(CMAKE_SHARED_LINKER_FLAGS_INIT -s)
+set(CMAKE_MODULE_LINKER_FLAGS_INIT -s)

@@ -1,4 +1,4 @@
-"""What describes the package agrees: the version, the build's requirements, the workflows, the targets of make."""
+"""The files that describe the package agree: on the version, the tools, the workflows, the targets of make."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The wheels: what they contain and need, and that they install and train where there is no compiler."""
+"""The wheels contain and need what they should, and they install and train where there is no compiler."""
 
 from __future__ import annotations
 

@@ -114,6 +114,47 @@ struct MinifloatVector<Float16, 64> {
 };
 #endif
 
+#if HVL_NEON
+template <>
+struct MinifloatVector<Float16, 16> {
+  static constexpr int kParts = 2;
+  using Float = Vector<float, 16>;
+  using Stored = Vector<uint16_t, 16>;
+
+  static HVL_ALWAYS_INLINE Registers<Float, 2> widen(Stored stored) {
+    const auto numbers = bit_cast<float16x8_t>(stored);
+    return {{bit_cast<Float>(vcvt_f32_f16(vget_low_f16(numbers))), bit_cast<Float>(vcvt_high_f32_f16(numbers))}};
+  }
+  static HVL_ALWAYS_INLINE Stored narrow(const Registers<Float, 2>& values) {
+    const auto low = vcvt_f16_f32(bit_cast<float32x4_t>(values.parts[0]));
+    return bit_cast<Stored>(vcvt_high_f16_f32(low, bit_cast<float32x4_t>(values.parts[1])));
+  }
+};
+
+template <>
+struct MinifloatVector<Bfloat16, 16> {
+  static constexpr int kParts = 2;
+  using Float = Vector<float, 16>;
+  using Stored = Vector<uint16_t, 16>;
+
+  static HVL_ALWAYS_INLINE Registers<Float, 2> widen(Stored stored) {
+    const auto numbers = bit_cast<uint16x8_t>(stored);
+    return {{bit_cast<Float>(vmovl_u16(vget_low_u16(numbers)) << 16), bit_cast<Float>(vmovl_high_u16(numbers) << 16)}};
+  }
+  static HVL_ALWAYS_INLINE Stored narrow(const Registers<Float, 2>& values) {
+    const auto low = vaddhn_u32(with_odd(values.parts[0]), vdupq_n_u32(0x7fff));
+    return bit_cast<Stored>(vaddhn_high_u32(low, with_odd(values.parts[1]), vdupq_n_u32(0x7fff)));
+  }
+
+ private:
+  // Plus one if the place that will be the last is odd.
+  static HVL_ALWAYS_INLINE uint32x4_t with_odd(Float value) {
+    const auto bits = bit_cast<uint32x4_t>(value);
+    return vaddq_u32(bits, vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1)));
+  }
+};
+#endif
+
 // An element is stored as `Storage` and combined as `Value`. On<kBytes> holds as many of them as fill kParts registers
 // of kBytes: widen() makes those from the loaded register, narrow() makes the register to store.
 template <class T>

@@ -48,6 +48,7 @@ struct Wiring {
   int num_streams = 1;  // of each pair of ranks
   bool seals_data = false;
   MakeEnds data_ends = make_pair_of_ends;
+  MakeEnds message_ends = make_pair_of_ends;
   MakeEnds control_ends = make_pair_of_ends;
   size_t pipe_bytes = 0;  // 0: sockets; else pipes of memory, of that size, instead of them
 };
@@ -78,7 +79,7 @@ class Connections {
       for (int b = a + 1; b < options.size; ++b) {
         if (hosts[static_cast<size_t>(a)] == hosts[static_cast<size_t>(b)]) continue;
         for (int stream = 0; stream < wiring.num_streams; ++stream) connect(a, b, HVL_DATA, wiring.data_ends);
-        connect(a, b, HVL_MESSAGES, wiring.data_ends);
+        connect(a, b, HVL_MESSAGES, wiring.message_ends);
       }
     }
     for (const auto& [host, leader] : leaders) {

@@ -16,7 +16,7 @@ template <typename Function>
 void on_each_transport(Function&& function) {
   Wiring sealed, tcp;
   sealed.seals_data = true;
-  tcp.data_ends = tcp.control_ends = [](int* ends) {
+  tcp.data_ends = tcp.message_ends = tcp.control_ends = [](int* ends) {
     make_tcp_ends(ends);
     const int most = 1 << 20;  // the kernel may take much more by itself
     for (int end : {ends[0], ends[1]}) {

@@ -42,6 +42,7 @@ MessengerOptions messenger_options(const EngineContext& context) {
   messenger.size = options.size;
   messenger.local_rank = options.local_rank;
   messenger.local_ranks = options.local_ranks();
+  messenger.local_pids = options.local_pids;
   messenger.describe = [&context](int rank) { return context.describe(rank); };
   messenger.memory = context.memory;
   messenger.transport = options.transport;

@@ -18,7 +18,7 @@ namespace hvl {
 struct Arrival {
   MessageHeader header;
   bool has_payload = false;   // else the sender keeps it until it is asked for
-  uint64_t id = 0;            // the number that the sender has given the message, if it keeps the payload
+  Announcement announcement;  // if so
   std::vector<char> payload;  // if it is here
   MessageRequestPtr send;     // a message of this rank to itself, whose payload is still in the memory of the send
 };

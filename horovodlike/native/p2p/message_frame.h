@@ -39,7 +39,7 @@ struct MessageFrame {
   int64_t tag = 0;
   uint64_t num_bytes = 0;  // of the message; kData: of the payload; kCredit: those received
   uint64_t id = 0;
-  uint64_t offset = 0;
+  uint64_t offset = 0;  // kAnnounce: the address in the sender's memory, if the receiver may copy from there
 
   uint64_t payload_bytes() const { return kind == Kind::kEager || kind == Kind::kData ? num_bytes : 0; }
   MessageHeader header_from(int source) const { return {source, context, tag, dtype, num_bytes}; }

@@ -24,6 +24,12 @@ struct MessageHeader {
   std::string describe_data() const { return std::to_string(num_bytes) + " bytes of " + name_of(dtype); }
 };
 
+// A message that its sender keeps until it is received.
+struct Announcement {
+  uint64_t id = 0;       // the number that the sender has given the message
+  uint64_t address = 0;  // in the sender's memory; 0: it cannot be copied from there
+};
+
 struct MessageRequest {
   bool is_send = false;
   MessageHeader header;  // with the context and the source that the messenger gives to a send

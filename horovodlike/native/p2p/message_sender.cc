@@ -26,6 +26,7 @@ void MessageSender::send(MessageRequestPtr request) {
   } else {
     frame.kind = MessageFrame::Kind::kAnnounce;
     frame.id = next_id_++;
+    if (stream_.can_copy()) frame.offset = reinterpret_cast<uintptr_t>(request->data);
     announced_[frame.id] = std::move(request);
   }
   frames_.push_back(std::move(outgoing));

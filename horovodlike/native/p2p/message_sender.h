@@ -18,13 +18,13 @@
 
 namespace hvl {
 
-// What a link tells the messenger.
+// The events of a link, for the messenger.
 class MessageEvents {
  public:
   virtual ~MessageEvents() = default;
   // An eager message has arrived; the payload is valid during the call. Returns true if a receive has got it.
   virtual bool on_message(const MessageHeader& message, const char* payload) = 0;
-  virtual void on_announcement(const MessageHeader& message, uint64_t id) = 0;
+  virtual void on_announcement(const MessageHeader& message, const Announcement& announcement) = 0;
   // A request has ended. `message`: the one that a receive has got.
   virtual void on_end(const MessageRequest& request, Status status, const MessageHeader& message) = 0;
 };

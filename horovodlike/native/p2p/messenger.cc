@@ -66,8 +66,9 @@ void Messenger::connect() {
   };
   for (int peer = 0; peer < static_cast<int>(options_.local_ranks.size()); ++peer) {
     if (peer == options_.local_rank) continue;
+    const int pid = options_.local_pids.empty() ? 0 : options_.local_pids[static_cast<size_t>(peer)];
     local_links_.push_back(add(options_.local_ranks[static_cast<size_t>(peer)],
-                               std::make_unique<ShmStream>(options_.memory, options_.local_rank, peer), nullptr));
+                               std::make_unique<ShmStream>(options_.memory, options_.local_rank, peer, pid), nullptr));
   }
   if (options_.transport == nullptr) return;
   remote_links_ = std::make_unique<RemoteLinks>(options_.poller);
@@ -156,10 +157,10 @@ void Messenger::deliver(Arrival arrival, MessageRequestPtr receive) {
     if (status.ok()) copy_payload(message, arrival.payload.data(), receive->data);
     if (link != nullptr) link->give_credit(message.num_bytes);
   } else if (status.ok()) {
-    link->request(arrival.id, message, std::move(receive));
+    link->request(arrival.announcement, message, std::move(receive));
     return;
   } else {
-    link->decline(arrival.id, MessageFrame::Kind::kDone);
+    link->decline(arrival.announcement.id, MessageFrame::Kind::kDone);
   }
   on_end(*receive, std::move(status), message);
 }
@@ -181,14 +182,14 @@ bool Messenger::on_message(const MessageHeader& message, const char* payload) {
   return true;
 }
 
-void Messenger::on_announcement(const MessageHeader& message, uint64_t id) {
+void Messenger::on_announcement(const MessageHeader& message, const Announcement& announcement) {
   if (contexts_.is_removed(message.context)) {
-    links_[static_cast<size_t>(message.source)]->decline(id, MessageFrame::Kind::kRemoved);
+    links_[static_cast<size_t>(message.source)]->decline(announcement.id, MessageFrame::Kind::kRemoved);
     return;
   }
   Arrival arrival;
   arrival.header = message;
-  arrival.id = id;
+  arrival.announcement = announcement;
   MessageRequestPtr receive = table_.take_receive(message);
   if (receive != nullptr) {
     deliver(std::move(arrival), std::move(receive));
@@ -275,7 +276,7 @@ void Messenger::remove_process_set(int32_t id) {
     if (arrival.send != nullptr) on_end(*arrival.send, removed, arrival.header);
     if (link == nullptr) continue;
     if (arrival.has_payload) link->give_credit(arrival.header.num_bytes);
-    if (!arrival.has_payload) link->decline(arrival.id, MessageFrame::Kind::kRemoved);
+    if (!arrival.has_payload) link->decline(arrival.announcement.id, MessageFrame::Kind::kRemoved);
   }
 }
 

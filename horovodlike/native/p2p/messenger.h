@@ -23,6 +23,7 @@ struct MessengerOptions {
   int size = 1;
   int local_rank = 0;
   std::vector<int> local_ranks;                   // the ranks of this host, by local rank
+  std::vector<int> local_pids;                    // likewise; empty: the ranks are threads of one process
   std::function<std::string(int rank)> describe;  // "rank 4 on host b"
   std::shared_ptr<HostMemory> memory;
   std::shared_ptr<Transport> transport;  // of a job of several hosts, and so is the poller; null: one host
@@ -51,7 +52,7 @@ class Messenger final : private MessageEvents {
   // Called now and then. An error means that the job is broken: a peer with which requests are pending is lost.
   Status check();
 
-  // What the log says of process sets, in the same order on all ranks.
+  // Process sets, as the log adds and removes them: in the same order on all ranks.
   void add_process_set(int32_t id, std::vector<int> ranks) { contexts_.add(id, std::move(ranks)); }
   void remove_process_set(int32_t id);
 
@@ -75,7 +76,7 @@ class Messenger final : private MessageEvents {
   };
 
   bool on_message(const MessageHeader& message, const char* payload) override;
-  void on_announcement(const MessageHeader& message, uint64_t id) override;
+  void on_announcement(const MessageHeader& message, const Announcement& announcement) override;
   void on_end(const MessageRequest& request, Status status, const MessageHeader& message) override;
 
   void connect();

@@ -6,7 +6,7 @@ namespace hvl {
 
 namespace {
 
-constexpr int kRounds = 64;  // of one call of progress()
+constexpr int kRounds = 16;  // of one call of progress()
 
 }  // namespace
 
@@ -18,6 +18,7 @@ PeerLink::PeerLink(int rank, const std::string& peer, std::unique_ptr<PeerStream
       coder_(keys, peer),
       events_(*events),
       sender_(stream_.get(), &coder_, events),
+      receiver_(stream_.get(), &sender_, events),
       eager_(new char[kEagerBytes]) {
   await_header();
 }
@@ -27,14 +28,9 @@ void PeerLink::await_header() {
   end_ = stream_->receive(header_, sizeof header_);
 }
 
-void PeerLink::request(uint64_t id, const MessageHeader& message, MessageRequestPtr receive) {
-  if (message.num_bytes == 0) {
-    decline(id, MessageFrame::Kind::kDone);
-    events_.on_end(*receive, Status(), message);
-    return;
-  }
-  incoming_[id] = Incoming{std::move(receive), message, 0};
-  sender_.send_frame(MessageFrame::Kind::kRequest, id);
+void PeerLink::await_payload(char* memory) {
+  awaits_payload_ = true;
+  end_ = stream_->receive(memory, frame_.num_bytes);
 }
 
 void PeerLink::give_credit(uint64_t num_bytes) {
@@ -49,6 +45,7 @@ Status PeerLink::progress(bool* progressed) {
   bool moved = true;
   for (int round = 0; status.ok() && moved && round < kRounds; ++round) {
     moved = false;
+    receiver_.copy(&moved);
     sender_.progress(&moved);
     status = stream_->progress(&moved);
     is_lost_ = !status.ok();
@@ -58,7 +55,7 @@ Status PeerLink::progress(bool* progressed) {
   return status;
 }
 
-// What was awaited has come.
+// The awaited bytes have come.
 Status PeerLink::take() {
   if (!awaits_payload_) {
     const Status status = coder_.decode(header_, &frame_);
@@ -73,12 +70,16 @@ Status PeerLink::begin_frame() {
   using Kind = MessageFrame::Kind;
   Status status;
   switch (frame_.kind) {
-    case Kind::kEager:
-      awaits_payload_ = true;
-      end_ = stream_->receive(eager_.get(), frame_.num_bytes);
+    case Kind::kEager: await_payload(eager_.get()); return status;
+    case Kind::kData: {
+      char* memory = receiver_.memory_for(frame_);
+      if (memory == nullptr) return wrong("a fragment of a message that was not asked for, or not the next one");
+      await_payload(memory);
       return status;
-    case Kind::kData: return begin_data();
-    case Kind::kAnnounce: events_.on_announcement(frame_.header_from(rank_), frame_.id); break;
+    }
+    case Kind::kAnnounce:
+      events_.on_announcement(frame_.header_from(rank_), Announcement{frame_.id, frame_.offset});
+      break;
     case Kind::kRequest: status = answered(sender_.begin_message(frame_.id)); break;
     case Kind::kDone: status = answered(sender_.drop_message(frame_.id, Status())); break;
     case Kind::kRemoved:
@@ -92,29 +93,12 @@ Status PeerLink::begin_frame() {
   return status;
 }
 
-Status PeerLink::begin_data() {
-  const auto found = incoming_.find(frame_.id);
-  if (found == incoming_.end()) return wrong("a fragment of a message that was not asked for");
-  const Incoming& incoming = found->second;
-  if (frame_.offset != incoming.num_received || frame_.num_bytes > incoming.message.num_bytes - frame_.offset) {
-    return wrong("a fragment that is not the next one of its message");
-  }
-  awaits_payload_ = true;
-  end_ = stream_->receive(incoming.receive->data + frame_.offset, frame_.num_bytes);
-  return Status();
-}
-
 void PeerLink::end_payload() {
   if (frame_.kind == MessageFrame::Kind::kEager) {
     if (events_.on_message(frame_.header_from(rank_), eager_.get())) give_credit(frame_.num_bytes);
-    return;
+  } else {
+    receiver_.end_fragment(frame_);
   }
-  const auto found = incoming_.find(frame_.id);
-  found->second.num_received += frame_.num_bytes;
-  if (found->second.num_received < found->second.message.num_bytes) return;
-  const Incoming ended = std::move(found->second);
-  incoming_.erase(found);
-  events_.on_end(*ended.receive, Status(), ended.message);
 }
 
 Status PeerLink::answered(bool is_known) const {
@@ -128,8 +112,7 @@ Status PeerLink::wrong(const std::string& what) const {
 void PeerLink::take_all(std::vector<MessageRequestPtr>* requests) {
   is_lost_ = true;
   sender_.take_all(requests);
-  for (auto& [id, incoming] : incoming_) requests->push_back(std::move(incoming.receive));
-  incoming_.clear();
+  receiver_.take_all(requests);
 }
 
 }  // namespace hvl

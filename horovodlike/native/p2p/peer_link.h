@@ -6,10 +6,9 @@
 #include <cstdint>
 #include <memory>
 #include <string>
-#include <unordered_map>
 #include <vector>
 
-#include "p2p/message_sender.h"
+#include "p2p/message_receiver.h"
 
 namespace hvl {
 
@@ -23,8 +22,10 @@ class PeerLink {
   PeerStream& stream() const { return *stream_; }
 
   void send(MessageRequestPtr request) { sender_.send(std::move(request)); }
-  // Asks for the message of an id, which has been announced and fits the receive.
-  void request(uint64_t id, const MessageHeader& message, MessageRequestPtr receive);
+  // Gets an announced message, which the receive fits.
+  void request(const Announcement& announcement, const MessageHeader& message, MessageRequestPtr receive) {
+    receiver_.request(announcement, message, std::move(receive));
+  }
   // Answers the announcement of a message that is not needed, with kDone or kRemoved.
   void decline(uint64_t id, MessageFrame::Kind why) { sender_.send_frame(why, id); }
   // A receive has got an eager message of so many bytes, or it has been dropped.
@@ -34,7 +35,7 @@ class PeerLink {
   // the peer has left the job, and nothing moves any more.
   Status progress(bool* progressed);
   // As in PeerStream.
-  bool can_progress() const { return can_send() || (!is_lost_ && stream_->can_progress()); }
+  bool can_progress() const { return can_send() || (!is_lost_ && (receiver_.can_copy() || stream_->can_progress())); }
   // True if the next frame can be sent.
   bool can_send() const { return !is_lost_ && sender_.can_progress(); }
   // True if there is something to send, now or later.
@@ -45,22 +46,15 @@ class PeerLink {
   // True if this rank's last frame has been sent, and the peer's has come.
   bool is_finished() const { return is_lost_ || (has_ended_ && sender_.is_idle()); }
   // True if requests of this rank have not ended here.
-  bool has_requests() const { return !incoming_.empty() || sender_.has_requests(); }
+  bool has_requests() const { return receiver_.has_requests() || sender_.has_requests(); }
   // All requests leave the link, which must not progress any more.
   void take_all(std::vector<MessageRequestPtr>* requests);
 
  private:
-  // A message that is received in fragments.
-  struct Incoming {
-    MessageRequestPtr receive;
-    MessageHeader message;
-    uint64_t num_received = 0;
-  };
-
   void await_header();
+  void await_payload(char* memory);
   Status take();
   Status begin_frame();
-  Status begin_data();
   void end_payload();
   Status answered(bool is_known) const;
   Status wrong(const std::string& what) const;
@@ -71,13 +65,13 @@ class PeerLink {
   FrameCoder coder_;
   MessageEvents& events_;
   MessageSender sender_;
+  MessageReceiver receiver_;
   bool is_lost_ = false;
   bool has_ended_ = false;  // the peer has sent its last frame
 
-  std::unordered_map<uint64_t, Incoming> incoming_;  // by the sender's id
-  MessageFrame frame_;                               // under way
-  bool awaits_payload_ = false;                      // of this frame; else the header of the next one
-  uint64_t end_ = 0;                                 // of what is awaited, in the stream
+  MessageFrame frame_;           // under way
+  bool awaits_payload_ = false;  // of this frame; else the header of the next one
+  uint64_t end_ = 0;             // of what is awaited, in the stream
   char header_[FrameCoder::kBytes];
   std::unique_ptr<char[]> eager_;  // its payload, of an eager message
   uint64_t credit_to_give_ = 0;

@@ -27,7 +27,11 @@ class PeerStream {
   // True if progress() would move something, as far as that is known without a system call.
   virtual bool can_progress() const = 0;
 
-  // Where a descriptor shows that progress() can move something: appends it.
+  // Whether the peer's memory may be copied from; copy() tells whether the system allows it, and copies all or fails.
+  virtual bool can_copy() const { return false; }
+  virtual bool copy(uint64_t, char*, uint64_t) { return false; }
+
+  // Appends the descriptor that shows that progress() can move something, if there is one.
   virtual void add_to(std::vector<pollfd>*) const {}
   // An error: the host of the peer does not answer.
   virtual Status check_answered() const { return Status(); }

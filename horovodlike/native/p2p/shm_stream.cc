@@ -1,5 +1,7 @@
 #include "p2p/shm_stream.h"
 
+#include <sys/uio.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -30,6 +32,18 @@ bool ShmStream::can_progress() const {
   const uint64_t written = out_.block->written.load(std::memory_order_relaxed);
   if (!sent_.is_empty() && written - out_.block->read.load() < out_.capacity) return true;
   return !received_.is_empty() && in_.block->written.load() != in_.block->read.load(std::memory_order_relaxed);
+}
+
+bool ShmStream::copy(uint64_t address, char* to, uint64_t num_bytes) {
+  while (num_bytes > 0) {
+    const iovec local{to, num_bytes}, remote{reinterpret_cast<void*>(address), num_bytes};
+    const ssize_t count = process_vm_readv(pid_, &local, 1, &remote, 1, 0);
+    if (count <= 0) return false;
+    to += count;
+    address += static_cast<uint64_t>(count);
+    num_bytes -= static_cast<uint64_t>(count);
+  }
+  return true;
 }
 
 bool ShmStream::write() {

@@ -12,10 +12,11 @@ namespace hvl {
 
 class ShmStream final : public PeerStream {
  public:
-  // `local_rank`: of this rank; `peer`: of the other one.
-  ShmStream(std::shared_ptr<HostMemory> memory, int local_rank, int peer)
+  // `local_rank`: of this rank; `peer`: of the other one. `pid`: of its process; 0: its memory is not copied from.
+  ShmStream(std::shared_ptr<HostMemory> memory, int local_rank, int peer, int pid)
       : memory_(std::move(memory)),
         peer_(peer),
+        pid_(pid),
         out_(memory_->message_ring(local_rank, peer)),
         in_(memory_->message_ring(peer, local_rank)) {}
 
@@ -29,13 +30,15 @@ class ShmStream final : public PeerStream {
     return Status();
   }
   bool can_progress() const override;
+  bool can_copy() const override { return pid_ != 0; }
+  bool copy(uint64_t address, char* to, uint64_t num_bytes) override;
 
  private:
   bool write();
   bool read();
 
   const std::shared_ptr<HostMemory> memory_;
-  const int peer_;
+  const int peer_, pid_;
   const MessageRing out_, in_;
   Transfer sent_, received_;
 };

@@ -2,6 +2,7 @@
 #include "p2p/peer_link.h"
 
 #include <poll.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <map>
@@ -34,14 +35,14 @@ class Rank final : public MessageEvents {
     receives.erase(found);
     return true;
   }
-  void on_announcement(const MessageHeader& message, uint64_t id) override {
+  void on_announcement(const MessageHeader& message, const Announcement& announcement) override {
     arrived.push_back(message.tag);
     const auto found = receives.find(message.tag);
     if (found == receives.end()) {
-      announced[message.tag] = {message, id};
+      announced[message.tag] = {message, announcement};
       return;
     }
-    link->request(id, message, std::move(found->second));
+    link->request(announcement, message, std::move(found->second));
     receives.erase(found);
   }
   void on_end(const MessageRequest& request, Status status, const MessageHeader&) override {
@@ -50,12 +51,12 @@ class Rank final : public MessageEvents {
   }
 
   std::unique_ptr<PeerLink> link;
-  std::map<int64_t, MessageRequestPtr> receives;                    // by tag
-  std::map<int64_t, std::pair<MessageHeader, uint64_t>> announced;  // likewise
-  std::vector<int64_t> arrived;                                     // tags
-  std::map<int64_t, Status> ended;                                  // by handle
-  std::vector<int64_t> order;                                       // handles as they ended
-  uint64_t kept = 0;                                                // bytes
+  std::map<int64_t, MessageRequestPtr> receives;                        // by tag
+  std::map<int64_t, std::pair<MessageHeader, Announcement>> announced;  // likewise
+  std::vector<int64_t> arrived;                                         // tags
+  std::map<int64_t, Status> ended;                                      // by handle
+  std::vector<int64_t> order;                                           // handles as they ended
+  uint64_t kept = 0;                                                    // bytes
 };
 
 MessageRequestPtr request(bool is_send, std::vector<char>* data, int64_t tag) {
@@ -78,6 +79,7 @@ std::vector<char> pattern(size_t count, int seed) {
 struct Pair {
   Rank ranks[2];
   std::shared_ptr<HostMemory> memory;
+  int pid = 0;
   std::unique_ptr<RemoteRanks> remote;
 
   void connect() {
@@ -85,7 +87,7 @@ struct Pair {
       std::unique_ptr<PeerStream> stream;
       std::optional<MessageKeys> keys;
       if (memory != nullptr) {
-        stream = std::make_unique<ShmStream>(memory, rank, 1 - rank);
+        stream = std::make_unique<ShmStream>(memory, rank, 1 - rank, pid);
       } else {
         stream = std::make_unique<MeshStream>(remote->message_stream(rank, 1 - rank, &keys), 1 - rank);
       }
@@ -126,9 +128,11 @@ struct Pair {
 // Calls function(pair) over shared memory and over each transport.
 template <typename Function>
 void on_each_stream(Function&& function) {
-  {
+  constexpr int kNone = 1 << 30;  // there is no such process, so nothing can be copied from its memory
+  for (int pid : {0, static_cast<int>(getpid()), kNone}) {
     Pair pair;
     pair.memory = HostMemory::anonymous(HostShape{2, 4096, 4});
+    pair.pid = pid;
     pair.connect();
     function(pair);
   }
@@ -224,8 +228,8 @@ TEST(a_message_that_is_not_needed_ends_its_send) {
     std::vector<char> data(size_t{1} << 20);
     for (int64_t tag : {1, 2}) pair.send(0, &data, tag);
     pair.run_until([&] { return pair.ranks[1].announced.size() == 2; });
-    pair.ranks[1].link->decline(pair.ranks[1].announced[1].second, MessageFrame::Kind::kDone);
-    pair.ranks[1].link->decline(pair.ranks[1].announced[2].second, MessageFrame::Kind::kRemoved);
+    pair.ranks[1].link->decline(pair.ranks[1].announced[1].second.id, MessageFrame::Kind::kDone);
+    pair.ranks[1].link->decline(pair.ranks[1].announced[2].second.id, MessageFrame::Kind::kRemoved);
     pair.run_until_ended(2, 0);
     CHECK(pair.ranks[0].ended[1].ok());
     CHECK_EQ(pair.ranks[0].ended[2].code(), HVL_INVALID_ARGUMENT);

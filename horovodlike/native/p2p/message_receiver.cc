@@ -1,0 +1,73 @@
+#include "p2p/message_receiver.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace hvl {
+
+namespace {
+
+constexpr uint64_t kCopiedAtOnce = uint64_t{256} << 10;
+
+}  // namespace
+
+void MessageReceiver::request(const Announcement& announcement, const MessageHeader& message,
+                              MessageRequestPtr receive) {
+  Incoming incoming{std::move(receive), message, announcement, 0};
+  if (message.num_bytes == 0 || (may_copy_ && announcement.address != 0)) {
+    copied_.push_back(std::move(incoming));
+  } else {
+    request_fragments(std::move(incoming));
+  }
+}
+
+void MessageReceiver::request_fragments(Incoming incoming) {
+  const uint64_t id = incoming.announcement.id;
+  incoming.num_received = 0;
+  fragmented_[id] = std::move(incoming);
+  answers_.send_frame(MessageFrame::Kind::kRequest, id);
+}
+
+void MessageReceiver::copy(bool* progressed) {
+  if (copied_.empty()) return;
+  *progressed = true;
+  Incoming incoming = std::move(copied_.front());
+  copied_.pop_front();
+  const uint64_t num_bytes = std::min(kCopiedAtOnce, incoming.message.num_bytes - incoming.num_received);
+  const uint64_t from = incoming.announcement.address + incoming.num_received;
+  if (num_bytes > 0 && !stream_.copy(from, incoming.receive->data + incoming.num_received, num_bytes)) {
+    may_copy_ = false;
+    return request_fragments(std::move(incoming));
+  }
+  incoming.num_received += num_bytes;
+  if (!incoming.is_complete()) return copied_.push_back(std::move(incoming));
+  answers_.send_frame(MessageFrame::Kind::kDone, incoming.announcement.id);
+  events_.on_end(*incoming.receive, Status(), incoming.message);
+}
+
+char* MessageReceiver::memory_for(const MessageFrame& fragment) const {
+  const auto found = fragmented_.find(fragment.id);
+  if (found == fragmented_.end()) return nullptr;
+  const Incoming& incoming = found->second;
+  const bool is_next = fragment.offset == incoming.num_received &&
+                       fragment.num_bytes <= incoming.message.num_bytes - incoming.num_received;
+  return is_next ? incoming.receive->data + fragment.offset : nullptr;
+}
+
+void MessageReceiver::end_fragment(const MessageFrame& fragment) {
+  const auto found = fragmented_.find(fragment.id);
+  found->second.num_received += fragment.num_bytes;
+  if (!found->second.is_complete()) return;
+  const Incoming ended = std::move(found->second);
+  fragmented_.erase(found);
+  events_.on_end(*ended.receive, Status(), ended.message);
+}
+
+void MessageReceiver::take_all(std::vector<MessageRequestPtr>* requests) {
+  for (Incoming& incoming : copied_) requests->push_back(std::move(incoming.receive));
+  for (auto& [id, incoming] : fragmented_) requests->push_back(std::move(incoming.receive));
+  copied_.clear();
+  fragmented_.clear();
+}
+
+}  // namespace hvl

@@ -1,0 +1,59 @@
+// The incoming side of a link: messages that this rank has asked for, on their way to the memory of their receives.
+//
+// The memory of a rank of this host is copied from directly, if the system allows it: one copy, and the sender does
+// nothing. Else the sender sends fragments.
+//
+// For the thread that holds the engine lock.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <unordered_map>
+#include <vector>
+
+#include "p2p/message_sender.h"
+
+namespace hvl {
+
+class MessageReceiver {
+ public:
+  MessageReceiver(PeerStream* stream, MessageSender* answers, MessageEvents* events)
+      : stream_(*stream), answers_(*answers), events_(*events) {}
+  MessageReceiver(const MessageReceiver&) = delete;
+  MessageReceiver& operator=(const MessageReceiver&) = delete;
+
+  // Gets an announced message, which the receive fits.
+  void request(const Announcement& announcement, const MessageHeader& message, MessageRequestPtr receive);
+  // The memory for a fragment; null: it is not the next one of a message that was asked for.
+  char* memory_for(const MessageFrame& fragment) const;
+  // The fragment is in its memory.
+  void end_fragment(const MessageFrame& fragment);
+
+  // Copies a part of a message.
+  void copy(bool* progressed);
+  bool can_copy() const { return !copied_.empty(); }
+
+  bool has_requests() const { return !copied_.empty() || !fragmented_.empty(); }
+  void take_all(std::vector<MessageRequestPtr>* requests);
+
+ private:
+  struct Incoming {
+    MessageRequestPtr receive;
+    MessageHeader message;
+    Announcement announcement;
+    uint64_t num_received = 0;
+
+    bool is_complete() const { return num_received == message.num_bytes; }
+  };
+
+  void request_fragments(Incoming incoming);
+
+  PeerStream& stream_;
+  MessageSender& answers_;
+  MessageEvents& events_;
+  bool may_copy_ = true;                               // until the system refuses it
+  std::deque<Incoming> copied_;                        // they take turns
+  std::unordered_map<uint64_t, Incoming> fragmented_;  // by the sender's id
+};
+
+}  // namespace hvl

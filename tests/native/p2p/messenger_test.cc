@@ -1,0 +1,116 @@
+// Messages between the engines of a job: on one host and on several, from several threads.
+#include "p2p/messenger.h"
+
+#include <algorithm>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "hosts_job.h"
+#include "wiretap.h"
+
+namespace hvl {
+namespace {
+
+int64_t post(Job* job, int rank, bool is_send, std::vector<char>* data, int peer, int64_t tag) {
+  auto request = std::make_unique<MessageRequest>();
+  request->is_send = is_send;
+  request->peer = peer;
+  request->header.tag = tag;
+  request->header.num_bytes = data->size();
+  request->data = data->data();
+  int64_t handle = 0;
+  CHECK_EQ(job->engine(rank).post(std::move(request), &handle).message(), "");
+  return handle;
+}
+
+std::vector<char> text(size_t count, int seed) {
+  std::vector<char> bytes(count);
+  for (size_t i = 0; i < count; ++i) bytes[i] = static_cast<char>((i * 7919 + static_cast<size_t>(seed) * 131) >> 3);
+  return bytes;
+}
+
+// Messages of many sizes in a ring, beside allreduces of another thread.
+void talk(Job* job, int rank, int rounds) {
+  const int size = job->size(), next = (rank + 1) % size, before = (rank + size - 1) % size;
+  std::thread reducing([&] {
+    for (int round = 0; round < rounds; ++round) {
+      std::vector<float> data(1000, 1);
+      CHECK_EQ(job->run(rank, make("sum", HVL_ALLREDUCE, {{1000}}), data.data()).message(), "");
+      CHECK_EQ(data[7], static_cast<float>(size));
+    }
+  });
+  for (int round = 0; round < rounds; ++round) {
+    const size_t count =
+        std::vector<size_t>{0, 4, kEagerBytes, kEagerBytes + 1, 300007}[static_cast<size_t>(round) % 5];
+    std::vector<char> sent = text(count, rank), received(count);
+    const int source = round % 2 == 0 ? before : kAnySource;
+    const int64_t receive = post(job, rank, false, &received, source, round);
+    const int64_t send = post(job, rank, true, &sent, next, round);
+    CHECK_EQ(job->wait(rank, send).message(), "");
+    CHECK_EQ(job->wait(rank, receive).message(), "");
+    CHECK(received == text(count, before));
+  }
+  reducing.join();
+}
+
+TEST(messages_beside_collectives_on_one_host) {
+  for (int size : {1, 2, 3}) {
+    Job job(size);
+    job.on_all([&](int rank) { talk(&job, rank, check::is_brief ? 20 : 100); });
+  }
+}
+
+TEST(messages_beside_collectives_on_several_hosts) {
+  on_all_places([](Job& job) { job.on_all([&](int rank) { talk(&job, rank, 10); }); });
+}
+
+TEST(what_was_sent_before_a_rank_shuts_down_is_received_also_later) {
+  for (const std::vector<int>& hosts : {std::vector<int>{0, 0}, std::vector<int>{0, 1}}) {
+    Job job(2, on_hosts(hosts));
+    std::vector<char> sent = text(4, 1), first(4), second(4), third(4);
+    CHECK_EQ(job.wait(0, post(&job, 0, true, &sent, 1, 1)).message(), "");
+    CHECK_EQ(job.wait(0, post(&job, 0, true, &sent, 1, 2)).message(), "");
+    const int64_t early = post(&job, 1, false, &first, 0, 1), never = post(&job, 1, false, &third, 0, 3);
+    job.shut_down();
+    CHECK_EQ(job.wait(1, early).message(), "");
+    CHECK_EQ(job.wait(1, never).code(), HVL_SHUT_DOWN);
+    CHECK_EQ(job.wait(1, post(&job, 1, false, &second, 0, 2)).message(), "");
+    CHECK_EQ(job.wait(1, post(&job, 1, false, &second, 0, 2)).code(), HVL_SHUT_DOWN);
+    CHECK_EQ(job.wait(1, post(&job, 1, true, &second, 0, 2)).code(), HVL_SHUT_DOWN);
+    CHECK(first == sent);
+    CHECK(second == sent);
+  }
+}
+
+TEST(a_changed_header_breaks_the_job) {
+  for (bool seals : {false, true}) {
+    for (uint64_t changed : {uint64_t{0}, uint64_t{20}, uint64_t{60}}) {
+      Wiretap tap(
+          [&](uint64_t position, char byte) { return position == changed ? static_cast<char>(byte ^ 1) : byte; });
+      Wiring wiring;
+      wiring.seals_data = seals;
+      wiring.message_ends = [&](int* ends) { tap.make_ends(ends); };
+      Job job(2, on_hosts({0, 1}), 4096, 4, wiring);
+      job.on_all([&](int rank) {
+        std::vector<char> data(100000);
+        const Status status = job.wait(rank, post(&job, rank, rank == 0, &data, 1 - rank, 1));
+        CHECK_EQ(status.code(), HVL_JOB_BROKEN);
+        CHECK_HAS(status.message(), "MAC");
+        CHECK_HAS(status.message(), "rank 0 on host a");
+      });
+    }
+  }
+}
+
+TEST(a_rank_whose_connections_are_cut_fails_those_that_need_it) {
+  Job job(2, on_hosts({0, 1}));
+  std::vector<char> data(100000);
+  const int64_t receive = post(&job, 1, false, &data, 0, 1);
+  job.cut_off(0);
+  CHECK_EQ(job.wait(1, receive).code(), HVL_JOB_BROKEN);
+}
+
+}  // namespace
+}  // namespace hvl

@@ -24,7 +24,7 @@ from horovodlike._net.socket_options import ensure_descriptors, set_congestion_c
 from horovodlike.config import Config
 from horovodlike.errors import RendezvousError
 
-CONTROL, DATA = int(lib.HVL_CONTROL), int(lib.HVL_DATA)
+CONTROL, DATA, MESSAGES = int(lib.HVL_CONTROL), int(lib.HVL_DATA), int(lib.HVL_MESSAGES)
 
 _REPORT_BYTES = FRAME_LIMIT * 3 // 4  # of all ranks together
 _SHOWN_PAIRS = 8
@@ -37,7 +37,7 @@ class MeshConnection:
     Attributes:
         socket: Does not block; nothing has been sent on it after the handshake.
         rank: The other rank.
-        use: ``CONTROL`` or ``DATA``.
+        use: ``CONTROL``, ``DATA`` or ``MESSAGES``.
         keys: The keys of the MACs with which the engine sends and receives.
     """
 
@@ -62,12 +62,9 @@ def plan_connections(rank: int, table: HostTable, streams: int, fan_out: int) ->
 
     beside = table.ranks_beside(rank)
     host = table.ranks.index(beside)
-    connection_ids = [
-        connection_id(DATA, other, number)
-        for other in range(len(table.facts))
-        if other not in beside
-        for number in range(streams)
-    ]
+    remote = [other for other in range(len(table.facts)) if other not in beside]
+    connection_ids = [connection_id(DATA, other, number) for other in remote for number in range(streams)]
+    connection_ids += [connection_id(MESSAGES, other) for other in remote]
     if rank == beside[0]:
         parent = [] if host == 0 else [(host - 1) // fan_out]
         children = range(host * fan_out + 1, min((host + 1) * fan_out + 1, len(table.ranks)))
@@ -132,7 +129,7 @@ def _set_options(connected: socket.socket, use: int, config: Config) -> None:
     connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     set_keepalive(connected, *_keepalive(config.network_timeout))
     # TCP_USER_TIMEOUT also ends a connection to a process that is stopped and receives nothing. On connections for
-    # data, where that may be normal, the engine watches for lost hosts itself (transport/tcp/stream.h).
+    # data and messages, where that may be normal, the engine watches for lost hosts itself (transport/tcp/stream.h).
     if use == CONTROL:
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * config.network_timeout))
     else:

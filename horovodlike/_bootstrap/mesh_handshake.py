@@ -34,7 +34,7 @@ class ConnectionId:
     """One connection of the mesh.
 
     Attributes:
-        use: ``HVL_CONTROL`` or ``HVL_DATA`` of the C API.
+        use: ``HVL_CONTROL``, ``HVL_DATA`` or ``HVL_MESSAGES`` of the C API.
         low: The rank that accepts it.
         high: The rank that connects.
         number: Distinguishes connections of the same use and ranks.

@@ -302,7 +302,7 @@ def wait_for_given_up(handle: int) -> bool:
 _SAID = {"reduce_op": "op", "prescale": "the prescale factor", "postscale": "the postscale factor"}
 
 
-def _refuse(name: str, what: str, value: object, ctype: Any) -> None:
+def refuse(name: str, what: str, value: object, ctype: Any) -> None:
     """Raise an error that names the value if cffi does not take it for this type."""
     expected = "a number" if ctype.kind == "primitive" and ctype.cname == "double" else "an integer"
     try:
@@ -319,7 +319,7 @@ def _integers(name: str, what: str, values: Sequence[int]) -> Any:
         return ffi.new("int64_t[]", list(values))
     except (TypeError, OverflowError):
         for value in values:
-            _refuse(name, what, value, ffi.typeof("int64_t"))
+            refuse(name, what, value, ffi.typeof("int64_t"))
         raise
 
 
@@ -400,7 +400,7 @@ class Request:
         except (TypeError, OverflowError):
             for field, native in ffi.typeof("hvl_request").fields:
                 if native.type.kind in ("primitive", "enum"):
-                    _refuse(name, _SAID.get(field, field), description[field], native.type)
+                    refuse(name, _SAID.get(field, field), description[field], native.type)
             raise
         prepared = lib.hvl_prepare(request)
         if prepared == ffi.NULL:

@@ -7,7 +7,7 @@
  *  3. The caller owns what it passes. Names, shapes and arrays are copied before a call returns. Tensor memory is
  *     borrowed from hvl_enqueue() until the request completes: it may be neither freed nor written until then.
  *  4. Every accepted request completes exactly once: success, error, or shut-down.
- *  5. A handle is consumed by hvl_wait(), hvl_try_wait(), hvl_wait_all(), hvl_wait_on_stream() or
+ *  5. A handle is consumed by hvl_wait(), hvl_try_wait(), hvl_wait_all(), hvl_wait_message(), hvl_wait_on_stream() or
  *     hvl_wait_all_on_stream(). Outputs that the engine allocated are handed over there.
  *  6. Sizes are in bytes and times in seconds unless the name says otherwise.
  *  7. Requests whose device is HVL_CUDA are enqueued with the stream on which their tensors are made. They complete
@@ -28,6 +28,7 @@ extern "C" {
 
 /* cffi:begin */
 enum { HVL_ABI_VERSION = 10, HVL_STACK_BYTES = 8064, HVL_KEY_BYTES = 32, HVL_MAX_COPIED_BYTES = 16384 };
+enum { HVL_ANY_SOURCE = -1 }; /* in place of a rank, for a receive */
 
 typedef enum hvl_status {
   HVL_OK = 0,
@@ -159,10 +160,11 @@ typedef struct hvl_callbacks {
  * its own, and its hvl_output is overwritten by it: its `data` is then to be freed with hvl_free(). */
 void* hvl_place_output(void* context, int32_t index, const hvl_output* output);
 
-typedef enum hvl_use { HVL_CONTROL = 0, HVL_DATA = 1 } hvl_use;
+typedef enum hvl_use { HVL_CONTROL = 0, HVL_DATA = 1, HVL_MESSAGES = 2 } hvl_use;
 
 /* A TCP connection to a rank of another host, on which both sides are authenticated and nothing has been sent
- * since. The keys are for the MACs of the two directions; a data connection uses them if it is sealed. */
+ * since. The keys are for the MACs of the two directions; a data connection uses them if it is sealed, and without that
+ * one for messages does for their headers only. */
 typedef struct hvl_connection {
   int32_t fd;
   int32_t rank;
@@ -219,8 +221,8 @@ typedef struct hvl_config {
   /* Hosts are a tree: the parent of host h > 0 is host (h - 1) / fan_out. Local rank 0 of a host has a control
    * connection to local rank 0 of the parent and of each child. */
   int32_t fan_out;
-  /* To each rank of another host one connection for data, or several: as many on both sides, in the same order; and the
-   * control connections. The engine uses duplicates of the descriptors. */
+  /* To each rank of another host one connection for data, or several: as many on both sides, in the same order; and one
+   * for messages; and the control connections. The engine uses duplicates of the descriptors. */
   const hvl_connection* connections;
   int32_t num_connections;
   /* Jobs of several hosts: a non-blocking pipe wakes each rank. The read end of this rank's pipe, and by local rank the
@@ -369,6 +371,23 @@ int32_t hvl_wait_all(int64_t* handles, int32_t count, double timeout);
 int32_t hvl_wait_on_stream(int64_t handle, double timeout, hvl_output** outputs, int32_t* num_outputs, void* stream);
 int32_t hvl_wait_all_on_stream(int64_t* handles, int32_t count, double timeout, void* stream);
 void hvl_free(void* data);
+
+/* The message that a receive has got. */
+typedef struct hvl_received {
+  int32_t source; /* global rank */
+  int64_t num_bytes;
+} hvl_received;
+
+/* Messages from one rank to another, or to itself, in memory of the CPU. `peer`: the global rank of the other one; a
+ * receive may have HVL_ANY_SOURCE. `tag`: 0 at least. `process_set`: its id, of which both ranks are members. A receive
+ * gets the first message that its peer has sent with this tag and process set and that no other receive has got; with
+ * HVL_ANY_SOURCE, the first that has arrived. It fails (HVL_MISMATCH) if the message has another size or dtype; the
+ * send does not. Returns a handle, as hvl_enqueue(): a receive completes when the message is in its memory, a send when
+ * its memory is not needed any more, which for a large message is when it is received. Does not block. */
+int64_t hvl_send(uintptr_t data, int64_t num_bytes, int32_t dtype, int32_t peer, int64_t tag, int32_t process_set);
+int64_t hvl_receive(uintptr_t data, int64_t num_bytes, int32_t dtype, int32_t peer, int64_t tag, int32_t process_set);
+/* As hvl_wait(), for a handle of hvl_receive(); writes `*received` if the status is HVL_OK. */
+int32_t hvl_wait_message(int64_t handle, double timeout, hvl_received* received);
 
 /* Stack-dump requests: blocks until other ranks have waited so long for this one that the coordinator asks; returns the
  * number of the question, to answer with text for the report (HVL_STACK_BYTES of it). 0: the job has ended. */

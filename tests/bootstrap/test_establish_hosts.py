@@ -16,7 +16,7 @@ import pytest
 from horovodlike._bootstrap import mesh, shared_memory, wakeup_pipes
 from horovodlike._bootstrap.bootstrap import JobContext, RendezvousServer, establish
 from horovodlike._bootstrap.environment import RankInfo
-from horovodlike._bootstrap.mesh import CONTROL, DATA
+from horovodlike._bootstrap.mesh import CONTROL, DATA, MESSAGES
 from horovodlike._bootstrap.mesh_builder import Builder
 from horovodlike._bootstrap.topology import HostFacts
 from horovodlike._engine import options as engine_options
@@ -137,7 +137,8 @@ def test_who_is_at_the_other_end(nodes: tuple[str, ...], streams: int, fan_out: 
     for rank, found in enumerate(results):
         data = [(DATA, other, True) for other in range(len(nodes)) if hosts[other] != hosts[rank]]
         control = [(CONTROL, other, True) for other in control_partners(rank, hosts, fan_out)]
-        assert found == [each for each in data for _ in range(streams)] + control
+        messages = [(MESSAGES, other, right) for _, other, right in data]
+        assert found == [each for each in data for _ in range(streams)] + messages + control
 
 
 def describe(membership: JobContext) -> dict[str, Any]:
@@ -197,9 +198,10 @@ def test_containers_of_one_node(
     monkeypatch.setattr(HostFacts, "collect", collect)
     results = raise_errors(on_hosts("aaa", greet_over))
     assert results == [
-        [(DATA, 1, True), (CONTROL, 1, True)],
-        [(DATA, 0, True), (DATA, 2, True), (CONTROL, 0, True)],
-    ] + [[(DATA, 1, True)]]
+        [(DATA, 1, True), (MESSAGES, 1, True), (CONTROL, 1, True)],
+        [(use, other, True) for use in (DATA, MESSAGES) for other in (0, 2)] + [(CONTROL, 0, True)],
+        [(DATA, 1, True), (MESSAGES, 1, True)],
+    ]
     said = capsys.readouterr().err
     assert said.count("horovodlike warning") == 1
     assert "ranks 0, 1, 2 of node 'a' do not share a host: they are in different process namespaces" in said
@@ -242,13 +244,13 @@ def test_what_the_engine_is_told(on_hosts: StartHosts) -> None:
     assert [result["hosts"] for result in results] == [[0, 1, 0]] * 3
     assert [result["names"] for result in results] == [["a", "b"]] * 3
     assert [result["ends"] for result in results] == [
-        [(DATA, 1), (CONTROL, 1)],
-        [(DATA, 0), (DATA, 2), (CONTROL, 0)],
-        [(DATA, 1)],
+        [(DATA, 1), (MESSAGES, 1), (CONTROL, 1)],
+        [(DATA, 0), (DATA, 2), (MESSAGES, 0), (MESSAGES, 2), (CONTROL, 0)],
+        [(DATA, 1), (MESSAGES, 1)],
     ]
     sends, receives = ({k: v for result in results for k, v in result[name].items()} for name in ("sends", "receives"))
     assert sends == receives
-    assert len(set(sends.values())) == 6
+    assert len(set(sends.values())) == 10
 
 
 def test_settings_of_the_sockets(on_hosts: StartHosts) -> None:
@@ -262,7 +264,7 @@ def test_settings_of_the_sockets(on_hosts: StartHosts) -> None:
         ]
 
     for found in raise_errors(on_hosts("ab", options, NETWORK_TIMEOUT="9")):
-        assert found == [[1, 3, 1, 6, 0, 1], [1, 3, 1, 6, 9000, 1]]
+        assert found == [[1, 3, 1, 6, 0, 1], [1, 3, 1, 6, 0, 1], [1, 3, 1, 6, 9000, 1]]
 
 
 @pytest.mark.parametrize(("wanted", "address"), [("lo", "127.0.0.1"), ("::1/128", "::1"), ("", "127.0.0.1")])
@@ -273,7 +275,7 @@ def test_which_network_is_used(wanted: str, address: str, on_hosts: StartHosts) 
     def ends(membership: JobContext) -> list[str]:
         return [each.socket.getsockname()[0] for each in membership.connections]
 
-    assert raise_errors(on_hosts("ab", ends, NETWORK_INTERFACE=wanted)) == [[address] * 2] * 2
+    assert raise_errors(on_hosts("ab", ends, NETWORK_INTERFACE=wanted)) == [[address] * 3] * 2
 
 
 def test_a_network_that_a_rank_does_not_have(on_hosts: StartHosts) -> None:
@@ -401,7 +403,7 @@ RANK = """
 @pytest.mark.parametrize(
     ("nodes", "found"),
     [
-        ("aab", ["0 [2, 2] True", "1 [2] True", "2 [0, 0, 1] True"]),
+        ("aab", ["0 [2, 2, 2] True", "1 [2, 2] True", "2 [0, 0, 0, 1, 1] True"]),
         ("aa", ["0 [] False", "1 [] False"]),
     ],
 )

@@ -78,6 +78,7 @@ class Connections {
       for (int b = a + 1; b < options.size; ++b) {
         if (hosts[static_cast<size_t>(a)] == hosts[static_cast<size_t>(b)]) continue;
         for (int stream = 0; stream < wiring.num_streams; ++stream) connect(a, b, HVL_DATA, wiring.data_ends);
+        connect(a, b, HVL_MESSAGES, wiring.data_ends);
       }
     }
     for (const auto& [host, leader] : leaders) {

@@ -335,6 +335,11 @@ class MemoryTransport final : public Transport {
     }
     return mesh;
   }
+  std::unique_ptr<Mesh> make_message_stream(int rank, const std::string& peer, std::optional<MessageKeys>*) override {
+    auto mesh = std::make_unique<MemoryMesh>();
+    mesh->add(rank, network_->pipe(HVL_MESSAGES, rank_, rank, 0), network_->pipe(HVL_MESSAGES, rank, rank_, 0), peer);
+    return mesh;
+  }
 
  private:
   const std::shared_ptr<MemoryNetwork> network_;

@@ -47,6 +47,9 @@ class RemoteRanks {
     return connections_->transport_of(from)->connect(to, name_of(to));
   }
   std::unique_ptr<Mesh> mesh_of(int rank) { return connections_->transport_of(rank)->make_mesh(name_of); }
+  std::unique_ptr<Mesh> message_stream(int from, int to, std::optional<MessageKeys>* keys) {
+    return connections_->transport_of(from)->make_message_stream(to, name_of(to), keys);
+  }
   // As if the network of a rank were gone.
   void cut_off(int rank) { connections_->shut_down(rank); }
   // Nothing but what was made holds the connections from now on, so they close with it.

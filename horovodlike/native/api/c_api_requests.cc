@@ -129,6 +129,14 @@ int32_t with_engine(Enqueue&& enqueue) {
   });
 }
 
+Status post(Engine* engine, MessageRequestPtr request, uintptr_t data, int64_t* handle) {
+  if (request->header.num_bytes > 0 && data < kLowestAddress) {
+    return Status(HVL_INVALID_ARGUMENT, "a message has no memory for its " + request->header.describe_data());
+  }
+  request->data = reinterpret_cast<char*>(data);
+  return engine->post(std::move(request), handle);
+}
+
 thread_local int64_t last_handle = 0;
 
 // The value that an enqueue returns.
@@ -152,6 +160,24 @@ Status hand_over(const std::vector<hvl_output>& results, hvl_output** outputs, i
   memcpy(*outputs, results.data(), num_bytes);
   *num_outputs = static_cast<int32_t>(results.size());
   return Status();
+}
+
+int64_t post(bool is_send, uintptr_t data, int64_t num_bytes, int32_t dtype, int32_t peer, int64_t tag,
+             int32_t process_set) {
+  int64_t handle = 0;
+  const int32_t status = guarded([&]() -> Status {
+    const std::shared_ptr<Engine> running = engine();
+    if (running == nullptr) return not_initialized();
+    auto request = std::make_unique<MessageRequest>();
+    request->is_send = is_send;
+    request->peer = peer;
+    request->process_set = process_set;
+    request->header.tag = tag;
+    request->header.dtype = static_cast<DataType>(dtype);
+    request->header.num_bytes = static_cast<uint64_t>(num_bytes);
+    return post(running.get(), std::move(request), data, &handle);
+  });
+  return outcome(status, handle);
 }
 
 // HVL_OK: none of them is in progress.
@@ -186,11 +212,12 @@ bool leaves_handles(const Status& held) {
 }
 
 // The result of a handle that was found in this state, if it must be complete.
-Status finish(int64_t handle, hvl_status state, hvl_output** outputs, int32_t* num_outputs) {
+Status finish(int64_t handle, hvl_status state, hvl_output** outputs, int32_t* num_outputs,
+              hvl_received* received = nullptr) {
   if (state == HVL_UNKNOWN_HANDLE) return Status(state, "the handle is unknown or was waited for already");
   if (state == HVL_IN_PROGRESS) return unfinished();
   std::vector<hvl_output> results;
-  Status status = handle_table().consume(handle, &results);
+  Status status = handle_table().consume(handle, &results, received);
   if (status.ok()) return hand_over(results, outputs, num_outputs);
   free_all(results);
   return status;
@@ -296,6 +323,22 @@ int32_t hvl_wait(int64_t handle, double timeout, hvl_output** outputs, int32_t* 
     const uint64_t deadline = hvl::now_ns() + hvl::to_ns(timeout);
     hvl::wait(&handle, 1, deadline);
     return hvl::finish(handle, hvl::state_with_result(handle, deadline), outputs, num_outputs);
+  });
+}
+
+int64_t hvl_send(uintptr_t data, int64_t num_bytes, int32_t dtype, int32_t peer, int64_t tag, int32_t process_set) {
+  return hvl::post(true, data, num_bytes, dtype, peer, tag, process_set);
+}
+
+int64_t hvl_receive(uintptr_t data, int64_t num_bytes, int32_t dtype, int32_t peer, int64_t tag, int32_t process_set) {
+  return hvl::post(false, data, num_bytes, dtype, peer, tag, process_set);
+}
+
+int32_t hvl_wait_message(int64_t handle, double timeout, hvl_received* received) {
+  return hvl::guarded([&] {
+    const uint64_t deadline = hvl::now_ns() + hvl::to_ns(timeout);
+    hvl::wait(&handle, 1, deadline);
+    return hvl::finish(handle, hvl::state_with_result(handle, deadline), nullptr, nullptr, received);
   });
 }
 

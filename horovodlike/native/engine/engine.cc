@@ -32,6 +32,7 @@ void Engine::shut_down() {
 void Engine::close_in_child() {
   context_.control->close_in_child();
   context_.data_plane->close_in_child();
+  context_.messenger.close_in_child();
 }
 
 Status Engine::enqueue(std::unique_ptr<PendingRequest> request, int64_t* handle) {
@@ -58,6 +59,12 @@ Status Engine::enqueue(std::unique_ptr<PendingRequest> request, int64_t* handle)
     return status;
   }
   if (is_urgent) loop_.flush_next();
+  return status;
+}
+
+Status Engine::post(MessageRequestPtr request, int64_t* handle) {
+  Status status = context_.messenger.post(std::move(request), handle);
+  if (status.ok()) loop_.progress_messages();
   return status;
 }
 

@@ -21,6 +21,8 @@ class Engine {
   Status enqueue(std::unique_ptr<PendingRequest> request, int64_t* handle);
   // Any thread: where the caller's stream is, for requests on a GPU. See GpuAccess.
   Status request_gpu(int device, CudaStream stream, std::shared_ptr<const GpuRequest>* request);
+  // Any thread: a send or a receive, which takes effect at once. Gives it a handle.
+  Status post(MessageRequestPtr request, int64_t* handle);
   // Any thread. Call it after one or more calls of enqueue().
   void notify() { loop_.notify(); }
   // Any thread: waits until all handles are complete or unknown (HVL_OK), at most until the deadline (now_ns() time) or

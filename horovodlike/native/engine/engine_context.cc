@@ -35,6 +35,21 @@ WaiterOptions waiter_options(const EngineContext& context) {
   return waiter;
 }
 
+MessengerOptions messenger_options(const EngineContext& context) {
+  const EngineOptions& options = context.options;
+  MessengerOptions messenger;
+  messenger.rank = options.rank;
+  messenger.size = options.size;
+  messenger.local_rank = options.local_rank;
+  messenger.local_ranks = options.local_ranks();
+  messenger.describe = [&context](int rank) { return context.describe(rank); };
+  messenger.memory = context.memory;
+  messenger.transport = options.transport;
+  messenger.poller = context.poller.get();
+  messenger.handles = context.handles;
+  return messenger;
+}
+
 CoordinatorHostOptions coordinator_host_options(const EngineOptions& options) {
   CoordinatorHostOptions coordinator_host;
   coordinator_host.coordinator.size = options.size;
@@ -151,7 +166,15 @@ EngineContext::EngineContext(const EngineOptions& engine_options, std::shared_pt
       poller(make_poller(options)),
       waiter(memory, waiter_options(*this)),
       control(make_control(options, memory, poller.get())),
-      data_plane(make_data_plane(options, memory, &waiter)) {}
+      data_plane(make_data_plane(options, memory, &waiter)),
+      messenger(messenger_options(*this)) {}
+
+std::string EngineContext::describe(int rank) const {
+  const std::vector<int> local_ranks = options.local_ranks();
+  const auto found = std::find(local_ranks.begin(), local_ranks.end(), rank);
+  return found != local_ranks.end() ? waiter.describe(static_cast<int>(found - local_ranks.begin()))
+                                    : options.describe_remote(rank);
+}
 
 void EngineContext::check_other_hosts() const {
   const Status status = control->check_other_hosts();

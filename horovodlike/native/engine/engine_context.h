@@ -12,6 +12,7 @@
 #include "control/control_plane.h"
 #include "cuda/gpu_access.h"
 #include "negotiate/coordinator.h"
+#include "p2p/messenger.h"
 #include "queue/handle_table.h"
 #include "queue/tensor_queue.h"
 #include "sync/waiter.h"
@@ -78,6 +79,8 @@ struct EngineContext {
   RankBlock& own_block() const { return memory->rank(options.local_rank); }
   void notify_news() const { memory->notify(options.local_rank, kWakeNews); }
   std::string describe_self() const { return waiter.describe(options.local_rank); }
+  // Any rank, for messages.
+  std::string describe(int rank) const;
   // Break the job if another host has.
   void check_other_hosts() const;
 
@@ -94,6 +97,7 @@ struct EngineContext {
   Waiter waiter;
   const std::unique_ptr<ControlPlane> control;
   const std::unique_ptr<DataPlane> data_plane;  // of tensors on the CPU
+  Messenger messenger;                          // partly for any thread
 };
 
 // Throws std::runtime_error where the system refuses something, and so does the constructor above.

@@ -204,12 +204,14 @@ Status Negotiator::change_process_sets(const Signature& signature, NamedTensor* 
   if (signature.kind == HVL_REMOVE_PROCESS_SET) {
     const auto removed = process_sets_.find(static_cast<int32_t>(signature.arguments[0]));
     gpu_.forget(removed->second);
+    context_.messenger.remove_process_set(removed->first);
     process_sets_.erase(removed);
     requests_.complete(tensor, Status());
     return Status();
   }
   const int32_t id = next_process_set(process_sets_);
   std::vector<int> members(signature.arguments.begin(), signature.arguments.end());
+  context_.messenger.add_process_set(id, members);
   process_sets_[id] = std::make_shared<Team>(std::move(members), context_.options.rank);
   return tensor == nullptr ? Status() : executor_.complete_with(tensor, id);
 }

@@ -15,6 +15,8 @@ Status PeerWatch::check() {
   context_.waiter.check_peers();
   Status status = gpu_.check();
   if (!status.ok() || negotiator_.leaving_since() != 0) return status;
+  status = context_.messenger.check();
+  if (!status.ok()) return status;
   const uint64_t now = now_ns();
   const uint64_t stop_announced_at = negotiator_.stop_announced_at();
   if (stop_announced_at != 0 && now - stop_announced_at > context_.options.leave_timeout) {

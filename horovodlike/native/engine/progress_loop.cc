@@ -146,6 +146,18 @@ hvl_status ProgressLoop::wait(const int64_t* handles, size_t count, uint64_t dea
   return HVL_IN_PROGRESS;
 }
 
+void ProgressLoop::progress_messages() {
+  std::unique_lock<std::mutex> lock(engine_lock_, std::try_to_lock);
+  if (!lock.owns_lock() && context_.messenger.has_ended()) lock.lock();  // no thread looks at them any more
+  if (!lock.owns_lock()) return context_.notify_news();                  // its holder may be about to sleep
+  doorbell().disarm();
+  bool progressed = false;
+  const Status status = context_.messenger.progress(&progressed);
+  context_.handles->wake_waiters();
+  if (!status.ok()) context_.memory->break_job(status.message());  // and the engine's thread ends it
+  give_back(std::move(lock));
+}
+
 void ProgressLoop::run() {
   prepare_engine_thread();
   bool ended = false;
@@ -222,7 +234,9 @@ Status ProgressLoop::step(bool* progressed) {
   if (negotiator_.leaving_since() != 0) return shutdown_.leave();
   const size_t num_in_flight = requests_.num_in_flight();
   Status status = send(progressed);
+  if (status.ok()) status = context_.messenger.progress(progressed);
   if (status.ok()) status = context_.control->pump(progressed);
+  if (*progressed) context_.handles->wake_waiters();
   if (requests_.num_in_flight() > num_in_flight && negotiator_.fault().is_armed()) negotiator_.fault().trigger();
   while (status.ok() && !shutdown_.has_ended() && !context_.waiter.is_interrupted() &&
          !(context_.options.overlap && context_.waiter.has_enough())) {
@@ -253,7 +267,8 @@ Status ProgressLoop::send(bool* progressed) {
   return negotiator_.submit();
 }
 
-bool ProgressLoop::has_work() const {
+bool ProgressLoop::has_work() {
+  if (context_.messenger.has_news()) return true;
   if (negotiator_.leaving_since() != 0) return context_.memory->is_broken();
   const bool queue_has_work = hold_.since != 0 ? is_wanted() || hold_limit() < hold_.limit : !context_.queue.empty();
   return queue_has_work || executor_.is_running() || context_.control->has_news() || context_.memory->is_broken() ||
@@ -263,12 +278,14 @@ bool ProgressLoop::has_work() const {
 uint32_t ProgressLoop::listening() const {
   // With nothing in flight here, the requests of others can be run only if this rank is no member or has joined.
   const bool may_run = requests_.num_in_flight() > 0 || negotiator_.has_process_sets();
-  return kWakeNews | (may_run ? kWakeReady : 0u) | (context_.control->is_flushed() ? 0u : kWakeRoom);
+  return kWakeNews | (may_run ? kWakeReady : 0u) |
+         (context_.control->is_flushed() && !context_.messenger.awaits_room() ? 0u : kWakeRoom);
 }
 
 uint64_t ProgressLoop::idle_timeout() const {
   if (negotiator_.leaving_since() != 0) return kWatchInterval;
-  uint64_t timeout = requests_.num_in_flight() > 0 || watch_.watches_gpu() ? kWatchInterval : kIdleInterval;
+  const bool is_idle = requests_.num_in_flight() == 0 && !context_.messenger.has_pending() && !watch_.watches_gpu();
+  uint64_t timeout = is_idle ? kIdleInterval : kWatchInterval;
   if (!context_.options.overlap) timeout = std::min(timeout, kMaxHold);  // none notifies of requests that are deferred
   const uint64_t now = now_ns();
   auto be_there_at = [&](uint64_t time) { timeout = std::min(timeout, time - std::min(now, time)); };

@@ -28,6 +28,8 @@ class ProgressLoop {
   void request_flush();
   // Any thread, before notify(): the requests that it tells of are not deferred.
   void flush_next() { flush_requested_.store(true); }
+  // Any thread: a message has been posted. Begins it at once, unless another thread runs the engine and will.
+  void progress_messages();
   // Any thread: returns when the engine's thread has ended, for which the context's stop_requested is set.
   void join();
 
@@ -54,7 +56,7 @@ class ProgressLoop {
   void give_back(std::unique_lock<std::mutex> lock);
   Status step(bool* progressed);
   Status send(bool* progressed);
-  bool has_work() const;
+  bool has_work();
   uint32_t listening() const;  // to which reasons
   uint64_t idle_timeout() const;
   void request_peer_flush();

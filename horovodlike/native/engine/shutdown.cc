@@ -19,9 +19,24 @@ Status Shutdown::leave() {
     gpu_.warn_if_busy(negotiator_.leaving_since());
     return Status();
   }
+  const Status received = receive_last_messages();
+  if (!received.ok()) return received;
+  const bool may_wait = now_ns() - negotiator_.leaving_since() < context_.options.leave_timeout;
+  if (may_wait && !context_.messenger.is_finished()) return Status();
   flush_before_leaving();
   end(Status(HVL_SHUT_DOWN, negotiator_.why_it_ended()));
   return Status();
+}
+
+// Those that the other ranks have sent before they shut down: in shared memory they are there already.
+Status Shutdown::receive_last_messages() {
+  context_.messenger.finish();
+  Status status;
+  for (bool progressed = true; status.ok() && progressed;) {
+    progressed = false;
+    status = context_.messenger.progress(&progressed);
+  }
+  return status;
 }
 
 void Shutdown::break_job(Status status) {
@@ -80,6 +95,7 @@ void Shutdown::end(const Status& reason) {
   negotiator_.gather_queued();  // requests that came before the queue was closed
   requests_.fail_all(status);
   executor_.end();
+  context_.messenger.end(status);
   context_.handles->wake_waiters();
 }
 

@@ -26,6 +26,7 @@ class Shutdown {
   void flush_before_leaving();
 
  private:
+  Status receive_last_messages();
   void hear_why(Status* status);
   void end(const Status& reason);
 

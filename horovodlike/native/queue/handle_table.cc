@@ -104,6 +104,17 @@ void HandleTable::complete(int64_t handle, Status status, std::vector<hvl_output
   if (slot->state.exchange(kComplete) == kPendingWithWaiter) to_wake_.push_back(slot);
 }
 
+void HandleTable::complete_message(int64_t handle, Status status, const hvl_received& received) {
+  Slot* slot;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    slot = find(handle);
+    slot->status = std::move(status);
+    slot->received = received;
+  }
+  if (slot->state.exchange(kComplete) == kPendingWithWaiter) to_wake_.push_back(slot);
+}
+
 void HandleTable::wake_waiters() {
   // A slot may have been consumed and be in use again by now; waking its next user once too often does no harm.
   for (Slot* slot : to_wake_) futex_wake(&slot->state, INT_MAX, FutexScope::kProcess);
@@ -171,13 +182,14 @@ Status HandleTable::hold_up_for_results(const int64_t* handles, size_t count, Cu
   return are_there ? status : Status(HVL_IN_PROGRESS, status.message());
 }
 
-Status HandleTable::consume(int64_t handle, std::vector<hvl_output>* outputs) {
+Status HandleTable::consume(int64_t handle, std::vector<hvl_output>* outputs, hvl_received* received) {
   GpuResultPtr on_gpu;  // let go of after the lock
   std::lock_guard<std::mutex> lock(mutex_);
   Slot* slot = find(handle);
   if (slot == nullptr) return Status(HVL_UNKNOWN_HANDLE, "the handle is unknown or was waited for already");
   Status status = std::move(slot->status);
   *outputs = std::move(slot->outputs);
+  if (received != nullptr) *received = slot->received;
   if (slot->on_gpu != nullptr) {
     on_gpu = std::move(slot->on_gpu);
     num_on_gpu_.fetch_sub(1);

@@ -25,6 +25,8 @@ class HandleTable {
   // wake_waiters(): a thread that waits for many handles in turn must find the whole batch complete when it wakes.
   // `on_gpu`: tells when the result is there, where a GPU has yet to finish it.
   void complete(int64_t handle, Status status, std::vector<hvl_output> outputs, GpuResultPtr on_gpu = nullptr);
+  // The same for a send or a receive.
+  void complete_message(int64_t handle, Status status, const hvl_received& received);
   // The engine: wakes the threads that wait for handles that were completed since the last call.
   void wake_waiters();
 
@@ -41,7 +43,7 @@ class HandleTable {
   Status hold_up_for_results(const int64_t* handles, size_t count, CudaStream stream, uint64_t deadline,
                              bool has_engine = true);
   // The result of a complete handle, which is then unknown.
-  Status consume(int64_t handle, std::vector<hvl_output>* outputs);
+  Status consume(int64_t handle, std::vector<hvl_output>* outputs, hvl_received* received = nullptr);
   // The same for many, without their outputs; writes 0 over the handles, and skips those of 0. The first error in
   // order.
   Status consume_all(int64_t* handles, size_t count);
@@ -64,6 +66,7 @@ class HandleTable {
     Status status;
     std::vector<hvl_output> outputs;
     GpuResultPtr on_gpu;
+    hvl_received received{};  // of a receive
     size_t copied_bytes = 0;
     std::vector<char> copy;  // of as many bytes or more: kept for the slot's next user
   };

@@ -11,11 +11,42 @@
 
 namespace hvl {
 
-size_t HostMemory::bytes_needed(const HostShape& shape) {
+namespace {
+
+constexpr size_t kMessageRingBytes = 256 << 10;
+constexpr size_t kLeastMessageRingBytes = 8 << 10;
+constexpr size_t kMessageBytesPerRank = 512 << 10;
+
+}  // namespace
+
+size_t HostMemory::message_rings_offset(const HostShape& shape) {
   size_t slots = static_cast<size_t>(shape.ranks) * static_cast<size_t>(shape.slot_depth);
-  return round_up(rank_offset(shape.ranks) + kCacheLine, kPage) + kLogRingBytes +
-         static_cast<size_t>(shape.ranks) * (kRequestRingBytes + sizeof(StackBlock)) +
-         slots * static_cast<size_t>(shape.slot_bytes);
+  return round_up(round_up(rank_offset(shape.ranks) + kCacheLine, kPage) + kLogRingBytes +
+                      static_cast<size_t>(shape.ranks) * (kRequestRingBytes + sizeof(StackBlock)) +
+                      slots * static_cast<size_t>(shape.slot_bytes),
+                  kPage);
+}
+
+// The rings of a rank to all others have a bounded size, so that those of many ranks fit into memory.
+size_t HostMemory::message_ring_bytes(int ranks) {
+  size_t bytes = kMessageRingBytes;
+  while (bytes > kLeastMessageRingBytes && bytes * static_cast<size_t>(ranks - 1) > kMessageBytesPerRank) bytes /= 2;
+  return bytes;
+}
+
+size_t HostMemory::bytes_needed(const HostShape& shape) {
+  const size_t rings = static_cast<size_t>(shape.ranks) * static_cast<size_t>(shape.ranks - 1);
+  return message_rings_offset(shape) + rings * (sizeof(MessageBlock) + message_ring_bytes(shape.ranks));
+}
+
+MessageRing HostMemory::message_ring(int from, int to) {
+  const size_t ranks = static_cast<size_t>(shape_.ranks);
+  const size_t index = static_cast<size_t>(from) * (ranks - 1) + static_cast<size_t>(to < from ? to : to - 1);
+  const size_t capacity = message_ring_bytes(shape_.ranks);
+  char* rings = base_ + message_rings_offset(shape_);
+  char* bytes = rings + index * capacity;
+  auto* blocks = reinterpret_cast<MessageBlock*>(rings + ranks * (ranks - 1) * capacity);
+  return MessageRing{blocks + index, bytes, capacity};
 }
 
 Status HostMemory::map(int fd, const HostShape& shape, std::shared_ptr<HostMemory>* memory) {

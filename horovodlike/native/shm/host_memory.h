@@ -1,7 +1,7 @@
 // The shared memory of one host: its layout, and a mapping of it.
 //
 //   header | one RankBlock per local rank | the log's ring | request rings, one per local rank | one StackBlock per
-//   local rank | slots
+//   local rank | slots | ring buffers of messages, one per pair of ranks and direction | their MessageBlocks
 //
 // All words that more than one process touches are atomics, each on the cache line of the one rank that writes it.
 // Memory of zeros is a valid initial state.
@@ -69,6 +69,18 @@ struct alignas(kCacheLine) StackBlock {
   char text[HVL_STACK_BYTES];
 };
 
+// How far a ring buffer of messages has been written and read; see p2p/shm_stream.h.
+struct MessageBlock {
+  alignas(kCacheLine) std::atomic<uint64_t> written;  // by the sender
+  alignas(kCacheLine) std::atomic<uint64_t> read;     // by the receiver
+};
+
+struct MessageRing {
+  MessageBlock* block;
+  char* bytes;
+  size_t capacity;  // a power of two
+};
+
 struct HostShape {
   int ranks = 1;
   int64_t slot_bytes = 0;
@@ -103,6 +115,8 @@ class HostMemory {
     const size_t index = static_cast<size_t>(local_rank) * depth + chunk % depth;
     return reinterpret_cast<char*>(&stacks(shape_.ranks)) + index * static_cast<size_t>(shape_.slot_bytes);
   }
+  // Of messages from one local rank to another one.
+  MessageRing message_ring(int from, int to);
 
   // Has ranks notified through these pipes (by local rank) from now on, because they also wait for sockets. Must be
   // called before any rank's engine runs.
@@ -127,6 +141,8 @@ class HostMemory {
 
  private:
   HostMemory(char* base, size_t bytes, const HostShape& shape) : base_(base), bytes_(bytes), shape_(shape) {}
+  static size_t message_ring_bytes(int ranks);
+  static size_t message_rings_offset(const HostShape& shape);
   static size_t rank_offset(int local_rank) {
     return round_up(sizeof(HostHeader), kCacheLine) + static_cast<size_t>(local_rank) * sizeof(RankBlock);
   }

@@ -43,13 +43,15 @@ class ByteQueue {
   size_t begin_ = 0;
 };
 
-// Memory of collectives to send or to receive into. Positions count the bytes of the direction from its beginning.
+// Memory of collectives and messages to send or to receive into. Positions count the bytes of the direction from its
+// beginning.
 class Transfer {
  public:
   // Returns the position of its end.
   uint64_t add(void* data, uint64_t num_bytes);
   bool is_empty() const { return moved_ == queued_; }
   uint64_t moved() const { return moved_; }
+  uint64_t num_bytes_left() const { return queued_ - moved_; }
   // The next pieces, for one system call.
   iovec* next() { return &pieces_[first_]; }
   size_t count() const;

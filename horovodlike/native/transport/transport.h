@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "base/status.h"
@@ -71,6 +72,12 @@ class Mesh : public Sockets {
   virtual void close_in_child() = 0;
 };
 
+// Of the MACs of both directions of a connection, for this rank.
+struct MessageKeys {
+  uint8_t send[HVL_KEY_BYTES];
+  uint8_t receive[HVL_KEY_BYTES];
+};
+
 // The way of one rank to those of other hosts. Its functions throw std::runtime_error where the system refuses them.
 class Transport {
  public:
@@ -79,6 +86,10 @@ class Transport {
   // The control connection to that rank. `peer`: its name for messages.
   virtual std::unique_ptr<Connection> connect(int rank, const std::string& peer) = 0;
   virtual std::unique_ptr<Mesh> make_mesh(const std::function<std::string(int rank)>& name_of) = 0;
+  // A mesh of one stream to that rank alone, for messages. `keys`: for MACs of what is interpreted, if the bytes of the
+  // stream have none; else they stay as they are.
+  virtual std::unique_ptr<Mesh> make_message_stream(int rank, const std::string& peer,
+                                                    std::optional<MessageKeys>* keys) = 0;
 };
 
 }  // namespace hvl

@@ -27,26 +27,44 @@ class TcpTransport : public Transport {
       : connections_(std::move(connections)), seals_data_(seals_data) {}
 
   std::unique_ptr<Connection> connect(int rank, const std::string& peer) override {
-    for (const hvl_connection& each : connections_) {
-      if (each.use != HVL_CONTROL || each.rank != rank) continue;
-      return std::make_unique<Channel>(duplicate(each.fd), each.send_key, each.receive_key, peer);
-    }
-    throw std::runtime_error("there is no control connection to " + peer);
+    const hvl_connection& connection = find(HVL_CONTROL, rank, peer);
+    return std::make_unique<Channel>(duplicate(connection.fd), connection.send_key, connection.receive_key, peer);
   }
 
   std::unique_ptr<Mesh> make_mesh(const std::function<std::string(int rank)>& name_of) override {
     auto mesh = std::make_unique<TcpMesh>();
     for (const hvl_connection& each : connections_) {
-      if (each.use != HVL_DATA) continue;
-      const std::string peer = name_of(each.rank);
-      std::unique_ptr<DataSeal> seal;
-      if (seals_data_) seal = std::make_unique<DataSeal>(each.send_key, each.receive_key, peer);
-      mesh->add(each.rank, duplicate(each.fd), peer, std::move(seal));
+      if (each.use == HVL_DATA) add(each, name_of(each.rank), mesh.get());
     }
     return mesh;
   }
 
+  std::unique_ptr<Mesh> make_message_stream(int rank, const std::string& peer,
+                                            std::optional<MessageKeys>* keys) override {
+    const hvl_connection& connection = find(HVL_MESSAGES, rank, peer);
+    auto mesh = std::make_unique<TcpMesh>();
+    add(connection, peer, mesh.get());
+    if (seals_data_) return mesh;
+    keys->emplace();
+    std::memcpy((*keys)->send, connection.send_key, sizeof(*keys)->send);
+    std::memcpy((*keys)->receive, connection.receive_key, sizeof(*keys)->receive);
+    return mesh;
+  }
+
  private:
+  const hvl_connection& find(hvl_use use, int rank, const std::string& peer) const {
+    for (const hvl_connection& each : connections_) {
+      if (each.use == use && each.rank == rank) return each;
+    }
+    throw std::runtime_error("there is no connection to " + peer +
+                             (use == HVL_CONTROL ? " for control" : " for messages"));
+  }
+  void add(const hvl_connection& connection, const std::string& peer, TcpMesh* mesh) const {
+    std::unique_ptr<DataSeal> seal;
+    if (seals_data_) seal = std::make_unique<DataSeal>(connection.send_key, connection.receive_key, peer);
+    mesh->add(connection.rank, duplicate(connection.fd), peer, std::move(seal));
+  }
+
   const std::vector<hvl_connection> connections_;
   const bool seals_data_;
 };

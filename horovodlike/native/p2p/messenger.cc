@@ -1,0 +1,316 @@
+#include "p2p/messenger.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <utility>
+
+#include "base/clock.h"
+#include "p2p/shm_stream.h"
+
+namespace hvl {
+
+namespace {
+
+// Most often the job has ended, or another rank says why it is broken.
+constexpr uint64_t kTimeToSayWhy = 300 * kMillisecond;
+
+void copy_payload(const MessageHeader& message, const char* from, char* to) {
+  if (message.num_bytes > 0) std::memcpy(to, from, message.num_bytes);
+}
+
+Status check_arguments(const MessageRequest& request, int size) {
+  const std::string what = request.is_send ? "a send" : "a receive";
+  const bool takes_any = !request.is_send && request.peer == kAnySource;
+  const MessageHeader& header = request.header;
+  if (!takes_any && (request.peer < 0 || request.peer >= size)) {
+    return Status(HVL_INVALID_ARGUMENT, what + " has the peer " + std::to_string(request.peer) +
+                                            ", but the ranks of this job are 0 to " + std::to_string(size - 1));
+  }
+  if (header.tag < 0) {
+    return Status(HVL_INVALID_ARGUMENT, what + " has the tag " + std::to_string(header.tag) + ": use 0 at least");
+  }
+  if (header.dtype < 0 || header.dtype >= kNumDataTypes) {
+    return Status(HVL_INVALID_ARGUMENT, what + " has the unknown dtype " + std::to_string(header.dtype));
+  }
+  if (header.num_bytes > INT64_MAX) return Status(HVL_INVALID_ARGUMENT, what + " has a negative number of bytes");
+  if (header.num_bytes % size_of(header.dtype) != 0) {
+    return Status(HVL_INVALID_ARGUMENT, what + " of " + header.describe_data() + " is no number of elements");
+  }
+  return Status();
+}
+
+Status compare(const MessageHeader& receive, const MessageHeader& message) {
+  if (receive.dtype == message.dtype && receive.num_bytes == message.num_bytes) return Status();
+  return Status(HVL_MISMATCH, "a receive of " + receive.describe_data() + " got a message of " +
+                                  message.describe_data() + " from rank " + std::to_string(message.source) + ", tag " +
+                                  std::to_string(message.tag) + ": both must have the same size and dtype");
+}
+
+}  // namespace
+
+Messenger::Messenger(MessengerOptions options) : options_(std::move(options)) {
+  std::vector<int> all_ranks(static_cast<size_t>(options_.size));
+  std::iota(all_ranks.begin(), all_ranks.end(), 0);
+  add_process_set(0, std::move(all_ranks));
+  connect();
+}
+
+void Messenger::connect() {
+  links_.resize(static_cast<size_t>(options_.size));
+  const auto add = [&](int rank, std::unique_ptr<PeerStream> stream, const MessageKeys* keys) {
+    auto& link = links_[static_cast<size_t>(rank)];
+    link = std::make_unique<PeerLink>(rank, options_.describe(rank), std::move(stream), keys,
+                                      static_cast<MessageEvents*>(this));
+    return link.get();
+  };
+  for (int peer = 0; peer < static_cast<int>(options_.local_ranks.size()); ++peer) {
+    if (peer == options_.local_rank) continue;
+    local_links_.push_back(add(options_.local_ranks[static_cast<size_t>(peer)],
+                               std::make_unique<ShmStream>(options_.memory, options_.local_rank, peer), nullptr));
+  }
+  if (options_.transport == nullptr) return;
+  remote_links_ = std::make_unique<RemoteLinks>(options_.poller);
+  for (int rank = 0; rank < options_.size; ++rank) {
+    if (std::binary_search(options_.local_ranks.begin(), options_.local_ranks.end(), rank)) continue;
+    std::optional<MessageKeys> keys;
+    auto mesh = options_.transport->make_message_stream(rank, options_.describe(rank), &keys);
+    remote_links_->add(
+        add(rank, std::make_unique<MeshStream>(std::move(mesh), rank), keys.has_value() ? &*keys : nullptr));
+  }
+}
+
+Status Messenger::post(MessageRequestPtr request, int64_t* handle) {
+  Status status = check_arguments(*request, options_.size);
+  if (!status.ok()) return status;
+  request->posted_at = now_ns();
+  request->handle = *handle = options_.handles->create();
+  status = queue_.push(std::move(request));
+  if (!status.ok()) options_.handles->discard(std::exchange(*handle, 0));
+  return status;
+}
+
+void Messenger::begin(MessageRequestPtr request) {
+  ++num_pending_;
+  request->header.source = request->is_send ? options_.rank : request->peer;
+  Status status = contexts_.find(options_.rank, request.get());
+  if (!status.ok()) {
+    on_end(*request, std::move(status), request->header);
+  } else if (has_ended()) {
+    begin_after_end(std::move(request));
+  } else if (!request->is_send) {
+    receive(std::move(request));
+  } else if (request->peer == options_.rank) {
+    send_to_self(std::move(request));
+  } else {
+    links_[static_cast<size_t>(request->peer)]->send(std::move(request));
+  }
+}
+
+void Messenger::receive(MessageRequestPtr request) {
+  Arrival arrival;
+  if (table_.take_arrival(request->header, &arrival)) {
+    deliver(std::move(arrival), std::move(request));
+  } else {
+    table_.keep(std::move(request));
+  }
+}
+
+// Only messages whose bytes are here are left.
+void Messenger::begin_after_end(MessageRequestPtr request) {
+  Arrival arrival;
+  if (!request->is_send && table_.take_arrival(request->header, &arrival)) {
+    deliver(std::move(arrival), std::move(request));
+  } else {
+    on_end(*request, why_it_ended_, request->header);
+  }
+}
+
+void Messenger::send_to_self(MessageRequestPtr request) {
+  const MessageHeader header = request->header;
+  if (header.num_bytes <= kEagerBytes) {
+    on_message(header, request->data);
+    on_end(*request, Status(), header);
+    return;
+  }
+  Arrival arrival;
+  arrival.header = header;
+  arrival.send = std::move(request);
+  MessageRequestPtr receive = table_.take_receive(header);
+  if (receive != nullptr) {
+    deliver(std::move(arrival), std::move(receive));
+  } else {
+    table_.keep(std::move(arrival));
+  }
+}
+
+// The message fits the receive by source, tag and context; a receive that it does not fit otherwise fails.
+void Messenger::deliver(Arrival arrival, MessageRequestPtr receive) {
+  const MessageHeader& message = arrival.header;
+  Status status = compare(receive->header, message);
+  PeerLink* link = links_[static_cast<size_t>(message.source)].get();
+  if (arrival.send != nullptr) {
+    if (status.ok()) copy_payload(message, arrival.send->data, receive->data);
+    on_end(*arrival.send, Status(), message);
+  } else if (arrival.has_payload) {
+    if (status.ok()) copy_payload(message, arrival.payload.data(), receive->data);
+    if (link != nullptr) link->give_credit(message.num_bytes);
+  } else if (status.ok()) {
+    link->request(arrival.id, message, std::move(receive));
+    return;
+  } else {
+    link->decline(arrival.id, MessageFrame::Kind::kDone);
+  }
+  on_end(*receive, std::move(status), message);
+}
+
+bool Messenger::on_message(const MessageHeader& message, const char* payload) {
+  if (contexts_.is_removed(message.context)) return true;
+  const MessageRequestPtr receive = table_.take_receive(message);
+  if (receive == nullptr) {
+    Arrival arrival;
+    arrival.header = message;
+    arrival.has_payload = true;
+    arrival.payload.assign(payload, payload + message.num_bytes);
+    table_.keep(std::move(arrival));
+    return false;
+  }
+  Status status = compare(receive->header, message);
+  if (status.ok()) copy_payload(message, payload, receive->data);
+  on_end(*receive, std::move(status), message);
+  return true;
+}
+
+void Messenger::on_announcement(const MessageHeader& message, uint64_t id) {
+  if (contexts_.is_removed(message.context)) {
+    links_[static_cast<size_t>(message.source)]->decline(id, MessageFrame::Kind::kRemoved);
+    return;
+  }
+  Arrival arrival;
+  arrival.header = message;
+  arrival.id = id;
+  MessageRequestPtr receive = table_.take_receive(message);
+  if (receive != nullptr) {
+    deliver(std::move(arrival), std::move(receive));
+  } else {
+    table_.keep(std::move(arrival));
+  }
+}
+
+void Messenger::on_end(const MessageRequest& request, Status status, const MessageHeader& message) {
+  --num_pending_;
+  options_.handles->complete_message(request.handle, std::move(status),
+                                     {message.source, static_cast<int64_t>(message.num_bytes)});
+}
+
+Status Messenger::progress_remote(PeerLink* link, bool* progressed) {
+  Status status = link->progress(progressed);
+  if (!link->is_lost()) {
+    remote_links_->update(*link);
+    return status;
+  }
+  *progressed = true;
+  remote_links_->remove(link);
+  lost_.push_back(LostPeer{link, now_ns(), std::move(status)});
+  return Status();
+}
+
+Status Messenger::progress(bool* progressed) {
+  if (!queue_.empty()) {
+    *progressed = true;
+    queue_.take(&new_requests_);
+    for (MessageRequestPtr& request : new_requests_) begin(std::move(request));
+    new_requests_.clear();
+  }
+  if (has_ended()) return Status();
+  for (PeerLink* link : local_links_) {
+    const Status status = link->can_progress() ? link->progress(progressed) : Status();
+    if (!status.ok()) return status;
+  }
+  if (remote_links_ == nullptr) return Status();
+  for (PeerLink* link : remote_links_->find_ready()) {
+    if (link->is_lost()) continue;
+    const Status status = progress_remote(link, progressed);
+    if (!status.ok()) return status;
+  }
+  return Status();
+}
+
+bool Messenger::has_news() {
+  if (!queue_.empty()) return true;
+  if (has_ended()) return false;
+  for (const PeerLink* link : local_links_) {
+    if (link->can_progress()) return true;
+  }
+  return num_pending_ > 0 && remote_links_ != nullptr && !remote_links_->find_ready().empty();
+}
+
+bool Messenger::awaits_room() const {
+  return std::any_of(local_links_.begin(), local_links_.end(), [](const PeerLink* link) { return link->is_sending(); });
+}
+
+Status Messenger::check() {
+  if (has_ended()) return Status();
+  const uint64_t now = now_ns();
+  for (const LostPeer& lost : lost_) {
+    const bool is_needed = lost.link->has_requests() || table_.awaits(lost.link->rank());
+    if (is_needed && now - lost.since > kTimeToSayWhy) return lost.status;
+  }
+  for (const auto& link : links_) {
+    if (link == nullptr || link->is_lost() || !link->has_requests()) continue;
+    const Status status = link->stream().check_answered();
+    if (!status.ok()) return status;
+  }
+  return Status();
+}
+
+void Messenger::remove_process_set(int32_t id) {
+  std::vector<MessageRequestPtr> receives;
+  std::vector<Arrival> arrivals;
+  table_.take_context(contexts_.remove(id), &receives, &arrivals);
+  const Status removed(HVL_INVALID_ARGUMENT, "process set " + std::to_string(id) + " of a message has been removed");
+  for (const MessageRequestPtr& receive : receives) on_end(*receive, removed, receive->header);
+  for (const Arrival& arrival : arrivals) {
+    PeerLink* link = links_[static_cast<size_t>(arrival.header.source)].get();
+    if (arrival.send != nullptr) on_end(*arrival.send, removed, arrival.header);
+    if (link == nullptr) continue;
+    if (arrival.has_payload) link->give_credit(arrival.header.num_bytes);
+    if (!arrival.has_payload) link->decline(arrival.id, MessageFrame::Kind::kRemoved);
+  }
+}
+
+void Messenger::finish() {
+  if (remote_links_ == nullptr || std::exchange(is_finishing_, true)) return;
+  for (const auto& link : links_) {
+    if (link != nullptr && !link->is_lost()) link->finish();
+  }
+}
+
+bool Messenger::is_finished() const {
+  return remote_links_ == nullptr || std::all_of(links_.begin(), links_.end(), [](const auto& link) {
+           return link == nullptr || link->is_finished();
+         });
+}
+
+void Messenger::end(const Status& status) {
+  why_it_ended_ = status;
+  if (status.code() != HVL_SHUT_DOWN) queue_.close(status);
+  has_ended_.store(true);
+  std::vector<MessageRequestPtr> requests;
+  table_.take_requests(&requests, status.code() == HVL_SHUT_DOWN);
+  for (const auto& link : links_) {
+    if (link != nullptr) link->take_all(&requests);
+  }
+  for (const MessageRequestPtr& request : requests) on_end(*request, status, request->header);
+  queue_.take(&new_requests_);
+  for (MessageRequestPtr& request : new_requests_) begin_after_end(std::move(request));
+  new_requests_.clear();
+}
+
+void Messenger::close_in_child() {
+  for (const auto& link : links_) {
+    if (link != nullptr) link->stream().close();
+  }
+}
+
+}  // namespace hvl

@@ -1,0 +1,104 @@
+// The messages of this rank: its sends and receives, and what arrives from the other ranks.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "p2p/match_table.h"
+#include "p2p/message_contexts.h"
+#include "p2p/message_queue.h"
+#include "p2p/peer_link.h"
+#include "p2p/remote_links.h"
+#include "queue/handle_table.h"
+#include "shm/host_memory.h"
+
+namespace hvl {
+
+struct MessengerOptions {
+  int rank = 0;
+  int size = 1;
+  int local_rank = 0;
+  std::vector<int> local_ranks;                   // the ranks of this host, by local rank
+  std::function<std::string(int rank)> describe;  // "rank 4 on host b"
+  std::shared_ptr<HostMemory> memory;
+  std::shared_ptr<Transport> transport;  // of a job of several hosts, and so is the poller; null: one host
+  Poller* poller = nullptr;
+  HandleTable* handles = nullptr;
+};
+
+class Messenger final : private MessageEvents {
+ public:
+  // Throws std::runtime_error where the system refuses something.
+  explicit Messenger(MessengerOptions options);
+  Messenger(const Messenger&) = delete;
+  Messenger& operator=(const Messenger&) = delete;
+
+  // Any thread: gives the request a handle. It begins with the next progress().
+  Status post(MessageRequestPtr request, int64_t* handle);
+
+  // The rest is for the holder of the engine lock.
+  // Moves what can be moved without waiting; sets *progressed if anything moved. An error means that the job is broken.
+  Status progress(bool* progressed);
+  // True if progress() would do something. Makes system calls only if requests are pending.
+  bool has_news();
+  // True if a message waits for room in shared memory.
+  bool awaits_room() const;
+  bool has_pending() const { return num_pending_ > 0; }
+  // Called now and then. An error means that the job is broken: a peer with which requests are pending is lost.
+  Status check();
+
+  // What the log says of process sets, in the same order on all ranks.
+  void add_process_set(int32_t id, std::vector<int> ranks) { contexts_.add(id, std::move(ranks)); }
+  void remove_process_set(int32_t id);
+
+  // The log has ended, for all ranks at the same place: tells the other hosts' ranks that nothing follows.
+  void finish();
+  // True if all that they have sent before has come, so that end() loses nothing.
+  bool is_finished() const;
+  // The job has ended: all requests complete with this error, and so do later ones. But if it was shut down, a receive
+  // still gets a message that has arrived before.
+  void end(const Status& status);
+  // Any thread.
+  bool has_ended() const { return has_ended_.load(); }
+  // In a forked child: see Engine.
+  void close_in_child();
+
+ private:
+  struct LostPeer {
+    PeerLink* link;
+    uint64_t since;
+    Status status;
+  };
+
+  bool on_message(const MessageHeader& message, const char* payload) override;
+  void on_announcement(const MessageHeader& message, uint64_t id) override;
+  void on_end(const MessageRequest& request, Status status, const MessageHeader& message) override;
+
+  void connect();
+  void begin(MessageRequestPtr request);
+  void receive(MessageRequestPtr request);
+  void begin_after_end(MessageRequestPtr request);
+  void send_to_self(MessageRequestPtr request);
+  void deliver(Arrival arrival, MessageRequestPtr receive);
+  Status progress_remote(PeerLink* link, bool* progressed);
+
+  const MessengerOptions options_;
+  MessageQueue queue_;
+  std::vector<MessageRequestPtr> new_requests_;
+  MatchTable table_;
+  std::vector<std::unique_ptr<PeerLink>> links_;  // by rank; null: this rank's
+  std::vector<PeerLink*> local_links_;
+  std::unique_ptr<RemoteLinks> remote_links_;  // null: there is one host
+  std::vector<LostPeer> lost_;
+  MessageContexts contexts_;
+  size_t num_pending_ = 0;  // requests that have begun and not ended
+  bool is_finishing_ = false;
+  std::atomic<bool> has_ended_{false};
+  Status why_it_ended_;
+};
+
+}  // namespace hvl

@@ -1,0 +1,59 @@
+// The bytes of messages between this rank and one other, in both directions: in shared memory, or through a transport.
+//
+// For the thread that holds the engine lock. Nothing here waits.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "transport/transport.h"
+
+namespace hvl {
+
+class PeerStream {
+ public:
+  virtual ~PeerStream() = default;
+
+  // Queues memory, which is borrowed until its end, the returned position, has been moved.
+  virtual uint64_t send(const void* data, uint64_t num_bytes) = 0;
+  virtual uint64_t receive(void* data, uint64_t num_bytes) = 0;
+  virtual bool has_sent(uint64_t end) const = 0;
+  virtual bool has_received(uint64_t end) const = 0;
+  // Moves a bounded number of bytes without waiting; sets *moved if anything moved. An error is final, and names the
+  // peer: it concerns this stream only.
+  virtual Status progress(bool* moved) = 0;
+  // True if progress() would move something, as far as that is known without a system call.
+  virtual bool can_progress() const = 0;
+
+  // Where a descriptor shows that progress() can move something: appends it.
+  virtual void add_to(std::vector<pollfd>*) const {}
+  // An error: the host of the peer does not answer.
+  virtual Status check_answered() const { return Status(); }
+  // Closes this process's descriptors; nothing may be moved any more.
+  virtual void close() {}
+};
+
+// A stream through a transport.
+class MeshStream final : public PeerStream {
+ public:
+  // `mesh`: of one stream to that rank alone.
+  MeshStream(std::unique_ptr<Mesh> mesh, int rank) : mesh_(std::move(mesh)), rank_(rank) {}
+
+  uint64_t send(const void* data, uint64_t num_bytes) override { return mesh_->send(rank_, 0, data, num_bytes); }
+  uint64_t receive(void* data, uint64_t num_bytes) override { return mesh_->receive(rank_, 0, data, num_bytes); }
+  bool has_sent(uint64_t end) const override { return mesh_->has_sent(rank_, 0, end); }
+  bool has_received(uint64_t end) const override { return mesh_->has_received(rank_, 0, end); }
+  Status progress(bool* moved) override { return mesh_->progress(moved); }
+  bool can_progress() const override { return false; }
+  void add_to(std::vector<pollfd>* polled) const override { mesh_->add_to(polled); }
+  Status check_answered() const override { return mesh_->check_answered(); }
+  void close() override { mesh_->close_in_child(); }
+
+ private:
+  const std::unique_ptr<Mesh> mesh_;
+  const int rank_;
+};
+
+}  // namespace hvl

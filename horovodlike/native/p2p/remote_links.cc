@@ -1,0 +1,74 @@
+#include "p2p/remote_links.h"
+
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+
+namespace hvl {
+
+namespace {
+
+constexpr int kMostReady = 64;
+
+}  // namespace
+
+RemoteLinks::RemoteLinks(Poller* poller) : epoll_(epoll_create1(EPOLL_CLOEXEC)) {
+  if (epoll_ == -1) throw std::runtime_error(std::string("cannot watch connections: ") + strerror(errno));
+  const Status status = poller->watch(epoll_);
+  if (status.ok()) return;
+  close(epoll_);
+  throw std::runtime_error(status.message());
+}
+
+RemoteLinks::~RemoteLinks() { close(epoll_); }
+
+void RemoteLinks::control(int operation, const Watched& watched) {
+  epoll_event event{};
+  event.events = watched.sends ? EPOLLIN | EPOLLOUT : EPOLLIN;
+  event.data.ptr = watched.link;
+  if (epoll_ctl(epoll_, operation, watched.fd, &event) == -1) {
+    throw std::runtime_error(std::string("cannot watch a connection: ") + strerror(errno));
+  }
+}
+
+void RemoteLinks::add(PeerLink* link) {
+  std::vector<pollfd> polled;
+  link->stream().add_to(&polled);
+  watched_.push_back(Watched{link, polled.at(0).fd, false});
+  control(EPOLL_CTL_ADD, watched_.back());
+}
+
+RemoteLinks::Watched& RemoteLinks::of(const PeerLink& link) {
+  return *std::find_if(watched_.begin(), watched_.end(), [&](const Watched& each) { return each.link == &link; });
+}
+
+// A child process may have the same connection open, so closing alone does not end the watching.
+void RemoteLinks::remove(PeerLink* link) {
+  control(EPOLL_CTL_DEL, of(*link));
+  link->stream().close();
+}
+
+void RemoteLinks::update(const PeerLink& link) {
+  Watched& watched = of(link);
+  if (watched.sends == link.is_sending()) return;
+  watched.sends = link.is_sending();
+  control(EPOLL_CTL_MOD, watched);
+}
+
+const std::vector<PeerLink*>& RemoteLinks::find_ready() {
+  epoll_event events[kMostReady];
+  const int count = epoll_wait(epoll_, events, kMostReady, 0);
+  ready_.clear();
+  for (int index = 0; index < count; ++index) ready_.push_back(static_cast<PeerLink*>(events[index].data.ptr));
+  for (const Watched& watched : watched_) {
+    if (watched.link->can_send()) ready_.push_back(watched.link);
+  }
+  return ready_;
+}
+
+}  // namespace hvl

@@ -1,0 +1,67 @@
+#include "p2p/shm_stream.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace hvl {
+
+namespace {
+
+constexpr size_t kStep = size_t{16} << 10;     // bytes after which the other side may begin
+constexpr size_t kAtOnce = size_t{512} << 10;  // bytes of one call
+
+// Moves bytes between the next pieces of a transfer and a ring, of which `count` bytes from a position on can be used.
+template <typename Copy>
+void move_bytes(Transfer* transfer, const MessageRing& ring, uint64_t position, size_t count, Copy&& copy) {
+  while (count > 0) {
+    const size_t start = static_cast<size_t>(position) & (ring.capacity - 1);
+    const iovec& piece = *transfer->next();
+    const size_t part = std::min({count, piece.iov_len, ring.capacity - start});
+    copy(ring.bytes + start, static_cast<char*>(piece.iov_base), part);
+    transfer->advance(part);
+    position += part;
+    count -= part;
+  }
+}
+
+}  // namespace
+
+bool ShmStream::can_progress() const {
+  const uint64_t written = out_.block->written.load(std::memory_order_relaxed);
+  if (!sent_.is_empty() && written - out_.block->read.load() < out_.capacity) return true;
+  return !received_.is_empty() && in_.block->written.load() != in_.block->read.load(std::memory_order_relaxed);
+}
+
+bool ShmStream::write() {
+  const uint64_t begin = out_.block->written.load(std::memory_order_relaxed);
+  uint64_t written = begin;
+  while (!sent_.is_empty() && written - begin < kAtOnce) {
+    const size_t room = out_.capacity - static_cast<size_t>(written - out_.block->read.load());
+    const size_t count = static_cast<size_t>(std::min<uint64_t>({room, kStep, sent_.num_bytes_left()}));
+    if (count == 0) break;
+    move_bytes(&sent_, out_, written, count,
+               [](char* ring, const char* memory, size_t part) { std::memcpy(ring, memory, part); });
+    written += count;
+    out_.block->written.store(written);
+    memory_->notify(peer_, kWakeNews);
+  }
+  return written != begin;
+}
+
+bool ShmStream::read() {
+  const uint64_t begin = in_.block->read.load(std::memory_order_relaxed);
+  uint64_t read = begin;
+  while (!received_.is_empty() && read - begin < kAtOnce) {
+    const size_t here = static_cast<size_t>(in_.block->written.load() - read);
+    const size_t count = static_cast<size_t>(std::min<uint64_t>({here, kStep, received_.num_bytes_left()}));
+    if (count == 0) break;
+    move_bytes(&received_, in_, read, count,
+               [](const char* ring, char* memory, size_t part) { std::memcpy(memory, ring, part); });
+    read += count;
+    in_.block->read.store(read);
+    memory_->notify(peer_, kWakeRoom);
+  }
+  return read != begin;
+}
+
+}  // namespace hvl

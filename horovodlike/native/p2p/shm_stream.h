@@ -1,0 +1,43 @@
+// The bytes of messages between two ranks of a host: a ring buffer in shared memory for each direction, from and to the
+// memory of the messages.
+#pragma once
+
+#include <memory>
+
+#include "p2p/peer_stream.h"
+#include "shm/host_memory.h"
+#include "transport/byte_queue.h"
+
+namespace hvl {
+
+class ShmStream final : public PeerStream {
+ public:
+  // `local_rank`: of this rank; `peer`: of the other one.
+  ShmStream(std::shared_ptr<HostMemory> memory, int local_rank, int peer)
+      : memory_(std::move(memory)),
+        peer_(peer),
+        out_(memory_->message_ring(local_rank, peer)),
+        in_(memory_->message_ring(peer, local_rank)) {}
+
+  uint64_t send(const void* data, uint64_t num_bytes) override { return sent_.add(const_cast<void*>(data), num_bytes); }
+  uint64_t receive(void* data, uint64_t num_bytes) override { return received_.add(data, num_bytes); }
+  bool has_sent(uint64_t end) const override { return sent_.moved() >= end; }
+  bool has_received(uint64_t end) const override { return received_.moved() >= end; }
+  Status progress(bool* moved) override {
+    if (!sent_.is_empty()) *moved |= write();
+    if (!received_.is_empty()) *moved |= read();
+    return Status();
+  }
+  bool can_progress() const override;
+
+ private:
+  bool write();
+  bool read();
+
+  const std::shared_ptr<HostMemory> memory_;
+  const int peer_;
+  const MessageRing out_, in_;
+  Transfer sent_, received_;
+};
+
+}  // namespace hvl

@@ -25,10 +25,11 @@ from benchmarks import (
     memory,
     tables,
     targets,
+    torch_distributed,
     training,
 )
 
-PARTS = ("allreduce", "training", "memory", "keras", "compression", "hosts", "gpu")
+PARTS = ("allreduce", "training", "distributed", "memory", "keras", "compression", "hosts", "gpu")
 MIB = 1 << 20
 
 
@@ -129,6 +130,13 @@ def measure(args: argparse.Namespace, results: dict[str, Any]) -> None:
         say(f"training steps, 2 ranks: {', '.join(peer.name for peer in peers)}")
         budget = 0.1 if args.quick else 0.5
         results["training"] = training.measure(peers, 2, models=args.models, rounds=args.rounds, budget=budget)
+    if "distributed" in parts:
+        peers = available(torch_distributed.launchers(), args.without)
+        say(f"torch.distributed, 2 ranks: {', '.join(peer.name for peer in peers)}")
+        budget = 0.1 if args.quick else 0.5
+        results["distributed"] = torch_distributed.measure(
+            peers, 2, models=args.models, rounds=args.rounds, budget=budget
+        )
     if "memory" in parts:
         say("memory")
         tensors = [MIB] if args.quick else [MIB, 256 * MIB]

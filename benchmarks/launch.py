@@ -78,14 +78,19 @@ def keras_alone(name: str, backend: str) -> Launcher:
     return _with_backend(replace(independent("keras_alone"), name=name), backend)
 
 
-def gloo() -> Launcher:
-    """Ranks that meet through a file, with torch.distributed's Gloo backend on the loopback interface."""
+def gloo(name: str = "gloo") -> Launcher:
+    """Ranks that meet through a file, with torch.distributed's Gloo backend on the loopback interface; or another."""
 
     def commands(size: int, scratch: Path) -> list[Command]:
         store, interface = f"file://{scratch / 'store'}", os.environ.get("GLOO_SOCKET_IFNAME", "lo")
-        return [Command(worker("gloo"), places(size, rank, store, interface)) for rank in range(size)]
+        return [Command(worker(name), places(size, rank, store, interface)) for rank in range(size)]
 
-    return Launcher("gloo", commands, "" if importlib.util.find_spec("torch") else "PyTorch is not installed")
+    return Launcher(name, commands, "" if importlib.util.find_spec("torch") else "PyTorch is not installed")
+
+
+def hvd_backend() -> Launcher:
+    """Do the same with horovodlike's backend of torch.distributed."""
+    return gloo("hvd_backend")
 
 
 def independent(name: str) -> Launcher:

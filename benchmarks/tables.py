@@ -60,6 +60,8 @@ def document(results: dict[str, Any], verdicts: Sequence[Verdict]) -> str:
         parts += ["## 400 float32 tensors of 1 KiB, all in flight together", many(results["many"])]
     if results.get("training"):
         parts += ["## Training steps", training(results["training"])]
+    if results.get("distributed"):
+        parts += ["## torch.distributed", distributed(results["distributed"])]
     if results.get("memory"):
         parts += ["## Memory of the engine, the largest of all ranks", memory(results["memory"]["engine"])]
         parts.append(imports(results["memory"]["import"]))
@@ -127,6 +129,24 @@ def training(rows: Sequence[dict[str, Any]]) -> str:
                 *(_optional_ratio(ratio) for ratio in ratios),
                 *(_optional_time(row and row["seconds"]) for row in plain),
                 *(_optional_ratio(step_ratio(ours, row)) for row in plain),
+            ]
+        )
+    return table(head, lines)
+
+
+def distributed(rows: Sequence[dict[str, Any]]) -> str:
+    """One line for the smallest allreduce, and one for each model."""
+    by_place = {(row["what"], row["np"], row["peer"]): row for row in rows}
+    head = ["", "ranks", "backend hvd", "Gloo", "horovodlike's API", "of Gloo's time", "of the API's"]
+    lines = []
+    for what, size in dict.fromkeys((row["what"], row["np"]) for row in rows):
+        ours, gloo, api = (by_place.get((what, size, peer)) for peer in ("hvd_backend", "gloo", "horovodlike"))
+        lines.append(
+            [
+                {"4 B": "all_reduce of 4 B", "fsdp": "GPT, FSDP"}.get(what) or f"{MODELS[what]}, DDP",
+                str(size),
+                *(_optional_time(row and row["seconds"]) for row in (ours, gloo, api)),
+                *(_optional_ratio(step_ratio(ours, row)) for row in (gloo, api)),
             ]
         )
     return table(head, lines)

@@ -20,6 +20,9 @@ ALLREDUCE = (
 )
 # At most this many times the step of processes that do not communicate; 2 ranks.
 TRAINING = {"mlp": 1.35, "resnet18": 1.12, "gpt": 1.12, "tiny": 1.30}
+# Of the time of Gloo, and of horovodlike's own API: all_reduce of 4 B, steps of DDP, and of FSDP.
+DISTRIBUTED = {"4 B": 0.35, "mlp": 0.60, "resnet18": 0.60, "gpt": 0.80, "tiny": 0.60, "fsdp": 0.75}
+DISTRIBUTED_OVER_API = 1.10
 # The same for a step of Keras's `fit` over 12.6 million parameters; and TensorFlow's smallest eager allreduce, in times
 # of PyTorch's.
 KERAS_FIT, TENSORFLOW_SMALL = 1.35, 3.0
@@ -60,6 +63,7 @@ def check(results: dict[str, Any]) -> list[Verdict]:
         *_bandwidth(results),
         *_many_ranks(results),
         *_training(results),
+        *_distributed(results),
         *_memory(results),
         *_keras(results),
         *_hosts(results),
@@ -141,6 +145,16 @@ def _training(results: dict[str, Any]) -> Iterator[Verdict]:
         ratio = step_ratio(ours, steps.get((model, "alone")))
         yield _at_most(f"step of {model}: time / no communication", limit, ratio)
         yield _at_least(f"step of {model}: speed / DDP's", 1.0, step_ratio(steps.get((model, "gloo")), ours))
+
+
+def _distributed(results: dict[str, Any]) -> Iterator[Verdict]:
+    rows = {(row["what"], row["peer"]): row for row in results.get("distributed", []) if row["np"] == 2}
+    for what, limit in DISTRIBUTED.items():
+        ours = rows.get((what, "hvd_backend"))
+        yield _at_most(f"backend hvd, {what}: time / Gloo's", limit, step_ratio(ours, rows.get((what, "gloo"))))
+        if what in TRAINING:
+            ratio = step_ratio(ours, rows.get((what, "horovodlike")))
+            yield _at_most(f"backend hvd, {what}: time / DistributedOptimizer's", DISTRIBUTED_OVER_API, ratio)
 
 
 def _keras(results: dict[str, Any]) -> Iterator[Verdict]:

@@ -49,6 +49,7 @@ call guarantees.
 # The framework modules first: they are what scripts use.
 MODULES = (
     "horovodlike.torch",
+    "horovodlike.torch.distributed",
     "horovodlike.torch.elastic",
     "horovodlike",
     "horovodlike.data",

@@ -63,6 +63,10 @@ def create(name: str) -> Peer:
         from benchmarks.peers.gloo import GlooPeer
 
         return GlooPeer()
+    if name == "hvd_backend":
+        from benchmarks.peers.gloo import HvdBackendPeer
+
+        return HvdBackendPeer()
     if name == "mpi":
         from benchmarks.peers.mpi import MpiPeer
 

@@ -1,4 +1,4 @@
-"""torch.distributed with the Gloo backend, and DistributedDataParallel with its default settings."""
+"""torch.distributed with the backends gloo and hvd: DistributedDataParallel with its default settings, and FSDP."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import os
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks import models
@@ -17,11 +19,14 @@ from benchmarks.peers.tensors import as_tensor
 class GlooPeer:
     """The ranks meet where BENCHMARK_STORE says: a file, or a port of the first rank's."""
 
+    BACKEND = "gloo"
+
     def __init__(self) -> None:
         torch.set_num_threads(1)
         self.rank = int(os.environ["BENCHMARK_RANK"])
         self.size = int(os.environ["BENCHMARK_SIZE"])
-        dist.init_process_group("gloo", init_method=os.environ["BENCHMARK_STORE"], rank=self.rank, world_size=self.size)
+        store = os.environ["BENCHMARK_STORE"]
+        dist.init_process_group(self.BACKEND, init_method=store, rank=self.rank, world_size=self.size)
         self._training: dict[str, Step] = {}
 
     def expected(self, total: int) -> int:
@@ -50,10 +55,23 @@ class GlooPeer:
 
     def training_step(self, model: str) -> Step:
         if model not in self._training:
-            module = DistributedDataParallel(models.build(model))
-            self._training[model] = models.step(model, module, models.sgd(module), self.rank)
+            name = "gpt" if model == "fsdp" else model
+            module = self._sharded(name) if model == "fsdp" else DistributedDataParallel(models.build(name))
+            self._training[model] = models.step(name, module, models.sgd(module), self.rank)
         return self._training[model]
+
+    def _sharded(self, model: str) -> nn.Module:
+        module = models.build(model)
+        for block in module.blocks:
+            fully_shard(block)
+        return fully_shard(module)
 
     def close(self) -> None:
         self._training.clear()
         dist.destroy_process_group()
+
+
+class HvdBackendPeer(GlooPeer):
+    """The same with horovodlike's backend."""
+
+    BACKEND = "hvd"

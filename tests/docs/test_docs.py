@@ -243,3 +243,17 @@ def test_the_page_of_data_types_has_those_of_the_engine() -> None:
     page = (ROOT / "docs" / "users" / "dtypes.md").read_text()
     cells = re.findall(r"^\| (`.*?) \|", page, flags=re.MULTILINE)
     assert sorted(re.findall(r"`(\w+)`", " ".join(cells))) == sorted(DType.__members__)
+
+
+@pytest.mark.slow
+def test_the_script_of_torch_distributed_runs(tmp_path: Path) -> None:
+    (script,) = blocks(ROOT / "docs" / "users" / "torch_distributed.md", "python")
+    (tmp_path / "train.py").write_text(script)
+    for words in (
+        [HVDRUN, "-np", "2", sys.executable],
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
+    ):
+        done = subprocess.run(
+            [*words, "train.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+        )
+        assert done.returncode == 0 and done.stdout.count("2 ranks have trained") == 2, done.stdout + done.stderr

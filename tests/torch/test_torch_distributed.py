@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -263,6 +264,79 @@ def _works(store: Path) -> None:
 @pytest.mark.parametrize("size", [1, 3])
 def test_works_and_futures(ranks, tmp_path, size):
     ranks(size).run(_works, tmp_path / "store")
+
+
+def _messages(store: Path) -> None:
+    with process_group(store):
+        rank, size = dist.get_rank(), dist.get_world_size()
+        after, before = (rank + 1) % size, (rank - 1) % size
+        for shape, dtype in itertools.product(SHAPES, (*DTYPES, torch.bool, torch.complex64)):
+            received = torch.zeros(shape, dtype=dtype)
+            works = [dist.isend(_value(rank, shape).to(dtype), after), dist.irecv(received, before)]
+            for work in works:
+                assert work.wait() and work.is_completed()
+            assert torch.equal(received, _value(before, shape).to(dtype))
+        columns = torch.zeros(5, 2)[:, 1]
+        work = dist.isend(torch.full((2, 5), float(rank)).t()[:, 0], after, tag=7)
+        assert dist.recv(columns, before, tag=7) == before
+        assert torch.equal(columns, torch.full((5,), float(before)))
+        work.wait()
+        large = torch.full((300_000,), float(rank))
+        operations = [dist.P2POp(dist.isend, large, each) for each in range(size) if each != rank]
+        others = {each: torch.empty_like(large) for each in range(size) if each != rank}
+        operations += [dist.P2POp(dist.irecv, one, each) for each, one in others.items()]
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+        assert all(torch.equal(one, torch.full_like(one, each)) for each, one in others.items())
+        group = dist.new_group(list(range(size)))
+        if rank == 0:
+            found = set()
+            for _ in range(size - 1):
+                source = dist.recv(number := torch.empty(1))
+                assert number.item() == source
+                found.add(source)
+            assert found == set(range(1, size))
+            dist.recv(number, 1, group=group)  # was sent before
+            assert number.item() == -1
+        else:
+            early = dist.isend(torch.tensor([-1.0]), 0, group=group) if rank == 1 else None
+            dist.send(torch.tensor([float(rank)]), 0)
+            assert early is None or early.wait()
+        if rank < 2:
+            objects = [{"from": 0}, "text"] if rank == 0 else [None, None]
+            dist.send_object_list(objects, 1) if rank == 0 else dist.recv_object_list(objects, 0)
+            assert objects == [{"from": 0}, "text"]
+        with pytest.raises(ValueError, match="tag must be from 0"):
+            dist.isend(large, after, tag=-1)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_messages(ranks, tmp_path, size):
+    ranks(size).run(_messages, tmp_path / "store")
+
+
+def _bad_messages(store: Path) -> None:
+    with process_group(store):
+        rank = dist.get_rank()
+        if rank == 0:
+            for tensor in (torch.ones(2), torch.ones(2)):
+                dist.send(tensor, 1)
+            dist.send(torch.ones(3), 1)
+        else:
+            with pytest.raises(MismatchError, match="8.*12|12.*8"):
+                dist.recv(torch.empty(3), 0)
+            with pytest.raises(MismatchError, match="float32"):
+                dist.recv(torch.empty(2, dtype=torch.int32), 0)
+            dist.recv(torch.empty(3), 0)
+            with pytest.raises(RuntimeError, match="the message with tag 3 from rank 0 of the job.*0.2 s"):
+                dist.irecv(torch.empty(3), 0, tag=3).wait(timedelta(seconds=0.2))
+        dist.barrier()
+        if rank == 0:
+            dist.send(torch.ones(3), 1, tag=3)
+
+
+def test_messages_that_do_not_fit_and_that_do_not_come(ranks, tmp_path):
+    ranks(2).run(_bad_messages, tmp_path / "store")
 
 
 def _objects(store: Path) -> None:

@@ -51,6 +51,30 @@ def test_any_init_method_without_an_import(tmp_path, how, size):
     assert ranks.values() == [([size * (size + 1) / 2] * 3, [])] * size
 
 
+def _on_hosts(url: str, rank: int, size: int) -> list[int]:
+    import torch.distributed as dist
+
+    import horovodlike.torch as hvd
+
+    dist.init_process_group("hvd", init_method=url, rank=rank, world_size=size)
+    tensors = []
+    for chosen in ([0, 2], [1], [1, 2], [0, 1, 2]):
+        group = dist.new_group(chosen)
+        if rank in chosen:
+            dist.all_reduce(tensor := torch.full((50_000,), rank + 1), group=group)
+            tensors.append(int(tensor[-1]))
+    dist.barrier()
+    place = [hvd.local_rank(), hvd.local_size(), hvd.cross_size()]
+    dist.destroy_process_group()
+    return [*place, *tensors]
+
+
+def test_ranks_of_several_hosts(tmp_path):
+    environments = [{"HOROVODLIKE_HOSTID": host, "HOROVODLIKE_NETWORK_INTERFACE": "lo"} for host in "aab"]
+    ranks = PlainRanks(_on_hosts, [(f"file://{tmp_path / 'store'}", rank, 3) for rank in range(3)], environments)
+    assert ranks.values() == [[0, 2, 2, 4, 6], [1, 2, 1, 2, 5, 6], [0, 1, 2, 4, 5, 6]]
+
+
 TWICE = """
 import torch, torch.distributed as dist
 for count in range(2):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
+import zlib
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -25,6 +26,7 @@ from horovodlike.torch.distributed._work import Operation
 
 _ASK_SECONDS = 1.0
 """After a time-out, the other ranks have so long to say that theirs is over as well."""
+_LARGEST_TAG = 2**31 - 1
 _ALLREDUCE = int(Kind.ALLREDUCE)
 
 
@@ -55,6 +57,7 @@ class Team:
         """Begin without operations."""
         self._generation = basics.generation()
         self._names = Names(f"torch.{self.name}")
+        self._tags = (zlib.crc32(self.name.encode()) & _LARGEST_TAG) << 31
         self._limit = None if self.engine_ends_stalls else self.timeout
 
     @property
@@ -148,7 +151,7 @@ class Team:
             results,
             self._limit if timeout is None else timeout,
             lambda seconds: self._timed_out(name.text, kind, number, seconds),
-            self._on_error,
+            self.on_error,
         )
 
     def _wait_for_name(self, call: Call, timeout: float | None) -> bool:
@@ -201,13 +204,24 @@ class Team:
                 raise self._timed_out(path.request.name, Kind.ALLREDUCE, self._names.count, self._limit)
             synchronize(handle)
         except MismatchError as error:
-            self._on_error(error)
+            self.on_error(error)
             raise
         return True
 
-    def _on_error(self, error: Exception) -> None:
+    def on_error(self, error: Exception) -> None:
+        """Have the next operation follow none, if the ranks disagreed about one."""
         if isinstance(error, MismatchError):
             self._names.restart()
+
+    def tag_of(self, tag: int) -> int:
+        """Return the engine's tag for a tag of this group: groups may have the same process set.
+
+        Raises:
+            ValueError: It is negative, or has more than 31 bits.
+        """
+        if not 0 <= tag <= _LARGEST_TAG:
+            raise ValueError(f"a tag must be from 0 to {_LARGEST_TAG}, got {tag}")
+        return self._tags | tag
 
     def check_open(self) -> None:
         """Make sure that the group can be used.

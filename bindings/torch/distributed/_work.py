@@ -32,10 +32,12 @@ class Operation:
         timeout: Seconds that a wait may take; None: until the operation is complete.
         on_timeout: Returns the error for a wait that has taken so many seconds.
         on_error: Called with the error of the operation.
+        consume: Consumes the handle of an operation that is complete, and puts its result into the tensors.
     """
 
     __slots__ = (
         "_completion",
+        "_consume",
         "_done",
         "_error",
         "_future",
@@ -54,6 +56,7 @@ class Operation:
         timeout: float | None,
         on_timeout: Callable[[float], Exception],
         on_error: Callable[[Exception], None],
+        consume: Callable[[int], object] = synchronize,
     ) -> None:
         self._handle = handle
         self._lock = threading.Lock()
@@ -61,7 +64,7 @@ class Operation:
         self._error: Exception | None = None
         self._completion: torch.futures.Future[None] | None = None
         self._future: torch.futures.Future[list[torch.Tensor]] | None = None  # which follows it
-        self._on_timeout, self._on_error = on_timeout, on_error
+        self._on_timeout, self._on_error, self._consume = on_timeout, on_error, consume
         self.timeout = timeout
         self.outputs = outputs
 
@@ -113,7 +116,7 @@ class Operation:
             if self._done:
                 return
             try:
-                synchronize(self._handle)
+                self._consume(self._handle)
             except Exception as error:
                 self._error = error
             self._done = True

@@ -8,7 +8,6 @@ between `hvd.init()` does nothing.
 from __future__ import annotations
 
 import functools
-import itertools
 import os
 from datetime import timedelta
 from typing import Any
@@ -23,7 +22,6 @@ from horovodlike.torch.distributed import _meeting
 from horovodlike.torch.distributed._team import Team
 from horovodlike.torch.distributed.process_group import HvdProcessGroup
 
-_meetings = itertools.count()  # of this process; a store may outlive a group, and has the keys of the meetings before
 _stall_limit = 0.0  # of the engine that a group has started: seconds after which it ends the job
 _sets: dict[tuple[int, ...], int] = {}  # by ranks, the process sets of groups
 
@@ -82,7 +80,8 @@ def create(options: Any, backend_options: object) -> HvdProcessGroup:
 def _join(store: Store, rank: int, size: int, timeout: timedelta) -> bool:
     """Make sure that the engine runs, as a job of these ranks; return whether this call has started it."""
     global _stall_limit
-    store = PrefixStore(f"meeting/{next(_meetings)}", store)
+    # A store may outlive a group, as that of torchrun does, and has the keys of the meetings before.
+    store = PrefixStore(f"meeting/{store.add(f'meetings/{rank}', 1)}", store)
     settings = config.load(os.environ)
     node = os.environ.get(HOST_ID, "").strip() or None
     engine = RankInfo(basics.rank(), basics.size()) if basics.is_initialized() else None

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 
 from horovodlike._engine.ops import Kind
+from horovodlike.torch.distributed._messages import Messages
 from horovodlike.torch.distributed._movements import Movements
 from horovodlike.torch.distributed._operations import Operations
 from horovodlike.torch.distributed._reductions import Reductions
@@ -27,7 +28,7 @@ from horovodlike.torch.distributed._work import HvdWork
 _MONITORED_ANSWER_SECONDS = 5.0
 
 
-class HvdProcessGroup(Reductions, Movements, dist.ProcessGroup):  # type: ignore[misc]  # torch has overloads
+class HvdProcessGroup(Reductions, Movements, Messages, dist.ProcessGroup):  # type: ignore[misc]  # torch has overloads
     """A group of ranks; made by `init_process_group("hvd")` and `new_group()`.
 
     Threads may use different groups at the same time. The operations of one group must come in the same order on all

@@ -90,6 +90,7 @@ TEST(waits_on_the_host_and_on_streams) {
   const int64_t handle = hvl_enqueue_on_stream(allreduce.get(), &address, &address, nullptr, 0, job.stream);
   REQUIRE(handle > 0);
   CHECK_EQ(hvl_wait(handle, 0.05, nullptr, nullptr), HVL_IN_PROGRESS);
+  while (hvl_poll(handle) == 0) std::this_thread::yield();  // until its work is queued on the device
   CHECK_EQ(hvl_poll(handle), 1);
   CHECK_EQ(hvl_try_wait(handle), HVL_IN_PROGRESS);
   int64_t handles[] = {handle, 0};

@@ -28,6 +28,7 @@ CONTROL, DATA, MESSAGES = int(lib.HVL_CONTROL), int(lib.HVL_DATA), int(lib.HVL_M
 
 _REPORT_BYTES = FRAME_LIMIT * 3 // 4  # of all ranks together
 _SHOWN_PAIRS = 8
+_UNSENT_BYTES = 256 << 10
 
 
 @dataclass
@@ -134,6 +135,8 @@ def _set_options(connected: socket.socket, use: int, config: Config) -> None:
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(1000 * config.network_timeout))
     else:
         set_congestion_control(connected, config.tcp_congestion)
+    if use == MESSAGES:  # what waits in the kernel holds up a small message behind it
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
 
 
 def _keepalive(timeout: float) -> tuple[int, int, int]:

@@ -509,3 +509,27 @@ def _beside_collectives_on_hosts(hosts: str) -> None:
 
 def test_messages_beside_collectives_on_several_hosts(fresh_ranks):
     fresh_ranks(4).run(_beside_collectives_on_hosts, "aabb")
+
+
+def _stalled() -> None:
+    import numpy as np
+
+    from horovodlike import basics
+    from horovodlike._engine import ops
+
+    if basics.rank() == 1:
+        received = np.zeros(4, np.uint8)
+        ops.wait(_receive(received, 0, 5))
+
+
+def test_a_receive_without_a_message_ends_at_the_stall_limit(fresh_ranks):
+    settings = {"HOROVODLIKE_STALL_CHECK_TIME_SECONDS": "1", "HOROVODLIKE_STALL_SHUTDOWN_TIME_SECONDS": "2"}
+    pool = fresh_ranks(2, settings)
+    pool.start(_stalled)
+    outcome = pool.collect(30.0)[1]
+    text = (
+        f"rank 0 (pid {pool.processes[0].pid}) did not get on with a message to rank 1 with the tag 5 of process set 0"
+    )
+    assert "JobBrokenError: stalled: " in outcome.error and text in outcome.error
+    assert text in pool.output(1)  # the warning
+    assert 2.0 < outcome.seconds < 10.0

@@ -1,5 +1,7 @@
 #include "engine/peer_watch.h"
 
+#include <algorithm>
+
 #include "observe/stack_dump.h"
 
 namespace hvl {
@@ -25,8 +27,27 @@ Status PeerWatch::check() {
   }
   if (now - last_check_ < kStallCheckInterval) return Status();
   last_check_ = now;
+  status = check_messages(now);
+  if (!status.ok()) return status;
   status = context_.control->check_stalls();
   return status.ok() ? check_coordinator(now) : status;
+}
+
+// Only while a thread waits: a receive may be posted long before its message is needed.
+Status PeerWatch::check_messages(uint64_t now) {
+  const MessageRequest* oldest = context_.messenger.oldest_receive();
+  if (oldest == nullptr || context_.own_block().waits.load() == 0) return Status();
+  bool warned = stalled_ == oldest->handle;
+  const auto describe = [&] {
+    const std::string who = oldest->peer == kAnySource ? "Another rank" : context_.describe(oldest->peer);
+    const std::string what = "a message to rank " + std::to_string(context_.options.rank) + " with the tag " +
+                             std::to_string(oldest->header.tag) + " of process set " +
+                             std::to_string(oldest->process_set);
+    return Stall{who, what, "it has not sent it, or is stopped"};
+  };
+  const Status status = context_.waiter.report_stall(now - std::min(now, oldest->posted_at), &warned, describe);
+  if (warned) stalled_ = oldest->handle;
+  return status;
 }
 
 // The coordinator ends a stalled job. If it is silent for much longer, it is itself stuck; but while it asks other

@@ -20,6 +20,7 @@ class PeerWatch {
 
  private:
   Status check_coordinator(uint64_t now);
+  Status check_messages(uint64_t now);
   bool is_on_coordinators_host() const { return context_.options.host_of(context_.options.rank) == 0; }
   std::string describe_coordinator() const;
   std::string describe_silence(uint64_t seconds) const;
@@ -31,6 +32,7 @@ class PeerWatch {
   uint64_t last_check_ = 0;
   uint32_t inquiries_ = 0;     // of HostHeader, as last seen
   uint64_t last_inquiry_ = 0;  // when their number last changed
+  int64_t stalled_ = 0;        // the receive that has been warned of, by its handle
 };
 
 }  // namespace hvl

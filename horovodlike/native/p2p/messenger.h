@@ -52,6 +52,9 @@ class Messenger final : private MessageEvents {
   // Called now and then. An error means that the job is broken: a peer with which requests are pending is lost.
   Status check();
 
+  // As in MatchTable.
+  const MessageRequest* oldest_receive() const { return table_.oldest_receive(); }
+
   // Process sets, as the log adds and removes them: in the same order on all ranks.
   void add_process_set(int32_t id, std::vector<int> ranks) { contexts_.add(id, std::move(ranks)); }
   void remove_process_set(int32_t id);

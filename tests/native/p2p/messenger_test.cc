@@ -93,13 +93,13 @@ TEST(a_changed_header_breaks_the_job) {
       wiring.seals_data = seals;
       wiring.message_ends = [&](int* ends) { tap.make_ends(ends); };
       Job job(2, on_hosts({0, 1}), 4096, 4, wiring);
-      job.on_all([&](int rank) {
-        std::vector<char> data(100000);
-        const Status status = job.wait(rank, post(&job, rank, rank == 0, &data, 1 - rank, 1));
+      std::vector<char> data(100000), received(data.size());
+      const int64_t receive = post(&job, 1, false, &received, 0, 1), send = post(&job, 0, true, &data, 1, 1);
+      for (const Status& status : {job.wait(1, receive), job.wait(0, send)}) {
         CHECK_EQ(status.code(), HVL_JOB_BROKEN);
         CHECK_HAS(status.message(), "MAC");
         CHECK_HAS(status.message(), "rank 0 on host a");
-      });
+      }
     }
   }
 }

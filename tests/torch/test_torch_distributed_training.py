@@ -1,4 +1,4 @@
-"""What is built on torch.distributed, over the backend `hvd`: each must do the same as without it, or as over Gloo."""
+"""Libraries that stand on torch.distributed, over the backend `hvd`: they do the same as without it or over Gloo."""
 
 from __future__ import annotations
 
@@ -66,6 +66,12 @@ def _ddp(store: Path) -> None:
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_ddp_has_the_bits_of_the_distributed_optimizer(ranks, tmp_path, size):
     ranks(size).run(_ddp, tmp_path / "store", timeout=120)
+
+
+def test_ddp_while_the_engine_overlaps(fresh_ranks, tmp_path):
+    pool = fresh_ranks(2, {"HOROVODLIKE_OVERLAP": "always"})
+    pool.run(_ddp, tmp_path / "store", timeout=120)
+    pool.run(_hooks, tmp_path / "another", timeout=120)
 
 
 def _hooks(store: Path) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import queue
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 
@@ -19,8 +21,6 @@ from horovodlike.torch._ops.handles import synchronize
 
 _LOOK_SECONDS = 0.005
 """The thread that completes futures looks this often at those that are not the first."""
-_HELP_SECONDS = 0.02
-"""Where the engine does not overlap, a thread that asks for a future works on it for so long itself."""
 
 
 class Operation:
@@ -40,6 +40,7 @@ class Operation:
         "_consume",
         "_done",
         "_error",
+        "_error_of_future",
         "_future",
         "_handle",
         "_lock",
@@ -62,6 +63,7 @@ class Operation:
         self._lock = threading.Lock()
         self._done = False
         self._error: Exception | None = None
+        self._error_of_future: Exception | None = None  # of a future whose time was over
         self._completion: torch.futures.Future[None] | None = None
         self._future: torch.futures.Future[list[torch.Tensor]] | None = None  # which follows it
         self._on_timeout, self._on_error, self._consume = on_timeout, on_error, consume
@@ -131,8 +133,9 @@ class Operation:
 
         An error that `set_exception` gives a future is unknown to C++, which would take the exception for the value.
         """
-        if self._error is not None:
-            raise self._error
+        error = self._error or self._error_of_future
+        if error is not None:
+            raise error
         return list(self.outputs)
 
     def future(self) -> torch.futures.Future[list[torch.Tensor]]:
@@ -146,9 +149,34 @@ class Operation:
             is_done = self._done
         if is_done:
             completion.set_result(None)
-        elif basics.overlaps() or not self.help(_HELP_SECONDS):
+        elif basics.overlaps() and threading.current_thread() is not _completer.thread:
             _completer.add(self)
+        else:
+            self._complete_future()
         return future
+
+    def _complete_future(self) -> None:
+        """Wait for the result in this thread.
+
+        What a program does when the future is complete, it then does in this thread and at this point, on all ranks: it
+        may start more operations.
+        """
+        try:
+            if self.help(math.inf if self.timeout is None else self.timeout):
+                return
+        except BaseException:
+            _completer.add(self)
+            raise
+        self.expire()
+        _completer.add(self)
+
+    def expire(self) -> None:
+        """End the future with an error, since the time is over; the operation is still in flight."""
+        with self._lock:
+            completion, self._completion = self._completion, None
+        if completion is not None and not self._done:
+            self._error_of_future = self._on_timeout(self.timeout or 0.0)
+            completion.set_result(None)
 
     @property
     def error(self) -> Exception | None:
@@ -178,6 +206,7 @@ class _Completer:
     def __init__(self) -> None:
         self._new: queue.SimpleQueue[Operation] = queue.SimpleQueue()
         self._pid = 0
+        self.thread: threading.Thread | None = None
         self._lock = threading.Lock()
 
     def add(self, operation: Operation) -> None:
@@ -186,20 +215,27 @@ class _Completer:
             if self._pid != os.getpid():
                 self._new = queue.SimpleQueue()
                 self._pid = os.getpid()
-                threading.Thread(target=self._run, args=(self._new,), name="horovodlike-torch", daemon=True).start()
+                self.thread = threading.Thread(
+                    target=self._run, args=(self._new,), name="horovodlike-torch", daemon=True
+                )
+                self.thread.start()
             self._new.put(operation)
 
     @staticmethod
     def _run(new: queue.SimpleQueue[Operation]) -> None:
-        pending: list[Operation] = []
+        pending: dict[Operation, float] = {}  # with the time at which the future of each ends
         while True:
-            if not pending:
-                pending.append(new.get())
             with contextlib.suppress(queue.Empty):
                 while True:
-                    pending.append(new.get_nowait())
-            pending[0].help(_LOOK_SECONDS)
-            pending = [operation for operation in pending if not operation.is_done()]
+                    operation = new.get(block=not pending)
+                    limit = math.inf if operation.timeout is None else operation.timeout
+                    pending[operation] = time.monotonic() + limit
+            next(iter(pending)).help(_LOOK_SECONDS)
+            for operation, deadline in list(pending.items()):
+                if operation.is_done():
+                    del pending[operation]
+                elif time.monotonic() > deadline:
+                    operation.expire()
 
 
 _completer = _Completer()

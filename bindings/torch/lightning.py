@@ -45,9 +45,9 @@ def _installed() -> str:
 
 
 _PACKAGE = _installed()
-_strategies = import_module(f"{_PACKAGE}.strategies")
-_environments = import_module(f"{_PACKAGE}.plugins.environments")
-_layer_plugins = import_module(f"{_PACKAGE}.plugins.layer_sync")
+_strategies: Any = import_module(f"{_PACKAGE}.strategies")
+_environments: Any = import_module(f"{_PACKAGE}.plugins.environments")
+_layer_plugins: Any = import_module(f"{_PACKAGE}.plugins.layer_sync")
 _rank_zero_only = import_module(f"{_PACKAGE}.utilities.rank_zero").rank_zero_only
 _Metric = import_module("torchmetrics").Metric  # Lightning needs torchmetrics
 
@@ -139,6 +139,7 @@ class HorovodlikeStrategy(_strategies.ParallelStrategy):
     """
 
     strategy_name = "horovodlike"
+    optimizers: list[Any]
 
     def __init__(
         self,
@@ -318,7 +319,7 @@ class HorovodlikeStrategy(_strategies.ParallelStrategy):
         if not sync_grads:
             return mpi_ops.allgather(row.detach(), process_set=process_set)
         if row.requires_grad:  # that of allgather is the average
-            row.register_hook(lambda gradient: gradient * len(_ranks(process_set)))
+            row.register_hook(lambda grad: grad * len(_ranks(process_set)))  # type: ignore[no-untyped-call]
         return mpi_ops.allgather(row, process_set=process_set)
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
@@ -357,7 +358,8 @@ def _gather_of_all(tensor: torch.Tensor, group: Any = None, *, process_set: Proc
     """Return the tensors of all ranks, which may differ in all dimensions; for the metrics of torchmetrics."""
     shape = torch.tensor(tensor.shape, dtype=torch.int64, device="cpu").unsqueeze(0)
     shapes = mpi_ops.allgather(shape, process_set=process_set)
-    parts = mpi_ops.allgather(tensor.reshape(-1), process_set=process_set).split(shapes.prod(dim=1).tolist())
+    values = mpi_ops.allgather(tensor.reshape(-1), process_set=process_set)
+    parts = torch.split(values, shapes.prod(dim=1).tolist())
     return [part.reshape(shape) for part, shape in zip(parts, shapes.tolist(), strict=True)]
 
 

@@ -1,0 +1,58 @@
+"""Trainers on two ranks, over horovodlike and over Gloo: on the same data the losses are the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parents[2] / "examples" / "trainers"
+HVDRUN = Path(sys.executable).parent / "hvdrun"
+# A sum of two numbers does not depend on their order, so the results are the same to the bit where one trainer uses two
+# process groups. `fit()` of Keras and a loop of one's own round differently.
+TOLERANCE = 1e-5
+
+TRAINERS = {
+    "lightning": (["--epochs", "2"], [["--backend", "hvd"], []]),
+    "accelerate": (["--epochs", "2"], [["--backend", "hvd"]]),
+    "transformers": (["--steps", "20"], [["--backend", "hvd"]]),
+    "keras": (["--epochs", "2"], [["--backend", "hvd"], []]),
+}
+
+
+@pytest.mark.parametrize("name", TRAINERS)
+def test_the_losses_are_those_of_gloo(tmp_path, name):
+    options, ours = TRAINERS[name]
+    wanted = _train(tmp_path, name, "--backend", "gloo", *options)
+    assert len(wanted) >= 2 and wanted[-1] < 0.95 * wanted[0], "it learns nothing"
+    for chosen in ours:
+        assert _train(tmp_path, name, *chosen, *options) == pytest.approx(wanted, rel=TOLERANCE), chosen
+
+
+@pytest.mark.thorough
+def test_so_they_are_with_accumulation_and_clipping(tmp_path):
+    options = ["--epochs", "2", "--accumulate", "3", "--clip", "0.5"]
+    wanted = _train(tmp_path, "lightning", "--backend", "gloo", *options)
+    assert _train(tmp_path, "lightning", *options) == pytest.approx(wanted, rel=TOLERANCE)
+
+
+def _train(tmp_path: Path, name: str, *options: str) -> list[float]:
+    report = tmp_path / "report.json"
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("HOROVOD")}
+    environment |= {"OMP_NUM_THREADS": "1", "KERAS_BACKEND": "torch", "HF_HUB_OFFLINE": "1"}
+    script = FOLDER / f"with_{name}.py"
+    command = [HVDRUN, "-np", "2", sys.executable, script, "--report", report, *options]
+    done = subprocess.run(
+        [str(word) for word in command], capture_output=True, text=True, env=environment, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads(report.read_text())
+    assert result["size"] == 2
+    assert done.stdout.count("losses:") == 1, "only rank 0 prints"
+    report.unlink()
+    losses: list[float] = result["losses"]
+    return losses

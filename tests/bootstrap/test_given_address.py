@@ -90,7 +90,7 @@ def test_rank_0_listens_where_the_user_says(
     before = set(os.listdir("/proc/self/fd"))
     results = run_ranks(3, lambda rank: join_again(of_torchrun(rank, "aab", runtime, **given)))
     hosts = [0, 0, 1]
-    assert results == [[[0, hosts, [2, 2]]] * 4, [[1, hosts, [2]]] * 4, [[2, hosts, [0, 1, 0]]] * 4]
+    assert results == [[[0, hosts, [2, 2, 2]]] * 4, [[1, hosts, [2, 2]]] * 4, [[2, hosts, [0, 1, 0, 1, 0]]] * 4]
     assert set(os.listdir("/proc/self/fd")) <= before
 
 
@@ -242,6 +242,6 @@ def test_ranks_of_mpi(first: str, tmp_path: Path, runtime: dict[str, str]) -> No
     )
     assert done.returncode == 0, done.stderr
     results = [json.loads((tmp_path / str(rank)).read_text()) for rank in range(3)]
-    connections = [[1, 2, 1, 2], [0, 2, 0], [0, 1, 0]]
+    connections = [[1, 2, 1, 2, 1, 2], [0, 2, 0, 2, 0], [0, 1, 0, 1, 0]]
     for rank, result in enumerate(results):
         assert result == {"found": [[rank, [0, 1, 2], connections[rank]]] * 2, "sum": 6}

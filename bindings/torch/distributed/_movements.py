@@ -120,8 +120,8 @@ class Movements(Operations):
         """Gather several tensors of each rank into a list of tensors for each rank."""
         if len(output_lists) != self._team.size or any(len(outputs) != len(inputs) for outputs in output_lists):
             raise ValueError(
-                f"all_gather_coalesced: {len(inputs)} tensors need as many outputs for each of {self._team.size} ranks, "
-                f"got {[len(outputs) for outputs in output_lists]}"
+                f"all_gather_coalesced: {len(inputs)} tensors need as many outputs for each of {self._team.size} "
+                f"ranks, got {[len(outputs) for outputs in output_lists]}"
             )
         works = [
             self.allgather([list(outputs)], [one], opts) for *outputs, one in zip(*output_lists, inputs, strict=True)

@@ -6,6 +6,7 @@ common run at the same time, and names belong to a set: the same name may be in 
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -168,19 +169,20 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     return chosen
 
 
-def add_by_members(ranks: Sequence[int], name: str) -> int:
+def add_by_members(ranks: Sequence[int]) -> int:
     """Register a set that only its ranks ask for, and return its id; for bindings. Other ranks do nothing.
 
     It is none of the sets of `add_process_set`, of which one may have the same ranks, and it stays until the job ends.
 
     Args:
         ranks: Ascending, and this rank among them.
-        name: What the ranks match the request by; it may not begin with `add_process_set`.
 
     Raises:
         ValueError: The ranks are not valid, or this rank is none of them.
         HorovodInternalError: The ranks disagree about the set, or the job is broken or shut down.
     """
+    # Requests of one name must have the same ranks: the coordinator waits for those of the first.
+    name = f"add_process_set.by_members.{hashlib.sha256(str(list(ranks)).encode()).hexdigest()}"
     request = Request(Kind.ADD_PROCESS_SET, name, [], arguments=ranks, root_rank=ranks[0])
     (output,) = ops.carry_out_once(request, tuple(ranks))
     return int.from_bytes(output.memory[:], "little")

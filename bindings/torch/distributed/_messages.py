@@ -101,7 +101,7 @@ class Messages(Operations):
         )
 
         def on_timeout(seconds: float) -> Exception:
-            return dist.DistBackendError(f"process group {team.name!r}: {what} has taken more than {seconds:g} s")
+            return dist.DistBackendError(f"process group {team.name!r}: Timed out after {seconds:g} s: {what}")
 
         consume = functools.partial(_consume, finish, what, memory)
         return Operation(handle, [tensor], team.timeout, on_timeout, team.on_error, consume)

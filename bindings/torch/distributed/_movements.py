@@ -117,8 +117,15 @@ class Movements(Operations):
         return self._gather((sent.dtype, tuple(sizes)), [block], [whole], results, finish, opts)
 
     def allgather_coalesced(self, output_lists: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> HvdWork:
-        """Gather several tensors of each rank into lists of tensors."""
-        works = [self.allgather([outputs], [one], opts) for outputs, one in zip(output_lists, inputs, strict=True)]
+        """Gather several tensors of each rank into a list of tensors for each rank."""
+        if len(output_lists) != self._team.size or any(len(outputs) != len(inputs) for outputs in output_lists):
+            raise ValueError(
+                f"all_gather_coalesced: {len(inputs)} tensors need as many outputs for each of {self._team.size} "
+                f"ranks, got {[len(outputs) for outputs in output_lists]}"
+            )
+        works = [
+            self.allgather([list(outputs)], [one], opts) for *outputs, one in zip(*output_lists, inputs, strict=True)
+        ]
         operations = [operation for work in works for operation in work.operations]
         return HvdWork(operations, [one for outputs in output_lists for one in outputs])
 

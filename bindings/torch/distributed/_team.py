@@ -245,7 +245,7 @@ class Team:
             else "all ranks have come to it, and wait as well"
         )
         what = f"{kind.name.lower()} {text!r} of process group {self.name!r}"
-        return dist.DistBackendError(f"{what} has taken more than {seconds:g} s: {detail}")
+        return dist.DistBackendError(f"{what}: Timed out after {seconds:g} s: {detail}")
 
     def missing(self, key: str, seconds: float) -> list[int]:
         """Say in the store that this rank is here, and return the ranks of the job that do not say so in time."""

@@ -69,7 +69,7 @@ def create(options: Any, backend_options: object) -> HvdProcessGroup:
         str(options.group_id),
         options.group_rank,
         ranks,
-        _set_of(tuple(ranks), str(options.group_id)),
+        _set_of(tuple(ranks)),
         options.timeout.total_seconds(),
         options.store,
         engine_ends_stalls=0 < _stall_limit <= options.timeout.total_seconds(),
@@ -96,12 +96,12 @@ def _join(store: Store, rank: int, size: int, timeout: timedelta) -> bool:
     return True
 
 
-def _set_of(ranks: tuple[int, ...], name: str) -> int:
+def _set_of(ranks: tuple[int, ...]) -> int:
     """Return the process set of these ranks; it is registered when the first group needs it, and stays."""
     if len(ranks) == basics.size():
         return 0
     if ranks not in _sets:
-        _sets[ranks] = add_by_members(sorted(ranks), f"torch.{name}")
+        _sets[ranks] = add_by_members(ranks)
     return _sets[ranks]
 
 

@@ -53,6 +53,7 @@ class FrameCoder {
   // `keys`: null: the stream is trusted. `peer`: for errors.
   FrameCoder(const MessageKeys* keys, std::string peer);
 
+  const std::string& peer() const { return peer_; }
   void encode(const MessageFrame& frame, char* bytes);
   // An error says what is wrong with the header.
   Status decode(const char* bytes, MessageFrame* frame);

@@ -13,7 +13,6 @@ constexpr int kRounds = 16;  // of one call of progress()
 PeerLink::PeerLink(int rank, const std::string& peer, std::unique_ptr<PeerStream> stream, const MessageKeys* keys,
                    MessageEvents* events)
     : rank_(rank),
-      peer_(peer),
       stream_(std::move(stream)),
       coder_(keys, peer),
       events_(*events),
@@ -52,6 +51,7 @@ Status PeerLink::progress(bool* progressed) {
     while (status.ok() && stream_->has_received(end_)) status = take();
     *progressed |= moved;
   }
+  has_more_ = moved;
   return status;
 }
 
@@ -84,7 +84,8 @@ Status PeerLink::begin_frame() {
     case Kind::kDone: status = answered(sender_.drop_message(frame_.id, Status())); break;
     case Kind::kRemoved:
       status = answered(sender_.drop_message(
-          frame_.id, Status(HVL_INVALID_ARGUMENT, "the process set of a message to " + peer_ + " has been removed")));
+          frame_.id,
+          Status(HVL_INVALID_ARGUMENT, "the process set of a message to " + coder_.peer() + " has been removed")));
       break;
     case Kind::kCredit: sender_.add_credit(frame_.num_bytes); break;
     case Kind::kEnd: has_ended_ = true; break;
@@ -106,7 +107,7 @@ Status PeerLink::answered(bool is_known) const {
 }
 
 Status PeerLink::wrong(const std::string& what) const {
-  return Status(HVL_JOB_BROKEN, "Protocol error: " + peer_ + " has sent " + what);
+  return Status(HVL_JOB_BROKEN, "Protocol error: " + coder_.peer() + " has sent " + what);
 }
 
 void PeerLink::take_all(std::vector<MessageRequestPtr>* requests) {

@@ -35,9 +35,10 @@ class PeerLink {
   // the peer has left the job, and nothing moves any more.
   Status progress(bool* progressed);
   // As in PeerStream.
-  bool can_progress() const { return can_send() || (!is_lost_ && (receiver_.can_copy() || stream_->can_progress())); }
-  // True if the next frame can be sent.
-  bool can_send() const { return !is_lost_ && sender_.can_progress(); }
+  bool can_progress() const {
+    const bool has_more = has_more_ || sender_.can_progress() || receiver_.can_copy() || stream_->can_progress();
+    return has_more && !is_lost_;
+  }
   // True if there is something to send, now or later.
   bool is_sending() const { return !is_lost_ && !sender_.is_idle(); }
   bool is_lost() const { return is_lost_; }
@@ -60,7 +61,6 @@ class PeerLink {
   Status wrong(const std::string& what) const;
 
   const int rank_;
-  const std::string peer_;
   const std::unique_ptr<PeerStream> stream_;
   FrameCoder coder_;
   MessageEvents& events_;
@@ -68,6 +68,7 @@ class PeerLink {
   MessageReceiver receiver_;
   bool is_lost_ = false;
   bool has_ended_ = false;  // the peer has sent its last frame
+  bool has_more_ = false;  // the last progress() ended at its bound: the stream may have bytes that no descriptor shows
 
   MessageFrame frame_;           // under way
   bool awaits_payload_ = false;  // of this frame; else the header of the next one

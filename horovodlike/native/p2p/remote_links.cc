@@ -66,7 +66,7 @@ const std::vector<PeerLink*>& RemoteLinks::find_ready() {
   ready_.clear();
   for (int index = 0; index < count; ++index) ready_.push_back(static_cast<PeerLink*>(events[index].data.ptr));
   for (const Watched& watched : watched_) {
-    if (watched.link->can_send()) ready_.push_back(watched.link);
+    if (watched.link->can_progress()) ready_.push_back(watched.link);
   }
   return ready_;
 }

@@ -223,6 +223,26 @@ TEST(what_is_kept_without_a_receive_is_bounded) {
   });
 }
 
+// Sealed bytes wait in this process, where no descriptor shows them.
+TEST(a_link_that_says_so_or_whose_descriptor_does_has_all_that_came) {
+  constexpr size_t kMessages = 500;
+  on_each_stream([](Pair& pair) {
+    std::vector<char> data = pattern(4, 3);
+    for (size_t tag = 1; tag <= kMessages; ++tag) pair.send(0, &data, static_cast<int64_t>(tag));
+    bool progressed = false;
+    const uint64_t deadline = now_ns() + kSoon;
+    while (pair.ranks[1].arrived.size() < kMessages) {
+      REQUIRE(now_ns() < deadline);
+      CHECK_EQ(pair.ranks[0].link->progress(&progressed).message(), "");
+      std::vector<pollfd> polled;
+      pair.ranks[1].link->stream().add_to(&polled);
+      if (pair.ranks[1].link->can_progress() || poll(polled.data(), polled.size(), 1) > 0) {
+        CHECK_EQ(pair.ranks[1].link->progress(&progressed).message(), "");
+      }
+    }
+  });
+}
+
 TEST(a_message_that_is_not_needed_ends_its_send) {
   on_each_stream([](Pair& pair) {
     std::vector<char> data(size_t{1} << 20);

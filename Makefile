@@ -21,7 +21,7 @@ PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet 
 PYTEST := $(BIN)/pytest -n $(TEST_JOBS) --dist loadgroup $(TEST_FLAGS)
 # Folders are listed too, so that removing a file counts as a change.
 SOURCES := pyproject.toml $(shell find horovodlike bindings launcher -name __pycache__ -prune -o -print)
-CXX_SOURCES = $(shell find horovodlike bindings launcher tests \( -name '*.h' -o -name '*.cc' -o -name '*.c' \) -print)
+CXX_SOURCES = $(shell find horovodlike bindings launcher packaging tests \( -name '*.h' -o -name '*.cc' -o -name '*.c' \) -print)
 
 # Without its files of bytecode each process that imports a framework would compile it anew.
 unexport PYTHONDONTWRITEBYTECODE

@@ -7,7 +7,10 @@ set(CMAKE_C_COMPILER ${ZIG} cc -target ${ZIG_TARGET})
 set(CMAKE_CXX_COMPILER ${ZIG} c++ -target ${ZIG_TARGET})
 # Without optimization it would add a sanitizer, and trap.
 set(CMAKE_C_FLAGS_INIT -fno-sanitize=undefined)
-set(CMAKE_CXX_FLAGS_INIT -fno-sanitize=undefined)
+if(CMAKE_SYSTEM_PROCESSOR STREQUAL aarch64)
+  string(APPEND CMAKE_C_FLAGS_INIT " -include ${CMAKE_CURRENT_LIST_DIR}/glibc_memory.h")
+endif()
+set(CMAKE_CXX_FLAGS_INIT "${CMAKE_C_FLAGS_INIT}")
 # Without symbols. The `strip` of this machine knows no other architecture.
 set(CMAKE_SHARED_LINKER_FLAGS_INIT -s)
 set(CMAKE_MODULE_LINKER_FLAGS_INIT -s)

@@ -30,7 +30,7 @@ FRAMEWORKS = {"tensorflow.md": "horovodlike.tensorflow", "arrays.md": "horovodli
 
 # Programs that users bring along, and scripts that stand for their own.
 FOREIGN = {"torchrun", "mpirun", "mpiexec", "srun", "salloc", "sbatch", "openssl", "export", "mkdir", "umask", "py-spy"}
-FOREIGN |= {"flux", "git", "ip", "ssh", "wg", "wg-quick"}
+FOREIGN |= {"flux", "git", "pytest", "ip", "ssh", "wg", "wg-quick"}
 USERS_SCRIPT = "train.py"
 
 # Pages about another module than horovodlike.torch. Their names are looked at by the tests of that module.

@@ -162,6 +162,16 @@ def test_without_a_compiler_it_installs_in_seconds_and_the_demo_trains(dist, tmp
     assert "2 ranks" in shown
 
 
+def test_without_a_compiler_tensorflow_says_what_is_missing(dist, tmp_path):
+    environment = Environment(tmp_path, sys.executable)
+    environment.add_installed("tensorflow-cpu")
+    (wheel,) = dist.glob(f"*_{os.uname().machine}.whl")
+    environment.install(wheel)
+    program = "try:\n  import horovodlike.tensorflow\nexcept ImportError as error:\n  print(error)"
+    shown = environment.run(environment.bin / "python", "-c", program)
+    assert "there is no C++ compiler: install g++" in shown and "horovodlike.tensorflow.build" in shown
+
+
 @pytest.mark.parametrize("python", interpreters(), ids=str)
 def test_on_each_python_two_ranks_communicate(dist, tmp_path, python):
     environment = Environment(tmp_path, python)

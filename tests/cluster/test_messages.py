@@ -38,6 +38,8 @@ if sys.argv[1] == "waits":
         messages.wait_message(handle)
     except Exception as error:
         print(f"{type(error).__name__}: {error}", flush=True)
+if sys.argv[1] == "ends":
+    ops.carry_out(ops.Request(ops.Kind.BARRIER, "end", []))  # a rank that shuts down ends the messages of all others
 basics.shutdown()
 """
 

@@ -23,13 +23,14 @@ from benchmarks import (
     keras_steps,
     launch,
     memory,
+    messages,
     tables,
     targets,
     torch_distributed,
     training,
 )
 
-PARTS = ("allreduce", "training", "distributed", "memory", "keras", "compression", "hosts", "gpu")
+PARTS = ("allreduce", "training", "distributed", "messages", "memory", "keras", "compression", "hosts", "gpu")
 MIB = 1 << 20
 
 
@@ -137,6 +138,10 @@ def measure(args: argparse.Namespace, results: dict[str, Any]) -> None:
         results["distributed"] = torch_distributed.measure(
             peers, 2, models=args.models, rounds=args.rounds, budget=budget
         )
+    if "messages" in parts:
+        peers = available(messages.launchers(args.mpich_python), args.without)
+        say(f"messages, 2 ranks: {', '.join(peer.name for peer in peers)}")
+        results["messages"] = messages.measure(peers, rounds=args.rounds, budget=0.02 if args.quick else 0.12)
     if "memory" in parts:
         say("memory")
         tensors = [MIB] if args.quick else [MIB, 256 * MIB]

@@ -62,6 +62,8 @@ def document(results: dict[str, Any], verdicts: Sequence[Verdict]) -> str:
         parts += ["## Training steps", training(results["training"])]
     if results.get("distributed"):
         parts += ["## torch.distributed", distributed(results["distributed"])]
+    if results.get("messages"):
+        parts += ["## Messages there and back, 2 ranks", messages(results["messages"])]
     if results.get("memory"):
         parts += ["## Memory of the engine, the largest of all ranks", memory(results["memory"]["engine"])]
         parts.append(imports(results["memory"]["import"]))
@@ -150,6 +152,17 @@ def distributed(rows: Sequence[dict[str, Any]]) -> str:
             ]
         )
     return table(head, lines)
+
+
+def messages(rows: Sequence[dict[str, Any]]) -> str:
+    """One line per size: the time of each peer, and its rate in one direction."""
+    by_place = {(row["nbytes"], row["peer"]): row["seconds"] for row in rows}
+    peers = list(dict.fromkeys(row["peer"] for row in rows))
+    lines = []
+    for nbytes in sorted({row["nbytes"] for row in rows}):
+        times = [by_place[nbytes, peer] for peer in peers]
+        lines.append([human_bytes(nbytes), *(f"{human_time(each)}, {_bandwidth(2 * nbytes / each)}" for each in times)])
+    return table(["", *peers], lines)
 
 
 def memory(rows: Sequence[dict[str, Any]]) -> str:

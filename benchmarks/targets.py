@@ -23,6 +23,8 @@ TRAINING = {"mlp": 1.35, "resnet18": 1.12, "gpt": 1.12, "tiny": 1.30}
 # Of the time of Gloo, and of horovodlike's own API: all_reduce of 4 B, steps of DDP, and of FSDP.
 DISTRIBUTED = {"4 B": 0.35, "mlp": 0.60, "resnet18": 0.60, "gpt": 0.80, "tiny": 0.60, "fsdp": 0.75}
 DISTRIBUTED_OVER_API = 1.10
+# A round trip of 4 B: of Gloo's time at most this part. 16 MiB: at least so many times the rate of Gloo, of raw MPI.
+MESSAGES_LATENCY, MESSAGES_RATE, MESSAGES_RATE_OVER_MPI = 0.5, 4.0, 1.0
 # The same for a step of Keras's `fit` over 12.6 million parameters; and TensorFlow's smallest eager allreduce, in times
 # of PyTorch's.
 KERAS_FIT, TENSORFLOW_SMALL = 1.35, 3.0
@@ -64,6 +66,7 @@ def check(results: dict[str, Any]) -> list[Verdict]:
         *_many_ranks(results),
         *_training(results),
         *_distributed(results),
+        *_messages(results),
         *_memory(results),
         *_keras(results),
         *_hosts(results),
@@ -155,6 +158,19 @@ def _distributed(results: dict[str, Any]) -> Iterator[Verdict]:
         if what in TRAINING:
             ratio = step_ratio(ours, rows.get((what, "horovodlike")))
             yield _at_most(f"backend hvd, {what}: time / DistributedOptimizer's", DISTRIBUTED_OVER_API, ratio)
+
+
+def _messages(results: dict[str, Any]) -> Iterator[Verdict]:
+    rows = {(row["nbytes"], row["peer"]): row["seconds"] for row in results.get("messages", [])}
+    for peer, ours in (("NumPy", "numpy"), ("backend hvd", "hvd_backend")):
+        ratio = _ratio(rows.get((4, ours)), rows.get((4, "gloo")))
+        yield _at_most(f"round trip of 4 B, {peer}: time / Gloo's", MESSAGES_LATENCY, ratio)
+        seconds = rows.get((16 * MIB, ours))
+        ratio = _ratio(rows.get((16 * MIB, "gloo")), seconds)
+        yield _at_least(f"messages of 16 MiB, {peer}: rate / Gloo's", MESSAGES_RATE, ratio)
+        best = min((rows[16 * MIB, mpi] for mpi in MPI if (16 * MIB, mpi) in rows), default=None)
+        what = f"messages of 16 MiB, {peer}: rate / the better raw MPI's"
+        yield _at_least(what, MESSAGES_RATE_OVER_MPI, _ratio(best, seconds))
 
 
 def _keras(results: dict[str, Any]) -> Iterator[Verdict]:

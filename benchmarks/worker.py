@@ -15,7 +15,7 @@ sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 from benchmarks import protocol  # noqa: E402
 from benchmarks.buffers import Buffer, allocate, fill, first_value  # noqa: E402
-from benchmarks.peers import EagerPeer, FitPeer, Peer, create  # noqa: E402
+from benchmarks.peers import EagerPeer, FitPeer, MessagePeer, Peer, create  # noqa: E402
 
 
 def timed(peer: Peer, step: Callable[[], None], command: protocol.Message) -> float:
@@ -57,6 +57,17 @@ def measure_small(peer: Peer, command: protocol.Message) -> protocol.Message:
     return {"seconds": timed(peer, cast(EagerPeer, peer).small(), command)}
 
 
+def measure_round_trip(peer: Peer, command: protocol.Message) -> protocol.Message:
+    """Time a message there and back, after checking that what comes back, and what has come, is rank 0's buffer."""
+    buffer = allocate(command["nbytes"], "float32")
+    fill(buffer, peer.rank + 1, "float32")
+    step = cast(MessagePeer, peer).round_trip(buffer)
+    step()
+    if first_value(buffer, "float32") != 1:
+        raise RuntimeError(f"rank {peer.rank} has got {first_value(buffer, 'float32')} instead of 1")
+    return {"seconds": timed(peer, step, command)}
+
+
 def measure_fit(peer: Peer, command: protocol.Message) -> protocol.Message:
     """Time steps within the framework's training loop."""
     return {"seconds": cast(FitPeer, peer).fit(command["iterations"])}
@@ -78,6 +89,7 @@ MEASUREMENTS: dict[str, Callable[[Peer, protocol.Message], protocol.Message]] = 
     "many": measure_many,
     "training": measure_training,
     "small": measure_small,
+    "round_trip": measure_round_trip,
     "fit": measure_fit,
 }
 

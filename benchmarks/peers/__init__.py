@@ -35,6 +35,13 @@ class Peer(Protocol):
         """Leaves the job."""
 
 
+class MessagePeer(Peer, Protocol):
+    """A peer that sends from one rank to another."""
+
+    def round_trip(self, buffer: Buffer) -> Step:
+        """Return a function with which rank 1 of two receives the float32 buffer of rank 0, and sends it back."""
+
+
 class EagerPeer(Peer, Protocol):
     """A peer whose framework executes single operations."""
 

@@ -43,6 +43,19 @@ class GlooPeer:
 
         return step
 
+    def round_trip(self, buffer: Buffer) -> Step:
+        tensor = as_tensor(buffer, "float32")
+
+        def there_and_back() -> None:
+            dist.send(tensor, 1)
+            dist.recv(tensor, 1)
+
+        def back() -> None:
+            dist.recv(tensor, 0)
+            dist.send(tensor, 0)
+
+        return back if self.rank else there_and_back
+
     def many(self, buffers: list[Buffer]) -> Step:
         tensors = [as_tensor(buffer, "float32") for buffer in buffers]
 

@@ -33,6 +33,19 @@ class MpiPeer:
 
         return step
 
+    def round_trip(self, buffer: Buffer) -> Step:
+        described, world = [buffer, MPI.FLOAT], self._world
+
+        def there_and_back() -> None:
+            world.Send(described, 1)
+            world.Recv(described, 1)
+
+        def back() -> None:
+            world.Recv(described, 0)
+            world.Send(described, 0)
+
+        return back if self.rank else there_and_back
+
     def many(self, buffers: list[Buffer]) -> Step:
         steps = [self.allreduce(buffer, "float32") for buffer in buffers]
 

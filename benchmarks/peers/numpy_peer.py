@@ -29,6 +29,17 @@ class NumpyPeer:
 
         return step
 
+    def round_trip(self, buffer: Buffer) -> Step:
+        def there_and_back() -> None:
+            hvd.send(buffer, 1)
+            hvd.recv(buffer, 1)
+
+        def back() -> None:
+            hvd.recv(buffer, 0)
+            hvd.send(buffer, 0)
+
+        return back if self.rank else there_and_back
+
     def many(self, buffers: list[Buffer]) -> Step:
         raise NotImplementedError("measured through `allreduce`")
 

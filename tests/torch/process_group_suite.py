@@ -66,7 +66,7 @@ def make_case(module: Any) -> type[unittest.TestCase]:
 
 
 class Outcomes(unittest.TestResult):
-    """What became of each test, by its name."""
+    """The outcome of each test, by its name, and the reason."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -221,6 +221,12 @@ class Destinations:
         self.callbacks = ffi.new("hvl_callbacks *", {"allocate": place, "context": self._places})
         self.failure: Exception | None = None
 
+    def __del__(self) -> None:
+        """Free the memory of outputs of other sizes."""
+        for index, expected in enumerate(self._expected):
+            if self._places[index].num_bytes != expected:
+                lib.hvl_free(self._places[index].data)
+
     def check(self, name: str) -> None:
         """Make sure that the outputs had the sizes that were expected, once the request is complete.
 
@@ -230,8 +236,6 @@ class Destinations:
         for index, expected in enumerate(self._expected):
             found = self._places[index].num_bytes
             if found != expected:
-                lib.hvl_free(self._places[index].data)
-                self._places[index].num_bytes = expected
                 raise MismatchError(
                     f"{name}: this rank has memory for a result of {expected} bytes, but the ranks have sent {found}: "
                     "their tensors do not have the sizes that it expects"

@@ -164,8 +164,8 @@ void* hvl_place_output(void* context, int32_t index, const hvl_output* output);
 typedef enum hvl_use { HVL_CONTROL = 0, HVL_DATA = 1, HVL_MESSAGES = 2 } hvl_use;
 
 /* A TCP connection to a rank of another host, on which both sides are authenticated and nothing has been sent
- * since. The keys are for the MACs of the two directions; a data connection uses them if it is sealed, and without that
- * one for messages does for their headers only. */
+ * since. The keys are for the MACs of the two directions; a data connection uses them if it is sealed. A
+ * connection for messages that is not sealed uses them for its headers. */
 typedef struct hvl_connection {
   int32_t fd;
   int32_t rank;

@@ -291,7 +291,7 @@ def _refused() -> None:
         ({"dtype": 99}, ValueError, "has the unknown dtype 99"),
         ({"num_bytes": -4}, ValueError, "has a negative number of bytes"),
         ({"num_bytes": 7}, ValueError, "of 7 bytes of int32 is no number of elements"),
-        ({"address": 0}, ValueError, "a message has no memory for its 8 bytes of int32"),
+        ({"address": 0}, ValueError, "a message has no memory for its 8 bytes"),
     ]:
         for post in (messages.send, messages.receive):
             arguments = {**good, **changed}

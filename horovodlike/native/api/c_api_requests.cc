@@ -131,7 +131,8 @@ int32_t with_engine(Enqueue&& enqueue) {
 
 Status post(Engine* engine, MessageRequestPtr request, uintptr_t data, int64_t* handle) {
   if (request->header.num_bytes > 0 && data < kLowestAddress) {
-    return Status(HVL_INVALID_ARGUMENT, "a message has no memory for its " + request->header.describe_data());
+    return Status(HVL_INVALID_ARGUMENT,
+                  "a message has no memory for its " + std::to_string(request->header.num_bytes) + " bytes");
   }
   request->data = reinterpret_cast<char*>(data);
   return engine->post(std::move(request), handle);

@@ -1,4 +1,5 @@
-// Collectives as other ones: a gather as an alltoall, and a reduction to a root as a reducescatter and a gather.
+// Collectives that are carried out as others: a gather as an alltoall, and a reduction to a root as a reducescatter and
+// a gather.
 #pragma once
 
 #include <algorithm>

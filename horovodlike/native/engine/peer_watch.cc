@@ -33,10 +33,13 @@ Status PeerWatch::check() {
   return status.ok() ? check_coordinator(now) : status;
 }
 
-// Only while a thread waits: a receive may be posted long before its message is needed.
+// Only while a thread waits, and not for a collective: a receive may be posted long before its message is needed.
 Status PeerWatch::check_messages(uint64_t now) {
   const MessageRequest* oldest = context_.messenger.oldest_receive();
-  if (oldest == nullptr || context_.own_block().waits.load() == 0) return Status();
+  if (oldest == nullptr || context_.own_block().waits.load() == 0 || requests_.num_in_flight() > 0) {
+    idle_at_ = now;
+    return Status();
+  }
   bool warned = stalled_ == oldest->handle;
   const auto describe = [&] {
     const std::string who = oldest->peer == kAnySource ? "Another rank" : context_.describe(oldest->peer);
@@ -45,7 +48,8 @@ Status PeerWatch::check_messages(uint64_t now) {
                              std::to_string(oldest->process_set);
     return Stall{who, what, "it has not sent it, or is stopped"};
   };
-  const Status status = context_.waiter.report_stall(now - std::min(now, oldest->posted_at), &warned, describe);
+  const Status status =
+      context_.waiter.report_stall(now - std::min(now, std::max(idle_at_, oldest->posted_at)), &warned, describe);
   if (warned) stalled_ = oldest->handle;
   return status;
 }

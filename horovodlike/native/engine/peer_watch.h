@@ -32,6 +32,7 @@ class PeerWatch {
   uint64_t last_check_ = 0;
   uint32_t inquiries_ = 0;     // of HostHeader, as last seen
   uint64_t last_inquiry_ = 0;  // when their number last changed
+  uint64_t idle_at_ = 0;       // when no thread waited for a message
   int64_t stalled_ = 0;        // the receive that has been warned of, by its handle
 };
 

@@ -152,7 +152,12 @@ void ProgressLoop::progress_messages() {
   if (!lock.owns_lock()) return context_.notify_news();                  // its holder may be about to sleep
   doorbell().disarm();
   bool progressed = false;
-  const Status status = context_.messenger.progress(&progressed);
+  Status status;
+  try {
+    status = context_.messenger.progress(&progressed);
+  } catch (const std::exception& error) {
+    status = Status(HVL_JOB_BROKEN, error.what());
+  }
   context_.handles->wake_waiters();
   if (!status.ok()) context_.memory->break_job(status.message());  // and the engine's thread ends it
   give_back(std::move(lock));

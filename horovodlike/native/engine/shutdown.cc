@@ -95,6 +95,7 @@ void Shutdown::end(const Status& reason) {
   negotiator_.gather_queued();  // requests that came before the queue was closed
   requests_.fail_all(status);
   executor_.end();
+  context_.own_block().ended.store(1);
   context_.messenger.end(status);
   context_.handles->wake_waiters();
 }

@@ -303,9 +303,15 @@ void Messenger::end(const Status& status) {
     if (link != nullptr) link->take_all(&requests);
   }
   for (const MessageRequestPtr& request : requests) on_end(*request, status, request->header);
+  const auto end_new_requests = [&] {
+    for (MessageRequestPtr& request : new_requests_) {
+      if (request != nullptr) begin_after_end(std::move(request));
+    }
+    new_requests_.clear();
+  };
+  end_new_requests();  // which an exception has left there
   queue_.take(&new_requests_);
-  for (MessageRequestPtr& request : new_requests_) begin_after_end(std::move(request));
-  new_requests_.clear();
+  end_new_requests();
 }
 
 void Messenger::close_in_child() {

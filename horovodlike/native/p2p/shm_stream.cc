@@ -43,7 +43,8 @@ bool ShmStream::copy(uint64_t address, char* to, uint64_t num_bytes) {
     address += static_cast<uint64_t>(count);
     num_bytes -= static_cast<uint64_t>(count);
   }
-  return true;
+  // Once the peer's engine has ended, something else may be in that memory.
+  return memory_->rank(peer_).ended.load() == 0;
 }
 
 bool ShmStream::write() {

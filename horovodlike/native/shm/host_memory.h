@@ -47,6 +47,7 @@ struct Progress {
 struct alignas(kCacheLine) RankBlock {
   Doorbell doorbell;
   alignas(kCacheLine) std::atomic<uint32_t> left;  // 1: this rank has shut down cleanly
+  std::atomic<uint32_t> ended;                     // 1: its engine gives back the memory of requests
   std::atomic<uint32_t> waits;                     // threads of this rank that wait for a result
   std::atomic<uint32_t> queued;                    // requests of this rank that its engine has not announced yet
   alignas(kCacheLine) std::atomic<int> processor;  // on which this rank's engine last ran, + 1

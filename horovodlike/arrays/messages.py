@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from horovodlike import basics
 from horovodlike._engine import messages, ops
 from horovodlike._engine.arguments import integer
 from horovodlike._engine.messages import ANY_SOURCE, Received
@@ -122,6 +123,10 @@ def sendrecv(
         ValueError: An argument cannot be used.
     """
     check_no_overlap([_on_host(array, "sendrecv"), _on_host(recvbuf, "sendrecv")], "sendrecv")
+    # Before the receive is posted: an argument of the send that cannot be used must not leave it behind.
+    sent = _options("sendrecv", "dest", dest, sendtag, process_set)
+    if not 0 <= sent["peer"] < basics.size() or sent["tag"] < 0:
+        raise ValueError(f"sendrecv: dest must be one of the ranks 0 to {basics.size() - 1}, sendtag 0 or more")
     receiving = irecv(recvbuf, source, recvtag, process_set)
     send(array, dest, sendtag, process_set)
     sender: int = result(receiving)

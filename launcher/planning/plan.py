@@ -206,10 +206,16 @@ def _place(placement: Placement, local_rank: int) -> dict[str, str]:
     return variables | {"HOROVOD_HOSTNAME": placement.name}
 
 
+_MASTER = ("MASTER_ADDR", "MASTER_PORT")
+
+
 def torch_variables(
     placement: Placement, local_rank: int, identity: JobIdentity, environ: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return the variables by which torch.distributed knows a rank's place, but for those that the user has set."""
+    """Return the variables by which torch.distributed knows a rank's place.
+
+    A master that the user has chosen is left; the other variables are never inherited, as from a job around this one.
+    """
     if identity.master is None:
         return {}
     address, port = identity.master
@@ -221,7 +227,7 @@ def torch_variables(
         "MASTER_ADDR": address,
         "MASTER_PORT": port,
     }
-    return {name: str(value) for name, value in variables.items() if not environ.get(name)}
+    return {name: str(value) for name, value in variables.items() if not (name in _MASTER and environ.get(name))}
 
 
 def gpu_variables(

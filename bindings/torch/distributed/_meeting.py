@@ -27,6 +27,7 @@ from horovodlike.config import Config
 from horovodlike.errors import ConfigError, RendezvousError
 
 _READ_SECONDS = 0.2
+_TIME_OF_RANK_0 = timedelta(seconds=5)  # to say which ranks are missing, when the time is over
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def agree(store: Store, rank: int, size: int, facts: RankFacts, timeout: timedel
         store.set("plan", json.dumps(asdict(plan)))
     else:
         try:
-            store.wait(["plan"], timeout)
+            store.wait(["plan"], timeout + _TIME_OF_RANK_0)
         except RuntimeError as error:
             raise RendezvousError(
                 f"after {timeout.total_seconds():g} s rank 0 of the process group had not told rank {rank} how to meet "
@@ -216,5 +217,8 @@ class StoreDiscovery:
             self._store.wait(["endpoint"], timedelta(seconds=_READ_SECONDS))
         except RuntimeError:  # of a class that depends on the store and on the release of torch
             return None
-        content = json.loads(self._store.get("endpoint"))
+        text = self._store.get("endpoint")
+        if not text:
+            return None
+        content = json.loads(text)
         return Endpoint(int(content["port"]), JobKey(bytes.fromhex(content["key"])), str(content["hosts"]))

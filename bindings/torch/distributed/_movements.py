@@ -174,10 +174,11 @@ class Movements(Operations):
         if place == self._team.rank:
             given = inputs if isinstance(inputs[0], torch.Tensor) else inputs[0]
             parts = [flat(to_move(one, "scatter")) for one in given]
-            if len(parts) != self._team.size or any(one.numel() != result.numel() for one in parts):
+            wanted = result.numel(), result.dtype
+            if len(parts) != self._team.size or any((one.numel(), one.dtype) != wanted for one in parts):
                 raise ValueError(
-                    f"scatter: the root needs {self._team.size} tensors of {result.numel()} elements, got "
-                    f"{[one.numel() for one in parts]}"
+                    f"scatter: the root needs {self._team.size} tensors of {result.numel()} elements of "
+                    f"{result.dtype}, got {[(one.numel(), one.dtype) for one in parts]}"
                 )
             whole = torch.cat(parts)
             sent = whole[: result.numel()]

@@ -40,7 +40,9 @@ class Reductions(Operations):
         def finish() -> None:
             copy_all(works, tensors)
 
-        signature = tuple((work.dtype, work.shape) for work in works)
+        # That of one tensor is the same whether it lies row by row, on all ranks: names follow from signatures.
+        described = tuple((work.dtype, work.shape) for work in works)
+        signature = described[0] if len(described) == 1 else described
         return self.work_of(
             self._team.start(
                 Kind.ALLREDUCE,
@@ -138,6 +140,8 @@ class Reductions(Operations):
         given = inputs if isinstance(inputs[0], torch.Tensor) else inputs[0]
         if len(given) != self._team.size:
             raise ValueError(f"reduce_scatter: {len(given)} tensors for {self._team.size} ranks")
+        if any(one.dtype != output.dtype for one in given):
+            raise ValueError(f"reduce_scatter: the output is of {output.dtype}, but not all inputs are")
         if given[self._team.rank].shape != output.shape:
             raise ValueError(
                 f"reduce_scatter: the output has the shape {tuple(output.shape)}, but the input for this rank "
@@ -157,7 +161,15 @@ class Reductions(Operations):
         signature = whole.dtype, whole.shape
         return self.work_of(
             self._team.start(
-                Kind.ALLREDUCE, signature, [whole], [whole], [part], op=op, prescale=prescale, finish=finish
+                Kind.ALLREDUCE,
+                signature,
+                [whole],
+                [whole],
+                [part],
+                op=op,
+                prescale=prescale,
+                finish=finish,
+                timeout=seconds_of(getattr(opts, "timeout", None)),
             ),
             opts,
         )

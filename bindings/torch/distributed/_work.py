@@ -122,7 +122,7 @@ class Operation:
             except Exception as error:
                 self._error = error
             self._done = True
-            completion = self._completion
+            completion, self._completion = self._completion, None
         if self._error is not None:
             self._on_error(self._error)
         if completion is not None:
@@ -172,10 +172,16 @@ class Operation:
 
     def expire(self) -> None:
         """End the future with an error, since the time is over; the operation is still in flight."""
+        if self._completion is not None:
+            self.fail(self._on_timeout(self.timeout or 0.0))
+
+    def fail(self, error: Exception) -> None:
+        """End the future with an error, unless it is complete."""
         with self._lock:
             completion, self._completion = self._completion, None
-        if completion is not None and not self._done:
-            self._error_of_future = self._on_timeout(self.timeout or 0.0)
+            if not self._done:
+                self._error_of_future = error
+        if completion is not None:
             completion.set_result(None)
 
     @property
@@ -207,7 +213,7 @@ class _Completer:
         self._new: queue.SimpleQueue[Operation] = queue.SimpleQueue()
         self._pid = 0
         self.thread: threading.Thread | None = None
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # the garbage collector may run in `add`, and call it for a work that it drops
 
     def add(self, operation: Operation) -> None:
         """Have an operation completed; start the thread if this process has none."""
@@ -230,12 +236,17 @@ class _Completer:
                     operation = new.get(block=not pending)
                     limit = math.inf if operation.timeout is None else operation.timeout
                     pending[operation] = time.monotonic() + limit
-            next(iter(pending)).help(_LOOK_SECONDS)
+            first = next(iter(pending))
             for operation, deadline in list(pending.items()):
-                if operation.is_done():
+                try:
+                    is_done = operation.help(_LOOK_SECONDS) if operation is first else operation.is_done()
+                    if not is_done and time.monotonic() > deadline:
+                        operation.expire()
+                except Exception as error:  # of this operation: the others go on
+                    operation.fail(error)
+                    is_done = True
+                if is_done:
                     del pending[operation]
-                elif time.monotonic() > deadline:
-                    operation.expire()
 
 
 _completer = _Completer()

@@ -33,6 +33,7 @@ def _forget() -> None:
 
 
 basics.on_shutdown(_forget)
+basics.on_init(lambda _: _forget())  # in a forked child there is no shutdown before
 
 
 def create(options: Any, backend_options: object) -> HvdProcessGroup:
@@ -56,6 +57,9 @@ def create(options: Any, backend_options: object) -> HvdProcessGroup:
     if ranks != sorted(ranks):
         raise ValueError(f"the backend hvd needs the ranks of a group in ascending order, got {ranks}")
     is_default = not options.global_ranks_in_group
+    # A store may outlive a group, as that of torchrun does, and has the keys of groups of the same name before.
+    life = options.store.add(f"lives/{options.group_rank}", 1)
+    store = PrefixStore(f"life/{life}", options.store)
     on_close = functools.partial(_end_engine, -1)
     if is_default or not basics.is_initialized():
         if not is_default and dist.is_initialized() and len(ranks) < dist.get_world_size():
@@ -63,7 +67,7 @@ def create(options: Any, backend_options: object) -> HvdProcessGroup:
                 f"a group of the backend hvd of the ranks {ranks} needs the engine on all ranks: use "
                 'init_process_group("hvd"), or call hvd.init() on all ranks first'
             )
-        if _join(options.store, options.group_rank, options.group_size, options.timeout):
+        if _join(store, options.group_rank, options.group_size, options.timeout):
             on_close = functools.partial(_end_engine, basics.generation())
     team = Team(
         str(options.group_id),
@@ -71,7 +75,7 @@ def create(options: Any, backend_options: object) -> HvdProcessGroup:
         ranks,
         _set_of(tuple(ranks)),
         options.timeout.total_seconds(),
-        options.store,
+        store,
         engine_ends_stalls=0 < _stall_limit <= options.timeout.total_seconds(),
     )
     return HvdProcessGroup(team, on_close)
@@ -80,8 +84,6 @@ def create(options: Any, backend_options: object) -> HvdProcessGroup:
 def _join(store: Store, rank: int, size: int, timeout: timedelta) -> bool:
     """Make sure that the engine runs, as a job of these ranks; return whether this call has started it."""
     global _stall_limit
-    # A store may outlive a group, as that of torchrun does, and has the keys of the meetings before.
-    store = PrefixStore(f"meeting/{store.add(f'meetings/{rank}', 1)}", store)
     settings = config.load(os.environ)
     node = os.environ.get(HOST_ID, "").strip() or None
     engine = RankInfo(basics.rank(), basics.size()) if basics.is_initialized() else None

@@ -239,6 +239,18 @@ def test_tensors_of_all_strides_and_in_place(ranks, tmp_path, size):
     ranks(size).run(_strided, tmp_path / "store")
 
 
+def _strided_on_one_rank(store: Path) -> None:
+    with process_group(store):
+        tensor = torch.ones(4, 3).t() if dist.get_rank() == 0 else torch.ones(3, 4)
+        for _ in range(3):
+            dist.all_reduce(tensor)
+        assert (tensor == 8).all()
+
+
+def test_strides_may_differ_between_ranks(ranks, tmp_path):
+    ranks(2).run(_strided_on_one_rank, tmp_path / "store")
+
+
 def _works(store: Path) -> None:
     with process_group(store):
         size = dist.get_world_size()

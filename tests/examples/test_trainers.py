@@ -24,7 +24,10 @@ TRAINERS = {
 }
 
 
-@pytest.mark.parametrize("name", TRAINERS)
+# Keras with Gloo has hung at its end in 2 of some 30 runs, on a machine under heavy load.
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.thorough if name == "keras" else ()) for name in TRAINERS]
+)
 def test_the_losses_are_those_of_gloo(tmp_path, name):
     options, ours = TRAINERS[name]
     wanted = _train(tmp_path, name, "--backend", "gloo", *options)

@@ -134,8 +134,9 @@ TEST(reduces_of_some_types_and_operations) {
     }
     job.on_all([&](int rank) {
       for (int root = 0; root < job.size(); root += 2) {
-        for (const Reduction& reduction : reductions) {
-          for (int64_t count : {0, 1, 1009, 20011}) check_reduce(job, rank, root, reduction, count);
+        for (size_t i = 0; i < reductions.size(); ++i) {
+          if (check::is_brief && (i + static_cast<size_t>(root) / 2) % 3 != 0) continue;
+          for (int64_t count : {0, 1, 1009, 20011}) check_reduce(job, rank, root, reductions[i], count);
         }
       }
     });

@@ -14,6 +14,7 @@ from typing import Any
 
 from horovodlike._engine.native import ffi, lib
 from horovodlike._engine.requests import *  # bindings take them from this module as well
+from horovodlike._engine.types import *
 from horovodlike.errors import HorovodInternalError
 
 # By name and description: requests that the next call of the same resumes.

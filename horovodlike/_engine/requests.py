@@ -2,37 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Any
 
 from horovodlike._engine.native import ffi, lib
+from horovodlike._engine.types import Device, DType, GpuStream, Kind, ReduceOp
 from horovodlike.errors import HorovodInternalError, JobBrokenError, MismatchError, NotInitializedError, ShutDownError
 
-MAX_COPIED_BYTES: int = lib.HVL_MAX_COPIED_BYTES  # the largest tensor of which the engine makes a copy to work on
-MAX_DIMENSIONS = 8  # of a tensor
 IN_PROGRESS: int = lib.HVL_IN_PROGRESS  # the status of a request that is not complete
-
-
-class Kind(IntEnum):
-    """The kinds of requests."""
-
-    ALLREDUCE = lib.HVL_ALLREDUCE
-    ALLGATHER = lib.HVL_ALLGATHER
-    BROADCAST = lib.HVL_BROADCAST
-    BARRIER = lib.HVL_BARRIER
-    REDUCESCATTER = lib.HVL_REDUCESCATTER
-    ALLTOALL = lib.HVL_ALLTOALL
-    JOIN = lib.HVL_JOIN
-    ADD_PROCESS_SET = lib.HVL_ADD_PROCESS_SET
-    REMOVE_PROCESS_SET = lib.HVL_REMOVE_PROCESS_SET
-    GATHER = lib.HVL_GATHER
-    SCATTER = lib.HVL_SCATTER
-    REDUCE = lib.HVL_REDUCE
-
 
 # Kinds whose outputs the engine allocates, or which have none.
 _WITHOUT_OUTPUTS = frozenset(Kind) - {
@@ -42,51 +21,6 @@ _WITHOUT_OUTPUTS = frozenset(Kind) - {
     Kind.SCATTER,
     Kind.REDUCE,
 }
-
-
-class ReduceOp(IntEnum):
-    """The ways in which a reduction combines elements; the values are Horovod's."""
-
-    AVERAGE = lib.HVL_AVERAGE
-    SUM = lib.HVL_SUM
-    ADASUM = lib.HVL_ADASUM
-    MIN = lib.HVL_MIN
-    MAX = lib.HVL_MAX
-    PRODUCT = lib.HVL_PRODUCT
-
-
-# Element types that the engine knows, by the names that NumPy and the frameworks have for them: `HVL_UINT8` is `uint8`.
-DType = IntEnum(  # type: ignore[misc]
-    "DType",
-    {name.removeprefix("HVL_").lower(): number for number, name in sorted(ffi.typeof("hvl_dtype").elements.items())},
-)
-
-
-class Device(IntEnum):
-    """The kinds of devices that the tensors of a request are on."""
-
-    CPU = lib.HVL_CPU
-    CUDA = lib.HVL_CUDA
-
-
-class MemoryFormat(IntEnum):
-    """The order in which the elements of a tensor lie in memory, without gaps."""
-
-    ROW_MAJOR = lib.HVL_ROW_MAJOR
-    CHANNELS_LAST = lib.HVL_CHANNELS_LAST
-    COLUMN_MAJOR = lib.HVL_COLUMN_MAJOR
-
-
-class GpuStream(NamedTuple):
-    """A stream of a GPU, which does one thing after the other.
-
-    Attributes:
-        device: The GPU's number, as the driver counts those that this process sees.
-        pointer: The ``CUstream``; 0 is the default stream.
-    """
-
-    device: int
-    pointer: int
 
 
 @dataclass(frozen=True)
@@ -102,18 +36,6 @@ class Output:
     memory: Any
     shape: tuple[int, ...]
     dtype: DType
-
-
-def engine_shape(shape: Sequence[int]) -> Sequence[int]:
-    """Return `shape` with its last dimensions multiplied together where there are more than the engine takes."""
-    if len(shape) <= MAX_DIMENSIONS:
-        return shape
-    return [*shape[: MAX_DIMENSIONS - 1], math.prod(shape[MAX_DIMENSIONS - 1 :])]
-
-
-def rows_of(rows: int, place: int, parts: int) -> int:
-    """Return the number of rows in one part: the first parts have one more if they cannot be divided evenly."""
-    return (rows + parts - 1 - place) // parts  # arithmetic only: in a compiled function, `rows` may be a symbol
 
 
 def shape_of(native: Any) -> tuple[int, ...]:

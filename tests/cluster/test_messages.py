@@ -21,7 +21,7 @@ import sys
 import numpy as np
 from horovodlike import basics
 from horovodlike._engine import messages, ops
-from horovodlike._engine.requests import DType
+from horovodlike._engine.types import DType
 
 basics.init()
 rank, size = basics.rank(), basics.size()

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from horovodlike._engine.requests import DType
+from horovodlike._engine.types import DType
 
 SIZES = (0, 1, 4, 8192, 8193, 65_536, (16 << 20) + 3)  # bytes, on both sides of what is sent before it is asked for
 

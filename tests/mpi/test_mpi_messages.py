@@ -7,7 +7,7 @@ from support.collectives import allreduce
 
 from horovodlike import basics
 from horovodlike._engine import messages, ops
-from horovodlike._engine.requests import DType
+from horovodlike._engine.types import DType
 
 
 def _talk() -> float:

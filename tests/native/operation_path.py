@@ -58,7 +58,8 @@ def run_rank() -> None:
     """Run one of the ranks; rank 1 writes a line for each operation: the addresses of the functions, in order."""
     from horovodlike import basics  # noqa: PLC0415 - the parent process runs without it
     from horovodlike._engine.ops import wait_all  # noqa: PLC0415
-    from horovodlike._engine.requests import DType, Kind, Request, RequestList  # noqa: PLC0415
+    from horovodlike._engine.requests import Request, RequestList  # noqa: PLC0415
+    from horovodlike._engine.types import DType, Kind  # noqa: PLC0415
 
     recorder = ctypes.CDLL(str(BUILD / "recorder.so"))
     functions = ctypes.POINTER(ctypes.c_void_p)()

@@ -75,7 +75,7 @@ class Messages(Operations):
                 copy_all([memory.view(tensor.shape)], [tensor])
 
         operation = self._post(messages.receive, memory, peer, tag, tensor, what, finish)
-        self.work_of(operation, None)
+        self.note(operation)
         return MessageWork(operation, [tensor], self._team.ranks, sources)
 
     def _post(

@@ -28,18 +28,16 @@ class Movements(Operations):
         def finish() -> None:
             copy_all([work], [tensor])
 
-        return self.work_of(
-            self._team.start(
-                Kind.BROADCAST,
-                (work.dtype, work.shape),
-                [work],
-                [work],
-                [tensor],
-                root=self.root_of(place, "broadcast"),
-                finish=finish,
-                timeout=seconds_of(getattr(opts, "timeout", timeout)),
-            ),
+        return self.start(
+            Kind.BROADCAST,
+            (work.dtype, work.shape),
+            [work],
+            [work],
+            [tensor],
             opts,
+            timeout,
+            root=self.root_of(place, "broadcast"),
+            finish=finish,
         )
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> HvdWork:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
 
+from horovodlike._engine.ops import Kind
 from horovodlike.torch.distributed._team import Team
+from horovodlike.torch.distributed._tensors import seconds_of
 from horovodlike.torch.distributed._work import HvdWork, Operation
 
 Tensors = Sequence[torch.Tensor]
@@ -25,11 +28,33 @@ class Operations:
         self._team = team
         self._coalesced: list[Operation] | None = None
 
-    def work_of(self, operation: Operation, opts: Any) -> HvdWork:
-        """Return the work of an operation, carried out if the caller waits."""
+    def start(
+        self,
+        kind: Kind,
+        signature: Hashable,
+        inputs: Tensors,
+        outputs: Tensors,
+        results: Tensors,
+        opts: Any,
+        timeout: timedelta | None = None,
+        **how: Any,
+    ) -> HvdWork:
+        """Hand an operation to the engine, and return its work: arguments as of `Team.start`, and the caller's options.
+
+        `timeout` holds where the options have none.
+        """
+        seconds = seconds_of(getattr(opts, "timeout", timeout))
+        return self.work_of(self._team.start(kind, signature, inputs, outputs, results, timeout=seconds, **how), opts)
+
+    def note(self, operation: Operation) -> None:
+        """Have `_end_coalescing` return the work of an operation, if it was started after `_start_coalescing`."""
         if self._coalesced is not None:
             self._coalesced.append(operation)
-        elif not getattr(opts, "asyncOp", True):
+
+    def work_of(self, operation: Operation, opts: Any) -> HvdWork:
+        """Return the work of an operation, carried out if the caller waits."""
+        self.note(operation)
+        if self._coalesced is None and not getattr(opts, "asyncOp", True):
             operation.wait()
             return HvdWork((), operation.outputs)
         return HvdWork((operation,), operation.outputs)

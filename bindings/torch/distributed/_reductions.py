@@ -11,7 +11,7 @@ import torch.distributed as dist
 from horovodlike._engine.ops import Kind
 from horovodlike.torch._ops.tensor import in_memory, is_in_memory
 from horovodlike.torch.distributed._operations import Operations, Tensors, copy_all, place_of_root
-from horovodlike.torch.distributed._tensors import flat, one_tensor, reduction, seconds_of, share_memory, to_reduce
+from horovodlike.torch.distributed._tensors import flat, one_tensor, reduction, share_memory, to_reduce
 from horovodlike.torch.distributed._work import HvdWork
 
 
@@ -40,22 +40,19 @@ class Reductions(Operations):
         def finish() -> None:
             copy_all(works, tensors)
 
-        # That of one tensor is the same whether it lies row by row, on all ranks: names follow from signatures.
+        # Of one tensor, the same as where it lies row by row on another rank: names follow from signatures.
         described = tuple((work.dtype, work.shape) for work in works)
         signature = described[0] if len(described) == 1 else described
-        return self.work_of(
-            self._team.start(
-                Kind.ALLREDUCE,
-                signature,
-                works,
-                works,
-                tensors,
-                op=op,
-                prescale=prescale,
-                finish=finish,
-                timeout=seconds_of(getattr(opts, "timeout", None)),
-            ),
+        return self.start(
+            Kind.ALLREDUCE,
+            signature,
+            works,
+            works,
+            tensors,
             opts,
+            op=op,
+            prescale=prescale,
+            finish=finish,
         )
 
     def reduce(self, tensors: Any, opts: Any, op: Any = dist.ReduceOp.SUM, timeout: timedelta | None = None) -> HvdWork:
@@ -69,20 +66,18 @@ class Reductions(Operations):
             if self._team.rank == place:
                 copy_all([work], [tensor])
 
-        return self.work_of(
-            self._team.start(
-                Kind.REDUCE,
-                (work.dtype, work.shape),
-                [work],
-                [work],
-                [tensor],
-                op=reduce_op,
-                prescale=prescale,
-                root=self.root_of(place, "reduce"),
-                finish=finish,
-                timeout=seconds_of(getattr(opts, "timeout", timeout)),
-            ),
+        return self.start(
+            Kind.REDUCE,
+            (work.dtype, work.shape),
+            [work],
+            [work],
+            [tensor],
             opts,
+            timeout,
+            op=reduce_op,
+            prescale=prescale,
+            root=self.root_of(place, "reduce"),
+            finish=finish,
         )
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> HvdWork:
@@ -119,19 +114,16 @@ class Reductions(Operations):
             copy_all(received, parts)
 
         signature = tuple((one.dtype, one.numel()) for one in whole)
-        return self.work_of(
-            self._team.start(
-                Kind.REDUCESCATTER,
-                signature,
-                whole,
-                received,
-                parts,
-                op=op,
-                prescale=prescale,
-                finish=finish,
-                timeout=seconds_of(getattr(opts, "timeout", None)),
-            ),
+        return self.start(
+            Kind.REDUCESCATTER,
+            signature,
+            whole,
+            received,
+            parts,
             opts,
+            op=op,
+            prescale=prescale,
+            finish=finish,
         )
 
     def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None) -> HvdWork:
@@ -159,17 +151,14 @@ class Reductions(Operations):
             copy_all([whole[begin : begin + part.numel()].view(part.shape)], [part])
 
         signature = whole.dtype, whole.shape
-        return self.work_of(
-            self._team.start(
-                Kind.ALLREDUCE,
-                signature,
-                [whole],
-                [whole],
-                [part],
-                op=op,
-                prescale=prescale,
-                finish=finish,
-                timeout=seconds_of(getattr(opts, "timeout", None)),
-            ),
+        return self.start(
+            Kind.ALLREDUCE,
+            signature,
+            [whole],
+            [whole],
+            [part],
             opts,
+            op=op,
+            prescale=prescale,
+            finish=finish,
         )

@@ -119,7 +119,7 @@ class HvdProcessGroup(Reductions, Movements, Messages, dist.ProcessGroup):  # ty
     ) -> HvdWork:
         """Complete when all ranks have come to it."""
         given = opts if isinstance(opts, timedelta) else getattr(opts, "timeout", timeout)
-        return self.work_of(self._team.start(Kind.BARRIER, "", (), (), (), timeout=seconds_of(given)), opts)
+        return self.start(Kind.BARRIER, "", (), (), (), opts, given)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Return when all ranks have come to it; the ranks say so in the store, so that it works where others hang.

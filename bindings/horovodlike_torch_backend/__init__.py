@@ -26,6 +26,6 @@ def register() -> None:
 
 def _create(options: Any, backend_options: object) -> dist.ProcessGroup:
     """Make a process group; horovodlike is imported only now."""
-    from horovodlike.torch.distributed import create
+    from horovodlike.torch.distributed.backend import create
 
     return create(options, backend_options)

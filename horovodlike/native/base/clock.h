@@ -34,6 +34,9 @@ inline uint64_t to_ns(double seconds) {
 // The longest time that a rank waits for the others when it shuts down.
 constexpr uint64_t kLeaveTimeout = 5 * kSecond;
 
+// How long a rank that has lost something waits for another one, or for its own engine, to say why.
+constexpr uint64_t kTimeToSayWhy = 300 * kMillisecond;
+
 enum class FutexScope { kProcess, kHost };
 
 // Sleeps while *word == expected, at most `timeout` nanoseconds. Returns EINTR if a signal came, else 0; spurious

@@ -4,12 +4,6 @@
 
 namespace hvl {
 
-namespace {
-
-constexpr uint64_t kTimeToSayWhy = 300 * kMillisecond;
-
-}  // namespace
-
 // The work that a GPU was given before is done first, however long that takes: streams wait for it, and cannot be told
 // that it failed. Until then this rank watches the others, and they watch it.
 Status Shutdown::leave() {

@@ -12,9 +12,6 @@ namespace hvl {
 
 namespace {
 
-// Most often the job has ended, or another rank says why it is broken.
-constexpr uint64_t kTimeToSayWhy = 300 * kMillisecond;
-
 void copy_payload(const MessageHeader& message, const char* from, char* to) {
   if (message.num_bytes > 0) std::memcpy(to, from, message.num_bytes);
 }
@@ -200,8 +197,8 @@ void Messenger::on_announcement(const MessageHeader& message, const Announcement
 
 void Messenger::on_end(const MessageRequest& request, Status status, const MessageHeader& message) {
   --num_pending_;
-  options_.handles->complete_message(request.handle, std::move(status),
-                                     {message.source, static_cast<int64_t>(message.num_bytes)});
+  options_.handles->complete(request.handle, std::move(status), {}, nullptr,
+                             {message.source, static_cast<int64_t>(message.num_bytes)});
 }
 
 Status Messenger::progress_remote(PeerLink* link, bool* progressed) {
@@ -253,7 +250,7 @@ bool Messenger::awaits_room() const {
 Status Messenger::check() {
   if (has_ended()) return Status();
   const uint64_t now = now_ns();
-  for (const LostPeer& lost : lost_) {
+  for (const LostPeer& lost : lost_) {  // most often since the job has ended, or another rank says why it is broken
     const bool is_needed = lost.link->has_requests() || table_.awaits(lost.link->rank());
     if (is_needed && now - lost.since > kTimeToSayWhy) return lost.status;
   }

@@ -13,7 +13,6 @@ namespace hvl {
 namespace {
 
 constexpr uint64_t kPollInterval = 20 * kMicrosecond;
-constexpr uint64_t kTimeToSayWhy = 300 * kMillisecond;
 constexpr int kIndexBits = 24;
 constexpr int64_t kIndexMask = (int64_t{1} << kIndexBits) - 1;
 
@@ -89,28 +88,19 @@ void HandleTable::release(int64_t handle, Slot* slot) {
   free_.push_back(index_of(handle));
 }
 
-void HandleTable::complete(int64_t handle, Status status, std::vector<hvl_output> outputs, GpuResultPtr on_gpu) {
+void HandleTable::complete(int64_t handle, Status status, std::vector<hvl_output> outputs, GpuResultPtr on_gpu,
+                           const hvl_received& received) {
   Slot* slot;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     slot = find(handle);
     slot->status = std::move(status);
     slot->outputs = std::move(outputs);
+    slot->received = received;
     if (on_gpu != nullptr) {
       slot->on_gpu = std::move(on_gpu);
       num_on_gpu_.fetch_add(1);
     }
-  }
-  if (slot->state.exchange(kComplete) == kPendingWithWaiter) to_wake_.push_back(slot);
-}
-
-void HandleTable::complete_message(int64_t handle, Status status, const hvl_received& received) {
-  Slot* slot;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    slot = find(handle);
-    slot->status = std::move(status);
-    slot->received = received;
   }
   if (slot->state.exchange(kComplete) == kPendingWithWaiter) to_wake_.push_back(slot);
 }

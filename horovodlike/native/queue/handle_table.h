@@ -24,9 +24,9 @@ class HandleTable {
   // Takes over `outputs`, to be freed with hvl_free by the consumer of the handle. Threads that wait stay asleep until
   // wake_waiters(): a thread that waits for many handles in turn must find the whole batch complete when it wakes.
   // `on_gpu`: tells when the result is there, where a GPU has yet to finish it.
-  void complete(int64_t handle, Status status, std::vector<hvl_output> outputs, GpuResultPtr on_gpu = nullptr);
-  // The same for a send or a receive.
-  void complete_message(int64_t handle, Status status, const hvl_received& received);
+  // `received`: the message that a receive has got.
+  void complete(int64_t handle, Status status, std::vector<hvl_output> outputs, GpuResultPtr on_gpu = nullptr,
+                const hvl_received& received = {});
   // The engine: wakes the threads that wait for handles that were completed since the last call.
   void wake_waiters();
 

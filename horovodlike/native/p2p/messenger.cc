@@ -46,7 +46,8 @@ Status compare(const MessageHeader& receive, const MessageHeader& message) {
 
 }  // namespace
 
-Messenger::Messenger(MessengerOptions options) : options_(std::move(options)) {
+Messenger::Messenger(MessengerOptions options)
+    : options_(std::move(options)), local_links_(&options_.memory->rank(options_.local_rank).message_moves) {
   std::vector<int> all_ranks(static_cast<size_t>(options_.size));
   std::iota(all_ranks.begin(), all_ranks.end(), 0);
   add_process_set(0, std::move(all_ranks));
@@ -64,8 +65,8 @@ void Messenger::connect() {
   for (int peer = 0; peer < static_cast<int>(options_.local_ranks.size()); ++peer) {
     if (peer == options_.local_rank) continue;
     const int pid = options_.local_pids.empty() ? 0 : options_.local_pids[static_cast<size_t>(peer)];
-    local_links_.push_back(add(options_.local_ranks[static_cast<size_t>(peer)],
-                               std::make_unique<ShmStream>(options_.memory, options_.local_rank, peer, pid), nullptr));
+    local_links_.add(add(options_.local_ranks[static_cast<size_t>(peer)],
+                         std::make_unique<ShmStream>(options_.memory, options_.local_rank, peer, pid), nullptr));
   }
   if (options_.transport == nullptr) return;
   remote_links_ = std::make_unique<RemoteLinks>(options_.poller);
@@ -94,10 +95,10 @@ void Messenger::begin(MessageRequestPtr request) {
   Status status = contexts_.find(options_.rank, request.get());
   if (!status.ok()) {
     on_end(*request, std::move(status), request->header);
-  } else if (has_ended()) {
-    begin_after_end(std::move(request));
   } else if (!request->is_send) {
     receive(std::move(request));
+  } else if (has_ended()) {
+    on_end(*request, why_it_ended_, request->header);
   } else if (request->peer == options_.rank) {
     send_to_self(std::move(request));
   } else {
@@ -109,18 +110,10 @@ void Messenger::receive(MessageRequestPtr request) {
   Arrival arrival;
   if (table_.take_arrival(request->header, &arrival)) {
     deliver(std::move(arrival), std::move(request));
+  } else if (has_ended()) {  // only messages whose bytes are here are left
+    on_end(*request, why_it_ended_, request->header);
   } else {
     table_.keep(std::move(request));
-  }
-}
-
-// Only messages whose bytes are here are left.
-void Messenger::begin_after_end(MessageRequestPtr request) {
-  Arrival arrival;
-  if (!request->is_send && table_.take_arrival(request->header, &arrival)) {
-    deliver(std::move(arrival), std::move(request));
-  } else {
-    on_end(*request, why_it_ended_, request->header);
   }
 }
 
@@ -213,38 +206,23 @@ Status Messenger::progress_remote(PeerLink* link, bool* progressed) {
   return Status();
 }
 
-Status Messenger::progress(bool* progressed) {
+Status Messenger::move(bool* progressed) {
   if (!queue_.empty()) {
     *progressed = true;
+    local_links_.set_active();
     queue_.take(&new_requests_);
     for (MessageRequestPtr& request : new_requests_) begin(std::move(request));
     new_requests_.clear();
   }
   if (has_ended()) return Status();
-  for (PeerLink* link : local_links_) {
-    const Status status = link->can_progress() ? link->progress(progressed) : Status();
-    if (!status.ok()) return status;
-  }
-  if (remote_links_ == nullptr) return Status();
+  const Status status = local_links_.can_progress() ? local_links_.progress(progressed) : Status();
+  if (!status.ok() || remote_links_ == nullptr) return status;
   for (PeerLink* link : remote_links_->find_ready()) {
     if (link->is_lost()) continue;
     const Status status = progress_remote(link, progressed);
     if (!status.ok()) return status;
   }
   return Status();
-}
-
-bool Messenger::has_news() {
-  if (!queue_.empty()) return true;
-  if (has_ended()) return false;
-  for (const PeerLink* link : local_links_) {
-    if (link->can_progress()) return true;
-  }
-  return num_pending_ > 0 && remote_links_ != nullptr && !remote_links_->find_ready().empty();
-}
-
-bool Messenger::awaits_room() const {
-  return std::any_of(local_links_.begin(), local_links_.end(), [](const PeerLink* link) { return link->is_sending(); });
 }
 
 Status Messenger::check() {
@@ -263,6 +241,7 @@ Status Messenger::check() {
 }
 
 void Messenger::remove_process_set(int32_t id) {
+  local_links_.set_active();  // with the answers to messages that came
   std::vector<MessageRequestPtr> receives;
   std::vector<Arrival> arrivals;
   table_.take_context(contexts_.remove(id), &receives, &arrivals);
@@ -302,7 +281,7 @@ void Messenger::end(const Status& status) {
   for (const MessageRequestPtr& request : requests) on_end(*request, status, request->header);
   const auto end_new_requests = [&] {
     for (MessageRequestPtr& request : new_requests_) {
-      if (request != nullptr) begin_after_end(std::move(request));
+      if (request != nullptr) begin(std::move(request));
     }
     new_requests_.clear();
   };

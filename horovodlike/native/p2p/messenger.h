@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "p2p/local_links.h"
 #include "p2p/match_table.h"
 #include "p2p/message_contexts.h"
 #include "p2p/message_queue.h"
@@ -43,11 +44,19 @@ class Messenger final : private MessageEvents {
 
   // The rest is for the holder of the engine lock.
   // Moves what can be moved without waiting; sets *progressed if anything moved. An error means that the job is broken.
-  Status progress(bool* progressed);
+  Status progress(bool* progressed) {
+    const bool is_quiet = queue_.empty() && !local_links_.can_progress() && remote_links_ == nullptr;
+    return is_quiet ? Status() : move(progressed);
+  }
   // True if progress() would do something. Makes system calls only if requests are pending.
-  bool has_news();
+  bool has_news() {
+    if (!queue_.empty()) return true;
+    if (has_ended()) return false;
+    return local_links_.can_progress() ||
+           (num_pending_ > 0 && remote_links_ != nullptr && !remote_links_->find_ready().empty());
+  }
   // True if a message waits for room in shared memory.
-  bool awaits_room() const;
+  bool awaits_room() const { return local_links_.awaits_room(); }
   bool has_pending() const { return num_pending_ > 0; }
   // Called now and then. An error means that the job is broken: a peer with which requests are pending is lost.
   Status check();
@@ -85,9 +94,9 @@ class Messenger final : private MessageEvents {
   void connect();
   void begin(MessageRequestPtr request);
   void receive(MessageRequestPtr request);
-  void begin_after_end(MessageRequestPtr request);
   void send_to_self(MessageRequestPtr request);
   void deliver(Arrival arrival, MessageRequestPtr receive);
+  Status move(bool* progressed);
   Status progress_remote(PeerLink* link, bool* progressed);
 
   const MessengerOptions options_;
@@ -95,7 +104,7 @@ class Messenger final : private MessageEvents {
   std::vector<MessageRequestPtr> new_requests_;
   MatchTable table_;
   std::vector<std::unique_ptr<PeerLink>> links_;  // by rank; null: this rank's
-  std::vector<PeerLink*> local_links_;
+  LocalLinks local_links_;
   std::unique_ptr<RemoteLinks> remote_links_;  // null: there is one host
   std::vector<LostPeer> lost_;
   MessageContexts contexts_;

@@ -58,7 +58,7 @@ bool ShmStream::write() {
                [](char* ring, const char* memory, size_t part) { std::memcpy(ring, memory, part); });
     written += count;
     out_.block->written.store(written);
-    memory_->notify(peer_, kWakeNews);
+    memory_->notify_message(peer_, kWakeNews);
   }
   return written != begin;
 }
@@ -74,7 +74,7 @@ bool ShmStream::read() {
                [](const char* ring, char* memory, size_t part) { std::memcpy(memory, ring, part); });
     read += count;
     in_.block->read.store(read);
-    memory_->notify(peer_, kWakeRoom);
+    memory_->notify_message(peer_, kWakeRoom);
   }
   return read != begin;
 }

@@ -3,7 +3,8 @@
 //   header | one RankBlock per local rank | the log's ring | request rings, one per local rank | one StackBlock per
 //   local rank | slots | ring buffers of messages, one per pair of ranks and direction | their MessageBlocks
 //
-// All words that more than one process touches are atomics, each on the cache line of the one rank that writes it.
+// All words that more than one process touches are atomics, each on the cache line of the one rank that writes it, but
+// for counters that several ranks increase.
 // Memory of zeros is a valid initial state.
 #pragma once
 
@@ -55,6 +56,7 @@ struct alignas(kCacheLine) RankBlock {
   alignas(kCacheLine) std::atomic<uint64_t> requests_written;
   alignas(kCacheLine) std::atomic<uint64_t> requests_read;
   Progress progress;
+  alignas(kCacheLine) std::atomic<uint64_t> message_moves;  // by others: writes to its rings, and reads from them
   // Written by the coordinator's engine: the nanoseconds that others have waited for this rank, and how often.
   alignas(kCacheLine) std::atomic<uint64_t> waited_for;
   std::atomic<int64_t> times_late;
@@ -122,6 +124,11 @@ class HostMemory {
   // Has ranks notified through these pipes (by local rank) from now on, because they also wait for sockets. Must be
   // called before any rank's engine runs.
   Status set_pipes(const std::vector<int>& pipes);
+  // This rank has moved bytes of a ring of messages from or to the rank.
+  void notify_message(int local_rank, WakeReason why) {
+    rank(local_rank).message_moves.fetch_add(1);
+    notify(local_rank, why);
+  }
   void notify(int local_rank, WakeReason why) {
     rank(local_rank).doorbell.notify(why, pipes_.empty() ? -1 : pipes_[static_cast<size_t>(local_rank)]);
   }

@@ -49,9 +49,12 @@ def check(tensor: torch.Tensor, name: str) -> None:
 
 def fits_its_storage(tensor: torch.Tensor) -> bool:
     """Return whether a storage is large enough for its tensor: torch lets it be made smaller, and looks no more."""
-    if tensor.numel() == 0:
+    count = tensor.numel()
+    if count == 0:
         return True
-    last = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    last = count - 1
+    if not tensor.is_contiguous():
+        last = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
     needed = (tensor.storage_offset() + last + 1) * tensor.element_size()
     return tensor.untyped_storage().nbytes() >= needed
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from horovodlike.errors import ShutDownError
 from horovodlike.torch._ops.loan import address_of
 from horovodlike.torch._ops.tensor import DTYPES
 from horovodlike.torch.distributed._operations import Operations, copy_all
-from horovodlike.torch.distributed._tensors import flat, one_tensor, share_memory, to_move
+from horovodlike.torch.distributed._tensors import in_host_memory, one_tensor, to_move
 from horovodlike.torch.distributed._work import HvdWork, Operation
 
 
@@ -50,31 +49,28 @@ class Messages(Operations):
         """Send a tensor to a rank of the group, which may be this one."""
         tensor = to_move(one_tensor(tensors, "send"), "send")
         peer = self.root_of(dst, "send")
-        memory = flat(tensor).cpu()
-        what = f"the message with tag {tag} to rank {peer} of the job"
-        operation = self._post(messages.send, memory, peer, tag, tensor, what, ops.wait)
+        memory = in_host_memory(tensor)
+        operation = self._post(messages.send, memory, peer, tag, tensor, ops.wait_done)
         return self.work_of(operation, None)
 
     def recv(self, tensors: Any, src: int, tag: int = 0) -> HvdWork:
         """Receive a tensor of a rank of the group."""
-        peer = self.root_of(src, "recv")
-        return self._receive(tensors, peer, tag, f"the message with tag {tag} from rank {peer} of the job")
+        return self._receive(tensors, self.root_of(src, "recv"), tag)
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> HvdWork:
         """Receive a tensor of any rank of the group."""
-        return self._receive(tensors, ANY_SOURCE, tag, f"a message with tag {tag} from any rank")
+        return self._receive(tensors, ANY_SOURCE, tag)
 
-    def _receive(self, tensors: Any, peer: int, tag: int, what: str) -> HvdWork:
+    def _receive(self, tensors: Any, peer: int, tag: int) -> HvdWork:
         tensor = to_move(one_tensor(tensors, "recv"), "recv")
-        memory = flat(tensor).cpu()
+        memory = in_host_memory(tensor)
         sources: list[int] = []
 
         def finish(handle: int) -> None:
             sources.append(messages.wait_message(handle).source)
-            if not share_memory(memory, tensor):
-                copy_all([memory.view(tensor.shape)], [tensor])
+            copy_all([memory], [tensor])
 
-        operation = self._post(messages.receive, memory, peer, tag, tensor, what, finish)
+        operation = self._post(messages.receive, memory, peer, tag, tensor, finish)
         self.note(operation)
         return MessageWork(operation, [tensor], self._team.ranks, sources)
 
@@ -85,12 +81,12 @@ class Messages(Operations):
         peer: int,
         tag: int,
         tensor: torch.Tensor,
-        what: str,
         finish: Callable[[int], object],
     ) -> Operation:
         """Hand the memory of a message to the engine; `finish` consumes the handle of one that is complete."""
         team = self._team
         team.check_open()
+        storage = memory.untyped_storage()
         handle = post(
             address_of(memory),
             memory.nbytes,
@@ -100,16 +96,17 @@ class Messages(Operations):
             process_set=team.set_id,
         )
 
+        def describe() -> str:
+            who = "any rank" if peer == ANY_SOURCE else f"rank {peer} of the job"
+            return f"the message with tag {tag} {'to' if post is messages.send else 'from'} {who}"
+
         def on_timeout(seconds: float) -> Exception:
-            return dist.DistBackendError(f"process group {team.name!r}: Timed out after {seconds:g} s: {what}")
+            return dist.DistBackendError(f"process group {team.name!r}: Timed out after {seconds:g} s: {describe()}")
 
-        consume = functools.partial(_consume, finish, what, memory)
+        def consume(handle: int, _: torch.UntypedStorage = storage) -> None:  # which keeps the memory until then
+            try:
+                finish(handle)
+            except KeyError:
+                raise ShutDownError(f"{describe()} was of the job before the last init(), and is lost") from None
+
         return Operation(handle, [tensor], team.timeout, on_timeout, team.on_error, consume)
-
-
-def _consume(finish: Callable[[int], object], what: str, _: torch.Tensor, handle: int) -> None:
-    """Consume the handle of a message whose memory has been kept until now."""
-    try:
-        finish(handle)
-    except KeyError:
-        raise ShutDownError(f"{what} was of the job before the last init(), and is lost") from None

@@ -73,7 +73,7 @@ def place_of_root(opts: Any) -> int:
 
 def copy_all(sources: Tensors, targets: Tensors) -> None:
     """Copy results to the tensors that they are for, where they are not there yet."""
-    with torch.no_grad():
-        for source, target in zip(sources, targets, strict=True):
-            if source is not target:
+    for source, target in zip(sources, targets, strict=True):
+        if source is not target:
+            with torch.no_grad():
                 target.copy_(source)

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from horovodlike._engine.ops import Destinations, ReduceOp
+from horovodlike.torch._ops import gpu
 from horovodlike.torch._ops.loan import address_of
 from horovodlike.torch._ops.tensor import DTYPES, check, in_memory
 
@@ -95,6 +96,12 @@ def to_move(tensor: torch.Tensor, what: str) -> torch.Tensor:
 def flat(tensor: torch.Tensor) -> torch.Tensor:
     """Return the elements of a tensor in one dimension, in its own memory if they lie there row by row."""
     return in_memory(tensor).detach().view(-1)
+
+
+def in_host_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor itself if its elements lie row by row in the CPU's memory, else a copy there."""
+    memory = in_memory(tensor)
+    return memory if gpu.is_on_cpu(memory) else memory.detach().cpu()
 
 
 def place_in(tensors: Sequence[torch.Tensor]) -> Destinations:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from support.process_groups import process_group
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 import horovodlike.torch as hvd
 
@@ -40,6 +41,18 @@ def _sgd(module: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
 
 
+class _Recomputed(nn.Module):
+    """Computes its first layers once more in a nested backward pass, which is where the last gradients are ready."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = _model()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        *first, last = self.layers
+        return last(checkpoint(nn.Sequential(*first), x.requires_grad_(), use_reentrant=True))
+
+
 def _ddp(store: Path) -> None:
     with process_group(store):
         reference = _model()
@@ -58,9 +71,13 @@ def _ddp(store: Path) -> None:
                 if dist.get_world_size() == 2:
                     assert torch.equal(one, other), options  # dividing by 2 before or after the sum is the same
                 torch.testing.assert_close(one, other)
-        over_gloo = _train(module := DistributedDataParallel(_model(), process_group=gloo), _sgd(module))
-        for one, other in zip(over_gloo, wanted, strict=True):
-            torch.testing.assert_close(one, other)
+        for model in (_model, _Recomputed):
+            results = []
+            for group in (None, gloo):
+                module = DistributedDataParallel(model(), process_group=group, static_graph=True, bucket_cap_mb=0.0001)
+                results.append(_train(module, _sgd(module)))
+            for one, other in zip(*results, strict=True):
+                torch.testing.assert_close(one, other)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])

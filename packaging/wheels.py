@@ -56,6 +56,7 @@ def build_wheel(sdist: Path, architecture: str, folder: Path) -> Path:
         "cmake.define.CMAKE_TOOLCHAIN_FILE": source / "packaging" / "zig.cmake",
         "cmake.define.ZIG": Path(sysconfig.get_path("platlib"), "ziglang", "zig"),
         "cmake.define.ZIG_TARGET": f"{architecture}-linux-gnu.{glibc}",
+        "cmake.define.ZIG_INCLUDE": python_config(architecture, folder),
         "install.strip": "false",
     }
     settings = [f"--config-setting={name}={value}" for name, value in options.items()]
@@ -70,6 +71,18 @@ def build_wheel(sdist: Path, architecture: str, folder: Path) -> Path:
         raise RuntimeError(f"{wheel.name} has {wheel.stat().st_size:,} bytes, more than {MAX_BYTES:,}")
     tag = f"manylinux_{GLIBC[0]}_{GLIBC[1]}_{architecture}"
     return source / run("-m", "wheel", "tags", "--platform-tag", tag, "--remove", wheel).split()[-1]
+
+
+def python_config(architecture: str, folder: Path) -> Path:
+    """Return a folder in which Debian's Python finds its configuration for an architecture, as in /usr/include.
+
+    Zig does not look there. That of this machine stands for all of 64 bits, as it does with other builds of Python.
+    """
+    include = folder / f"include-{architecture}"
+    configuration = include / f"{architecture}-linux-gnu" / f"python{sysconfig.get_python_version()}"
+    configuration.parent.mkdir(parents=True)
+    configuration.symlink_to(Path(sysconfig.get_config_h_filename()).parent)
+    return include
 
 
 def platform(wheel: Path) -> str:

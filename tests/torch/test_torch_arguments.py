@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import horovodlike.torch as hvd
+from horovodlike._engine import ops
 from horovodlike._engine.ops import counters
 from horovodlike.errors import HorovodInternalError, UnsupportedReductionError
 
@@ -123,6 +124,7 @@ def _splits() -> None:
 
 def _handles() -> None:
     handle = hvd.allreduce_async(_ones(), name="handle")
+    ops.wait_until_complete(handle)
     for other in ("x", None, float(handle), True, [handle]):
         _refused("handle must be an integer", lambda: hvd.synchronize(other), TypeError)
         _refused("handle must be an integer", lambda: hvd.poll(other), TypeError)

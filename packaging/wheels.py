@@ -79,9 +79,9 @@ def python_config(architecture: str, folder: Path) -> Path:
     Zig does not look there. That of this machine stands for all of 64 bits, as it does with other builds of Python.
     """
     include = folder / f"include-{architecture}"
-    configuration = include / f"{architecture}-linux-gnu" / f"python{sysconfig.get_python_version()}"
-    configuration.parent.mkdir(parents=True)
-    configuration.symlink_to(Path(sysconfig.get_config_h_filename()).parent)
+    include.mkdir()
+    of_this_machine = Path(sysconfig.get_path("include")).parent / sysconfig.get_config_var("MULTIARCH")
+    (include / f"{architecture}-linux-gnu").symlink_to(of_this_machine)
     return include
 
 

@@ -484,7 +484,7 @@ def _bad_input(store: Path) -> None:
         one = torch.ones(2)
         for call, problem in (
             (lambda: group.allreduce([one, one]), "a list of 2"),
-            (lambda: dist.all_reduce(one.to_sparse()), "layout"),
+            (lambda: group.allreduce_coalesced([one.to_sparse()]), "layout"),
             (lambda: dist.all_reduce(torch.empty(2, device="meta")), "meta"),
             (lambda: dist.all_reduce(torch.ones(2, dtype=torch.uint16)), "uint16"),
             (lambda: dist.all_gather([one], one), "list of 1 tensors for 2"),

@@ -1,9 +1,14 @@
-"""Sparse tensors: their allreduce, and sparse gradients in a DistributedOptimizer; parameters unfrozen later."""
+"""Sparse tensors: their allreduce, and sparse gradients in an optimizer and in DDP; parameters unfrozen later."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+import torch.distributed as dist
+from support.process_groups import process_group
+from torch.nn.parallel import DistributedDataParallel
 
 import horovodlike.torch as hvd
 
@@ -45,6 +50,35 @@ def _allreduce() -> None:
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_sparse_allreduce(ranks, size):
     ranks(size).run(_allreduce)
+
+
+def _allreduce_of_a_group(store: Path) -> None:
+    with process_group(store):
+        rank, size = dist.get_rank(), dist.get_world_size()
+        for elements in (0, 1, 17, 5_003):
+            for dtype in (torch.float64, torch.bfloat16, torch.int32):
+                everybody = torch.stack([_mine(each, elements, torch.float64).to_dense() for each in range(size)])
+                for is_async in (False, True):
+                    tensor = _mine(rank, elements, dtype)
+                    work = dist.all_reduce(tensor, async_op=is_async)
+                    assert work is None or work.get_future().wait()[0] is tensor
+                    assert tensor.is_coalesced() and tensor.dtype is dtype
+                    if dtype is not torch.bfloat16 or elements <= 17:
+                        assert torch.equal(tensor.to_dense().double(), everybody.sum(0))
+        for op in (dist.ReduceOp.AVG, dist.ReduceOp.MAX, dist._make_nccl_premul_sum(0.5)):
+            with pytest.raises(ValueError, match="by SUM only"):
+                dist.all_reduce(_mine(rank, 1), op)
+        for shape, error in ((8, 3), "shapes of sparse"), ((7, 3, 2), "dimensions"):
+            other = torch.zeros(shape if rank == size - 1 else (7, 3)).to_sparse()
+            with pytest.raises(hvd.HorovodInternalError, match=f"Mismatched .*{error}"):
+                dist.all_reduce(other)
+        dist.all_reduce(tensor := torch.ones(1))
+        assert tensor.item() == size
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_sparse_allreduce_of_a_process_group(ranks, tmp_path, size):
+    ranks(size).run(_allreduce_of_a_group, tmp_path / "store")
 
 
 def _model() -> torch.nn.Module:
@@ -92,6 +126,23 @@ def test_training_with_a_sparse_embedding(ranks, size, options):
 
 def test_sum_of_sparse_gradients(ranks):
     ranks(2).run(_training, hvd.Sum, {})
+
+
+def _training_with_ddp(store: Path) -> None:
+    with process_group(store):
+        model = DistributedDataParallel(_model())
+        optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+        for step in range(4):
+            optimizer.zero_grad()
+            model(_tokens(dist.get_rank(), step)).square().sum().backward()
+            assert model.module[0].weight.grad.is_sparse
+            optimizer.step()
+        for actual, expected in zip(model.parameters(), _expected(hvd.size(), 4, hvd.Average), strict=True):
+            assert torch.allclose(actual, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_training_of_ddp_with_a_sparse_embedding(ranks, tmp_path):
+    ranks(3).run(_training_with_ddp, tmp_path / "store")
 
 
 def _some_ranks_lack_it() -> None:

@@ -8,10 +8,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from horovodlike._engine.ops import Kind
-from horovodlike.torch._ops.tensor import in_memory, is_in_memory
+from horovodlike._engine.ops import Kind, ReduceOp
+from horovodlike.errors import MismatchError
+from horovodlike.torch._ops.tensor import check, in_memory, is_in_memory
 from horovodlike.torch.distributed._operations import Operations, Tensors, copy_all, place_of_root
-from horovodlike.torch.distributed._tensors import flat, one_tensor, reduction, share_memory, to_reduce
+from horovodlike.torch.distributed._tensors import flat, one_tensor, reduction, seconds_of, share_memory, to_reduce
 from horovodlike.torch.distributed._work import HvdWork
 
 
@@ -19,15 +20,43 @@ class Reductions(Operations):
     """The methods of torch's `ProcessGroup` that reduce."""
 
     def allreduce(self, tensors: Any, opts: Any = dist.ReduceOp.SUM, timeout: timedelta | None = None) -> HvdWork:
-        """Reduce a tensor in place."""
+        """Reduce a tensor in place; of a sparse one in coordinate format the sum, which is coalesced."""
         tensor = one_tensor(tensors, "allreduce")
         op, prescale = reduction(getattr(opts, "reduceOp", opts))
         waits = not getattr(opts, "asyncOp", True) and self._coalesced is None
+        if tensor.is_sparse:
+            return self._allreduce_sparse(tensor, op, prescale, opts, timeout)
         tensor = to_reduce(tensor, op, "allreduce")
         if not is_in_memory(tensor):
             return self._allreduce([tensor], op, prescale, opts)
         operation = self._team.allreduce(tensor, op, prescale, waits)
         return HvdWork((), (tensor,)) if operation is None else self.work_of(operation, opts)
+
+    def _allreduce_sparse(
+        self, tensor: torch.Tensor, op: int, prescale: float, opts: Any, timeout: timedelta | None
+    ) -> HvdWork:
+        """Add up sparse tensors: what the ranks have is gathered, and belongs together."""
+        if op != ReduceOp.SUM or prescale != 1.0:
+            raise ValueError("allreduce: sparse tensors can be reduced by SUM only")
+        mine = tensor.detach().coalesce()
+        shape = torch.tensor([tensor.shape], device=tensor.device)
+        inputs = [shape, mine.indices().t(), mine.values()]
+        for each in inputs:
+            check(each, "allreduce")
+
+        def finish(gathered: Tensors) -> None:
+            shapes, positions, values = gathered
+            if (shapes != shape).any():
+                raise MismatchError(
+                    f"Mismatched shapes of sparse tensors for allreduce: by place in the group {shapes.tolist()}"
+                )
+            total = torch.sparse_coo_tensor(positions.t(), values, tensor.shape, check_invariants=True)
+            with torch.no_grad():
+                tensor.copy_(total.coalesce())
+
+        seconds = seconds_of(getattr(opts, "timeout", timeout))
+        signature = "sparse", tensor.dtype, tensor.shape, tensor.sparse_dim()
+        return self.work_of(self._team.gather_rows(signature, inputs, tensor, finish, seconds), opts)
 
     def allreduce_coalesced(self, tensors: Tensors, opts: Any = dist.ReduceOp.SUM) -> HvdWork:
         """Reduce several tensors in place, of any dtypes, as one operation."""

@@ -9,6 +9,7 @@ import zlib
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,6 +22,7 @@ from horovodlike._engine.ops import Destinations, Kind, Output, ReduceOp
 from horovodlike.errors import MismatchError, ShutDownError
 from horovodlike.torch._ops import fast_path, gpu
 from horovodlike.torch._ops.handles import Call, Result, start, start_on_fast_path, synchronize
+from horovodlike.torch._ops.variable_size import start_allgather
 from horovodlike.torch.distributed._names import Name, Names
 from horovodlike.torch.distributed._work import Operation
 
@@ -109,27 +111,7 @@ class Team:
         """
         self.check_open()
         key = int(kind), signature, op, prescale, root
-        return self._start_as(
-            self._names.next(key), key, kind, inputs, outputs, results, arguments, destinations, finish, timeout
-        )
-
-    def _start_as(
-        self,
-        name: Name,
-        key: tuple[int, Hashable, int, float, int],
-        kind: Kind,
-        inputs: Sequence[torch.Tensor],
-        outputs: Sequence[torch.Tensor],
-        results: Sequence[torch.Tensor],
-        arguments: Sequence[int],
-        destinations: Destinations | None,
-        finish: Callable[[], None] | None,
-        timeout: float | None,
-    ) -> Operation:
-        call = name.calls.get(key)
-        if call is None:
-            _, _, op, prescale, root = key
-            call = name.keep_call(key, Call(kind, name.text, op, root, prescale, 1.0, self.set_id))
+        name = self._names.next(key)
 
         def end(_: list[Output]) -> Result:
             if destinations is not None:
@@ -139,20 +121,72 @@ class Team:
             return None
 
         borrowed = [*inputs, *outputs, *results, destinations]
+
+        def enqueue(call: Call) -> int:
+            return start(call, inputs, outputs, borrowed, end, arguments, destinations)
+
+        return self._start_as(name, key, enqueue, results, timeout)
+
+    def gather_rows(
+        self,
+        signature: Hashable,
+        inputs: Sequence[torch.Tensor],
+        result: torch.Tensor,
+        finish: Callable[[Sequence[torch.Tensor]], None],
+        timeout: float | None,
+    ) -> Operation:
+        """Start an allgather of tensors of which the ranks may have different numbers of rows.
+
+        Args:
+            signature: As of `start`.
+            inputs: Tensors on one device.
+            result: The caller's tensor, which has the result in the end.
+            finish: Puts the result into it, given the rows of all ranks of each input.
+            timeout: As of `start`.
+        """
+        self.check_open()
+        key = int(Kind.ALLGATHER), signature, int(ReduceOp.SUM), 1.0, -1
+
+        def consume(handle: int) -> None:
+            gathered: Any = synchronize(handle)
+            finish(gathered)
+
+        return self._start_as(
+            self._names.next(key),
+            key,
+            lambda call: start_allgather(call, inputs, single=False, waits=True),
+            [result],
+            timeout,
+            consume,
+        )
+
+    def _start_as(
+        self,
+        name: Name,
+        key: tuple[int, Hashable, int, float, int],
+        enqueue: Callable[[Call], int],
+        results: Sequence[torch.Tensor],
+        timeout: float | None,
+        consume: Callable[[int], object] = synchronize,
+    ) -> Operation:
+        """Start an operation by `enqueue`, which returns its handle, when no other one has its name."""
+        number = self._names.count
+        call = name.calls.get(key)
+        if call is None:
+            kind, _, op, prescale, root = key
+            call = name.keep_call(key, Call(Kind(kind), name.text, op, root, prescale, 1.0, self.set_id))
+
+        def on_timeout(seconds: float) -> Exception:
+            return self._timed_out(name.text, call.kind, number, seconds)
+
         try:
-            handle = start(call, inputs, outputs, borrowed, end, arguments, destinations)
+            handle = enqueue(call)
         except ValueError:
             if not self._wait_for_name(call, timeout):
                 raise
-            handle = start(call, inputs, outputs, borrowed, end, arguments, destinations)
-        number = self._names.count
-        return Operation(
-            handle,
-            results,
-            self._limit if timeout is None else timeout,
-            lambda seconds: self._timed_out(name.text, kind, number, seconds),
-            self.on_error,
-        )
+            handle = enqueue(call)
+        limit = self._limit if timeout is None else timeout
+        return Operation(handle, results, limit, on_timeout, self.on_error, consume)
 
     def _wait_for_name(self, call: Call, timeout: float | None) -> bool:
         """Wait until the operation that has the name of a call is complete; False if there is none."""
@@ -185,7 +219,9 @@ class Team:
             if path is not None and self._carry_out(path, tensor):
                 return None
         tensors = [tensor]
-        operation = self._start_as(name, key, Kind.ALLREDUCE, tensors, tensors, tensors, (), None, None, None)
+        operation = self._start_as(
+            name, key, lambda call: start(call, tensors, tensors, tensors, lambda _: None), tensors, None
+        )
         if not waits:
             return operation
         if key not in name.fast_paths and gpu.is_on_cpu(tensor):

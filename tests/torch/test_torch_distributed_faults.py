@@ -85,6 +85,12 @@ def test_a_rank_that_does_not_come_to_a_collective(fresh_ranks, tmp_path):
             assert "missing on ranks [2]" in message, message
 
 
+def _allreduce_within(seconds: float) -> None:
+    options = dist.AllreduceOptions()
+    options.asyncOp, options.timeout = False, timedelta(seconds=seconds)
+    dist.group.WORLD.allreduce([torch.ones(1)], options)
+
+
 def test_a_wait_that_takes_too_long(fresh_ranks, tmp_path):
     """The other ranks say in the store that they wait; the operation stays in flight, and the job continues."""
     pool = fresh_ranks(3)
@@ -92,6 +98,7 @@ def test_a_wait_that_takes_too_long(fresh_ranks, tmp_path):
         lambda: dist.all_reduce(torch.ones(1), async_op=True).wait(timedelta(seconds=0.5)),
         lambda: dist.barrier(timeout=timedelta(seconds=0.5)),
         lambda: dist.group.WORLD.monitored_barrier(timedelta(seconds=0.5)),
+        lambda: _allreduce_within(0.5),
     )
     for number, call in enumerate(calls):
         messages = pool.run(_one_is_missing, tmp_path / f"store{number}", call, 30.0)

@@ -24,16 +24,17 @@ class Reductions(Operations):
         tensor = one_tensor(tensors, "allreduce")
         op, prescale = reduction(getattr(opts, "reduceOp", opts))
         waits = not getattr(opts, "asyncOp", True) and self._coalesced is None
+        seconds = seconds_of(getattr(opts, "timeout", timeout))
         if tensor.is_sparse:
-            return self._allreduce_sparse(tensor, op, prescale, opts, timeout)
+            return self._allreduce_sparse(tensor, op, prescale, opts, seconds)
         tensor = to_reduce(tensor, op, "allreduce")
         if not is_in_memory(tensor):
-            return self._allreduce([tensor], op, prescale, opts)
-        operation = self._team.allreduce(tensor, op, prescale, waits)
+            return self._allreduce([tensor], op, prescale, opts, timeout)
+        operation = self._team.allreduce(tensor, op, prescale, waits, seconds)
         return HvdWork((), (tensor,)) if operation is None else self.work_of(operation, opts)
 
     def _allreduce_sparse(
-        self, tensor: torch.Tensor, op: int, prescale: float, opts: Any, timeout: timedelta | None
+        self, tensor: torch.Tensor, op: int, prescale: float, opts: Any, seconds: float | None
     ) -> HvdWork:
         """Add up sparse tensors: what the ranks have is gathered, and belongs together."""
         if op != ReduceOp.SUM or prescale != 1.0:
@@ -54,7 +55,6 @@ class Reductions(Operations):
             with torch.no_grad():
                 tensor.copy_(total.coalesce())
 
-        seconds = seconds_of(getattr(opts, "timeout", timeout))
         signature = "sparse", tensor.dtype, tensor.shape, tensor.sparse_dim()
         return self.work_of(self._team.gather_rows(signature, inputs, tensor, finish, seconds), opts)
 
@@ -63,7 +63,9 @@ class Reductions(Operations):
         op, prescale = reduction(getattr(opts, "reduceOp", opts))
         return self._allreduce([to_reduce(one, op, "allreduce_coalesced") for one in tensors], op, prescale, opts)
 
-    def _allreduce(self, tensors: list[torch.Tensor], op: int, prescale: float, opts: Any) -> HvdWork:
+    def _allreduce(
+        self, tensors: list[torch.Tensor], op: int, prescale: float, opts: Any, timeout: timedelta | None = None
+    ) -> HvdWork:
         works = [in_memory(tensor) for tensor in tensors]
 
         def finish() -> None:
@@ -79,6 +81,7 @@ class Reductions(Operations):
             works,
             tensors,
             opts,
+            timeout,
             op=op,
             prescale=prescale,
             finish=finish,

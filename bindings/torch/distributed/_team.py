@@ -198,7 +198,9 @@ class Team:
                 return True
         return False
 
-    def allreduce(self, tensor: torch.Tensor, op: int, prescale: float, waits: bool) -> Operation | None:
+    def allreduce(
+        self, tensor: torch.Tensor, op: int, prescale: float, waits: bool, timeout: float | None
+    ) -> Operation | None:
         """Start an allreduce in place of a tensor in memory.
 
         Args:
@@ -206,6 +208,7 @@ class Team:
             op: The reduction.
             prescale: Its factor.
             waits: Carry it out.
+            timeout: As of `start`.
 
         Returns:
             None if it has been carried out.
@@ -214,17 +217,18 @@ class Team:
         shape, dtype = tensor.shape, tensor.dtype
         key = _ALLREDUCE, (dtype, shape), op, prescale, -1
         name = self._names.next(key)
-        if waits:
+        is_fast = waits and timeout is None
+        if is_fast:
             path = name.fast_paths.get(key)
             if path is not None and self._carry_out(path, tensor):
                 return None
         tensors = [tensor]
         operation = self._start_as(
-            name, key, lambda call: start(call, tensors, tensors, tensors, lambda _: None), tensors, None
+            name, key, lambda call: start(call, tensors, tensors, tensors, lambda _: None), tensors, timeout
         )
         if not waits:
             return operation
-        if key not in name.fast_paths and gpu.is_on_cpu(tensor):
+        if is_fast and key not in name.fast_paths and gpu.is_on_cpu(tensor):
             request = name.calls[key].requests[False, dtype, shape]
             num_bytes = math.prod(shape) * dtype.itemsize
             name.fast_paths[key] = fast_path.fast_paths(request, dtype, shape, num_bytes)[1]

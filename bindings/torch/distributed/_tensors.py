@@ -45,8 +45,9 @@ def reduction(op: Any) -> tuple[int, float]:
 
 def seconds_of(timeout: timedelta | None) -> float | None:
     """Return the seconds of a timeout of an operation's options; None if it is not set."""
-    seconds = timeout.total_seconds() if timeout is not None else 0.0
-    return seconds if seconds > 0 else None
+    if timeout is None or timeout.days < 0:  # torch's unset one is negative
+        return None
+    return timeout.total_seconds() or None
 
 
 def one_tensor(tensors: Any, what: str) -> torch.Tensor:

@@ -331,6 +331,7 @@ def test_messages(ranks, tmp_path, size):
 def _bad_messages(store: Path) -> None:
     with process_group(store):
         rank = dist.get_rank()
+        dist.all_reduce(torch.ones(1))
         if rank == 0:
             for tensor in (torch.ones(2), torch.ones(2)):
                 dist.send(tensor, 1)
@@ -476,6 +477,23 @@ def _disagree(store: Path) -> None:
 
 def test_ranks_that_disagree_get_an_error_at_once(ranks, tmp_path):
     ranks(2).run(_disagree, tmp_path / "store")
+
+
+def _disagree_in_flight(store: Path) -> None:
+    with own_engine(store):
+        works = [dist.all_reduce(torch.ones(1 + dist.get_rank()), async_op=True)]
+        tensors = [torch.full((1,), 10.0), torch.full((1,), 100.0)]
+        works += [dist.all_reduce(tensor, async_op=True) for tensor in tensors]
+        works[2].wait()
+        assert [tensor.item() for tensor in tensors] == [10, 200]  # the second one waits for ever
+        with pytest.raises(MismatchError, match=r"Mismatched .*shapes"):
+            works[0].wait()
+        with pytest.raises(MismatchError, match=r"cannot be used any more.* operation 1, after which others"):
+            dist.all_reduce(torch.ones(1))
+
+
+def test_ranks_that_disagree_when_more_is_in_flight(ranks, tmp_path):
+    ranks(2).run(_disagree_in_flight, tmp_path / "store")
 
 
 def _bad_input(store: Path) -> None:

@@ -1,9 +1,15 @@
 """Names for the operations of a process group: the ranks make them in the same order, and match them by name.
 
-The name of an operation follows from the operations before it, and not from itself. So ranks that disagree about an
-operation have the same name for it, and get an error that says what differs. And a program that repeats its operations
-gets the same names for the same operations, which the engine knows then: a name is that of the operation before, to
-which a small number is added, since several may be in flight.
+The name of an operation follows from the operation before it and from its number, and not from itself. So ranks that
+disagree about an operation have the same name for it, and get an error that says what differs. And a program that
+repeats its operations gets the same names for the same operations, which the engine knows then: of the number the name
+has the remainder of a division by `IN_FLIGHT`, since several may be in flight.
+
+The operation after one about which the ranks disagreed has different names, then: it waits until its time is over. A
+program that waits for each operation before it starts the next one gets the error first, and its next operation follows
+none (`restart`). If others have been started by then the ranks may restart at different operations, so the group must
+not be used any more. A name that is right in any case would have to follow from operations that are known to be
+complete, or from the number alone, by which few programs that repeat themselves would get the same names.
 """
 
 from __future__ import annotations
@@ -16,7 +22,7 @@ from horovodlike.torch._ops.fast_path import FastPath
 from horovodlike.torch._ops.handles import Call
 
 IN_FLIGHT = 32
-"""Operations after the same kind of operation that may be in flight. One more waits for the first of them."""
+"""Operations of the same kind and shape that may be in flight. One more waits for the first of them."""
 
 _BUCKETS = 512
 _SIGNATURES_KEPT = 4096
@@ -48,16 +54,6 @@ class Name:
         return call
 
 
-class _After:
-    """The names of operations that come after one kind of operation."""
-
-    __slots__ = ("count", "names")
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.names: list[Name] = []
-
-
 class Names:
     """The names of a group's operations. Any thread may ask for one; the order must be the same on all ranks."""
 
@@ -65,7 +61,7 @@ class Names:
         """Begin; `prefix` is the same on all ranks, and no other group's."""
         self._prefix = prefix
         self._lock = threading.Lock()
-        self._after: dict[int, _After] = {}
+        self._names: list[dict[int, Name]] = [{} for _ in range(IN_FLIGHT)]  # of a number, after each operation
         self._buckets: dict[Hashable, int] = {}
         self._last = 0
         self.count = 0  # how many names have been given
@@ -77,19 +73,16 @@ class Names:
             signature: What is the same on all ranks about it, and of which `repr` says all.
         """
         with self._lock:
+            place = self.count % IN_FLIGHT
             self.count += 1
-            after = self._after.get(self._last)
-            if after is None:
-                after = self._after[self._last] = _After()
-            place = after.count % IN_FLIGHT
-            after.count += 1
-            if place == len(after.names):
-                after.names.append(Name(f"{self._prefix}.{self._last}.{place}"))
+            name = self._names[place].get(self._last)
+            if name is None:
+                name = self._names[place][self._last] = Name(f"{self._prefix}.{self._last}.{place}")
             bucket = self._buckets.get(signature)
             if bucket is None:
                 bucket = self._bucket_of(signature)
             self._last = bucket
-            return after.names[place]
+            return name
 
     def _bucket_of(self, signature: Hashable) -> int:
         if len(self._buckets) >= _SIGNATURES_KEPT:
@@ -97,7 +90,12 @@ class Names:
         bucket = self._buckets[signature] = 1 + zlib.crc32(repr(signature).encode()) % _BUCKETS
         return bucket
 
-    def restart(self) -> None:
-        """Have the next operation follow none, after one about which the ranks disagreed."""
+    def restart(self, number: int) -> bool:
+        """Have the next operation follow none, after operation `number`, about which the ranks disagreed.
+
+        Returns:
+            False if others have been started after it: then the ranks have no order any more.
+        """
         with self._lock:
             self._last = 0
+            return number == self.count

@@ -54,6 +54,7 @@ class Team:
     store: Store
     engine_ends_stalls: bool
     closed: str = field(default="", init=False)  # why it cannot be used any more
+    _lost: str = field(default="", init=False)  # why its operations may have other names than on other ranks
 
     def __post_init__(self) -> None:
         """Begin without operations."""
@@ -186,7 +187,7 @@ class Team:
                 raise
             handle = enqueue(call)
         limit = self._limit if timeout is None else timeout
-        return Operation(handle, results, limit, on_timeout, self.on_error, consume)
+        return Operation(handle, results, limit, on_timeout, lambda error: self._on_error(error, number), consume)
 
     def _wait_for_name(self, call: Call, timeout: float | None) -> bool:
         """Wait until the operation that has the name of a call is complete; False if there is none."""
@@ -244,14 +245,17 @@ class Team:
                 raise self._timed_out(path.request.name, Kind.ALLREDUCE, self._names.count, self._limit)
             synchronize(handle)
         except MismatchError as error:
-            self.on_error(error)
+            self._on_error(error, self._names.count)
             raise
         return True
 
+    def _on_error(self, error: Exception, number: int) -> None:
+        """Have the next operation follow none, if the ranks disagreed about the operation of this number."""
+        if isinstance(error, MismatchError) and not self._names.restart(number):
+            self._lost = f"the ranks disagreed about operation {number}, after which others had been started"
+
     def on_error(self, error: Exception) -> None:
-        """Have the next operation follow none, if the ranks disagreed about one."""
-        if isinstance(error, MismatchError):
-            self._names.restart()
+        """Do nothing: a message that has failed has no influence on the names of operations."""
 
     def tag_of(self, tag: int) -> int:
         """Return the engine's tag for a tag of this group: groups may have the same process set.
@@ -268,9 +272,15 @@ class Team:
 
         Raises:
             ShutDownError: It was destroyed or aborted, or its engine has ended.
+            MismatchError: This rank may have started other operations than other ranks.
         """
         if self.closed:
             raise ShutDownError(f"process group {self.name!r} {self.closed}")
+        if self._lost:
+            raise MismatchError(
+                f"process group {self.name!r} cannot be used any more, since the ranks may not agree which operation "
+                f"is next: {self._lost}"
+            )
         if self._generation != basics.generation():
             raise ShutDownError(
                 f"process group {self.name!r} is of the job before the last init(): call destroy_process_group() and "

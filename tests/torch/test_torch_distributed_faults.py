@@ -18,7 +18,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import horovodlike.torch as hvd
-from horovodlike.errors import HorovodInternalError
+from horovodlike.errors import HorovodInternalError, MismatchError
+from horovodlike.torch.distributed._names import IN_FLIGHT
 
 SLACK_S = 10.0  # the delay that a busy machine may add
 
@@ -91,6 +92,18 @@ def _allreduce_within(seconds: float) -> None:
     dist.group.WORLD.allreduce([torch.ones(1)], options)
 
 
+def _start_too_many(seconds: float) -> None:
+    """The last one waits for a name."""
+    for _ in range(IN_FLIGHT + 1):
+        dist.group.WORLD.barrier(timeout=timedelta(seconds=seconds))
+    try:
+        dist.group.WORLD.barrier(timeout=timedelta(seconds=seconds))
+    except dist.DistBackendError:
+        with pytest.raises(MismatchError, match=rf"cannot be used any more.*after {seconds:g} s"):
+            dist.barrier()
+        raise
+
+
 def test_a_wait_that_takes_too_long(fresh_ranks, tmp_path):
     """The other ranks say in the store that they wait; the operation stays in flight, and the job continues."""
     pool = fresh_ranks(3)
@@ -99,6 +112,7 @@ def test_a_wait_that_takes_too_long(fresh_ranks, tmp_path):
         lambda: dist.barrier(timeout=timedelta(seconds=0.5)),
         lambda: dist.group.WORLD.monitored_barrier(timedelta(seconds=0.5)),
         lambda: _allreduce_within(0.5),
+        lambda: _start_too_many(0.5),
     )
     for number, call in enumerate(calls):
         messages = pool.run(_one_is_missing, tmp_path / f"store{number}", call, 30.0)

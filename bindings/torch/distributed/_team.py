@@ -183,19 +183,26 @@ class Team:
         try:
             handle = enqueue(call)
         except ValueError:
-            if not self._wait_for_name(call, timeout):
+            if not self._wait_for_name(call, self.timeout if timeout is None else timeout, on_timeout):
                 raise
             handle = enqueue(call)
         limit = self._limit if timeout is None else timeout
         return Operation(handle, results, limit, on_timeout, lambda error: self._on_error(error, number), consume)
 
-    def _wait_for_name(self, call: Call, timeout: float | None) -> bool:
-        """Wait until the operation that has the name of a call is complete; False if there is none."""
+    def _wait_for_name(self, call: Call, seconds: float, on_timeout: Callable[[float], Exception]) -> bool:
+        """Wait until the operation that has the name of a call is complete; False if there is none.
+
+        Raises:
+            DistBackendError: The time is over. The group cannot be used any more, as other ranks count the operation.
+        """
         for request in list(call.requests.values()):
             handle = request.handle_in_flight()
             if handle:
                 with contextlib.suppress(KeyError):  # another thread has found it complete
-                    ops.wait_within(handle, self.timeout if timeout is None else timeout)
+                    if not ops.wait_within(handle, seconds):
+                        error = on_timeout(seconds)
+                        self._lost = str(error)
+                        raise error
                 return True
         return False
 

@@ -429,6 +429,20 @@ def test_groups_of_other_ranks_with_the_same_names(ranks, tmp_path):
     ranks(3).run(_groups_again, tmp_path / "store")
 
 
+def _groups_come_and_go(store: Path) -> None:
+    with own_engine(store):
+        for chosen in ([0, 1], [1, 2], [0, 1], [1, 2], [0, 1]):
+            group = dist.new_group(chosen)
+            if dist.get_rank() in chosen:
+                dist.all_reduce(torch.ones(1), group=group)
+                dist.destroy_process_group(group)
+        assert hvd.add_process_set([0]).process_set_id == 3  # groups of the same ranks share a process set
+
+
+def test_groups_that_come_and_go(ranks, tmp_path):
+    ranks(3).run(_groups_come_and_go, tmp_path / "store")
+
+
 def _threads(store: Path) -> None:
     """Each rank uses its groups in an order of its own, since each has a thread."""
     with process_group(store):

@@ -69,7 +69,13 @@ Status Executor::prepare(const Definition& definition) {
     case HVL_GATHER: status = prepare_gather(definition); break;
     case HVL_SCATTER: prepare_scatter(); return Status();
     case HVL_REDUCESCATTER: prepare_reducescatter(); return Status();
-    default: prepare_batch(); return definition.signature.op == HVL_ADASUM ? prepare_adasum() : Status();
+    case HVL_ALLREDUCE:
+    case HVL_BROADCAST:
+    case HVL_BARRIER:
+    case HVL_REDUCE: prepare_batch(); return definition.signature.op == HVL_ADASUM ? prepare_adasum() : Status();
+    case HVL_JOIN:
+    case HVL_ADD_PROCESS_SET:
+    case HVL_REMOVE_PROCESS_SET: __builtin_unreachable();  // the negotiator carries them out
   }
   return status.ok() && is_on_gpu_ ? gpu_.hold_until_allocated() : status;
 }
@@ -143,7 +149,16 @@ Status Executor::go_on_with_batch() {
     switch (signature.kind) {
       case HVL_ALLREDUCE: status = plane()->allreduce(batch_.batch, final_bytes); break;
       case HVL_REDUCE: status = plane()->reduce_to(batch_.batch, root, final_bytes); break;
-      default: status = plane()->broadcast(batch_.batch, root, final_bytes);
+      case HVL_BROADCAST: status = plane()->broadcast(batch_.batch, root, final_bytes); break;
+      case HVL_ALLGATHER:
+      case HVL_BARRIER:
+      case HVL_REDUCESCATTER:
+      case HVL_ALLTOALL:
+      case HVL_JOIN:
+      case HVL_ADD_PROCESS_SET:
+      case HVL_REMOVE_PROCESS_SET:
+      case HVL_GATHER:
+      case HVL_SCATTER: __builtin_unreachable();  // prepare() makes no batch with bytes for them
     }
   }
   if (status.ok()) final_bytes(batch_.batch.num_bytes());  // also tensors without bytes
@@ -326,7 +341,16 @@ Status Executor::go_on_with_group() {
     switch (signature.kind) {
       case HVL_ALLGATHER: status = plane()->allgather(group_.gathers[group_.num_done]); break;
       case HVL_REDUCESCATTER: status = plane()->reducescatter(group_.scatters[group_.num_done]); break;
-      default: status = plane()->alltoall(group_.exchanges[group_.num_done]);
+      case HVL_ALLTOALL:
+      case HVL_GATHER:
+      case HVL_SCATTER: status = plane()->alltoall(group_.exchanges[group_.num_done]); break;
+      case HVL_ALLREDUCE:
+      case HVL_BROADCAST:
+      case HVL_BARRIER:
+      case HVL_JOIN:
+      case HVL_ADD_PROCESS_SET:
+      case HVL_REMOVE_PROCESS_SET:
+      case HVL_REDUCE: __builtin_unreachable();  // go_on() sends them another way
     }
     if (!status.ok()) return status;
   }

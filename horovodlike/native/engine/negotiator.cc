@@ -184,8 +184,17 @@ Status Negotiator::execute(const Record& record) {
     case HVL_JOIN: return executor_.complete_with(next_.tensors.front(), record.last_joined);
     case HVL_ADD_PROCESS_SET:
     case HVL_REMOVE_PROCESS_SET: return change_process_sets(definition->signature, next_.tensors.front());
-    default: return executor_.start(&next_, *definition);
+    case HVL_ALLREDUCE:
+    case HVL_ALLGATHER:
+    case HVL_BROADCAST:
+    case HVL_BARRIER:
+    case HVL_REDUCESCATTER:
+    case HVL_ALLTOALL:
+    case HVL_GATHER:
+    case HVL_SCATTER:
+    case HVL_REDUCE: return executor_.start(&next_, *definition);
   }
+  __builtin_unreachable();
 }
 
 TeamPtr Negotiator::team_without(const TeamPtr& members, const std::vector<int32_t>& absent) const {

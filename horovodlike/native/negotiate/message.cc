@@ -171,8 +171,16 @@ const char* check_arguments(const Signature& signature) {
       }
       return arguments.empty() ? "process set without ranks" : nullptr;
     case HVL_REMOVE_PROCESS_SET: return arguments.size() == 1 ? nullptr : "number of arguments";
-    default: return arguments.empty() ? nullptr : "number of arguments";
+    case HVL_ALLGATHER:
+    case HVL_BROADCAST:
+    case HVL_BARRIER:
+    case HVL_REDUCESCATTER:
+    case HVL_JOIN:
+    case HVL_GATHER:
+    case HVL_SCATTER:
+    case HVL_REDUCE: return arguments.empty() ? nullptr : "number of arguments";
   }
+  __builtin_unreachable();
 }
 
 const char* read_signature(Reader* in, Signature* signature) {

@@ -285,7 +285,8 @@ class Request:
             gather, alltoall: dimension 0 may differ between ranks. Scatter: the shape of each rank's part.
         op: How an allreduce, a reducescatter or a reduce combines elements.
         root_rank: The global rank, in the process set, whose data a broadcast or scatter sends, or that gets the
-            result of a gather or reduce; the same on all ranks.
+            result of a gather or reduce; the same on all ranks. Addition of a process set: its lowest rank if only its
+            ranks make the request; -1 if all ranks of the job do. Else -1.
         process_set: Id of the process set.
         device: Where the tensors are, on all ranks. Those on a GPU are enqueued by :meth:`enqueue_on_stream`.
         prescale: Factor applied to each rank's elements before they are reduced.

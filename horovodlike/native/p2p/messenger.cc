@@ -119,8 +119,9 @@ void Messenger::receive(MessageRequestPtr request) {
 
 void Messenger::send_to_self(MessageRequestPtr request) {
   const MessageHeader header = request->header;
-  if (header.num_bytes <= kEagerBytes) {
-    on_message(header, request->data);
+  const uint64_t credit = credit_of(header.num_bytes);
+  if (header.num_bytes <= kEagerBytes && credit <= credit_to_self_) {
+    if (!on_message(header, request->data)) credit_to_self_ -= credit;
     on_end(*request, Status(), header);
     return;
   }
@@ -145,6 +146,7 @@ void Messenger::deliver(Arrival arrival, MessageRequestPtr receive) {
     on_end(*arrival.send, Status(), message);
   } else if (arrival.has_payload) {
     if (status.ok()) copy_payload(message, arrival.payload.data(), receive->data);
+    if (link == nullptr) credit_to_self_ += credit_of(message.num_bytes);
     if (link != nullptr) link->give_credit(message.num_bytes);
   } else if (status.ok()) {
     link->request(arrival.announcement, message, std::move(receive));
@@ -249,10 +251,15 @@ void Messenger::remove_process_set(int32_t id) {
   for (const MessageRequestPtr& receive : receives) on_end(*receive, removed, receive->header);
   for (const Arrival& arrival : arrivals) {
     PeerLink* link = links_[static_cast<size_t>(arrival.header.source)].get();
-    if (arrival.send != nullptr) on_end(*arrival.send, removed, arrival.header);
-    if (link == nullptr) continue;
-    if (arrival.has_payload) link->give_credit(arrival.header.num_bytes);
-    if (!arrival.has_payload) link->decline(arrival.announcement.id, MessageFrame::Kind::kRemoved);
+    if (arrival.send != nullptr) {
+      on_end(*arrival.send, removed, arrival.header);
+    } else if (!arrival.has_payload) {
+      link->decline(arrival.announcement.id, MessageFrame::Kind::kRemoved);
+    } else if (link != nullptr) {
+      link->give_credit(arrival.header.num_bytes);
+    } else {
+      credit_to_self_ += credit_of(arrival.header.num_bytes);
+    }
   }
 }
 

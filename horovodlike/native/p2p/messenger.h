@@ -108,7 +108,8 @@ class Messenger final : private MessageEvents {
   std::unique_ptr<RemoteLinks> remote_links_;  // null: there is one host
   std::vector<LostPeer> lost_;
   MessageContexts contexts_;
-  size_t num_pending_ = 0;  // requests that have begun and not ended
+  uint64_t credit_to_self_ = kMessageCredit;  // for small messages of this rank to itself; as in MessageSender
+  size_t num_pending_ = 0;                    // requests that have begun and not ended
   bool is_finishing_ = false;
   std::atomic<bool> has_ended_{false};
   Status why_it_ended_;

@@ -66,6 +66,30 @@ TEST(messages_beside_collectives_on_several_hosts) {
   on_all_places([](Job& job) { job.on_all([&](int rank) { talk(&job, rank, 10); }); });
 }
 
+// The other sends wait, and keep their own memory.
+TEST(what_is_kept_of_a_rank_for_itself_is_bounded) {
+  constexpr size_t kMost = kMessageCredit / credit_of(kEagerBytes), kMessages = 3 * kMost;
+  Job job(1);
+  const auto num_complete = [&](const std::vector<int64_t>& handles) {
+    return static_cast<size_t>(std::count_if(handles.begin(), handles.end(),
+                                             [&](int64_t handle) { return job.handles(0).poll(handle) == HVL_OK; }));
+  };
+  for (int round = 0; round < 2; ++round) {  // the second with the credit of the first
+    std::vector<std::vector<char>> sent, received(kMessages, std::vector<char>(kEagerBytes));
+    for (size_t i = 0; i < kMessages; ++i) sent.push_back(text(kEagerBytes, static_cast<int>(i) + round));
+    std::vector<int64_t> sends, receives;
+    for (std::vector<char>& data : sent) sends.push_back(post(&job, 0, true, &data, 0, 1));
+    const int64_t last = post(&job, 0, true, &sent[0], 0, 2);
+    CHECK_EQ(job.wait(0, post(&job, 0, false, &received[0], 0, 2)).message(), "");  // all before have begun
+    CHECK_EQ(job.wait(0, last).message(), "");
+    CHECK_EQ(num_complete(sends), kMost);
+    for (std::vector<char>& data : received) receives.push_back(post(&job, 0, false, &data, 0, 1));
+    for (int64_t handle : receives) CHECK_EQ(job.wait(0, handle).message(), "");
+    for (int64_t handle : sends) CHECK_EQ(job.wait(0, handle).message(), "");
+    CHECK(received == sent);
+  }
+}
+
 TEST(what_was_sent_before_a_rank_shuts_down_is_received_also_later) {
   for (const std::vector<int>& hosts : {std::vector<int>{0, 0}, std::vector<int>{0, 1}}) {
     Job job(2, on_hosts(hosts));

@@ -12,6 +12,10 @@ constexpr int kMostInARow = 16;  // frames before a fragment gets its turn
 }  // namespace
 
 void MessageSender::send(MessageRequestPtr request) {
+  if (last_frame_ == End::kSent) {
+    announced_[next_id_++] = std::move(request);
+    return;
+  }
   Outgoing outgoing;
   MessageFrame& frame = outgoing.frame;
   const MessageHeader& header = request->header;
@@ -32,7 +36,12 @@ void MessageSender::send(MessageRequestPtr request) {
   frames_.push_back(std::move(outgoing));
 }
 
+void MessageSender::finish() {
+  if (last_frame_ == End::kNone) last_frame_ = End::kDue;
+}
+
 void MessageSender::send_frame(MessageFrame::Kind kind, uint64_t id, uint64_t num_bytes) {
+  if (last_frame_ == End::kSent) return;
   Outgoing outgoing;
   outgoing.frame.kind = kind;
   outgoing.frame.id = id;
@@ -43,6 +52,7 @@ void MessageSender::send_frame(MessageFrame::Kind kind, uint64_t id, uint64_t nu
 bool MessageSender::begin_message(uint64_t id) {
   const auto found = announced_.find(id);
   if (found == announced_.end() || found->second->header.num_bytes == 0) return false;
+  if (last_frame_ == End::kSent) return true;
   messages_.push_back(Fragments{std::move(found->second), id, 0});
   announced_.erase(found);
   return true;
@@ -58,6 +68,12 @@ bool MessageSender::drop_message(uint64_t id, Status status) {
 }
 
 MessageSender::Outgoing MessageSender::next_frame() {
+  if (frames_.empty() && messages_.empty()) {
+    last_frame_ = End::kSent;
+    Outgoing last;
+    last.frame.kind = MessageFrame::Kind::kEnd;
+    return last;
+  }
   if (frames_.empty() || (num_in_a_row_ >= kMostInARow && !messages_.empty())) return next_fragment();
   ++num_in_a_row_;
   Outgoing outgoing = std::move(frames_.front());

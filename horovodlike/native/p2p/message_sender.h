@@ -43,6 +43,8 @@ class MessageSender {
   MessageSender& operator=(const MessageSender&) = delete;
 
   void send(MessageRequestPtr request);
+  // Sends kEnd behind all that is under way, and nothing behind it: requests that come later wait for take_all().
+  void finish();
   // Sends a frame without payload.
   void send_frame(MessageFrame::Kind kind, uint64_t id, uint64_t num_bytes = 0);
   // The receiver asks for the message of an id; false: there is none.
@@ -73,7 +75,9 @@ class MessageSender {
     uint64_t offset = 0;
   };
 
-  bool has_frames() const { return !frames_.empty() || !messages_.empty(); }
+  enum class End { kNone, kDue, kSent };
+
+  bool has_frames() const { return !frames_.empty() || !messages_.empty() || last_frame_ == End::kDue; }
   Outgoing next_frame();
   Outgoing next_fragment();
 
@@ -90,6 +94,7 @@ class MessageSender {
   uint64_t credit_ = kMessageCredit;
   uint64_t next_id_ = 1;
   int num_in_a_row_ = 0;  // frames, since the last fragment
+  End last_frame_ = End::kNone;
 };
 
 }  // namespace hvl

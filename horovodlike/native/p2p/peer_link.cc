@@ -39,6 +39,12 @@ void PeerLink::give_credit(uint64_t num_bytes) {
   credit_to_give_ = 0;
 }
 
+void PeerLink::finish() {
+  bool ignored = false;
+  while (receiver_.can_copy()) receiver_.copy(&ignored);  // the senders wait for the answers
+  sender_.finish();
+}
+
 Status PeerLink::progress(bool* progressed) {
   Status status;
   bool moved = true;
@@ -59,7 +65,8 @@ Status PeerLink::progress(bool* progressed) {
 Status PeerLink::take() {
   if (!awaits_payload_) {
     const Status status = coder_.decode(header_, &frame_);
-    return status.ok() ? begin_frame() : status;
+    if (!status.ok()) return status;
+    return has_ended_ ? wrong("a frame behind its last one") : begin_frame();
   }
   end_payload();
   await_header();

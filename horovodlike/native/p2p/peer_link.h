@@ -43,7 +43,7 @@ class PeerLink {
   bool is_sending() const { return !is_lost_ && !sender_.is_idle(); }
   bool is_lost() const { return is_lost_; }
   // This rank leaves the job: nothing is sent behind the frame that says so.
-  void finish() { sender_.send_frame(MessageFrame::Kind::kEnd, 0); }
+  void finish();
   // True if this rank's last frame has been sent, and the peer's has come.
   bool is_finished() const { return is_lost_ || (has_ended_ && sender_.is_idle()); }
   // True if requests of this rank have not ended here.

@@ -310,5 +310,45 @@ TEST(the_last_frame_finishes_both_sides) {
   });
 }
 
+TEST(the_last_frame_comes_behind_what_is_under_way_and_nothing_behind_it) {
+  on_each_stream([](Pair& pair) {
+    std::vector<char> large = pattern(size_t{8} << 20, 1), small(4), received(large.size()), never(4);
+    large[0] = 1;
+    pair.receive(1, &received, 1);
+    pair.receive(1, &never, 2);
+    pair.send(0, &large, 1);
+    pair.run_until([&] { return received[0] == 1; });
+    for (const Rank& rank : pair.ranks) rank.link->finish();
+    pair.run_until([&] { return pair.ranks[1].link->is_finished(); });
+    CHECK(received == large);
+    pair.run_until([&] { return pair.ranks[0].link->is_finished(); });
+    CHECK_EQ(pair.ranks[0].ended.at(1).message(), "");
+    pair.send(0, &small, 2);
+    pair.run_until([&] { return !pair.progress(); });
+    CHECK_EQ(pair.ranks[1].arrived.size(), size_t{1});
+    CHECK(pair.ranks[0].link->has_requests());
+  });
+}
+
+TEST(a_frame_behind_the_last_one_breaks_the_job) {
+  Pair pair;
+  pair.memory = HostMemory::anonymous(HostShape{2, 4096, 4});
+  pair.connect();
+  pair.ranks[0].link->finish();
+  pair.run_until([&] { return !pair.progress(); });
+  char header[FrameCoder::kBytes];
+  FrameCoder(nullptr, "rank 1").encode(MessageFrame(), header);
+  pair.ranks[0].link->stream().send(header, sizeof header);
+  Status status;
+  bool progressed = false;
+  const uint64_t deadline = now_ns() + kSoon;
+  while (status.ok() && now_ns() < deadline) {
+    CHECK(pair.ranks[0].link->progress(&progressed).ok());
+    status = pair.ranks[1].link->progress(&progressed);
+  }
+  CHECK_EQ(status.code(), HVL_JOB_BROKEN);
+  CHECK_HAS(status.message(), "rank 0 has sent a frame behind its last one");
+}
+
 }  // namespace
 }  // namespace hvl

@@ -39,12 +39,9 @@ void RemoteLinks::control(int operation, const Watched& watched) {
 void RemoteLinks::add(PeerLink* link) {
   std::vector<pollfd> polled;
   link->stream().add_to(&polled);
-  watched_.push_back(Watched{link, polled.at(0).fd, false});
-  control(EPOLL_CTL_ADD, watched_.back());
-}
-
-RemoteLinks::Watched& RemoteLinks::of(const PeerLink& link) {
-  return *std::find_if(watched_.begin(), watched_.end(), [&](const Watched& each) { return each.link == &link; });
+  watched_.resize(std::max(watched_.size(), static_cast<size_t>(link->rank()) + 1));
+  of(*link) = Watched{link, polled.at(0).fd, false};
+  control(EPOLL_CTL_ADD, of(*link));
 }
 
 // A child process may have the same connection open, so closing alone does not end the watching.
@@ -66,7 +63,7 @@ const std::vector<PeerLink*>& RemoteLinks::find_ready() {
   ready_.clear();
   for (int index = 0; index < count; ++index) ready_.push_back(static_cast<PeerLink*>(events[index].data.ptr));
   for (const Watched& watched : watched_) {
-    if (watched.link->can_progress()) ready_.push_back(watched.link);
+    if (watched.link != nullptr && watched.link->can_progress()) ready_.push_back(watched.link);
   }
   return ready_;
 }

@@ -26,16 +26,16 @@ class RemoteLinks {
 
  private:
   struct Watched {
-    PeerLink* link;
-    int fd;
-    bool sends;  // it is also watched for room
+    PeerLink* link = nullptr;  // null: the rank is on this host
+    int fd = -1;
+    bool sends = false;  // it is also watched for room
   };
 
   void control(int operation, const Watched& watched);
-  Watched& of(const PeerLink& link);
+  Watched& of(const PeerLink& link) { return watched_[static_cast<size_t>(link.rank())]; }
 
   int epoll_ = -1;
-  std::vector<Watched> watched_;
+  std::vector<Watched> watched_;  // by rank
   std::vector<PeerLink*> ready_;
 };
 

@@ -33,7 +33,7 @@ def main() -> None:
         sdist = build_sdist(Path(folder))
         wheels = [build_wheel(sdist, name, Path(folder)) for name in arguments.architecture or ARCHITECTURES]
         for built in (sdist, *wheels):
-            print(f"{shutil.copy(built, arguments.output)}: {built.stat().st_size:,} bytes")
+            print(f"{put(built, arguments.output)}: {built.stat().st_size:,} bytes")
 
 
 def build_sdist(folder: Path) -> Path:
@@ -83,6 +83,13 @@ def python_config(architecture: str, folder: Path) -> Path:
     of_this_machine = Path(sysconfig.get_path("include")).parent / sysconfig.get_config_var("MULTIARCH")
     (include / f"{architecture}-linux-gnu").symlink_to(of_this_machine)
     return include
+
+
+def put(built: Path, folder: Path) -> Path:
+    """Copy a file to a folder, in place of those that are the same but for the version; return the copy's path."""
+    for old in folder.glob(re.sub(r"-[^-]+?(-.+\.whl|\.tar\.gz)$", r"-*\1", built.name)):
+        old.unlink()
+    return shutil.copy(built, folder / built.name)
 
 
 def platform(wheel: Path) -> str:

@@ -84,6 +84,20 @@ def test_a_report_of_auditwheel_without_a_platform(wheels, monkeypatch):
         wheels.platform(Path("a.whl"))
 
 
+def test_what_is_built_takes_the_place_of_other_versions(wheels, tmp_path):
+    built, folder = tmp_path / "built", tmp_path / "dist"
+    new = ["a-0.3.0.tar.gz", "a-0.3.0-cp310-abi3-manylinux_2_28_x86_64.whl"]
+    old = [name.replace("0.3.0", version) for name in new for version in ("0.2.0", "0.3.0", "0.3.0.dev1+local")]
+    others = ["a-0.2.0-cp310-abi3-manylinux_2_28_aarch64.whl", "ab-0.2.0.tar.gz", "a-0.2.0.zip"]
+    for path in (*map(built.joinpath, new), *map(folder.joinpath, old + others)):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(path.parent.name)
+    for name in new:
+        assert wheels.put(built / name, folder) == folder / name
+    assert {path.name for path in folder.iterdir()} == {*new, *others}
+    assert [(folder / name).read_text() for name in new] == ["built", "built"]
+
+
 def test_a_step_that_fails_shows_its_output(wheels):
     with pytest.raises(RuntimeError, match=r"(?s)-c .*ended with 3:\nsaid\n\nno such"):
         wheels.run("-c", "import sys; print('said'); print('no such', file=sys.stderr); sys.exit(3)")

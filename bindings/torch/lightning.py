@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from horovodlike import basics
-from horovodlike.process_set import ProcessSet, check_registered, global_process_set
+from horovodlike.process_set import ProcessSet, global_process_set, registered_id
 from horovodlike.torch import mpi_ops
 from horovodlike.torch.functions import broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from horovodlike.torch.optimizer import DistributedOptimizer
@@ -161,7 +161,7 @@ class HorovodlikeStrategy(_strategies.ParallelStrategy):
                 "clip or show: use Average or Sum, or DistributedOptimizer in a script of your own"
             )
         basics.init()
-        check_registered(process_set)
+        registered_id(process_set)  # raises unless this rank is a member
         super().__init__(
             accelerator=accelerator,
             parallel_devices=parallel_devices,

@@ -127,13 +127,13 @@ class Allocation:
 class Destinations:
     """Memory of the caller's for the outputs of an allgather or alltoall, which have the sizes that it expects.
 
-    To be kept alive like the memory of the request.
+    To be kept alive like the memory of the request. On a GPU, an `Allocation` asks it for the memory by `place`.
 
     Args:
         memory: Of each output, the address and the number of bytes.
     """
 
-    __slots__ = ("_expected", "_places", "callbacks", "failure")
+    __slots__ = ("_expected", "_places", "callbacks")
 
     def __init__(self, memory: Sequence[tuple[int, int]]) -> None:
         self._expected = [num_bytes for _, num_bytes in memory]
@@ -141,13 +141,23 @@ class Destinations:
         self._places = ffi.new("hvl_output[]", places)
         place = ffi.addressof(lib, "hvl_place_output")
         self.callbacks = ffi.new("hvl_callbacks *", {"allocate": place, "context": self._places})
-        self.failure: Exception | None = None
 
     def __del__(self) -> None:
         """Free the memory of outputs of other sizes."""
         for index, expected in enumerate(self._expected):
             if self._places[index].num_bytes != expected:
                 lib.hvl_free(self._places[index].data)
+
+    def place(self, index: int, num_bytes: int) -> int | None:
+        """Return the address of the memory for an output.
+
+        Returns:
+            None if the output has another size than expected, which `check` will say.
+        """
+        if num_bytes == self._expected[index]:
+            return int(ffi.cast("uintptr_t", self._places[index].data))
+        self._places[index].num_bytes, self._places[index].data = num_bytes, ffi.NULL
+        return None
 
     def check(self, name: str) -> None:
         """Make sure that the outputs had the sizes that were expected, once the request is complete.
@@ -446,7 +456,7 @@ class Request:
         inputs: Sequence[int],
         outputs: Sequence[int],
         stream: GpuStream,
-        allocation: Allocation | Destinations | None = None,
+        allocation: Allocation | None = None,
     ) -> int:
         """Do as :meth:`enqueue`, for memory of a GPU, which is used after all work that the stream has by now.
 

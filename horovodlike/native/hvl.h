@@ -158,7 +158,8 @@ typedef struct hvl_callbacks {
 
 /* For hvl_callbacks.allocate: the outputs go to memory that the caller has. `context` is an array with an hvl_output
  * for each of them, whose `data` has room for exactly `num_bytes`. Where an output has another size, it gets memory of
- * its own, and its hvl_output is overwritten by it: its `data` is then to be freed with hvl_free(). */
+ * its own, and its hvl_output is overwritten by it: its `data` is then to be freed with hvl_free(). Not for HVL_CUDA,
+ * as that memory is the host's. */
 void* hvl_place_output(void* context, int32_t index, const hvl_output* output);
 
 typedef enum hvl_use { HVL_CONTROL = 0, HVL_DATA = 1, HVL_MESSAGES = 2 } hvl_use;

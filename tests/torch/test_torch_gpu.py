@@ -11,7 +11,8 @@ import torch
 from support.gpus import double, pretend, settings
 
 import horovodlike.torch as hvd
-from horovodlike.errors import HorovodInternalError
+from horovodlike._engine.ops import Destinations, Kind
+from horovodlike.errors import HorovodInternalError, MismatchError
 from horovodlike.torch._ops import custom_ops
 
 SIZES = [1, 2, 3]
@@ -185,12 +186,43 @@ def _cpu_and_gpu_in_one_job() -> None:
     assert double().violations() == ""
 
 
+def _an_output_of_another_size_than_its_place() -> None:
+    """It is lost, in memory of the GPU, on the one rank that has no place for it."""
+    from horovodlike.torch._ops import gpu as gpu_module
+    from horovodlike.torch._ops import handles as handles_module
+
+    with pretend():
+        allocator, lost = gpu_module.allocator, []
+
+        def allocate(shape, dtype):
+            lost.append(allocator(None)(shape, dtype))
+            return lost[-1]
+
+        gpu_module.allocator = lambda like: allocate
+        is_short = hvd.rank() == 0
+        sent, whole = torch.full((2,), 1.0 + hvd.rank()), torch.zeros(2 * hvd.size() - is_short)
+        destinations = Destinations([(whole.data_ptr(), whole.nbytes)])
+        call = handles_module.Call(Kind.ALLGATHER, "placed")
+        handle = handles_module.start(
+            call, [sent], (), [sent, whole, destinations], lambda _: destinations.check("placed"), (), destinations
+        )
+        if is_short:
+            with pytest.raises(MismatchError, match=f"placed: .* {whole.nbytes} bytes, .* sent {whole.nbytes + 4}: "):
+                hvd.synchronize(handle)
+            assert not whole.any() and [one.nbytes for one in lost] == [whole.nbytes + 4]
+        else:
+            hvd.synchronize(handle)
+            assert whole.tolist() == [1.0 + rank for rank in range(hvd.size()) for _ in range(2)] and not lost
+        assert hvd.allreduce(torch.ones(2), op=hvd.Sum, name="after").tolist() == [hvd.size()] * 2
+
+
 CASES = [
     _synchronize_leaves_waiting_to_the_stream,
     _another_stream_waits,
     _tensors_in_flight_are_kept,
     _captured_streams_are_refused,
     _cpu_and_gpu_in_one_job,
+    _an_output_of_another_size_than_its_place,
 ]
 
 

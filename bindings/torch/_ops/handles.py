@@ -22,6 +22,7 @@ from horovodlike._engine.ops import (
     Allocation,
     Destinations,
     Device,
+    DType,
     GpuStream,
     Kind,
     Output,
@@ -33,7 +34,7 @@ from horovodlike.errors import HorovodInternalError, ShutDownError
 from horovodlike.torch._ops import fast_path, gpu
 from horovodlike.torch._ops.fast_path import FastPath
 from horovodlike.torch._ops.loan import Loan, address_of, give_back, keep, lend, put
-from horovodlike.torch._ops.tensor import DTYPES, check, in_memory, is_in_memory, mark_overwritten
+from horovodlike.torch._ops.tensor import BYTES_OF, DTYPES, check, in_memory, is_in_memory, mark_overwritten
 
 Tensors = tuple[torch.Tensor, ...]
 # Of an alltoall: pairs of tensors.
@@ -68,7 +69,7 @@ class _InFlight(NamedTuple):
     finish: Callable[[list[Output]], Result]
     storages: Sequence[torch.UntypedStorage]
     stream: GpuStream | None = None  # on which it was started; None: the tensors are on the CPU
-    allocation: Allocation | Destinations | None = None
+    allocation: Allocation | None = None
 
 
 @dataclass(slots=True)  # whose attributes are quicker to get than a named tuple's
@@ -142,7 +143,17 @@ def start(
     arguments: Sequence[int] = (),
     allocation: Allocation | Destinations | None = None,
 ) -> int:
-    """Enqueue an operation on tensors that are in memory, and return its handle."""
+    """Enqueue an operation on tensors that are in memory, and return its handle.
+
+    Args:
+        call: What to do.
+        inputs: All on one device.
+        outputs: Where the results go; empty where the engine or `allocation` finds memory for them.
+        borrowed: What to keep until the operation is complete, also a `Destinations`.
+        finish: Makes the result of what the engine has allocated.
+        arguments: Those of the request.
+        allocation: Finds memory for the outputs; on the CPU only a `Destinations` does.
+    """
     on_gpu = bool(inputs) and gpu.is_on_gpu(inputs[0])
     key = (on_gpu, *(attribute for tensor in inputs for attribute in (tensor.dtype, tensor.shape)), *arguments)
     request = call.requests.get(key)
@@ -154,10 +165,16 @@ def start(
     storages = list(map(torch.Tensor.untyped_storage, [*inputs, *outputs]))
     addresses, results = list(map(address_of, inputs)), list(map(address_of, outputs))
     stream = gpu.current_stream(gpu.device_of(inputs[0])) if on_gpu else None
+    destinations = None
+    if isinstance(allocation, Destinations):
+        destinations, allocation = allocation, None
+        if stream is not None:
+            borrowed = held = [*borrowed]
+            allocation = _place_on_gpu(destinations, inputs[0], held)
     operation = _InFlight(borrowed, finish, storages, stream, allocation)
     try:
         if stream is None:
-            handle = request.enqueue(addresses, results, allocation if isinstance(allocation, Destinations) else None)
+            handle = request.enqueue(addresses, results, destinations)
         else:
             handle = request.enqueue_on_stream(addresses, results, stream, allocation)
         _in_flight[handle] = operation
@@ -165,6 +182,25 @@ def start(
         request.keep_if_enqueued(_kept(operation))
         raise
     return handle
+
+
+def _place_on_gpu(destinations: Destinations, like: torch.Tensor, held: list[object]) -> Allocation:
+    """Return what finds the memory of outputs on the GPU of `like`, also of those that are lost for their sizes.
+
+    The other ranks send an output all the same, and the GPU has to put it somewhere: in memory that `held` keeps.
+    """
+    allocate_on_gpu = gpu.allocator(like)
+
+    def allocate(index: int, shape: Sequence[int], dtype: DType) -> int:
+        num_bytes = math.prod(shape) * BYTES_OF[dtype]
+        address = destinations.place(index, num_bytes)
+        if address is None:
+            lost = allocate_on_gpu((num_bytes,), torch.uint8)
+            held.append(lost)
+            address = lost.data_ptr()
+        return address
+
+    return Allocation(allocate)
 
 
 def _mark_overwritten() -> None:

@@ -23,6 +23,7 @@ _VERSIONS_OF_MANY = torch.__version__ >= "2.7"
 DTYPES: dict[torch.dtype, DType] = {
     getattr(torch, each.name): each for each in DType if hasattr(torch, each.name) and each.name != "uint16"
 }
+BYTES_OF = {known: dtype.itemsize for dtype, known in DTYPES.items()}  # an element of the engine's dtype
 CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}  # by the number of dimensions
 
 

@@ -48,11 +48,13 @@ Status check_device(const Signature& signature, const hvl_callbacks* callbacks, 
     return Status(HVL_INVALID_ARGUMENT, has_stream ? "'" + signature.name + "' is on the CPU, which has no stream"
                                                    : "'" + signature.name + "' is on a GPU: it needs a stream");
   }
-  const bool has_memory = callbacks != nullptr && callbacks->allocate != nullptr;
+  const bool has_memory =
+      callbacks != nullptr && callbacks->allocate != nullptr && callbacks->allocate != hvl_place_output;
   if (!has_stream || !allocates(signature.kind) || has_memory) return Status();
   return Status(HVL_INVALID_ARGUMENT,
                 std::string("the ") + name_of(signature.kind) + " of '" + signature.name +
-                    "' on a GPU needs a function that allocates its outputs: the engine has no memory of GPUs");
+                    "' on a GPU needs a function of its own that allocates its outputs: the engine has no memory of "
+                    "GPUs");
 }
 
 constexpr uintptr_t kLowestAddress = 1 << 16;  // below it there is no memory

@@ -38,6 +38,7 @@ def train() -> bool:
     """Return whether all tensors had the right values."""
     from support.collectives import allreduce
 
+    import horovodlike
     from horovodlike import basics, elastic, objects
 
     basics.init()
@@ -45,6 +46,9 @@ def train() -> bool:
     for step in range(2):
         total = allreduce("total", np.full(4096, NUMBER))
         right = right and bool((total == NUMBER * basics.size()).all())
+        received, other = np.zeros(4096), (1 - basics.rank()) % basics.size()
+        horovodlike.sendrecv(np.full(4096, NUMBER), other, received)
+        right = right and bool((received == NUMBER).all())
         for root in range(basics.size()):
             objects.broadcast_object(Canary(CANARY), root, f"object.{root}")
         objects.broadcast_object({"step": step, "canary": Canary(CANARY)})

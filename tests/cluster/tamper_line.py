@@ -1,10 +1,10 @@
 """Carries frames and changes one byte of one TCP stream: `tamper_line.py DEVICE DEVICE KIND WAY AT`.
 
-KIND says which connection: `control` or `data` of the mesh, `mesh` (either), `rendezvous0` (the first to a server of
-this protocol, of the rendezvous or of an elastic driver), `rendezvous1` … or `ssh`. WAY is `up` (what the side sends
-that has connected) or `down`. AT is the offset of the byte, or hexadecimal digits after an `x`: then the first byte of
-their first occurrence is changed. A retransmission is changed alike. Prints `ready` once it carries, and `changed` when
-it has; ends when it is killed.
+KIND says which connection: `control`, `data` or `messages` of the mesh, `mesh` (any), `rendezvous0` (the first to a
+server of this protocol, of the rendezvous or of an elastic driver), `rendezvous1` … or `ssh`. WAY is `up` (what the
+side sends that has connected) or `down`. AT is the offset of the byte, or hexadecimal digits after an `x`: then the
+first byte of their first occurrence is changed. A retransmission is changed alike. Prints `ready` once it carries, and
+`changed` when it has; ends when it is killed.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from delay_line import LARGEST, open_device
 VNET_HEADER = 10
 NEEDS_CHECKSUM = 1  # the header of the frame says so: the receiver computes the sum of the payload if it needs it
 HELLO_USE = 40  # offset of the connection's use in the hello of the mesh
-USES = {0: "control", 1: "data"}
+USES = {0: "control", 1: "data", 2: "messages"}
 SSH = 22
 
 Key = tuple[bytes, int, bytes, int]

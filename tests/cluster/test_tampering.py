@@ -53,6 +53,7 @@ SHORT = cases(
     ("control", "up", "400"),
     ("data", "down", OBJECT),
     ("data", "up", OBJECT),
+    ("messages", "up", "100"),
 )
 SWEEP = cases(
     *(("rendezvous0", way, str(at)) for way in ("up", "down") for at in (0, 5, 20, 45, 110, 145, 150, 400)),
@@ -60,6 +61,7 @@ SWEEP = cases(
     *(("control", way, str(at)) for way in ("up", "down") for at in (81, 84, 90, 120, 150, 300, 500, 900)),
     *(("data", way, str(at)) for way in ("up", "down") for at in (81, 90, 113, 120, 150, 200, 1000, 20000, 34000)),
     *(("data", way, at) for way in ("up", "down") for at in (TENSOR, OBJECT)),
+    *(("messages", way, at) for way in ("up", "down") for at in ("81", "90", "144", "210", TENSOR)),
 )
 SEALED = [
     pytest.param(False, id="plain"),
@@ -135,6 +137,8 @@ def test_a_changed_byte(
         reader = told[1 if case[1] == "down" else 0]
         assert reader["error"] == "IntegrityError"
         assert "was not unpickled" in reader["text"] and "docs/users/security.md" in reader["text"]
+    if case[0] == "messages":
+        assert told[0]["error"] == "JobBrokenError" and "MAC" in told[0]["text"]
 
 
 @pytest.mark.slow

@@ -220,7 +220,7 @@ def _complete_after_backward(operation: Operation) -> None:
 
     So the engine gets all buckets before a thread waits for it, as it gets all gradients from `DistributedOptimizer`.
     The reducer waits in a callback that it queues behind that of the last bucket, perhaps in a nested backward pass: a
-    callback completes what has come before it, whoever has queued that.
+    callback completes all that has come before it.
     """
     torch.autograd.Variable._execution_engine.queue_callback(_complete_for_reducer)
     _for_reducer.append(operation)

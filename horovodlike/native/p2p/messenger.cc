@@ -265,6 +265,7 @@ void Messenger::remove_process_set(int32_t id) {
 
 void Messenger::finish() {
   if (remote_links_ == nullptr || std::exchange(is_finishing_, true)) return;
+  local_links_.set_active();
   for (const auto& link : links_) {
     if (link != nullptr && !link->is_lost()) link->finish();
   }

@@ -207,7 +207,7 @@ static PyObject* enqueue_and_wait(PyObject* capsule, PyObject* const* arguments,
 
 /* 0, or -1 with an error set. */
 static int parse(PyObject* const* arguments, Py_ssize_t count, int64_t* handle) {
-  if (count == 2) *handle = PyLong_AsLongLong(arguments[0]);
+  *handle = count == 2 ? PyLong_AsLongLong(arguments[0]) : 0;
   if (count != 2) PyErr_SetString(PyExc_TypeError, "expected a handle and a tensor");
   return PyErr_Occurred() ? -1 : 0;
 }

@@ -11,7 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from horovodlike.process_set import ProcessSet, check_registered, global_process_set
+from horovodlike import basics
+from horovodlike.process_set import ProcessSet, global_process_set, members, registered_id
 
 __all__ = ["shard"]
 
@@ -39,10 +40,12 @@ def shard(
         process_set: The ranks that share it.
 
     Raises:
+        NotInitializedError: `init()` has not been called.
         ValueError: An argument cannot be used, this rank is not in the process set, or nothing reads files.
     """
-    check_registered(process_set)
-    size, rank = process_set.size() or 1, process_set.rank()
+    rank_of_job = basics.rank()
+    ranks = members(registered_id(process_set))
+    size, rank = len(ranks), ranks.index(rank_of_job)
     if by == "elements":
         if drop_remainder:
             dataset = _whole_rounds(dataset, size)

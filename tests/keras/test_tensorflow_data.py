@@ -47,7 +47,7 @@ def _by_elements():
     if rank == 1:
         assert _listed(shard(tf.data.Dataset.range(3), process_set=alone)) == [0, 1, 2]
     else:
-        with pytest.raises(ValueError, match="rank 0 is not in"):
+        with pytest.raises(ValueError, match="rank 0 is not a member"):
             shard(tf.data.Dataset.range(3), process_set=alone)
     hvd.remove_process_set(alone)
 

@@ -109,4 +109,4 @@ class Messages(Operations):
             except KeyError:
                 raise ShutDownError(f"{describe()} was of the job before the last init(), and is lost") from None
 
-        return Operation(handle, [tensor], team.timeout, on_timeout, team.on_error, consume)
+        return Operation(handle, [tensor], team.timeout, on_timeout, consume)

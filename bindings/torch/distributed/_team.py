@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import time
 import zlib
@@ -187,7 +188,7 @@ class Team:
                 raise
             handle = enqueue(call)
         limit = self._limit if timeout is None else timeout
-        return Operation(handle, results, limit, on_timeout, lambda error: self._on_error(error, number), consume)
+        return Operation(handle, results, limit, on_timeout, functools.partial(self._consume, consume, number))
 
     def _wait_for_name(self, call: Call, seconds: float, on_timeout: Callable[[float], Exception]) -> bool:
         """Wait until the operation that has the name of a call is complete; False if there is none.
@@ -244,25 +245,23 @@ class Team:
         return None
 
     def _carry_out(self, path: fast_path.FastPath, tensor: torch.Tensor) -> bool:
+        number = self._names.count
         handle = start_on_fast_path(path, tensor, True)
         if not handle:
             return False
-        try:
-            if self._limit is not None and not ops.wait_within(handle, self._limit):
-                raise self._timed_out(path.request.name, Kind.ALLREDUCE, self._names.count, self._limit)
-            synchronize(handle)
-        except MismatchError as error:
-            self._on_error(error, self._names.count)
-            raise
+        if self._limit is not None and not ops.wait_within(handle, self._limit):
+            raise self._timed_out(path.request.name, Kind.ALLREDUCE, number, self._limit)
+        self._consume(synchronize, number, handle)
         return True
 
-    def _on_error(self, error: Exception, number: int) -> None:
-        """Have the next operation follow none, if the ranks disagreed about the operation of this number."""
-        if isinstance(error, MismatchError) and not self._names.restart(number):
-            self._lost = f"the ranks disagreed about operation {number}, after which others had been started"
-
-    def on_error(self, error: Exception) -> None:
-        """Do nothing: a message that has failed has no influence on the names of operations."""
+    def _consume(self, consume: Callable[[int], object], number: int, handle: int) -> None:
+        """Consume the handle of an operation; if the ranks disagreed about it, have the next one follow none."""
+        try:
+            consume(handle)
+        except MismatchError:
+            if not self._names.restart(number):
+                self._lost = f"the ranks disagreed about operation {number}, after which others had been started"
+            raise
 
     def tag_of(self, tag: int) -> int:
         """Return the engine's tag for a tag of this group: groups may have the same process set.

@@ -18,7 +18,6 @@ import torch.distributed as dist
 
 from horovodlike import basics
 from horovodlike._engine import ops
-from horovodlike.torch._ops.handles import synchronize
 
 _LOOK_SECONDS = 0.005
 """The thread that completes futures looks this often at those that are not the first."""
@@ -35,7 +34,6 @@ class Operation:
         outputs: The tensors that have the result.
         timeout: Seconds that a wait may take; None: until the operation is complete.
         on_timeout: Returns the error for a wait that has taken so many seconds.
-        on_error: Called with the error of the operation.
         consume: Consumes the handle of an operation that is complete, and puts its result into the tensors.
     """
 
@@ -48,7 +46,6 @@ class Operation:
         "_future",
         "_handle",
         "_lock",
-        "_on_error",
         "_on_timeout",
         "outputs",
         "timeout",
@@ -60,8 +57,7 @@ class Operation:
         outputs: Sequence[torch.Tensor],
         timeout: float | None,
         on_timeout: Callable[[float], Exception],
-        on_error: Callable[[Exception], None],
-        consume: Callable[[int], object] = synchronize,
+        consume: Callable[[int], object],
     ) -> None:
         self._handle = handle
         self._lock = threading.Lock()
@@ -70,7 +66,7 @@ class Operation:
         self._error_of_future: Exception | None = None  # of a future whose time was over
         self._completion: torch.futures.Future[None] | None = None
         self._future: torch.futures.Future[list[torch.Tensor]] | None = None  # which follows it
-        self._on_timeout, self._on_error, self._consume = on_timeout, on_error, consume
+        self._on_timeout, self._consume = on_timeout, consume
         self.timeout = timeout
         self.outputs = outputs
 
@@ -127,8 +123,6 @@ class Operation:
                 self._error = error
             self._done = True
             completion, self._completion = self._completion, None
-        if self._error is not None:
-            self._on_error(self._error)
         if completion is not None:
             completion.set_result(None)
 

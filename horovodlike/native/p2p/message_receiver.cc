@@ -7,7 +7,7 @@ namespace hvl {
 
 namespace {
 
-constexpr uint64_t kCopiedAtOnce = uint64_t{256} << 10;
+constexpr uint64_t kLeastJointBytes = 4 * kPieceBytes;
 
 }  // namespace
 
@@ -28,19 +28,68 @@ void MessageReceiver::request_fragments(Incoming incoming) {
   answers_.send_frame(MessageFrame::Kind::kRequest, id);
 }
 
+bool MessageReceiver::can_copy() const {
+  if (jointly_.receive == nullptr) return !copied_.empty();
+  const JointCopy& joint = *stream_.received_copy();
+  return !copied_.empty() || joint.has_pieces() || joint.is_complete();
+}
+
+bool MessageReceiver::can_begin_jointly() const {
+  if (!may_sender_copy_ || jointly_.receive != nullptr || copied_.empty()) return false;
+  const Incoming& next = copied_.front();
+  return next.num_received == 0 && next.message.num_bytes >= kLeastJointBytes && stream_.received_copy() != nullptr;
+}
+
 void MessageReceiver::copy(bool* progressed) {
+  if (can_begin_jointly()) {
+    jointly_ = std::move(copied_.front());
+    copied_.pop_front();
+    const auto& [receive, message, announcement, _] = jointly_;
+    stream_.received_copy()->begin(announcement.id, receive->data, message.num_bytes);
+  }
+  copy_jointly(progressed);
+  copy_alone(progressed);
+}
+
+void MessageReceiver::copy_jointly(bool* progressed) {
+  if (jointly_.receive == nullptr) return;
+  JointCopy& joint = *stream_.received_copy();
+  JointCopy::Piece piece;
+  if (joint.claim(&piece)) {
+    *progressed = true;
+    char* to = jointly_.receive->data + piece.offset;
+    if (!stream_.copy_from(jointly_.announcement.address + piece.offset, to, piece.num_bytes)) {
+      joint.close();
+      may_copy_ = false;
+      return request_fragments(std::exchange(jointly_, Incoming()));
+    }
+    joint.add(piece);
+  }
+  if (!joint.is_complete()) return;
+  *progressed = true;
+  Incoming incoming = std::exchange(jointly_, Incoming());
+  if (!joint.has_failed()) return end_copy(incoming);
+  may_sender_copy_ = false;
+  copied_.push_back(std::move(incoming));
+}
+
+void MessageReceiver::copy_alone(bool* progressed) {
   if (copied_.empty()) return;
   *progressed = true;
   Incoming incoming = std::move(copied_.front());
   copied_.pop_front();
-  const uint64_t num_bytes = std::min(kCopiedAtOnce, incoming.message.num_bytes - incoming.num_received);
+  const uint64_t num_bytes = std::min(kPieceBytes, incoming.message.num_bytes - incoming.num_received);
   const uint64_t from = incoming.announcement.address + incoming.num_received;
-  if (num_bytes > 0 && !stream_.copy(from, incoming.receive->data + incoming.num_received, num_bytes)) {
+  if (num_bytes > 0 && !stream_.copy_from(from, incoming.receive->data + incoming.num_received, num_bytes)) {
     may_copy_ = false;
     return request_fragments(std::move(incoming));
   }
   incoming.num_received += num_bytes;
   if (!incoming.is_complete()) return copied_.push_back(std::move(incoming));
+  end_copy(incoming);
+}
+
+void MessageReceiver::end_copy(const Incoming& incoming) {
   answers_.send_frame(MessageFrame::Kind::kDone, incoming.announcement.id);
   events_.on_end(*incoming.receive, Status(), incoming.message);
 }
@@ -64,6 +113,10 @@ void MessageReceiver::end_fragment(const MessageFrame& fragment) {
 }
 
 void MessageReceiver::take_all(std::vector<MessageRequestPtr>* requests) {
+  if (jointly_.receive != nullptr) {
+    stream_.received_copy()->close();
+    requests->push_back(std::move(jointly_.receive));
+  }
   for (Incoming& incoming : copied_) requests->push_back(std::move(incoming.receive));
   for (auto& [id, incoming] : fragmented_) requests->push_back(std::move(incoming.receive));
   copied_.clear();

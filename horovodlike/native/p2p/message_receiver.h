@@ -1,7 +1,7 @@
 // The incoming side of a link: messages that this rank has asked for, on their way to the memory of their receives.
 //
-// The memory of a rank of this host is copied from directly, if the system allows it: one copy, and the sender does
-// nothing. Else the sender sends fragments.
+// The memory of a rank of this host is copied from directly, if the system allows it: one copy, of which the sender may
+// do a part (JointCopy). Else the sender sends fragments.
 //
 // For the thread that holds the engine lock.
 #pragma once
@@ -29,11 +29,14 @@ class MessageReceiver {
   // The fragment is in its memory.
   void end_fragment(const MessageFrame& fragment);
 
-  // Copies a part of a message.
+  // Copies a part of messages.
   void copy(bool* progressed);
-  bool can_copy() const { return !copied_.empty(); }
+  // True if copy() would do something.
+  bool can_copy() const;
+  // True if messages are being copied, here or by the sender.
+  bool is_copying() const { return !copied_.empty() || jointly_.receive != nullptr; }
 
-  bool has_requests() const { return !copied_.empty() || !fragmented_.empty(); }
+  bool has_requests() const { return is_copying() || !fragmented_.empty(); }
   void take_all(std::vector<MessageRequestPtr>* requests);
 
  private:
@@ -46,12 +49,18 @@ class MessageReceiver {
     bool is_complete() const { return num_received == message.num_bytes; }
   };
 
+  bool can_begin_jointly() const;
+  void copy_jointly(bool* progressed);
+  void copy_alone(bool* progressed);
+  void end_copy(const Incoming& incoming);
   void request_fragments(Incoming incoming);
 
   PeerStream& stream_;
   MessageSender& answers_;
   MessageEvents& events_;
   bool may_copy_ = true;                               // until the system refuses it
+  bool may_sender_copy_ = true;                        // likewise
+  Incoming jointly_;                                   // the message that the sender copies, too; or no receive
   std::deque<Incoming> copied_;                        // they take turns
   std::unordered_map<uint64_t, Incoming> fragmented_;  // by the sender's id
 };

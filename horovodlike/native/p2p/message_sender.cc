@@ -117,6 +117,16 @@ void MessageSender::progress(bool* progressed) {
   end_ = stream_.send(sending_.payload, sending_.frame.payload_bytes());
 }
 
+void MessageSender::copy(bool* progressed) {
+  JointCopy* joint = stream_.sent_copy();
+  JointCopy::Piece piece;
+  if (joint == nullptr || !joint->claim(&piece)) return;
+  *progressed = true;
+  const auto found = announced_.find(piece.id);
+  joint->end(piece, found != announced_.end() &&
+                        stream_.copy_to(piece.address, found->second->data + piece.offset, piece.num_bytes));
+}
+
 bool MessageSender::has_requests() const {
   const auto has_request = [](const Outgoing& frame) { return frame.last_of != nullptr; };
   return !messages_.empty() || !announced_.empty() || (is_sending_ && has_request(sending_)) ||

@@ -57,6 +57,11 @@ class MessageSender {
   void progress(bool* progressed);
   // True if progress() would do something.
   bool can_progress() const { return is_sending_ ? stream_.has_sent(end_) : has_frames(); }
+
+  // Copies a piece of a message that the receiver copies, too.
+  void copy(bool* progressed);
+  bool can_copy() const { return stream_.sent_copy() != nullptr && stream_.sent_copy()->has_pieces(); }
+
   bool is_idle() const { return !is_sending_ && !has_frames(); }
   // True if requests wait here.
   bool has_requests() const;

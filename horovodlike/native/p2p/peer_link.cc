@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "base/clock.h"
+
 namespace hvl {
 
 namespace {
@@ -41,7 +43,8 @@ void PeerLink::give_credit(uint64_t num_bytes) {
 
 void PeerLink::finish() {
   bool ignored = false;
-  while (receiver_.can_copy()) receiver_.copy(&ignored);  // the senders wait for the answers
+  const uint64_t deadline = now_ns() + kTimeToSayWhy;
+  while (receiver_.is_copying() && now_ns() < deadline) receiver_.copy(&ignored);  // the senders wait for the answers
   sender_.finish();
 }
 
@@ -51,6 +54,7 @@ Status PeerLink::progress(bool* progressed) {
   for (int round = 0; status.ok() && moved && round < kRounds; ++round) {
     moved = false;
     receiver_.copy(&moved);
+    sender_.copy(&moved);
     sender_.progress(&moved);
     status = stream_->progress(&moved);
     is_lost_ = !status.ok();

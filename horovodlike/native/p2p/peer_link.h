@@ -36,8 +36,8 @@ class PeerLink {
   Status progress(bool* progressed);
   // As in PeerStream.
   bool can_progress() const {
-    const bool has_more = has_more_ || sender_.can_progress() || receiver_.can_copy() || stream_->can_progress();
-    return has_more && !is_lost_;
+    const bool can_copy = receiver_.can_copy() || sender_.can_copy();
+    return (has_more_ || can_copy || sender_.can_progress() || stream_->can_progress()) && !is_lost_;
   }
   // True if there is something to send, now or later.
   bool is_sending() const { return !is_lost_ && !sender_.is_idle(); }

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "p2p/joint_copy.h"
 #include "transport/transport.h"
 
 namespace hvl {
@@ -27,9 +28,14 @@ class PeerStream {
   // True if progress() would move something, as far as that is known without a system call.
   virtual bool can_progress() const = 0;
 
-  // Whether the peer's memory may be copied from; copy() tells whether the system allows it, and copies all or fails.
+  // Whether memory may be copied from and to the peer's; the functions tell whether the system allows it, and copy all
+  // or fail.
   virtual bool can_copy() const { return false; }
-  virtual bool copy(uint64_t, char*, uint64_t) { return false; }
+  virtual bool copy_from(uint64_t, char*, uint64_t) { return false; }
+  virtual bool copy_to(uint64_t, const char*, uint64_t) { return false; }
+  // Of messages to and from the peer; null: unless can_copy().
+  virtual JointCopy* sent_copy() { return nullptr; }
+  virtual JointCopy* received_copy() { return nullptr; }
 
   // Appends the descriptor that shows that progress() can move something, if there is one.
   virtual void add_to(std::vector<pollfd>*) const {}

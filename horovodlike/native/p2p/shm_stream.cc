@@ -26,6 +26,19 @@ void move_bytes(Transfer* transfer, const MessageRing& ring, uint64_t position, 
   }
 }
 
+// Moves bytes between the memory of this process and that of another one; false: the system refuses it.
+bool move_memory(decltype(process_vm_readv)* move, int pid, uint64_t address, char* here, uint64_t num_bytes) {
+  while (num_bytes > 0) {
+    const iovec local{here, num_bytes}, remote{reinterpret_cast<void*>(address), num_bytes};
+    const ssize_t count = move(pid, &local, 1, &remote, 1, 0);
+    if (count <= 0) return false;
+    here += count;
+    address += static_cast<uint64_t>(count);
+    num_bytes -= static_cast<uint64_t>(count);
+  }
+  return true;
+}
+
 }  // namespace
 
 bool ShmStream::can_progress() const {
@@ -34,17 +47,13 @@ bool ShmStream::can_progress() const {
   return !received_.is_empty() && in_.block->written.load() != in_.block->read.load(std::memory_order_relaxed);
 }
 
-bool ShmStream::copy(uint64_t address, char* to, uint64_t num_bytes) {
-  while (num_bytes > 0) {
-    const iovec local{to, num_bytes}, remote{reinterpret_cast<void*>(address), num_bytes};
-    const ssize_t count = process_vm_readv(pid_, &local, 1, &remote, 1, 0);
-    if (count <= 0) return false;
-    to += count;
-    address += static_cast<uint64_t>(count);
-    num_bytes -= static_cast<uint64_t>(count);
-  }
+bool ShmStream::copy_from(uint64_t address, char* to, uint64_t num_bytes) {
   // Once the peer's engine has ended, something else may be in that memory.
-  return memory_->rank(peer_).ended.load() == 0;
+  return move_memory(process_vm_readv, pid_, address, to, num_bytes) && memory_->rank(peer_).ended.load() == 0;
+}
+
+bool ShmStream::copy_to(uint64_t address, const char* from, uint64_t num_bytes) {
+  return move_memory(process_vm_writev, pid_, address, const_cast<char*>(from), num_bytes);
 }
 
 bool ShmStream::write() {

@@ -12,13 +12,16 @@ namespace hvl {
 
 class ShmStream final : public PeerStream {
  public:
-  // `local_rank`: of this rank; `peer`: of the other one. `pid`: of its process; 0: its memory is not copied from.
+  // `local_rank`: of this rank; `peer`: of the other one. `pid`: of its process; 0: memory is not copied from and to
+  // it.
   ShmStream(std::shared_ptr<HostMemory> memory, int local_rank, int peer, int pid)
       : memory_(std::move(memory)),
         peer_(peer),
         pid_(pid),
         out_(memory_->message_ring(local_rank, peer)),
-        in_(memory_->message_ring(peer, local_rank)) {}
+        in_(memory_->message_ring(peer, local_rank)),
+        sent_copy_(memory_, peer, &out_.block->joint_copy),
+        received_copy_(memory_, peer, &in_.block->joint_copy) {}
 
   uint64_t send(const void* data, uint64_t num_bytes) override { return sent_.add(const_cast<void*>(data), num_bytes); }
   uint64_t receive(void* data, uint64_t num_bytes) override { return received_.add(data, num_bytes); }
@@ -31,7 +34,10 @@ class ShmStream final : public PeerStream {
   }
   bool can_progress() const override;
   bool can_copy() const override { return pid_ != 0; }
-  bool copy(uint64_t address, char* to, uint64_t num_bytes) override;
+  bool copy_from(uint64_t address, char* to, uint64_t num_bytes) override;
+  bool copy_to(uint64_t address, const char* from, uint64_t num_bytes) override;
+  JointCopy* sent_copy() override { return can_copy() ? &sent_copy_ : nullptr; }
+  JointCopy* received_copy() override { return can_copy() ? &received_copy_ : nullptr; }
 
  private:
   bool write();
@@ -41,6 +47,7 @@ class ShmStream final : public PeerStream {
   const int peer_, pid_;
   const MessageRing out_, in_;
   Transfer sent_, received_;
+  JointCopy sent_copy_, received_copy_;
 };
 
 }  // namespace hvl

@@ -72,10 +72,21 @@ struct alignas(kCacheLine) StackBlock {
   char text[HVL_STACK_BYTES];
 };
 
+// A large message that both of its ranks copy; see p2p/joint_copy.h.
+struct JointCopyBlock {
+  alignas(kCacheLine) std::atomic<uint64_t> id;  // by the receiver, and so are the address there and the size
+  std::atomic<uint64_t> address;
+  std::atomic<uint64_t> num_bytes;
+  alignas(kCacheLine) std::atomic<uint64_t> next;      // the piece that nobody has claimed yet; by both
+  alignas(kCacheLine) std::atomic<uint64_t> num_sent;  // bytes of the pieces of the sender; by the sender
+  std::atomic<uint32_t> has_failed;
+};
+
 // How far a ring buffer of messages has been written and read; see p2p/shm_stream.h.
 struct MessageBlock {
   alignas(kCacheLine) std::atomic<uint64_t> written;  // by the sender
   alignas(kCacheLine) std::atomic<uint64_t> read;     // by the receiver
+  JointCopyBlock joint_copy;
 };
 
 struct MessageRing {

@@ -1,0 +1,74 @@
+#include "p2p/joint_copy.h"
+
+#include <sched.h>
+
+#include <algorithm>
+
+#include "base/clock.h"
+
+namespace hvl {
+
+namespace {
+
+// `next` has the number of the copy in its upper half, so that a rank claims no piece of another copy than the one
+// whose addresses it has read, and the number of a piece in its lower one.
+constexpr int kBitsOfPiece = 32;
+constexpr uint64_t kClosed = UINT32_MAX;
+constexpr uint64_t kPatience = 300 * kMillisecond;
+
+constexpr uint64_t piece_of(uint64_t next) { return next & kClosed; }
+
+uint64_t close_to_claims(std::atomic<uint64_t>* next) {
+  uint64_t seen = next->load();
+  while (!next->compare_exchange_weak(seen, seen | kClosed)) {
+  }
+  return seen;
+}
+
+}  // namespace
+
+bool JointCopy::claim(Piece* piece) {
+  uint64_t next = block_.next.load();
+  do {
+    const uint64_t num_bytes = block_.num_bytes.load();
+    piece->offset = piece_of(next) * kPieceBytes;
+    if (piece_of(next) == kClosed || piece->offset >= num_bytes) return false;
+    piece->id = block_.id.load();
+    piece->address = block_.address.load() + piece->offset;
+    piece->num_bytes = std::min(kPieceBytes, num_bytes - piece->offset);
+  } while (!block_.next.compare_exchange_weak(next, next + 1));
+  return true;
+}
+
+bool JointCopy::has_pieces() const {
+  const uint64_t piece = piece_of(block_.next.load());
+  return piece != kClosed && piece * kPieceBytes < block_.num_bytes.load();
+}
+
+void JointCopy::begin(uint64_t id, const char* to, uint64_t num_bytes) {
+  const uint64_t last = close_to_claims(&block_.next) >> kBitsOfPiece;
+  num_received_ = 0;
+  block_.num_sent.store(0);
+  block_.has_failed.store(0);
+  block_.id.store(id);
+  block_.address.store(reinterpret_cast<uintptr_t>(to));
+  block_.num_bytes.store(num_bytes);
+  block_.next.store((last + 1) << kBitsOfPiece);
+  memory_->notify_message(peer_, kWakeNews);
+}
+
+void JointCopy::close() {
+  const uint64_t piece = piece_of(close_to_claims(&block_.next));
+  if (piece == kClosed) return;
+  const uint64_t num_claimed = std::min(piece * kPieceBytes, block_.num_bytes.load());
+  const uint64_t deadline = now_ns() + kPatience;
+  while (num_received_ + block_.num_sent.load() < num_claimed && now_ns() < deadline) sched_yield();
+}
+
+void JointCopy::end(const Piece& piece, bool is_copied) {
+  if (!is_copied) block_.has_failed.store(1);
+  block_.num_sent.fetch_add(piece.num_bytes);
+  memory_->notify_message(peer_, kWakeNews);
+}
+
+}  // namespace hvl

@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 import horovodlike.tensorflow as hvd
+from horovodlike.tensorflow.data import shard
 
 
 def _works():
@@ -240,6 +241,7 @@ def _before_init():
     for call in (
         hvd.rank,
         lambda: hvd.broadcast_object(1),
+        lambda: shard(tf.data.Dataset.range(2)),
         lambda: gradient_of(hvd.DistributedGradientTape),
         lambda: gradient_of(hvd.PartialDistributedGradientTape),
         lambda: hvd.DistributedOptimizer(legacy).compute_gradients(lambda: weight * weight, [weight]),

@@ -2,10 +2,10 @@
 
 The name of an operation follows from the operation before it and from its number, and not from itself. So ranks that
 disagree about an operation have the same name for it, and get an error that says what differs. And a program that
-repeats its operations gets the same names for the same operations, which the engine knows then: of the number the name
-has the remainder of a division by `IN_FLIGHT`, since several may be in flight.
+repeats its operations gets the same names for the same operations, which the engine knows then: the name contains the
+number modulo `IN_FLIGHT`, since several may be in flight.
 
-The operation after one about which the ranks disagreed has different names, then: it waits until its time is over. A
+The operation after one about which the ranks disagreed has different names, then: it waits until it times out. A
 program that waits for each operation before it starts the next one gets the error first, and its next operation follows
 none (`restart`). If others have been started by then the ranks may restart at different operations, so the group must
 not be used any more. A name that is right in any case would have to follow from operations that are known to be
@@ -22,7 +22,7 @@ from horovodlike.torch._ops.fast_path import FastPath
 from horovodlike.torch._ops.handles import Call
 
 IN_FLIGHT = 32
-"""Operations of the same kind and shape that may be in flight. One more waits for the first of them."""
+"""Operations that may be in flight. One more waits for the first of them, if both have the same name."""
 
 _BUCKETS = 512
 _SIGNATURES_KEPT = 4096

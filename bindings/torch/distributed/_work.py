@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from types import FrameType
 
 import torch
 import torch.distributed as dist
@@ -21,9 +20,6 @@ from horovodlike._engine import ops
 
 _LOOK_SECONDS = 0.005
 """The thread that completes futures looks this often at those that are not the first."""
-_BACKWARD = ("torch.autograd", "torch.autograd.graph")
-"""The modules from which a backward pass gets into C++."""
-_node_under_way: Callable[[], object] = getattr(torch._C, "_current_autograd_node", lambda: None)
 
 
 class Operation:
@@ -136,11 +132,8 @@ class Operation:
             raise error
         return list(self.outputs)
 
-    def future(self, *, for_reducer: bool = False) -> torch.futures.Future[list[torch.Tensor]]:
-        """Return the future of this operation, whose value is the list of the outputs.
-
-        `for_reducer`: DDP's C++ asks in a backward pass, and waits at its end.
-        """
+    def future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        """Return the future of this operation, whose value is the list of the outputs."""
         with self._lock:
             if self._future is not None:
                 return self._future
@@ -152,13 +145,11 @@ class Operation:
             completion.set_result(None)
         elif basics.overlaps() and threading.current_thread() is not _completer.thread:
             _completer.add(self)
-        elif for_reducer:
-            _complete_after_backward(self)
         else:
-            self.complete_future()
+            self._complete_future()
         return future
 
-    def complete_future(self) -> None:
+    def _complete_future(self) -> None:
         """Wait for the result in this thread.
 
         What a program does when the future is complete, it then does in this thread and at this point, on all ranks: it
@@ -196,33 +187,6 @@ class Operation:
         """Have the result put into the tensors although no thread waits for it."""
         if not self._done and self._future is None and not sys.is_finalizing():
             _completer.add(self)
-
-
-_for_reducer: list[Operation] = []
-
-
-def _is_reducer(caller: FrameType | None) -> bool:
-    """Return whether this frame is that of a backward pass, called while a node of its graph runs.
-
-    So it is for C++, which is DDP's reducer, and neither for a hook in Python nor for a callback behind the last node.
-    """
-    return caller is not None and caller.f_globals.get("__name__") in _BACKWARD and _node_under_way() is not None
-
-
-def _complete_after_backward(operation: Operation) -> None:
-    """Have the future of an operation completed when the backward pass of this thread has ended.
-
-    So the engine gets all buckets before a thread waits for it, as it gets all gradients from `DistributedOptimizer`.
-    The reducer waits in a callback that it queues behind that of the last bucket, perhaps in a nested backward pass: a
-    callback completes all that has come before it.
-    """
-    torch.autograd.Variable._execution_engine.queue_callback(_complete_for_reducer)
-    _for_reducer.append(operation)
-
-
-def _complete_for_reducer() -> None:
-    while _for_reducer:
-        _for_reducer.pop(0).complete_future()
 
 
 def future_of(outputs: Sequence[torch.Tensor]) -> torch.futures.Future[list[torch.Tensor]]:
@@ -329,7 +293,7 @@ class HvdWork(dist.Work):
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """Return a future whose value is the list of the outputs. Another thread completes it."""
         if len(self.operations) == 1:
-            return self.operations[0].future(for_reducer=_is_reducer(sys._getframe().f_back))
+            return self.operations[0].future()
         if not self.operations:
             return future_of(self._outputs)
         futures = torch.futures.collect_all([operation.future() for operation in self.operations])

@@ -14,7 +14,7 @@ namespace {
 // whose addresses it has read, and the number of a piece in its lower one.
 constexpr int kBitsOfPiece = 32;
 constexpr uint64_t kClosed = UINT32_MAX;
-constexpr uint64_t kPatience = 300 * kMillisecond;
+constexpr uint64_t kPatience = 100 * kMillisecond;
 
 constexpr uint64_t piece_of(uint64_t next) { return next & kClosed; }
 
@@ -45,6 +45,9 @@ bool JointCopy::has_pieces() const {
   return piece != kClosed && piece * kPieceBytes < block_.num_bytes.load();
 }
 
+bool JointCopy::is_open() const { return piece_of(block_.next.load()) != kClosed; }
+
+// Claims end first: else the sender could claim a piece of the last copy by what is written here of the next one.
 void JointCopy::begin(uint64_t id, const char* to, uint64_t num_bytes) {
   const uint64_t last = close_to_claims(&block_.next) >> kBitsOfPiece;
   num_received_ = 0;

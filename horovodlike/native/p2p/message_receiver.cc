@@ -35,7 +35,7 @@ bool MessageReceiver::can_copy() const {
 }
 
 bool MessageReceiver::can_begin_jointly() const {
-  if (!may_sender_copy_ || jointly_.receive != nullptr || copied_.empty()) return false;
+  if (!may_copy_ || !may_sender_copy_ || jointly_.receive != nullptr || copied_.empty()) return false;
   const Incoming& next = copied_.front();
   return next.num_received == 0 && next.message.num_bytes >= kLeastJointBytes && stream_.received_copy() != nullptr;
 }
@@ -44,8 +44,7 @@ void MessageReceiver::copy(bool* progressed) {
   if (can_begin_jointly()) {
     jointly_ = std::move(copied_.front());
     copied_.pop_front();
-    const auto& [receive, message, announcement, _] = jointly_;
-    stream_.received_copy()->begin(announcement.id, receive->data, message.num_bytes);
+    stream_.received_copy()->begin(jointly_.announcement.id, jointly_.receive->data, jointly_.message.num_bytes);
   }
   copy_jointly(progressed);
   copy_alone(progressed);
@@ -57,13 +56,13 @@ void MessageReceiver::copy_jointly(bool* progressed) {
   JointCopy::Piece piece;
   if (joint.claim(&piece)) {
     *progressed = true;
+    joint.add(piece);
     char* to = jointly_.receive->data + piece.offset;
     if (!stream_.copy_from(jointly_.announcement.address + piece.offset, to, piece.num_bytes)) {
       joint.close();
       may_copy_ = false;
       return request_fragments(std::exchange(jointly_, Incoming()));
     }
-    joint.add(piece);
   }
   if (!joint.is_complete()) return;
   *progressed = true;

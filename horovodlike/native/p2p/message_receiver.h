@@ -1,7 +1,7 @@
 // The incoming side of a link: messages that this rank has asked for, on their way to the memory of their receives.
 //
-// The memory of a rank of this host is copied from directly, if the system allows it: one copy, of which the sender may
-// do a part (JointCopy). Else the sender sends fragments.
+// The memory of a rank of this host is copied from directly, if the system allows it: one copy, which both ranks may
+// share (JointCopy). Else the sender sends fragments.
 //
 // For the thread that holds the engine lock.
 #pragma once
@@ -29,7 +29,7 @@ class MessageReceiver {
   // The fragment is in its memory.
   void end_fragment(const MessageFrame& fragment);
 
-  // Copies a part of messages.
+  // Copies the next piece of the message that both ranks copy, and of the one that has its turn.
   void copy(bool* progressed);
   // True if copy() would do something.
   bool can_copy() const;

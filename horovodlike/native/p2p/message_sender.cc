@@ -123,8 +123,8 @@ void MessageSender::copy(bool* progressed) {
   if (joint == nullptr || !joint->claim(&piece)) return;
   *progressed = true;
   const auto found = announced_.find(piece.id);
-  joint->end(piece, found != announced_.end() &&
-                        stream_.copy_to(piece.address, found->second->data + piece.offset, piece.num_bytes));
+  const bool may_copy = found != announced_.end() && joint->is_open();
+  joint->end(piece, may_copy && stream_.copy_to(piece.address, found->second->data + piece.offset, piece.num_bytes));
 }
 
 bool MessageSender::has_requests() const {

@@ -1,5 +1,7 @@
 #include "p2p/peer_link.h"
 
+#include <sched.h>
+
 #include <utility>
 
 #include "base/clock.h"
@@ -42,9 +44,16 @@ void PeerLink::give_credit(uint64_t num_bytes) {
 }
 
 void PeerLink::finish() {
-  bool ignored = false;
-  const uint64_t deadline = now_ns() + kTimeToSayWhy;
-  while (receiver_.is_copying() && now_ns() < deadline) receiver_.copy(&ignored);  // the senders wait for the answers
+  uint64_t moved_at = now_ns();
+  while (receiver_.is_copying() && now_ns() - moved_at < kTimeToSayWhy) {  // the sender waits for the answers
+    bool progressed = false;
+    receiver_.copy(&progressed);
+    if (progressed) {
+      moved_at = now_ns();
+    } else {
+      sched_yield();
+    }
+  }
   sender_.finish();
 }
 

@@ -33,7 +33,7 @@ class PeerStream {
   virtual bool can_copy() const { return false; }
   virtual bool copy_from(uint64_t, char*, uint64_t) { return false; }
   virtual bool copy_to(uint64_t, const char*, uint64_t) { return false; }
-  // Of messages to and from the peer; null: unless can_copy().
+  // Of messages to and from the peer; null unless can_copy().
   virtual JointCopy* sent_copy() { return nullptr; }
   virtual JointCopy* received_copy() { return nullptr; }
 

@@ -3,8 +3,8 @@
 //   header | one RankBlock per local rank | the log's ring | request rings, one per local rank | one StackBlock per
 //   local rank | slots | ring buffers of messages, one per pair of ranks and direction | their MessageBlocks
 //
-// All words that more than one process touches are atomics, each on the cache line of the one rank that writes it, but
-// for counters that several ranks increase.
+// All words that more than one process touches are atomics, each on the cache line of the one rank that writes it;
+// counters that several ranks increase are the exception.
 // Memory of zeros is a valid initial state.
 #pragma once
 
@@ -77,9 +77,9 @@ struct JointCopyBlock {
   alignas(kCacheLine) std::atomic<uint64_t> id;  // by the receiver, and so are the address there and the size
   std::atomic<uint64_t> address;
   std::atomic<uint64_t> num_bytes;
-  alignas(kCacheLine) std::atomic<uint64_t> next;      // the piece that nobody has claimed yet; by both
+  alignas(kCacheLine) std::atomic<uint64_t> next;      // the first piece that is not claimed; by both
   alignas(kCacheLine) std::atomic<uint64_t> num_sent;  // bytes of the pieces of the sender; by the sender
-  std::atomic<uint32_t> has_failed;
+  std::atomic<uint32_t> has_failed;                    // by the sender; both are reset by the receiver
 };
 
 // How far a ring buffer of messages has been written and read; see p2p/shm_stream.h.

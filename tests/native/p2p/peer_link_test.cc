@@ -172,7 +172,8 @@ TEST(messages_of_all_sizes_go_both_ways_at_the_same_time) {
 
 TEST(a_large_message_waits_at_its_sender_and_a_small_one_overtakes_it) {
   on_each_stream([](Pair& pair) {
-    std::vector<char> large = pattern(size_t{16} << 20, 1), small = pattern(4, 2), got_large(large.size()), got_small(4);
+    std::vector<char> large = pattern(size_t{16} << 20, 1), small = pattern(4, 2), got_large(large.size()),
+                      got_small(4);
     pair.send(0, &large, 1);
     pair.run_until([&] { return pair.ranks[1].announced.count(1) == 1; });
     CHECK(pair.ranks[0].link->has_requests());

@@ -103,8 +103,13 @@ class Environment:
     def __init__(self, folder, python):
         self._folder = folder
         (folder / "empty").mkdir(parents=True)
-        # With the pip of the tests: Debian's Python has none.
-        subprocess.run([python, "-m", "venv", "--without-pip", folder / "venv"], check=True, capture_output=True)
+        # With the pip of the tests where Debian's Python has none. Else with its own: an old one knows no newer Python.
+        has_pip = subprocess.run([python, "-c", "import ensurepip"], capture_output=True, check=False).returncode == 0
+        options = [] if has_pip else ["--without-pip"]
+        subprocess.run([python, "-m", "venv", *options, folder / "venv"], check=True, capture_output=True)
+        self._pip = [self.bin / "python", "-m", "pip"]
+        if not has_pip:
+            self._pip = [sys.executable, "-m", "pip", "--python", self.bin / "python"]
 
     @property
     def bin(self):
@@ -122,7 +127,7 @@ class Environment:
     def install(self, *words):
         """Return how many seconds of a processor it takes: on a busy machine the clock says little."""
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        self.run(sys.executable, "-m", "pip", "--python", self.bin / "python", "install", "--only-binary=:all:", *words)
+        self.run(*self._pip, "install", "--only-binary=:all:", *words)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
 

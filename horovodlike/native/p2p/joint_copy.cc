@@ -18,13 +18,6 @@ constexpr uint64_t kPatience = 100 * kMillisecond;
 
 constexpr uint64_t piece_of(uint64_t next) { return next & kClosed; }
 
-uint64_t close_to_claims(std::atomic<uint64_t>* next) {
-  uint64_t seen = next->load();
-  while (!next->compare_exchange_weak(seen, seen | kClosed)) {
-  }
-  return seen;
-}
-
 }  // namespace
 
 bool JointCopy::claim(Piece* piece) {
@@ -49,7 +42,7 @@ bool JointCopy::is_open() const { return piece_of(block_.next.load()) != kClosed
 
 // Claims end first: else the sender could claim a piece of the last copy by what is written here of the next one.
 void JointCopy::begin(uint64_t id, const char* to, uint64_t num_bytes) {
-  const uint64_t last = close_to_claims(&block_.next) >> kBitsOfPiece;
+  const uint64_t last = block_.next.fetch_or(kClosed) >> kBitsOfPiece;
   num_received_ = 0;
   block_.num_sent.store(0);
   block_.has_failed.store(0);
@@ -61,7 +54,7 @@ void JointCopy::begin(uint64_t id, const char* to, uint64_t num_bytes) {
 }
 
 void JointCopy::close() {
-  const uint64_t piece = piece_of(close_to_claims(&block_.next));
+  const uint64_t piece = piece_of(block_.next.fetch_or(kClosed));
   if (piece == kClosed) return;
   const uint64_t num_claimed = std::min(piece * kPieceBytes, block_.num_bytes.load());
   const uint64_t deadline = now_ns() + kPatience;

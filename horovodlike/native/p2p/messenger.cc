@@ -203,7 +203,7 @@ Status Messenger::progress_remote(PeerLink* link, bool* progressed) {
     return status;
   }
   *progressed = true;
-  remote_links_->remove(link);
+  remote_links_->remove(*link);
   lost_.push_back(LostPeer{link, now_ns(), std::move(status)});
   return Status();
 }

@@ -44,11 +44,7 @@ void RemoteLinks::add(PeerLink* link) {
   control(EPOLL_CTL_ADD, of(*link));
 }
 
-// A child process may have the same connection open, so closing alone does not end the watching.
-void RemoteLinks::remove(PeerLink* link) {
-  control(EPOLL_CTL_DEL, of(*link));
-  link->stream().close();
-}
+void RemoteLinks::remove(const PeerLink& link) { control(EPOLL_CTL_DEL, of(link)); }
 
 void RemoteLinks::update(const PeerLink& link) {
   Watched& watched = of(link);

@@ -17,8 +17,9 @@ class RemoteLinks {
   RemoteLinks& operator=(const RemoteLinks&) = delete;
 
   void add(PeerLink* link);
-  // Closes the link's stream.
-  void remove(PeerLink* link);
+  // The link is lost. Its stream stays open: if it were closed, its peer might give that as the reason before this rank
+  // has given its own.
+  void remove(const PeerLink& link);
   // The link has progressed: waits for what it needs next.
   void update(const PeerLink& link);
   // Those that can move something, without waiting; a bounded number.

@@ -5,13 +5,15 @@ How a measurement is made, so that its figures mean something:
 - Every peer has its own processes, which live through the whole run. One peer measures at a time; the processes of all
   others are asleep in a read from a socket. The peers take turns, in another order each round, and what is reported is
   the median over the rounds: a disturbance of the machine hits all peers alike, and ratios are of the same minutes.
-- For the part `training` each round has new processes, since each process computes at a speed of its own, and they take
-  three turns. A ratio is the median of the ratios of all turns, and not that of the two medians in the table. Their
-  memory is allocated as hvdrun has it, that of all other processes as glibc's malloc does by itself.
+- For the parts `training` and `distributed` each round has new processes, since each process computes at a speed of its
+  own, and they take three turns. A ratio is the median of the ratios of all turns, and not that of the two medians in
+  the table. Their memory is allocated as hvdrun has it, that of all other processes as glibc's malloc does by itself.
 - One measurement: allocate and touch the buffers, check one result, warm up, barrier by the peer's own means, time a
   loop of iterations. The time of one rank is the loop's time divided by the iterations, the time of the measurement is
   that of the slowest rank.
-- One thread per rank: OMP_NUM_THREADS=1 for all. No rank is bound to a core.
+- One thread per rank: OMP_NUM_THREADS=1 for all. No rank is bound to a core. Where a model of PyTorch trains, denormal
+  numbers are taken for zero: a model that has learnt its batch has denormal gradients, with which the GPT's step takes
+  up to twice as long, depending on how many steps a peer has made before.
 - Buffers are ordinary 4 KiB pages aligned to 64 bytes, as PyTorch's own are by default, and hold zeros while timed,
   which no number of sums turns into an overflow. Reductions are in place.
 - Bandwidth as in nccl-tests: algbw = bytes / time, busbw = algbw x 2(n-1)/n. For memcpy, in which each of n processes

@@ -153,11 +153,13 @@ def _training(results: dict[str, Any]) -> Iterator[Verdict]:
 def _distributed(results: dict[str, Any]) -> Iterator[Verdict]:
     rows = {(row["what"], row["peer"]): row for row in results.get("distributed", []) if row["np"] == 2}
     for what, limit in DISTRIBUTED.items():
-        ours = rows.get((what, "hvd_backend"))
-        yield _at_most(f"backend hvd, {what}: time / Gloo's", limit, step_ratio(ours, rows.get((what, "gloo"))))
-        if what in TRAINING:
-            ratio = step_ratio(ours, rows.get((what, "horovodlike")))
-            yield _at_most(f"backend hvd, {what}: time / DistributedOptimizer's", DISTRIBUTED_OVER_API, ratio)
+        for views in ("", ".views") if what in TRAINING else ("",):
+            title = f"backend hvd, {what}{', gradient_as_bucket_view' if views else ''}"
+            ours, gloo = (rows.get((what + views, peer)) for peer in ("hvd_backend", "gloo"))
+            yield _at_most(f"{title}: time / Gloo's", limit, step_ratio(ours, gloo))
+            if what in TRAINING:
+                ratio = step_ratio(ours, rows.get((what, "horovodlike")))
+                yield _at_most(f"{title}: time / DistributedOptimizer's", DISTRIBUTED_OVER_API, ratio)
 
 
 def _messages(results: dict[str, Any]) -> Iterator[Verdict]:

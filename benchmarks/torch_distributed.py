@@ -1,6 +1,7 @@
 """torch.distributed over the backend `hvd`, over Gloo, and what it does by horovodlike's own API, in the same run.
 
-The memory of all of them is allocated as hvdrun has it.
+Beside them trains DDP without communication: the limit of what any backend can reach. The memory of all of them is
+allocated as hvdrun has it.
 """
 
 from __future__ import annotations
@@ -20,17 +21,23 @@ SHARDED = "fsdp"
 
 @dataclass(frozen=True)
 class StepCase:
-    """Steps of one model."""
+    """Steps of one model; `views`: by DDP with `gradient_as_bucket_view`."""
 
     model: str
+    views: bool = False
 
     def supports(self, peer: str) -> bool:
         """See driver.Case."""
-        return self.model != SHARDED or peer != "horovodlike"
+        return peer in ("hvd_backend", "gloo") or (self.model != SHARDED and (peer == "ddp_alone" or not self.views))
 
     def command(self, iterations: int) -> Message:
         """See driver.Case."""
-        return {"do": "training", "model": self.model, "iterations": iterations}
+        return {"do": "training", "model": self.name, "iterations": iterations}
+
+    @property
+    def name(self) -> str:
+        """Return its name for the ranks and in the results."""
+        return f"{self.model}.views" if self.views else self.model
 
     def seconds(self, answers: Sequence[Message]) -> float:
         """See driver.Case."""
@@ -43,19 +50,24 @@ class SmallCase(AllreduceCase):
 
     def supports(self, peer: str) -> bool:
         """See driver.Case."""
-        return True
+        return peer != "ddp_alone"
 
 
 def launchers() -> list[launch.Launcher]:
     """Return the peers."""
-    return [launch.with_malloc_of_hvdrun(each) for each in (launch.horovodlike(), launch.hvd_backend(), launch.gloo())]
+    peers = (launch.horovodlike(), launch.hvd_backend(), launch.gloo(), launch.gloo("ddp_alone"))
+    return [launch.with_malloc_of_hvdrun(each) for each in peers]
 
 
 def measure(
     peers: Sequence[launch.Launcher], size: int, *, models: Sequence[str] = MODELS, rounds: int, budget: float
 ) -> list[dict[str, Any]]:
     """Return the rows of the results for `size` ranks. Each round is one of new processes."""
-    cases = [SmallCase("float32", 4), *(StepCase(model) for model in (*models, SHARDED))]
+    cases = [
+        SmallCase("float32", 4),
+        *(StepCase(model, views) for views in (False, True) for model in models),
+        StepCase(SHARDED),
+    ]
     samples: dict[tuple[str, driver.Case], list[float]] = {}
     for _ in range(rounds):
         with driver.started(peers, size) as groups:
@@ -65,7 +77,7 @@ def measure(
         {
             "peer": peer,
             "np": size,
-            "what": case.model if isinstance(case, StepCase) else "4 B",
+            "what": case.name if isinstance(case, StepCase) else "4 B",
             **driver.summary(seconds),
             "samples": seconds,
             "rounds": rounds,

@@ -74,6 +74,10 @@ def create(name: str) -> Peer:
         from benchmarks.peers.gloo import HvdBackendPeer
 
         return HvdBackendPeer()
+    if name == "ddp_alone":
+        from benchmarks.peers.gloo import DdpAlonePeer
+
+        return DdpAlonePeer()
     if name == "mpi":
         from benchmarks.peers.mpi import MpiPeer
 

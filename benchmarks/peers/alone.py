@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import os
 
-import torch
-
 from benchmarks import models
 from benchmarks.buffers import Buffer
 from benchmarks.peers import Step
+from benchmarks.peers.tensors import configure_torch
 
 
 class AlonePeer:
     """Training steps only; `barrier` does nothing, the driver starts all ranks together."""
 
     def __init__(self) -> None:
-        torch.set_num_threads(1)
+        configure_torch()
         self.rank = int(os.environ["BENCHMARK_RANK"])
         self.size = int(os.environ["BENCHMARK_SIZE"])
         self._training: dict[str, Step] = {}

@@ -1,4 +1,4 @@
-"""torch.distributed with the backends gloo and hvd: DistributedDataParallel with its default settings, and FSDP."""
+"""torch.distributed with the backends gloo and hvd: DistributedDataParallel, and FSDP."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from benchmarks import models
 from benchmarks.buffers import Buffer
 from benchmarks.peers import Step
-from benchmarks.peers.tensors import as_tensor
+from benchmarks.peers.tensors import as_tensor, configure_torch
 
 
 class GlooPeer:
@@ -22,7 +22,7 @@ class GlooPeer:
     BACKEND = "gloo"
 
     def __init__(self) -> None:
-        torch.set_num_threads(1)
+        configure_torch()
         self.rank = int(os.environ["BENCHMARK_RANK"])
         self.size = int(os.environ["BENCHMARK_SIZE"])
         store = os.environ["BENCHMARK_STORE"]
@@ -68,10 +68,13 @@ class GlooPeer:
 
     def training_step(self, model: str) -> Step:
         if model not in self._training:
-            name = "gpt" if model == "fsdp" else model
-            module = self._sharded(name) if model == "fsdp" else DistributedDataParallel(models.build(name))
+            name, _, views = ("gpt" if model == "fsdp" else model).partition(".")
+            module = self._sharded(name) if model == "fsdp" else self._replicated(name, as_views=bool(views))
             self._training[model] = models.step(name, module, models.sgd(module), self.rank)
         return self._training[model]
+
+    def _replicated(self, model: str, *, as_views: bool) -> nn.Module:
+        return DistributedDataParallel(models.build(model), gradient_as_bucket_view=as_views)
 
     def _sharded(self, model: str) -> nn.Module:
         module = models.build(model)
@@ -88,3 +91,18 @@ class HvdBackendPeer(GlooPeer):
     """The same with horovodlike's backend."""
 
     BACKEND = "hvd"
+
+
+class DdpAlonePeer(GlooPeer):
+    """DDP whose steps exchange nothing: each rank keeps its own gradients."""
+
+    def _replicated(self, model: str, *, as_views: bool) -> nn.Module:
+        module = DistributedDataParallel(models.build(model), gradient_as_bucket_view=as_views, broadcast_buffers=False)
+        module.register_comm_hook(None, lambda _, bucket: _unreduced(bucket))  # torch would read annotations
+        return module
+
+
+def _unreduced(bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future

@@ -8,14 +8,14 @@ import horovodlike.torch as hvd
 from benchmarks import models
 from benchmarks.buffers import Buffer
 from benchmarks.peers import Step
-from benchmarks.peers.tensors import as_tensor
+from benchmarks.peers.tensors import as_tensor, configure_torch
 
 
 class HorovodlikePeer:
     """Named operations, as a training script's are."""
 
     def __init__(self) -> None:
-        torch.set_num_threads(1)
+        configure_torch()
         hvd.init()
         self.rank = hvd.rank()
         self.size = hvd.size()

@@ -24,7 +24,6 @@ TRAINERS = {
 }
 
 
-# Keras with Gloo has hung at its end in 2 of some 30 runs, on a machine under heavy load.
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.thorough if name == "keras" else ()) for name in TRAINERS]
 )

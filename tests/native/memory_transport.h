@@ -228,7 +228,7 @@ class MemoryMesh final : public Mesh {
       if (lost.empty() && !(can_send && can_receive)) lost = stream->peer;
     }
     active_.erase(std::remove_if(active_.begin(), active_.end(), is_done), active_.end());
-    return lost.empty() ? Status() : Status(HVL_JOB_BROKEN, "the connection to " + lost + " was lost");
+    return lost.empty() ? Status() : Status::lost("the connection to " + lost + " was lost");
   }
   void close_in_child() override {
     for (auto& [rank, streams] : streams_) {

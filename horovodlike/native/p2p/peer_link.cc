@@ -66,7 +66,7 @@ Status PeerLink::progress(bool* progressed) {
     sender_.copy(&moved);
     sender_.progress(&moved);
     status = stream_->progress(&moved);
-    is_lost_ = !status.ok();
+    is_lost_ = status.is_lost();
     while (status.ok() && stream_->has_received(end_)) status = take();
     *progressed |= moved;
   }

@@ -23,7 +23,7 @@ class PeerStream {
   virtual bool has_sent(uint64_t end) const = 0;
   virtual bool has_received(uint64_t end) const = 0;
   // Moves a bounded number of bytes without waiting; sets *moved if anything moved. An error is final, and names the
-  // peer: it concerns this stream only.
+  // peer. One that is_lost() concerns this stream only.
   virtual Status progress(bool* moved) = 0;
   // True if progress() would move something, as far as that is known without a system call.
   virtual bool can_progress() const = 0;

@@ -137,6 +137,24 @@ TEST(a_changed_header_breaks_the_job) {
   }
 }
 
+TEST(a_changed_header_breaks_a_job_that_awaits_no_message) {
+  for (bool seals : {false, true}) {
+    Wiretap tap([&](uint64_t position, char byte) { return position == 0 ? static_cast<char>(byte ^ 1) : byte; });
+    Wiring wiring;
+    wiring.seals_data = seals;
+    wiring.message_ends = [&](int* ends) { tap.make_ends(ends); };
+    Job job(2, on_hosts({0, 1}), 4096, 4, wiring);
+    std::vector<char> data(100);
+    float sum = 1;
+    char* address = reinterpret_cast<char*>(&sum);
+    const int64_t waiting = job.enqueue(1, make("w", HVL_ALLREDUCE, {{1}}), {address}, {address});
+    CHECK_EQ(job.wait(0, post(&job, 0, true, &data, 1, 1)).message(), "");
+    const Status status = job.wait(1, waiting);
+    CHECK_EQ(status.code(), HVL_JOB_BROKEN);
+    CHECK_HAS(status.message(), "MAC");
+  }
+}
+
 TEST(a_rank_whose_connections_are_cut_fails_those_that_need_it) {
   Job job(2, on_hosts({0, 1}));
   std::vector<char> data(100000);

@@ -36,7 +36,7 @@ void Stream::close() {
 }
 
 Status Stream::lost(const std::string& why) const {
-  return Status(HVL_JOB_BROKEN, "the connection to " + peer_ + " was lost: " + why);
+  return Status::lost("the connection to " + peer_ + " was lost: " + why);
 }
 
 // After a system call that moved nothing: 0 bytes, or an error, which may be that nothing can be moved now.

@@ -285,11 +285,11 @@ def _check_request(status: int, name: str) -> None:
 
 
 class Request:
-    """One collective operation, described once and enqueued any number of times, one at a time in flight.
+    """One collective operation, described once and enqueued any number of times.
 
     Args:
         kind: What to do.
-        name: Equal on all ranks; unique among the requests in flight of this rank.
+        name: Equal on all ranks; unique among the requests in flight of this rank, unless it `follows`.
         tensors: Element type and shape of each tensor. More than one make a group: it is executed as a whole or not
             at all, and may mix types and shapes. A barrier, a join and changes of process sets have none. Allgather,
             gather, alltoall: dimension 0 may differ between ranks. Scatter: the shape of each rank's part.
@@ -304,6 +304,8 @@ class Request:
         arguments: Allreduce: the :class:`MemoryFormat` of each tensor, the same on all ranks; or none, if all are
             row-major. Alltoall: of each tensor, the rows for each member of the process set. Addition of a process
             set: its ranks, ascending. Removal of one: its id. Else none.
+        follows: Where requests are in flight under the name, an enqueued one follows them: it is announced to the other
+            ranks when they are complete. Else it is refused.
 
     Raises:
         ValueError: What can be seen to be wrong without the other ranks.
@@ -324,6 +326,7 @@ class Request:
         prescale: float = 1.0,
         postscale: float = 1.0,
         arguments: Sequence[int] = (),
+        follows: bool = False,
     ) -> None:
         if not isinstance(name, str):
             raise TypeError(f"{kind.name.lower()}: name must be a string, got {name!r}")
@@ -346,6 +349,7 @@ class Request:
             "postscale": postscale,
             "arguments": numbers,
             "num_arguments": len(arguments),
+            "follows": follows,
         }
         try:
             request = ffi.new("hvl_request *", description)
@@ -406,7 +410,7 @@ class Request:
         return handle
 
     def handle_in_flight(self) -> int:
-        """Return the handle of the request that is in flight under this name; 0 if there is none."""
+        """Return the handle of the last request in flight under this name; 0 if there is none."""
         handle: int = lib.hvl_handle_in_flight(self._native)
         return handle
 

@@ -110,7 +110,7 @@ typedef struct hvl_tensor {
 /* One operation on one tensor, or on a group that is executed as a whole or not at all. The tensors of a group may
  * differ in shape and dtype. */
 typedef struct hvl_request {
-  const char* name; /* unique among the requests in flight of this rank and process set; equal on all ranks */
+  const char* name; /* equal on all ranks; unique in flight on this rank and process set, unless it `follows` */
   const hvl_tensor* tensors;
   int32_t num_tensors;
   int32_t kind;      /* hvl_kind */
@@ -127,6 +127,9 @@ typedef struct hvl_request {
    * HVL_ADD_PROCESS_SET: the ranks, ascending. HVL_REMOVE_PROCESS_SET: the id. Else none. */
   const int64_t* arguments;
   int32_t num_arguments;
+  /* 1: where requests are in flight under the name, this one follows them: it is announced to the other ranks when they
+   * are complete. 0: it is refused. */
+  int32_t follows;
 } hvl_request;
 
 /* A request checked once, to be enqueued any number of times, also after another hvl_init(). */
@@ -342,7 +345,7 @@ int64_t hvl_enqueue_copied(hvl_prepared* prepared, uintptr_t data);
 int32_t hvl_enqueue_all(hvl_prepared* const* prepared, const uintptr_t* data, int32_t count, int64_t* handles);
 /* The handle that this thread's last hvl_enqueue...() of one request has returned; 0: it was rejected. */
 int64_t hvl_last_handle(void);
-/* The handle of the request that is in flight under the name of a prepared one; 0: there is none, or it calls back. */
+/* The handle of the last request in flight under the name of a prepared one; 0: there is none, or it calls back. */
 int64_t hvl_handle_in_flight(hvl_prepared* prepared);
 /* The same as hvl_enqueue() and hvl_enqueue_all() for requests with HVL_CUDA. The GPU begins after what `stream`, a
  * CUstream of GPU `device` as the driver numbers them, has been given by now. Rejected while the stream is captured,

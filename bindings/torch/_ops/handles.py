@@ -60,6 +60,7 @@ class Call:
     prescale: float = 1.0
     postscale: float = 1.0
     process_set: int = 0  # its id
+    follows: bool = False  # the operations in flight under its name
     # By device, dtype and shape of each tensor, and the request's arguments.
     requests: dict[tuple[object, ...], Request] = field(default_factory=dict, init=False, repr=False)
 
@@ -131,6 +132,7 @@ def build_request(call: Call, tensors: Sequence[torch.Tensor], arguments: Sequen
         postscale=call.postscale,
         process_set=call.process_set,
         arguments=arguments,
+        follows=call.follows,
     )
 
 

@@ -1,15 +1,18 @@
 """Names for the operations of a process group: the ranks make them in the same order, and match them by name.
 
-The name of an operation follows from the operation before it and from its number, and not from itself. So ranks that
-disagree about an operation have the same name for it, and get an error that says what differs. And a program that
-repeats its operations gets the same names for the same operations, which the engine knows then: the name contains the
-number modulo `IN_FLIGHT`, since several may be in flight.
+The name of an operation follows from the `_BEFORE` operations before it, and not from itself. So ranks that disagree
+about an operation have the same name for it, and get an error that says what differs. And a program that repeats its
+operations gets the same names for the same operations, which the engine knows then. Where many operations in a row
+are alike, `_ALIKE` of them have different names. Operations of one name follow one another in the engine.
 
-The operation after one about which the ranks disagreed has different names, then: it waits until it times out. A
-program that waits for each operation before it starts the next one gets the error first, and its next operation follows
-none (`restart`). If others have been started by then the ranks may restart at different operations, so the group must
-not be used any more. A name that is right in any case would have to follow from operations that are known to be
-complete, or from the number alone, by which few programs that repeat themselves would get the same names.
+Few names are better than many: what the engine keeps of a new one lies between the tensors of the program, and where a
+large one is freed its memory may not do for the next one.
+
+After one about which the ranks disagreed, operations may have different names, then: they wait until they time out. A
+program that waits for each operation before it starts the next one gets the error first, and its next operation has
+none before it (`restart`). If others have been started by then the ranks may restart at different operations, so the
+group must not be used any more. A name that is right in any case would have to follow from operations that are known to
+be complete, or from the number alone, by which few programs that repeat themselves would get the same names.
 """
 
 from __future__ import annotations
@@ -21,10 +24,12 @@ from collections.abc import Hashable
 from horovodlike.torch._ops.fast_path import FastPath
 from horovodlike.torch._ops.handles import Call
 
-IN_FLIGHT = 32
-"""Operations that may be in flight. One more waits for the first of them, if both have the same name."""
-
-_BUCKETS = 512
+_BEFORE = 3
+_ALIKE = 8
+_SIGNATURE_BITS = 12
+_LAST = (1 << _SIGNATURE_BITS) - 1
+_ALL = (1 << _SIGNATURE_BITS * _BEFORE) - 1
+_CONTEXTS = 4093  # a prime number, so that all bits count
 _SIGNATURES_KEPT = 4096
 _CALLS_KEPT = 4
 
@@ -61,9 +66,10 @@ class Names:
         """Begin; `prefix` is the same on all ranks, and no other group's."""
         self._prefix = prefix
         self._lock = threading.Lock()
-        self._names: list[dict[int, Name]] = [{} for _ in range(IN_FLIGHT)]  # of a number, after each operation
-        self._buckets: dict[Hashable, int] = {}
-        self._last = 0
+        self._names: dict[int, Name] = {}
+        self._hashes: dict[Hashable, int] = {}  # of signatures
+        self._before = 0  # the hashes of the last operations
+        self._alike = 0  # how many of them in a row have the last one's
         self.count = 0  # how many names have been given
 
     def next(self, signature: Hashable) -> Name:
@@ -73,29 +79,29 @@ class Names:
             signature: What is the same on all ranks about it, and of which `repr` says all.
         """
         with self._lock:
-            place = self.count % IN_FLIGHT
             self.count += 1
-            name = self._names[place].get(self._last)
+            number = self._before % _CONTEXTS * _ALIKE + self._alike % _ALIKE
+            name = self._names.get(number)
             if name is None:
-                name = self._names[place][self._last] = Name(f"{self._prefix}.{self._last}.{place}")
-            bucket = self._buckets.get(signature)
-            if bucket is None:
-                bucket = self._bucket_of(signature)
-            self._last = bucket
+                name = self._names[number] = Name(f"{self._prefix}.{number}")
+            last = self._before & _LAST
+            this = self._hashes.get(signature) or self._hash(signature)
+            self._alike = self._alike + 1 if this == last else 0
+            self._before = (self._before << _SIGNATURE_BITS | this) & _ALL
             return name
 
-    def _bucket_of(self, signature: Hashable) -> int:
-        if len(self._buckets) >= _SIGNATURES_KEPT:
-            self._buckets.clear()
-        bucket = self._buckets[signature] = 1 + zlib.crc32(repr(signature).encode()) % _BUCKETS
-        return bucket
+    def _hash(self, signature: Hashable) -> int:
+        if len(self._hashes) >= _SIGNATURES_KEPT:
+            self._hashes.clear()
+        found = self._hashes[signature] = 1 + zlib.crc32(repr(signature).encode()) % _LAST
+        return found
 
     def restart(self, number: int) -> bool:
-        """Have the next operation follow none, after operation `number`, about which the ranks disagreed.
+        """Have the next operation have none before it, after operation `number`, about which the ranks disagreed.
 
         Returns:
             False if others have been started after it: then the ranks have no order any more.
         """
         with self._lock:
-            self._last = 0
+            self._before = self._alike = 0
             return number == self.count

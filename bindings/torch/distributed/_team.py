@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import math
 import time
@@ -171,41 +170,21 @@ class Team:
         timeout: float | None,
         consume: Callable[[int], object] = synchronize,
     ) -> Operation:
-        """Start an operation by `enqueue`, which returns its handle, when no other one has its name."""
+        """Start an operation by `enqueue`, which returns its handle."""
         number = self._names.count
         call = name.calls.get(key)
         if call is None:
             kind, _, op, prescale, root = key
-            call = name.keep_call(key, Call(Kind(kind), name.text, op, root, prescale, 1.0, self.set_id))
+            call = name.keep_call(
+                key, Call(Kind(kind), name.text, op, root, prescale, process_set=self.set_id, follows=True)
+            )
 
         def on_timeout(seconds: float) -> Exception:
             return self._timed_out(name.text, call.kind, number, seconds)
 
-        try:
-            handle = enqueue(call)
-        except ValueError:
-            if not self._wait_for_name(call, self.timeout if timeout is None else timeout, on_timeout):
-                raise
-            handle = enqueue(call)
+        handle = enqueue(call)
         limit = self._limit if timeout is None else timeout
         return Operation(handle, results, limit, on_timeout, functools.partial(self._consume, consume, number))
-
-    def _wait_for_name(self, call: Call, seconds: float, on_timeout: Callable[[float], Exception]) -> bool:
-        """Wait until the operation that has the name of a call is complete; False if there is none.
-
-        Raises:
-            DistBackendError: The time is over. The group cannot be used any more, as other ranks count the operation.
-        """
-        for request in list(call.requests.values()):
-            handle = request.handle_in_flight()
-            if handle:
-                with contextlib.suppress(KeyError):  # another thread has found it complete
-                    if not ops.wait_within(handle, seconds):
-                        error = on_timeout(seconds)
-                        self._lost = str(error)
-                        raise error
-                return True
-        return False
 
     def allreduce(
         self, tensor: torch.Tensor, op: int, prescale: float, waits: bool, timeout: float | None

@@ -86,8 +86,10 @@ void Shutdown::end(const Status& reason) {
   tuner_.stop();
   context_.queue.close(status);
   gpu_.end(status);
-  negotiator_.gather_queued();  // requests that came before the queue was closed
-  requests_.fail_all(status);
+  do {  // requests that came before the queue was closed, then those that follow them
+    negotiator_.gather_queued();
+    requests_.fail_all(status);
+  } while (!context_.queue.empty());
   executor_.end();
   context_.own_block().ended.store(1);
   context_.messenger.end(status);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <list>
 #include <memory>
 #include <string>
 #include <utility>
@@ -27,7 +28,9 @@ struct NamedTensor {
   std::atomic<bool> in_flight{false};
   std::atomic<bool> forgotten{false};  // no longer in the table: look the name up again
 
-  int64_t handle = 0;  // of the request in flight; guarded by the table's mutex
+  // Guarded by the queue's mutex.
+  int64_t handle = 0;                                    // of the last request in flight
+  std::list<std::unique_ptr<PendingRequest>> followers;  // of the one that the engine has
 
   // For the engine only.
   bool announced_in_full = false;           // the request below, without an id
@@ -41,8 +44,9 @@ struct Operation {
   Signature signature;
   std::vector<int64_t> num_bytes;  // of each tensor
   int64_t total_bytes = 0;
+  bool follows = false;  // the requests in flight under its name
 
-  // The name's record in the engine number `engine`; guarded by the table's mutex.
+  // The name's record in the engine number `engine`; guarded by the queue's mutex.
   std::shared_ptr<NamedTensor> tensor;
   uint64_t engine = 0;
 };

@@ -23,16 +23,26 @@ Status TensorQueue::push(std::unique_ptr<PendingRequest> request) {
   std::lock_guard<std::mutex> lock(mutex_);
   if (!closed_.ok()) return closed_;
   request->tensor = look_up(request->operation.get());
-  if (request->tensor->in_flight.exchange(true)) {
+  NamedTensor& tensor = *request->tensor;
+  const bool is_in_flight = tensor.in_flight.exchange(true);
+  if (is_in_flight && !request->operation->follows) {
     return Status(HVL_INVALID_ARGUMENT,
                   "'" + request->signature().name +
                       "' is already in flight on this rank; wait for its result first, or use another name");
   }
-  request->tensor->handle = request->handle;
+  tensor.handle = request->handle;
+  if (is_in_flight) {
+    tensor.followers.push_back(std::move(request));
+  } else {
+    enqueue(std::move(request));
+  }
+  return Status();
+}
+
+void TensorQueue::enqueue(std::unique_ptr<PendingRequest> request) {
   queued_bytes_.fetch_add(request->operation->total_bytes);
   requests_.push_back(std::move(request));
   queued_->fetch_add(1);
-  return Status();
 }
 
 int64_t TensorQueue::handle_in_flight(Operation* operation) {
@@ -50,8 +60,14 @@ void TensorQueue::take(std::vector<std::unique_ptr<PendingRequest>>* requests) {
 
 void TensorQueue::finish(const PendingRequest& request) {
   std::lock_guard<std::mutex> lock(mutex_);
-  request.tensor->in_flight.store(false);
-  if (request.tensor->id == NamedTensor::kNoId) erase(request.tensor.get());
+  NamedTensor& tensor = *request.tensor;
+  if (!tensor.followers.empty()) {
+    enqueue(std::move(tensor.followers.front()));
+    tensor.followers.pop_front();
+    return;
+  }
+  tensor.in_flight.store(false);
+  if (tensor.id == NamedTensor::kNoId) erase(&tensor);
 }
 
 void TensorQueue::forget_id(NamedTensor* tensor) {

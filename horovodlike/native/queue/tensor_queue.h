@@ -18,15 +18,15 @@ class TensorQueue {
   // `queued`: where the other ranks see how many requests wait to be taken.
   TensorQueue(uint64_t engine_number, std::atomic<uint32_t>* queued) : engine_number_(engine_number), queued_(queued) {}
 
-  // Any thread. Fails if the name is in flight already or the queue is closed.
+  // Any thread. Fails if the queue is closed, or if the name is in flight already and the request does not follow.
   Status push(std::unique_ptr<PendingRequest> request);
 
-  // Any thread: the handle of the request in flight under the operation's name; 0: there is none.
+  // Any thread: the handle of the last request in flight under the operation's name; 0: there is none.
   int64_t handle_in_flight(Operation* operation);
 
   // The engine: takes all requests that came since the last call; `requests` is empty.
   void take(std::vector<std::unique_ptr<PendingRequest>>* requests);
-  // The engine: the request is complete; its name may be used again.
+  // The engine: the request is complete. Its name may be used again, if none follows it; else that one is queued.
   void finish(const PendingRequest& request);
   // The engine: the coordinator has no id for the tensor any more.
   void forget_id(NamedTensor* tensor);
@@ -40,6 +40,7 @@ class TensorQueue {
   bool empty() const { return queued_->load() == 0; }
 
  private:
+  void enqueue(std::unique_ptr<PendingRequest> request);       // mutex_ is held
   std::shared_ptr<NamedTensor> look_up(Operation* operation);  // mutex_ is held
   // A name without an id and not in flight is forgotten: jobs that make up new names do not grow. mutex_ is held.
   void erase(NamedTensor* tensor);

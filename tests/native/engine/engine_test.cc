@@ -226,6 +226,61 @@ TEST(a_name_in_flight_is_refused) {
   CHECK_EQ(job.wait(0, handle).message(), "");
 }
 
+std::shared_ptr<Operation> make_follower(const std::string& name, const std::vector<Shape>& shapes) {
+  auto operation = make(name, HVL_ALLREDUCE, shapes);
+  operation->follows = true;
+  return operation;
+}
+
+TEST(requests_that_follow_others_of_their_name) {
+  for (const std::vector<int>& hosts : {std::vector<int>{0, 0, 0}, std::vector<int>{0, 0, 1}}) {
+    EngineOptions options;
+    options.hosts = hosts;
+    Job job(3, options);
+    job.on_all([&](int rank) {
+      const std::shared_ptr<Operation> alternating[] = {make_follower("f", {{4}}), make_follower("f", {{1000}})};
+      std::vector<std::vector<float>> data;
+      for (size_t i = 0; i < 100; ++i) data.emplace_back(i % 2 == 0 ? 4 : 1000, static_cast<float>(i));
+      std::vector<int64_t> handles;
+      for (size_t i = 0; i < data.size(); ++i) {
+        char* address = reinterpret_cast<char*>(data[i].data());
+        handles.push_back(job.enqueue(rank, alternating[i % 2], {address}, {address}));
+      }
+      CHECK_EQ(job.wait(rank, handles.back()).message(), "");
+      for (size_t i = 0; i < data.size(); ++i) {
+        CHECK_EQ(data[i].back(), static_cast<float>(3 * i));  // all before the last one are complete
+        if (i + 1 < data.size()) CHECK_EQ(job.wait(rank, handles[i]).message(), "");
+      }
+    });
+  }
+}
+
+TEST(a_request_that_follows_one_about_which_the_ranks_disagree) {
+  Job job(2);
+  job.on_all([&](int rank) {
+    std::vector<float> odd(8, 1.0f), even(8, 1.0f);
+    char* first = reinterpret_cast<char*>(odd.data());
+    char* second = reinterpret_cast<char*>(even.data());
+    const int64_t failing = job.enqueue(rank, make_follower("f", {{rank == 0 ? 8 : 4}}), {first}, {first});
+    const int64_t following = job.enqueue(rank, make_follower("f", {{8}}), {second}, {second});
+    CHECK_EQ(static_cast<int>(job.wait(rank, failing).code()), static_cast<int>(HVL_MISMATCH));
+    CHECK_EQ(job.wait(rank, following).message(), "");
+    CHECK_EQ(even[7], 2.0f);
+  });
+}
+
+TEST(shutting_down_fails_requests_and_those_that_follow_them) {
+  Job job(2);
+  std::vector<float> data(4);
+  char* address = reinterpret_cast<char*>(data.data());
+  std::vector<int64_t> handles;
+  for (int i = 0; i < 3; ++i) handles.push_back(job.enqueue(0, make_follower("s", {{4}}), {address}, {address}));
+  job.engine(1).shut_down();
+  for (const int64_t handle : handles) {
+    CHECK_EQ(static_cast<int>(job.wait(0, handle).code()), static_cast<int>(HVL_SHUT_DOWN));
+  }
+}
+
 TEST(shutting_down_fails_what_is_pending) {
   Job job(3);
   std::vector<float> data(4);
